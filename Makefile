@@ -1,0 +1,40 @@
+# Everything a newcomer needs: `make demo` and `make test` create .venv and install what they use.
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: demo test test-all lint bench docs install clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable . --group dev
+	touch $@
+
+demo: install  ## train ABMIL and SmAP on synthetic slides, compare them, draw maps beside the truth
+	$(BIN)/smmil demo --out ./smmil-demo
+
+lint: install  ## style, types and the order of the rooms
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint  ## everything that runs in minutes
+	$(BIN)/pytest -n 2
+
+test-all: lint  ## the slow checks too
+	$(BIN)/pytest -n 2 -m ''
+
+bench: install  ## ratios against torchmil, ABMIL and the matrix products that cannot be avoided
+	$(BIN)/pip install --quiet --disable-pip-version-check --group bench
+	$(BIN)/python benchmarks/sm_step.py
+
+docs: install  ## the documentation as a web site in site/
+	$(BIN)/pip install --quiet --disable-pip-version-check --group docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv site build dist smmil-demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

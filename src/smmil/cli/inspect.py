@@ -1,0 +1,71 @@
+"""smmil inspect: what is in a bag file or a manifest."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def inspect(
+    paths: Annotated[list[Path], typer.Argument(help="Bag files (.h5) or manifests (.csv, .parquet).")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, one object per file, for other programs.")
+    ] = False,
+) -> None:
+    """Show what is inside bag files and manifests, before any training.
+
+    For a bag: instances, features, coordinates, how many neighbours they have, where the features come from, and
+    whether the checksum matches. For a manifest: bags, labels, patients, splits, and files that are missing.
+
+    Examples:
+
+      smmil inspect bags/slide_0001.h5
+
+      smmil inspect manifest.csv
+
+      smmil inspect bags/*.h5 --json > facts.json
+    """
+    facts = [_facts(path) for path in paths]
+    if as_json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        _show(facts)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    if path.suffix.lower() in (".csv", ".parquet"):
+        from smmil.data.summary import describe_manifest
+
+        return describe_manifest(path)
+    from smmil.formats.inspection import describe
+
+    return describe(path)
+
+
+def _show(facts: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    for one in facts:
+        table = Table(title=escape(str(one["file"])), title_justify="left", show_header=False)
+        for name, value in one.items():
+            if name not in ("file", "warnings"):
+                table.add_row(name.replace("_", " "), escape(_in_words(value)))
+        console.print(table)
+        for warning in one["warnings"]:
+            console.print(f"[bold yellow]warning:[/] {escape(warning)}")
+
+
+def _in_words(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_in_words(part)}" for name, part in value.items()) or "none"
+    if isinstance(value, list):
+        return " x ".join(map(_in_words, value)) or "none"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

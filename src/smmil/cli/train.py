@@ -1,0 +1,48 @@
+"""smmil train"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def train(
+    out: Annotated[Path, typer.Option(help="Folder of the run; the same folder resumes.")],
+    config: Annotated[Path | None, typer.Argument(help="YAML file with sections data, model, training.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.lr=1e-5")] = None,
+    manifest: Annotated[Path | None, typer.Option(help="Table of bags (short for --set data.manifest=…).")] = None,
+    model: Annotated[str | None, typer.Option(help="Name of the model (short for --set model.name=…).")] = None,
+    fold: Annotated[int | None, typer.Option(help="Which fold validates, from 0.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show the settings, train nothing.")] = False,
+) -> None:
+    """Train a model; repeat the same command to go on after an interruption.
+
+    [bold]Examples[/bold]
+
+      smmil train configs/example.yaml --out runs/first
+
+      smmil train configs/example.yaml --out runs/fold2 --fold 2 --set training.lr=1e-5
+
+      smmil train --manifest manifest.csv --model sm_ap --out runs/x
+
+    The folder then holds config.yaml, split.json, metrics.csv, run.json and checkpoints/; go on with smmil predict.
+    """
+    from smmil.config import dump, load_config
+
+    short = {"data.manifest": manifest, "model.name": model, "data.fold": fold, "training.seed": seed}
+    given = [f"{key}={value}" for key, value in short.items() if value is not None]
+    settings = load_config(config, [*given, *(set_ or [])])
+    if dry_run:
+        typer.echo(dump(settings), nl=False)
+        return
+    _train(settings, out)
+
+
+def _train(settings: Any, out: Path) -> None:
+    from smmil.cli.bars import TrainingBars
+    from smmil.train import train
+
+    with TrainingBars() as bars:
+        result = train(settings, out, progress=bars)
+    bars.summary(result)

@@ -1,0 +1,235 @@
+"""Settings from a YAML file and the command line, checked before anything starts."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from smmil.errors import ConfigError, suggest
+from smmil.files import digest
+
+Whole = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class DataConfig(_Section):
+    """Which bags, and which part of them trains, selects and tests."""
+
+    manifest: str
+    fold: Whole = 0
+    folds: Count = 5
+    val_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    test_share: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    split_seed: Whole = 0
+    splits: str | None = None
+
+
+class ModelConfig(_Section):
+    """Name of a model and its own options; `n_classes` None: one logit for labels 0/1, else one per class."""
+
+    name: str
+    options: dict[str, Any] = {}
+    n_classes: Count | None = None
+
+
+class TrainingConfig(_Section):
+    """How to train. The defaults are the paper's protocol.
+
+    The paper's batch size depends on the data (32, 4 or 1 bags); 4, its value for slides without a transformer, fits
+    bags of any size into memory and is the default here.
+    """
+
+    epochs: Count = 50
+    batch_size: Count = 4
+    lr: Positive = 1e-4
+    optimiser: Literal["adam", "adamw", "sgd"] = "adam"
+    weight_decay: NotNegative = 0.0
+    warmup_epochs: Whole = 5
+    warmup_start: Annotated[float, Field(gt=0, le=1)] = 0.1
+    accumulate: Count = 1
+    clip_norm: Positive | None = None
+    early_stopping: Count | None = None
+    class_weights: bool = False
+    select: Literal["auroc", "loss"] = "auroc"
+    autocast: bool = False
+    seed: Whole = 0
+    device: str = "auto"
+    threads: Count | None = None
+    workers: Whole = 0
+    checkpoint_minutes: NotNegative = 5.0
+    tensorboard: bool = False
+
+
+class TrainConfig(_Section):
+    """Everything one training run depends on."""
+
+    data: DataConfig
+    model: ModelConfig
+    training: TrainingConfig = TrainingConfig()
+
+
+# Where files lie and how often to save does not change what is learned: free to differ between start and resume.
+FREE_KEYS = frozenset(
+    ("data.manifest", "data.splits", "training.workers", "training.checkpoint_minutes", "training.tensorboard")
+)
+
+_PLAIN_WORDS = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+}
+_PATH_KEYS = ("data.manifest", "data.splits")
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> TrainConfig:
+    """Settings of a YAML file with `section.key=value` changes on top; without a file, from the changes alone.
+
+    Paths inside the file are relative to the file, those in overrides to the working folder.
+    """
+    content: dict[str, Any] = {}
+    if path is not None:
+        content = _mapping(parse_yaml(_read(path), str(path)), str(path))
+        _resolve_paths(content, Path(path).parent)
+    changes: dict[str, Any] = {}
+    for text in overrides:
+        _apply(changes, text)
+    _resolve_paths(changes, Path.cwd())
+    return checked(TrainConfig, _merged(content, changes), "the settings" if path is None else str(path))
+
+
+def checked(kind: type[Checked], content: Mapping[str, Any], where: str) -> Checked:
+    """`content` as a model of `kind`, or one line that names every wrong key."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as problem:
+        told = "; ".join(_explain(kind, error) for error in problem.errors())
+        raise ConfigError(f"{where}: {told}") from None
+
+
+def dump(config: BaseModel) -> str:
+    """Canonical YAML of all settings, defaults included."""
+    return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+def flatten(config: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings as one level of dotted keys."""
+    flat: dict[str, Any] = {}
+    content = config.model_dump() if isinstance(config, BaseModel) else config
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def config_hash(config: TrainConfig) -> str:
+    """Fingerprint of the settings that decide what is learned; equal for equal results."""
+    return digest(repr(sorted((k, v) for k, v in flatten(config).items() if k not in FREE_KEYS)))
+
+
+def differing_keys(one: TrainConfig, other: TrainConfig) -> list[str]:
+    """Dotted keys, with both values, in which two configs would learn something else."""
+    a, b = flatten(one), flatten(other)
+    keys = [k for k in sorted(a.keys() | b.keys()) if k not in FREE_KEYS and a.get(k) != b.get(k)]
+    return [f"{k} ({a.get(k)!r} there, {b.get(k)!r} now)" for k in keys]
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """YAML as plain data; 1e-5 is a number, and a key given twice is an error."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError as problem:
+        raise ConfigError(f"{where}: not valid YAML: {' '.join(str(problem).split())}") from None
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of a YAML config") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path}: not readable as text ({problem})") from None
+
+
+def _mapping(content: Any, where: str) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ConfigError(f"{where}: expected sections data, model, training; got {type(content).__name__}")
+    return content
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    names = key.strip().split(".")
+    if not equals or len(names) < 2 or not all(names):
+        raise ConfigError(f"--set {override!r}: expected section.key=value, such as training.lr=1e-5")
+    for name in names[:-1]:
+        content = content.setdefault(name, {})
+        if not isinstance(content, dict):
+            raise ConfigError(f"--set {override!r}: {name} is a value already, not a section")
+    content[names[-1]] = parse_yaml(value, f"--set {override}")
+
+
+def _merged(below: Any, above: Any) -> Any:
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return below | {key: _merged(below.get(key), value) for key, value in above.items()}
+
+
+def _resolve_paths(content: dict[str, Any], folder: Path) -> None:
+    for dotted in _PATH_KEYS:
+        section, key = dotted.split(".")
+        inside = content.get(section)
+        if isinstance(inside, dict) and isinstance(inside.get(key), str):
+            inside[key] = str((folder / inside[key]).expanduser().resolve())
+
+
+def _explain(kind: type[BaseModel], error: Any) -> str:
+    path = [str(part) for part in error["loc"]]
+    dotted = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        return f"{dotted}: unknown key; {suggest(path[-1], _fields_at(kind, path[:-1]))}"
+    if error["type"] == "missing":
+        return f"{dotted}: missing; it must be given"
+    expected = error["msg"].replace("Input should be", "expected")
+    for theirs, ours in _PLAIN_WORDS.items():
+        expected = expected.replace(theirs, ours)
+    return f"{dotted}: {expected}, got {error['input']!r}"
+
+
+def _fields_at(kind: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        inner = kind.model_fields[part].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        kind = inner
+    return list(kind.model_fields)

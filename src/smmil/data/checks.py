@@ -1,0 +1,169 @@
+"""What must be true of a manifest before anything is trained: problems are collected, not met one by one."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import torch
+
+from smmil.bag import Bag
+from smmil.errors import DataError
+
+if TYPE_CHECKING:
+    from smmil.data.manifest import Manifest
+
+COLUMNS = ("id", "path", "label", "group", "patient", "split", "instance_labels")
+SPLITS = ("", "train", "val", "test")
+LIKE_GROUP = ("patient_id", "patientid", "case_id", "case", "subject", "subject_id", "group_id", "patients")
+Progress = Callable[[int, int], None]
+_SHOWN = 10
+
+
+def raise_all(name: str, problems: list[str]) -> None:
+    """One DataError with all problems (ten are spelled out), or nothing when there are none."""
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise DataError(f"{name}: {problems[0]}")
+    shown = "".join(f"\n  - {p}" for p in problems[:_SHOWN])
+    more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    raise DataError(f"{name}: {len(problems)} problems{shown}{more}")
+
+
+def as_text(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with known columns as plain text (whole floats without '.0', missing as empty); others untouched."""
+    table = table.rename(columns=lambda c: str(c).strip())
+    for column in set(COLUMNS) & set(table.columns):
+        table[column] = pd.Series([_as_text(v) for v in table[column]], index=table.index, dtype=object)
+    return table
+
+
+def _as_text(value: object) -> str:
+    if value is None or value is pd.NA or (isinstance(value, float) and np.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def label_of(text: str, name: str) -> int | None:
+    """Class index behind a label's text; None for an empty one."""
+    if text == "":
+        return None
+    if not _is_index(text):
+        raise DataError(
+            f"{name}: label {text!r} is not a class index; write 0..C-1 (for two classes: 0 = negative, 1 = positive)"
+        )
+    return int(text.removesuffix(".0"))
+
+
+def _is_index(text: str) -> bool:
+    whole = text.removesuffix(".0")
+    return whole.isascii() and whole.isdigit()
+
+
+def table_problems(table: pd.DataFrame, training: bool) -> list[str]:
+    """Problems that show in the table alone."""
+    found = [*_column_problems(table, training), *_id_problems(table), *_split_problems(table)]
+    return found + list(_label_problems(table, training))
+
+
+def _column_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
+    required = ("id", "path", "label") if training else ("id", "path")
+    for column in required:
+        if column not in table:
+            near = get_close_matches(column, map(str, table.columns), n=1)
+            yield f"column {column!r} is missing" + (f"; did you mean {near[0]!r}? rename it" if near else "")
+    for column in table.columns:
+        near = get_close_matches(column.lower(), COLUMNS, n=1, cutoff=0.75)
+        if column not in COLUMNS and near and near[0] not in table and near[0] not in required:
+            yield f"unknown column {column!r}; did you mean {near[0]!r}? rename it"
+        elif column.lower() in LIKE_GROUP and not {"group", "patient"} & set(table.columns):
+            yield f"column {column!r} looks like the patient; rename it to 'group', or bags of one patient may leak"
+
+
+def _id_problems(table: pd.DataFrame) -> Iterator[str]:
+    if (empty := int((table["id"] == "").sum())) > 0:
+        yield f"{empty} rows have an empty id"
+    if (pathless := table["id"][table["path"] == ""].tolist()) != []:
+        yield f"no path for {_some(pathless)}"
+    if (twice := [i for i, n in Counter(table["id"]).items() if n > 1 and i]) != []:
+        yield f"duplicate id: {_some(twice)}; every bag needs its own id"
+
+
+def _split_problems(table: pd.DataFrame) -> Iterator[str]:
+    if "split" not in table:
+        return
+    for word in sorted(set(table["split"]) - set(SPLITS)):
+        yield f"unknown split {word!r}; use train, val, test or leave it empty"
+    group = "group" if "group" in table else "patient"
+    if group in table:
+        marked = table[(table["split"] != "") & (table[group] != "")]
+        places = marked.groupby(group, sort=True)["split"].agg(lambda s: sorted(set(s)))
+        leaks = [f"{g} ({', '.join(p)})" for g, p in places.items() if len(p) > 1]
+        if leaks:
+            yield f"patient in two splits: {_some(leaks)}; keep all bags of a patient together"
+
+
+def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
+    if "label" not in table:
+        return
+    words = sorted({text for text in table["label"] if text and not _is_index(text)})
+    if words:
+        mapping = ", ".join(f"{word} = {i}" for i, word in enumerate(words[:5]))
+        yield f"labels must be class indices 0..C-1, got {_some(list(map(repr, words)))}; map them, such as {mapping}"
+        return
+    if not training:
+        return
+    if (unlabelled := table["id"][table["label"] == ""].tolist()) != []:
+        yield f"no label for {_some(unlabelled)}"
+    classes = sorted({int(text.removesuffix(".0")) for text in table["label"] if text})
+    if len(classes) == 1:
+        yield f"only one class ({classes[0]}) in the column label; training needs at least two"
+    elif classes and classes != list(range(len(classes))):
+        yield f"labels must be 0..C-1 without gaps, got {_some(list(map(str, classes)))}"
+
+
+def missing_files(manifest: "Manifest") -> list[str]:
+    """One problem listing the bag and label files that do not exist."""
+    wanted = [manifest.path_of(i) for i in manifest.ids]
+    wanted += [p for i in manifest.ids if (p := manifest.instance_labels_of(i)) is not None]
+    missing = [str(p) for p in wanted if not p.is_file()]
+    return (
+        [f"{len(missing)} files are missing: {_some(missing)}; paths count from {manifest.folder}"] if missing else []
+    )
+
+
+def file_problems(manifest: "Manifest", progress: Progress | None = None) -> list[str]:
+    """Problems that show when every bag is read."""
+    problems, widths = [], {}
+    for done, id_ in enumerate(manifest.ids, 1):
+        try:
+            widths[id_] = manifest.bag(id_).x.shape[1]
+        except DataError as problem:
+            problems.append(str(problem))
+        if progress is not None:
+            progress(done, len(manifest))
+    return problems + _width_problems(widths)
+
+
+def _width_problems(widths: dict[str, int]) -> list[str]:
+    if len(set(widths.values())) < 2:
+        return []
+    example = {width: id_ for id_, width in reversed(widths.items())}
+    listed = ", ".join(f"{width} ({example[width]})" for width in sorted(example))
+    return [f"bags of different feature width: {listed}; use one encoder for all"]
+
+
+def labelled(bag: Bag, id_: str, y: int | None, labels: np.ndarray | None) -> Bag:
+    """The bag under its name in the manifest, with what the manifest knows about it."""
+    return replace(bag, id=id_, y=y, y_inst=None if labels is None else torch.from_numpy(labels))
+
+
+def _some(items: list[str], shown: int = 5) -> str:
+    more = f" and {len(items) - shown} more" if len(items) > shown else ""
+    return ", ".join(items[:shown]) + more

@@ -1,0 +1,106 @@
+"""Bags in a given order, packed: the same batches for any number of workers, and from any point on."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from smmil.bag import Bag, BagBatch
+from smmil.data.manifest import Manifest
+from smmil.data.workers import read_ahead
+from smmil.errors import ConfigError, DataError
+
+
+class BagDataset(Dataset):
+    """Bags of a manifest by number, labelled, read when asked for and kept in memory up to `cache_bytes`.
+
+    No file stays open between reads, so nothing but the table is ever handed to worker processes.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        ids: Sequence[str] | None = None,
+        *,
+        cache: bool = True,
+        cache_bytes: int = 4 << 30,
+        verify: bool = True,
+    ):
+        self.manifest = manifest
+        self.ids = tuple(manifest.ids if ids is None else ids)
+        self.verify = verify
+        self._room = cache_bytes if cache else 0
+        self._kept: dict[int, Bag] = {}
+        self._width: tuple[str, int] | None = None
+        for id_ in self.ids:
+            manifest.path_of(id_)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> Bag:
+        if not 0 <= index < len(self):
+            raise IndexError(f"bag {index} of {len(self)}")
+        if index in self._kept:
+            return self._kept[index]
+        return self.keep(index, self.manifest.bag(self.ids[index], verify=self.verify))
+
+    @property
+    def labels(self) -> list[int | None]:
+        return [self.manifest.labels[i] for i in self.ids]
+
+    def has(self, index: int) -> bool:
+        """Whether the bag is in memory already."""
+        return index in self._kept
+
+    def keep(self, index: int, bag: Bag) -> Bag:
+        """The bag itself, its width compared with the others, remembered if there is room."""
+        self._check_width(bag)
+        if (size := _bytes(bag)) <= self._room and index not in self._kept:
+            self._room -= size
+            self._kept[index] = bag
+        return bag
+
+    def _check_width(self, bag: Bag) -> None:
+        self._width = self._width or (bag.id, bag.x.shape[1])
+        first, width = self._width
+        if bag.x.shape[1] != width:
+            raise DataError(
+                f"{self.manifest.path_of(bag.id)}: {bag.x.shape[1]} features per instance, but bag {first} has "
+                f"{width}; use one encoder for all"
+            )
+
+
+def _bytes(bag: Bag) -> int:
+    tensors = [bag.x, bag.coords, bag.y_inst]
+    if bag.graph is not None:
+        tensors += [bag.graph.indptr, bag.graph.indices, bag.graph.weight]
+    return sum(t.nbytes for t in tensors if t is not None)
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> list[int]:
+    """A permutation of 0..n-1 that depends on nothing but its arguments."""
+    return np.random.default_rng(np.random.SeedSequence([seed, epoch])).permutation(n).tolist()
+
+
+def batches(
+    dataset: BagDataset, *, batch_size: int, order: Sequence[int], workers: int = 0, start: int = 0
+) -> Iterator[BagBatch]:
+    """Packed batches in exactly this order; the first `start` are skipped without being read.
+
+    Features keep the type they are stored in. With workers, bags that are not in memory are read by other processes:
+    the batches are the same, and when a worker dies the rest is read here.
+    """
+    if batch_size < 1 or start < 0 or workers < 0:
+        raise ConfigError(f"batches: batch_size={batch_size}, start={start}, workers={workers} is out of range")
+    plan = [list(order[i : i + batch_size]) for i in range(0, len(order), batch_size)][start:]
+    return _packed(dataset, plan, workers)
+
+
+def _packed(dataset: BagDataset, plan: list[list[int]], workers: int) -> Iterator[BagBatch]:
+    ahead = [[i for i in numbers if workers and not dataset.has(i)] for numbers in plan]
+    jobs = [[dataset.ids[i] for i in numbers] for numbers in ahead if numbers]
+    arriving = read_ahead(dataset.manifest, jobs, workers, dataset.verify)
+    for numbers, coming in zip(plan, ahead, strict=True):
+        fresh = dict(zip(coming, next(arriving) if coming else (), strict=True))
+        yield BagBatch.pack([dataset.keep(i, fresh[i]) if i in fresh else dataset[i] for i in numbers])

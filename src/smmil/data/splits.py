@@ -1,0 +1,166 @@
+"""Which bags train, choose and test: grouped by patient, stratified by label, the same for the same seed."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smmil.data.folds import Cases, deal, draw
+from smmil.data.manifest import Manifest
+from smmil.errors import ConfigError, DataError
+from smmil.files import read_json, write_json
+
+PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Ids of the bags that train, those that choose the model, and those that are only ever tested."""
+
+    train: tuple[str, ...]
+    val: tuple[str, ...]
+    test: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, list[str]]:
+        return {part: list(ids) for part, ids in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, content: Any) -> "Split":
+        if not isinstance(content, dict) or sorted(content) != sorted(PARTS):
+            raise DataError("a split needs exactly the lists train, val and test")
+        return cls(*(tuple(str(i) for i in content[part]) for part in PARTS))
+
+
+def make_splits(
+    manifest: Manifest, *, folds: int = 5, val_share: float = 0.2, test_share: float = 0.2, seed: int = 0
+) -> list[Split]:
+    """A fixed test set and `folds` train/validation splits of the rest, as in the paper.
+
+    A manifest that marks every row as train, val or test gives exactly that one split. Rows marked test are the test
+    set; without such rows it is drawn once. When val_share is 1/folds every bag validates exactly once; otherwise each
+    fold draws its own validation set. No patient is in two parts; each part holds every class.
+    """
+    _check_options(folds, val_share, test_share)
+    marks = manifest.splits
+    if all(marks.values()) and "val" in marks.values():
+        return [_marked_split(manifest)]
+    rest, test = _fixed_test(manifest, folds, test_share, seed)
+    splits = [_split(rest, val, test) for val in _validations(rest, folds, val_share, seed)]
+    for split in splits:
+        refuse_leaks(manifest, split)
+    return splits
+
+
+def _check_options(folds: int, val_share: float, test_share: float) -> None:
+    if folds < 1 or (folds == 1 and not val_share):
+        raise ConfigError(f"folds must be at least 1, got {folds}")
+    if not 0 < val_share < 1:
+        raise ConfigError(f"val_share must lie between 0 and 1, got {val_share}")
+    if not 0 <= test_share < 1:
+        raise ConfigError(f"test_share must be 0 or lie between 0 and 1, got {test_share}")
+
+
+def _marked_split(manifest: Manifest) -> Split:
+    split = Split(*(tuple(sorted(i for i, mark in manifest.splits.items() if mark == part)) for part in PARTS))
+    refuse_leaks(manifest, split)
+    for part in ("train", "val"):
+        held = {manifest.labels[i] for i in getattr(split, part)}
+        if len(held) < 2:
+            raise DataError(f"{manifest.name}: the rows marked {part} hold {len(held)} class; both need at least two")
+    return split
+
+
+def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tuple[Cases, tuple[str, ...]]:
+    """The bags to divide further, and the test set."""
+    marks = manifest.splits
+    used = set(marks.values())
+    if used - {"", "test"} and used != {"train", "test"} and used != {"train"}:
+        raise DataError(
+            f"{manifest.name}: the column split is filled for some rows only ({_counted(marks.values())}); "
+            "mark every row, or only the test rows"
+        )
+    test = tuple(sorted(i for i, mark in marks.items() if mark == "test"))
+    rest = _cases(manifest, [i for i in manifest.ids if marks[i] != "test"])
+    if test or share == 0:
+        return rest, test
+    where = draw(rest, share, seed, keep=folds)
+    if where is None:
+        raise DataError(
+            f"{manifest.name}: {_too_few(rest)} a test set and {folds} folds; use fewer folds or test_share=0"
+        )
+    return rest.take(~where), tuple(rest.ids[where].tolist())
+
+
+def _validations(rest: Cases, folds: int, share: float, seed: int) -> list[np.ndarray]:
+    """One mask of validation bags per fold."""
+    if folds > 1 and round(1 / share) == folds and abs(1 / share - folds) < 0.05:
+        fold = deal(rest, folds, seed)
+        masks = None if fold is None else [fold == f for f in range(folds)]
+    else:
+        drawn = [draw(rest, share, seed + 1 + f) for f in range(folds)]
+        masks = None if any(d is None for d in drawn) else [d for d in drawn if d is not None]
+    if masks is None:
+        raise DataError(f"{_too_few(rest)} {folds} folds with every class in training and validation; use fewer folds")
+    return masks
+
+
+def _cases(manifest: Manifest, ids: Sequence[str]) -> Cases:
+    """Ids, labels and patients in the order of the ids, so that the order of the table does not matter."""
+    ordered = sorted(ids)
+    if not ordered:
+        raise DataError(f"{manifest.name}: every row is marked test, so there is nothing to train on")
+    labels = [manifest.labels[i] for i in ordered]
+    if None in labels:
+        raise DataError(f"{manifest.name}: bag {ordered[labels.index(None)]!r} has no label; splits need one for each")
+    return Cases(np.array(ordered, dtype=object), np.array(labels), np.array([manifest.groups[i] for i in ordered]))
+
+
+def _split(rest: Cases, val: np.ndarray, test: tuple[str, ...]) -> Split:
+    return Split(tuple(rest.ids[~val].tolist()), tuple(rest.ids[val].tolist()), test)
+
+
+def refuse_leaks(manifest: Manifest, split: Split) -> None:
+    """An error when a patient or a bag sits in two parts, or when an id is not in the manifest."""
+    everything = [i for part in PARTS for i in getattr(split, part)]
+    if (unknown := sorted(set(everything) - set(manifest.ids))) != []:
+        raise DataError(
+            f"{manifest.name}: the split names {len(unknown)} bags that are not in it, such as {unknown[0]!r}"
+        )
+    if (twice := [i for i, n in Counter(everything).items() if n > 1]) != []:
+        raise DataError(f"{manifest.name}: bag {twice[0]!r} sits in two parts of the split")
+    places: dict[str, set[str]] = {}
+    for part in PARTS:
+        for i in getattr(split, part):
+            places.setdefault(manifest.groups[i], set()).add(part)
+    leaks = sorted(f"{g} ({', '.join(sorted(p))})" for g, p in places.items() if len(p) > 1)
+    if leaks:
+        more = f" and {len(leaks) - 5} more" if len(leaks) > 5 else ""
+        raise DataError(f"{manifest.name}: patient in two splits: {', '.join(leaks[:5])}{more}; keep each in one part")
+
+
+def save_splits(path: str | Path, splits: Sequence[Split]) -> None:
+    """Write splits as JSON, atomically."""
+    write_json(path, [split.to_dict() for split in splits])
+
+
+def load_splits(path: str | Path) -> list[Split]:
+    """The splits that `save_splits` wrote."""
+    content = read_json(path)
+    if not isinstance(content, list) or not content:
+        raise DataError(f"{path}: expected a list of splits, each with train, val and test")
+    try:
+        return [Split.from_dict(part) for part in content]
+    except (DataError, TypeError) as problem:
+        raise DataError(f"{path}: {problem}") from None
+
+
+def _too_few(cases: Cases) -> str:
+    counts = ", ".join(f"class {c}: {n}" for c, n in cases.patients_per_class().items())
+    return f"too few patients ({counts}) for"
+
+
+def _counted(words: Any) -> str:
+    return ", ".join(f"{word or 'empty'}: {n}" for word, n in sorted(Counter(words).items()))

@@ -1,0 +1,82 @@
+"""Folders of predictions to one summary per model, side by side."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from smmil.errors import DataError
+from smmil.evaluate.summary import summary
+from smmil.prediction import Prediction, load_predictions
+
+
+def summarize_folders(
+    places: Sequence[str | Path],
+    *,
+    validation: Sequence[str | Path] = (),
+    threshold: float | None = None,
+    column: int | None = None,
+) -> dict[str, dict[str, Any]]:
+    """{model: summary} of folders of .npz files; a folder of such folders stands for all of them.
+
+    validation  the same models on validation cases: one place per model in the same order, or folders of equal names
+    """
+    models = named_folders(places)
+    checks = _matching(models, named_folders(validation)) if validation else {}
+    predictions = {name: load_predictions(files) for name, files in models.items()}
+    result = {}
+    for name, cases in predictions.items():
+        held_out = load_predictions(checks[name]) if name in checks else None
+        if held_out is not None:
+            _refuse_overlap(name, cases, held_out)
+        result[name] = summary(cases, validation=held_out, threshold=threshold, column=column)
+    _note_different_cases(predictions, result)
+    return result
+
+
+def named_folders(places: Sequence[str | Path]) -> dict[str, list[Path]]:
+    """Name and files or folders of each model; single files together are one model."""
+    files, found = [Path(p) for p in places if Path(p).is_file()], {}
+    for folder in (Path(p) for p in places if not Path(p).is_file()):
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such file or folder")
+        inner = sorted({p.parent for p in folder.glob("*/*.npz")})
+        for path in [folder] if any(folder.glob("*.npz")) or not inner else inner:
+            name = path.resolve().name
+            found[name if name not in found else str(path)] = [path]
+    return {**found, **({"files": files} if files else {})}
+
+
+def without_nan(value: Any) -> Any:
+    """The same content with None for nan, as JSON wants it."""
+    if isinstance(value, dict):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _matching(models: dict[str, list[Path]], checks: dict[str, list[Path]]) -> dict[str, list[Path]]:
+    if set(checks) >= set(models):
+        return checks
+    if len(checks) != len(models):
+        raise DataError(
+            f"validation: {len(checks)} folders ({', '.join(checks)}) for {len(models)} models ({', '.join(models)}); "
+            "give one per model, in the same order"
+        )
+    return dict(zip(models, checks.values(), strict=True))
+
+
+def _refuse_overlap(name: str, cases: Sequence[Prediction], validation: Sequence[Prediction]) -> None:
+    both = sorted({p.id for p in cases} & {p.id for p in validation})
+    if both:
+        raise DataError(
+            f"{name}: {len(both)} cases are both judged and used to choose the threshold ({', '.join(both[:3])}); "
+            "give predictions of the validation part"
+        )
+
+
+def _note_different_cases(predictions: dict[str, list[Prediction]], result: dict[str, dict[str, Any]]) -> None:
+    if len({tuple(p.id for p in cases) for cases in predictions.values()}) > 1:
+        for found in result.values():
+            found["bag"]["notes"].append("the models were not given the same cases; their numbers are not comparable")

@@ -1,0 +1,136 @@
+"""How well instance scores find the lesion."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smmil.errors import ConfigError, check_choice
+from smmil.evaluate import decision
+from smmil.evaluate.ranking import auprc, auroc
+from smmil.prediction import Prediction
+
+POOLS = ("all", "per_bag", "positive_bags")
+_NO_THRESHOLD = "f1, dice, precision and recall are left out: no threshold was given (choose it on validation)"
+
+
+class Known(NamedTuple):
+    """Scores of the instances whose label is known, and whether each is positive."""
+
+    scores: np.ndarray
+    truth: np.ndarray
+
+    @property
+    def both_classes(self) -> bool:
+        return bool(self.truth.any() and not self.truth.all())
+
+
+def instance_metrics(
+    predictions: Sequence[Prediction], threshold: float | None = None, pool: str = "all", column: int | None = None
+) -> dict[str, Any]:
+    """Localization metrics of the scores against instance labels; unknown labels (-1) never take part.
+
+    pool="all" mixes the instances of all bags, "positive_bags" those of bags with y > 0, "per_bag" averages the metrics
+    of single bags over those where both classes are present. An instance is called positive when its score is at least
+    `threshold`; without one f1, dice, precision and recall are absent and `notes` says so. Dice of the thresholded map
+    is the same number as f1 of the same instances. `column` picks the score of models with more than two per instance.
+    """
+    check_choice(pool, POOLS, "pool")
+    bags = [p for p in predictions if pool != "positive_bags" or (p.y is not None and p.y > 0)]
+    parts = [k for p in bags if len((k := known_instances(p, column)).truth)]
+    used = [k for k in parts if k.both_classes] if pool == "per_bag" else parts
+    everything = gather(used)
+    values, notes = (_averaged if pool == "per_bag" else _pooled)(used, threshold)
+    notes += _about_bags(bags, parts, used, pool) + ([_NO_THRESHOLD] if threshold is None else [])
+    kind, kind_notes = _score_kind(predictions)
+    return {
+        **values,
+        "threshold": None if threshold is None else float(threshold),
+        "pool": pool,
+        "score_kind": kind,
+        "n_instances": len(everything.truth),
+        "n_positive": int(everything.truth.sum()),
+        "n_bags_used": len(used),
+        "notes": notes + kind_notes,
+    }
+
+
+def known_instances(prediction: Prediction, column: int | None = None) -> Known:
+    """Score and truth (label > 0) of the instances of one bag whose label is known; empty without labels."""
+    scores = instance_score(prediction, column)
+    if prediction.y_inst is None:
+        return Known(scores[:0], np.zeros(0, dtype=bool))
+    known = prediction.y_inst >= 0
+    return Known(scores[known], prediction.y_inst[known] > 0)
+
+
+def instance_score(prediction: Prediction, column: int | None = None) -> np.ndarray:
+    """The one score per instance that counts: the only column, the second of two, or the one asked for. float64."""
+    k = prediction.scores.shape[1]
+    if column is None and k > 2:
+        raise ConfigError(f"{prediction.id}: scores have {k} columns, one per class; say which one with column=")
+    chosen = k - 1 if column is None else column
+    if not 0 <= chosen < k:
+        raise ConfigError(f"{prediction.id}: column {chosen} does not exist; scores have columns 0..{k - 1}")
+    return prediction.scores[:, chosen].astype(np.float64)
+
+
+def gather(parts: Sequence[Known]) -> Known:
+    """The known instances of several bags as one set."""
+    if not parts:
+        return Known(np.zeros(0), np.zeros(0, dtype=bool))
+    return Known(np.concatenate([k.scores for k in parts]), np.concatenate([k.truth for k in parts]))
+
+
+def _metrics(known: Known, threshold: float | None) -> dict[str, float]:
+    values = {"auroc": auroc(known.scores, known.truth), "auprc": auprc(known.scores, known.truth)}
+    if threshold is None:
+        return values
+    c = decision.count(known.scores >= threshold, known.truth)
+    overlap = decision.f1(c)
+    return {**values, "f1": overlap, "dice": overlap, "precision": decision.precision(c), "recall": decision.recall(c)}
+
+
+def _pooled(parts: Sequence[Known], threshold: float | None) -> tuple[dict[str, float], list[str]]:
+    known = gather(parts)
+    values = _metrics(known, threshold)
+    if len(known.truth) == 0:
+        return values, ["no instance label is known: nothing can be measured"]
+    notes = []
+    if not known.both_classes:
+        kind = "positive" if known.truth.all() else "negative"
+        notes.append(f"all {len(known.truth):,} known instances are {kind}: auroc and auprc are undefined")
+    if np.isnan(values.get("precision", 0)):
+        notes.append("no instance reaches the threshold: precision is undefined")
+    return values, notes
+
+
+def _averaged(parts: Sequence[Known], threshold: float | None) -> tuple[dict[str, float], list[str]]:
+    rows = [_metrics(known, threshold) for known in parts]
+    if not rows:
+        return _metrics(gather([]), threshold), ["no bag has known instances of both classes"]
+    values, notes = {}, []
+    for name in rows[0]:
+        defined = [row[name] for row in rows if not np.isnan(row[name])]
+        values[name] = float(np.mean(defined)) if defined else float("nan")
+        if len(defined) < len(rows):
+            notes.append(f"{name} is averaged over the {len(defined)} of {len(rows)} bags where it is defined")
+    return values, notes
+
+
+def _about_bags(bags: Sequence[Prediction], parts: Sequence[Known], used: Sequence[Known], pool: str) -> list[str]:
+    notes = []
+    if parts and len(parts) < len(bags):
+        notes.append(f"{len(bags) - len(parts)} of {len(bags)} bags have no known instance label and are left out")
+    if used and len(used) < len(parts):
+        notes.append(f"{len(parts) - len(used)} bags with known instances of one class only are left out")
+    if pool == "positive_bags" and not bags:
+        notes.append("no bag is labelled positive")
+    return notes
+
+
+def _score_kind(predictions: Sequence[Prediction]) -> tuple[str, list[str]]:
+    kinds = sorted({str(p.meta.get("score_kind", "unknown")) for p in predictions})
+    if len(kinds) < 2:
+        return (kinds or ["unknown"])[0], []
+    return " + ".join(kinds), ["scores of different kinds are mixed; they are not comparable between bags"]

@@ -1,0 +1,75 @@
+"""Writing files so that a crash leaves the old content or the new, never half of it."""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from smmil.errors import DataError
+
+_MARK = ".smmil-tmp-"
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary path in the same folder that takes the place of `path` when the block ends well.
+
+    The suffix is kept, since some writers choose their format by it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{_MARK}{os.getpid()}-{secrets.token_hex(4)}-{path.name}")
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder: str | Path) -> None:
+    """Delete temporary files that a killed process left in `folder`."""
+    for path in Path(folder).glob(f"{_MARK}*"):
+        path.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError) as problem:
+        raise DataError(f"{path}: not readable as JSON ({problem}); write it again") from None
+
+
+def digest(*parts: bytes | memoryview | str) -> str:
+    """SHA-256 over the parts in order, each preceded by its length so that borders count."""
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        total.update(size.to_bytes(8, "little"))
+        total.update(data)
+    return total.hexdigest()

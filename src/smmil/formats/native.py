@@ -1,0 +1,207 @@
+"""The house's own feature file: HDF5 in TRIDENT's layout, plus frame, graph rule, provenance and a checksum.
+
+features (n, d)   as given, float16 or float32, contiguous       attributes: name, encoder
+coords   (n, k)   int64, or float64 when not whole numbers       attributes: TRIDENT's (patch_size_level0, …)
+edges, edge_weight, y_inst                                       only when needed
+root attributes   smmil_format, id, frame, graph, provenance (JSON) and sha256 over all of the above
+
+A file of TRIDENT itself has none of the root attributes and reads too. The label of a bag is not in the file: labels
+belong to the manifest.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from smmil.bag import Bag
+from smmil.errors import DataError, SmmilError
+from smmil.files import replacing
+from smmil.formats import trident
+from smmil.formats.content import Stored, check_shapes, int8, refuse_not_finite, stored_type
+from smmil.formats.neighbours import full_rule, refuse_isolated
+from smmil.frame import Frame
+from smmil.graph import Graph
+
+FORMAT = 1
+OURS = ("smmil_format", "id", "frame", "graph", "provenance", "sha256")
+_DAMAGE = (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
+_LARGEST_PACKING = 1100
+
+
+def recognises(path: Path) -> bool:
+    return path.suffix.lower() in (".h5", ".hdf5")
+
+
+def read(path: Path, verify: bool = True) -> Bag:
+    """The bag of a native or TRIDENT file; a file that is damaged or makes no sense is refused by name."""
+    with explained(path):
+        stored = load(path)
+        if verify and stored.sha256 is not None and stored.digest() != stored.sha256:
+            raise DataError("content does not match its checksum, the file is damaged; restore or extract it again")
+        refuse_not_finite(stored.features)
+        graph, frame = stored.graph(), stored.parsed_frame()
+        refuse_isolated(graph, json.loads(stored.rule), stored.coords, frame)
+        return _bag(stored, frame, graph)
+
+
+def _bag(stored: Stored, frame: Frame | None, graph: Graph | None) -> Bag:
+    coords = None if stored.coords is None else torch.from_numpy(stored.coords)
+    y_inst = None if stored.y_inst is None else torch.from_numpy(stored.y_inst).long()
+    return Bag(stored.id, torch.from_numpy(stored.features), coords, frame, graph, y_inst=y_inst)
+
+
+def provenance(path: Path) -> dict[str, Any]:
+    """Where the features come from, without reading them."""
+    with explained(path), h5py.File(path, "r", locking=False) as file:
+        texts = _texts(file)
+        return json.loads(texts["provenance"]) if "provenance" in texts else trident.provenance(file)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """The one boundary: whatever goes wrong inside leaves as a DataError that names the file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the path column of the manifest") from None
+    except SmmilError as problem:
+        raise DataError(str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}") from None
+    except _DAMAGE as problem:
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise DataError(f"{path}: not readable as a feature file ({reason}); restore or extract it again") from None
+
+
+def load(path: Path) -> Stored:
+    """Content of the file as arrays and texts; one read per dataset, in the stored type."""
+    with h5py.File(path, "r", locking=False) as file:
+        limit = _LARGEST_PACKING * path.stat().st_size
+        arrays = {name: _array(file, name, limit) for name in ("features", "coords", "y_inst")}
+        check_shapes(arrays)
+        pairs, weight = _array(file, "edges", limit), _array(file, "edge_weight", limit)
+        texts = _texts(file)
+        return Stored(
+            id=texts.get("id", path.stem),
+            **arrays,  # type: ignore[arg-type]
+            edges=None if pairs is None or weight is None else (pairs, weight),
+            frame=texts["frame"],
+            rule=texts["graph"],
+            provenance=texts.get("provenance", "{}"),
+            sha256=texts.get("sha256"),
+        )
+
+
+def _array(file: h5py.File, name: str, limit: int) -> np.ndarray | None:
+    if name not in file:
+        return None
+    dataset = file[name]
+    if dataset.dtype.kind not in "fiu" or (name == "features" and dataset.dtype.kind != "f"):
+        raise DataError(
+            f"{name} must hold {'floating point ' if name == 'features' else ''}numbers, got {dataset.dtype}"
+        )
+    if dataset.nbytes > limit:
+        raise DataError(f"{name} claims {dataset.nbytes:,} bytes, more than the file can hold; the file is damaged")
+    array = np.empty(dataset.shape, dtype=dataset.dtype.newbyteorder("="))
+    if array.size:
+        dataset.read_direct(array)
+    return stored_type(name, array)
+
+
+def _texts(file: h5py.File) -> dict[str, str]:
+    """The JSON texts of a native file, or what TRIDENT's attributes say in their place."""
+    present = [name for name in OURS if name in file.attrs]
+    if not present:
+        return trident.texts(file)
+    if len(present) < len(OURS):
+        raise DataError(f"attribute {next(n for n in OURS if n not in present)!r} is missing, the file is damaged")
+    if (version := int(file.attrs["smmil_format"])) != FORMAT:
+        raise DataError(f"written in format {version}, this smmil reads format {FORMAT}; upgrade smmil")
+    return {name: trident.text(file.attrs[name]) for name in OURS[1:]}
+
+
+def write_bag(
+    path: str | Path, bag: Bag, *, graph: str | Mapping[str, Any] = "grid", provenance: Mapping[str, Any] | None = None
+) -> None:
+    """Write a bag as a native file, atomically; its label `y` is not written, labels belong to the manifest.
+
+    graph       how neighbours are found when reading: "grid", "chain", "knn", "radius", "none", with options as in
+                {"kind": "knn", "k": 5}, or "edges" to store the bag's own graph; it must agree with `bag.graph`
+    provenance  plain JSON: encoder, recipe, licence, mpp, versions
+    """
+    path, rule = Path(path), full_rule(graph)
+    with explained(path):
+        stored = _to_store(bag, rule, dict(provenance or {}))
+        check_shapes({"features": stored.features, "coords": stored.coords, "y_inst": stored.y_inst})
+        refuse_not_finite(stored.features)
+        _check_graph(bag, stored)
+    try:
+        with replacing(path) as temporary, h5py.File(temporary, "w", libver=("v108", "v108")) as file:
+            _fill(file, stored, bag.frame)
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be written ({problem}); check the folder and the free space") from None
+
+
+def _to_store(bag: Bag, rule: dict[str, Any], provenance: dict[str, Any]) -> Stored:
+    if bag.x.dtype not in (torch.float16, torch.float32, torch.float64):
+        raise DataError(f"features of type {bag.x.dtype} cannot be stored; use float16 or float32")
+    return Stored(
+        bag.id,
+        np.ascontiguousarray(bag.x.detach().cpu().numpy()),
+        None if bag.coords is None else np.ascontiguousarray(stored_type("coords", bag.coords.cpu().numpy())),
+        _own_edges(bag) if rule["kind"] == "edges" else None,
+        None if bag.y_inst is None else int8(bag.y_inst.cpu().numpy()),
+        json.dumps(None if bag.frame is None else bag.frame.to_dict(), sort_keys=True),
+        json.dumps(rule, sort_keys=True),
+        json.dumps(provenance, sort_keys=True),
+    )
+
+
+def _own_edges(bag: Bag) -> tuple[np.ndarray, np.ndarray]:
+    """Each pair of the bag's graph once, with its weight."""
+    if bag.graph is None:
+        raise DataError("graph='edges' stores the bag's own graph, but it has none")
+    edges, weight = bag.graph.edges().cpu().numpy(), bag.graph.weight.cpu().numpy()
+    once = edges[0] < edges[1]
+    return np.ascontiguousarray(edges[:, once]), weight[once]
+
+
+def _check_graph(bag: Bag, stored: Stored) -> None:
+    """What reading will build must be what the bag has, and must not be mostly isolated."""
+    built = stored.graph()
+    refuse_isolated(built, json.loads(stored.rule), stored.coords, bag.frame)
+    if bag.graph is None:
+        return
+    if bag.graph.kind is not None:
+        raise DataError(f"the graph is normalised as {bag.graph.kind!r}; store the graph as built")
+    same = built is not None and all(
+        torch.equal(getattr(built, part), getattr(bag.graph, part)) for part in ("indptr", "indices", "weight")
+    )
+    if not same:
+        raise DataError(f"the rule {stored.rule} does not give the bag's own graph; use graph='edges' to keep it")
+
+
+def _fill(file: h5py.File, stored: Stored, frame: Frame | None) -> None:
+    encoder = json.loads(stored.provenance).get("encoder")
+    file.create_dataset("features", data=stored.features).attrs.update(name=stored.id, encoder=str(encoder))
+    if stored.coords is not None:
+        file.create_dataset("coords", data=stored.coords).attrs.update(trident.attributes(stored.id, frame))
+    if stored.edges is not None:
+        file.create_dataset("edges", data=stored.edges[0])
+        file.create_dataset("edge_weight", data=stored.edges[1])
+    if stored.y_inst is not None:
+        file.create_dataset("y_inst", data=stored.y_inst)
+    texts = {
+        "id": stored.id,
+        "frame": stored.frame,
+        "graph": stored.rule,
+        "provenance": stored.provenance,
+        "sha256": stored.digest(),
+    }
+    for name, text in texts.items():  # of fixed length: stored in the header, which HDF5 itself checks
+        file.attrs[name] = np.bytes_(text.encode())
+    file.attrs["smmil_format"] = FORMAT

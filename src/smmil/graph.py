@@ -1,0 +1,294 @@
+"""Who is next to whom: sparse graphs over the instances of a bag."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from smmil.errors import DataError, check_choice
+
+KINDS = ("sym", "sym_loop", "rw")
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Neighbourhood as a sparse matrix in CSR form (rows listen to columns).
+
+    As built (`kind=None`) it is the adjacency A: symmetric, positive weights, no self-loops. `normalized(kind)` is the
+    propagation matrix P = I - L. Weights are float64 and cast once to the dtype of what they act on. `skew` is the
+    condition number of the similarity that makes P symmetric: √(d_max/d_min) for `rw`, else 1.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    weight: Tensor
+    kind: str | None = None
+    skew: float = 1.0
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_edges(cls, index: Any, weight: Any = None, n: int | None = None) -> "Graph":
+        """Graph from pairs of nodes (2, e); a pair given in one direction counts in both.
+
+        Repeated pairs must agree in weight. Self-loops are refused: `normalized("sym_loop")` adds them on purpose.
+        """
+        index = np.asarray(index, dtype=np.int64).reshape(2, -1)
+        weight = np.ones(index.shape[1]) if weight is None else np.asarray(weight, dtype=np.float64).reshape(-1)
+        n = int(index.max(initial=0)) + 1 if n is None else int(n)
+        _check_edges(index, weight, n)
+        keys = np.concatenate([index[0] * n + index[1], index[1] * n + index[0]])
+        keys, first, back = np.unique(keys, return_index=True, return_inverse=True)
+        weight = np.concatenate([weight, weight])
+        if not np.array_equal(weight[first][back], weight):
+            raise DataError("edges: the same pair of nodes is given with two different weights; keep one of them")
+        indptr = np.searchsorted(keys, np.arange(n + 1) * n)
+        return cls(torch.from_numpy(indptr), torch.from_numpy(keys % n), torch.from_numpy(weight[first]))
+
+    @property
+    def n(self) -> int:
+        return self.indptr.numel() - 1
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Row of every stored entry."""
+        return torch.repeat_interleave(torch.arange(self.n, device=self.indptr.device), self.indptr.diff())
+
+    @cached_property
+    def degrees(self) -> Tensor:
+        """Sum of the weights in each row."""
+        return torch.zeros(self.n, dtype=self.weight.dtype, device=self.weight.device).index_add_(
+            0, self.rows, self.weight
+        )
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether only consecutive nodes are joined, as in CT scans (several chains in a row count too)."""
+        return bool(((self.rows - self.indices).abs() <= 1).all())
+
+    @property
+    def isolated_share(self) -> float:
+        """Share of the nodes of a graph as built that have no neighbour."""
+        return float((self.indptr.diff() == 0).double().mean())
+
+    def normalized(self, kind: str = "sym", isolated: str = "keep") -> "Graph":
+        """The propagation matrix P: `sym` D^-½AD^-½, `sym_loop` the same with A + I, `rw` D^-1 A; cached.
+
+        `isolated="keep"` gives lonely nodes P_ii = 1, so smoothing leaves them as they are; "shrink" leaves their row
+        empty, which fades them by 1 - alpha (a convention some libraries use).
+        """
+        check_choice(kind, KINDS, "normalisation")
+        check_choice(isolated, ("keep", "shrink"), "isolated")
+        if self.kind == kind:
+            return self
+        if self.kind is not None:
+            raise DataError(f"graph is already normalised as {self.kind!r}; build {kind!r} from the graph as built")
+        if (kind, isolated) not in self._cache:
+            self._cache[kind, isolated] = self._normalize(kind, isolated)
+        return self._cache[kind, isolated]
+
+    def _normalize(self, kind: str, isolated: str) -> "Graph":
+        graph = self
+        if kind == "sym_loop":
+            graph = self._with_diagonal(torch.ones(self.n, dtype=torch.bool, device=self.indptr.device))
+        elif isolated == "keep":
+            graph = self._with_diagonal(self.indptr.diff() == 0)
+        scale = graph.degrees.clamp_min(torch.finfo(torch.float64).tiny)
+        if kind == "rw":
+            known = graph.degrees[graph.degrees > 0]
+            skew = float(known.max() / known.min()) ** 0.5 if known.numel() else 1.0
+            return Graph(graph.indptr, graph.indices, graph.weight / scale[graph.rows], kind, skew)
+        root = scale.rsqrt()
+        return Graph(graph.indptr, graph.indices, graph.weight * root[graph.rows] * root[graph.indices], kind)
+
+    def _with_diagonal(self, where: Tensor) -> "Graph":
+        """The same graph with a self-loop of weight 1 at the nodes in the mask `where`."""
+        if not bool(where.any()):
+            return self
+        added = where.long().cumsum(0)
+        indptr = self.indptr.clone()
+        indptr[1:] += added
+        indices = self.indices.new_empty(int(indptr[-1]))
+        weight = self.weight.new_ones(indices.numel())
+        old = torch.arange(self.indices.numel(), device=self.indices.device) + added[self.rows]
+        indices[old], weight[old] = self.indices, self.weight
+        indices[indptr[:-1][where]] = where.nonzero().squeeze(1)
+        return Graph(indptr, indices, weight, self.kind)
+
+    def transposed(self) -> "Graph":
+        """The matrix acting from the other side; itself unless the normalisation is `rw`."""
+        if self.kind != "rw":
+            return self
+        if "transposed" not in self._cache:
+            columns = self._sparse(torch.float64).to_sparse_csc()
+            turned = Graph(columns.ccol_indices(), columns.row_indices(), columns.values(), self.kind, self.skew)
+            turned._cache["transposed"] = self
+            self._cache["transposed"] = turned
+        return self._cache["transposed"]
+
+    def _sparse(self, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._cache:
+            with warnings.catch_warnings():  # torch says once that CSR is in beta
+                warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+                self._cache[dtype] = torch.sparse_csr_tensor(
+                    self.indptr, self.indices, self.weight.to(dtype), (self.n, self.n), check_invariants=False
+                )
+        return self._cache[dtype]
+
+    def propagate(self, x: Tensor) -> Tensor:
+        """The matrix times the rows of x: each row becomes the weighted sum of its neighbours. Differentiable in x."""
+        return _Propagate.apply(x, self)
+
+    def add_propagated(self, u: Tensor, g: Tensor, beta: float, alpha: float, out: Tensor) -> Tensor:
+        """beta u + alpha (matrix @ g) into `out`, without autograd: the one kernel under every smoother."""
+        return torch.addmm(u, self._sparse(g.dtype), g, beta=beta, alpha=alpha, out=out)
+
+    def roughness(self, x: Tensor) -> Tensor:
+        """Dirichlet energy: as built ½ Σ A_ij |x_i - x_j|², for `sym` and `sym_loop` tr xᵀ(I - P)x; 0 is smoothest."""
+        if self.kind == "rw":
+            raise DataError("roughness of an 'rw' graph is not a symmetric energy; use the graph as built or 'sym'")
+        x = x.reshape(self.n, -1)
+        if self.kind is None:
+            apart = (x[self.rows] - x[self.indices]).square().sum(1)
+            return (apart * self.weight.to(apart.dtype)).sum() / 2
+        return (x * (x - self.propagate(x))).sum()
+
+    def dense(self) -> Tensor:
+        matrix = torch.zeros(self.n, self.n, dtype=self.weight.dtype, device=self.weight.device)
+        return matrix.index_put_((self.rows, self.indices), self.weight, accumulate=True)
+
+    def edges(self) -> Tensor:
+        """Stored entries as pairs (2, e), row first."""
+        return torch.stack([self.rows, self.indices])
+
+    def to(self, device: torch.device | str) -> "Graph":
+        if self.weight.device == torch.device(device):
+            return self
+        return Graph(self.indptr.to(device), self.indices.to(device), self.weight.to(device), self.kind, self.skew)
+
+
+class _Propagate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, graph):
+        ctx.graph = graph
+        rows = x.reshape(graph.n, -1)
+        return (graph._sparse(x.dtype) @ rows).reshape(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return _Propagate.apply(grad, ctx.graph.transposed()), None
+
+
+def _check_edges(index: np.ndarray, weight: np.ndarray, n: int) -> None:
+    if n < 1:
+        raise DataError("a graph needs at least one node")
+    if weight.size != index.shape[1]:
+        raise DataError(f"edges: {index.shape[1]} pairs but {weight.size} weights")
+    if index.size and (index.min() < 0 or index.max() >= n):
+        raise DataError(f"edges: node {index.min() if index.min() < 0 else index.max()} is outside 0..{n - 1}")
+    if (index[0] == index[1]).any():
+        raise DataError(f"edges: node {index[0][index[0] == index[1]][0]} is joined to itself; remove self-loops")
+    if not (np.isfinite(weight).all() and (weight > 0).all()):
+        raise DataError("edges: weights must be positive and finite; leave out pairs that are not neighbours")
+
+
+def join(graphs: Sequence[Graph]) -> Graph:
+    """Several graphs side by side without edges between them: one block-diagonal matrix."""
+    if len(graphs) == 1:
+        return graphs[0]
+    kinds = {g.kind for g in graphs}
+    if len(kinds) != 1:
+        raise DataError(f"graphs of different normalisation cannot be joined: {sorted(map(str, kinds))}")
+    nodes = np.cumsum([0] + [g.n for g in graphs]).tolist()
+    entries = np.cumsum([0] + [g.indices.numel() for g in graphs]).tolist()
+    indptr = torch.cat([graphs[0].indptr[:1]] + [g.indptr[1:] + e for g, e in zip(graphs, entries, strict=False)])
+    indices = torch.cat([g.indices + shift for g, shift in zip(graphs, nodes, strict=False)])
+    weight = torch.cat([g.weight for g in graphs])
+    return Graph(indptr, indices, weight, kinds.pop(), max(g.skew for g in graphs))
+
+
+def chain_graph(n: int) -> Graph:
+    """Each instance beside the one before and after it: the slices of a scan."""
+    first = np.arange(n - 1)
+    return Graph.from_edges(np.stack([first, first + 1]), n=n)
+
+
+def radius_graph(coords: Any, radius: float) -> Graph:
+    """Instances at most `radius` apart (Euclidean, in coordinate units)."""
+    points = _points(coords)
+    return Graph.from_edges(cKDTree(points).query_pairs(radius, output_type="ndarray").T, n=len(points))
+
+
+def knn_graph(coords: Any, k: int) -> Graph:
+    """Each instance with its k nearest; joined when at least one of the two chose the other."""
+    points = _points(coords)
+    if k < 1:
+        raise DataError(f"knn_graph: k must be at least 1, got {k}")
+    k = min(k, len(points) - 1)
+    _, near = cKDTree(points).query(points, k=np.arange(1, k + 2))
+    here = np.repeat(np.arange(len(points)), k + 1)
+    pairs = np.stack([here, near.reshape(-1)])[:, here != near.reshape(-1)]
+    return Graph.from_edges(pairs, n=len(points))
+
+
+def grid_graph(coords: Any, step: Any, neighbours: int = 8) -> Graph:
+    """Patches that touch: closer than 1.5 steps along every axis (8), or in Manhattan distance (4).
+
+    On one lattice these are exactly the 8 (or 4) surrounding cells. Pieces of tissue whose lattices start elsewhere are
+    joined where they really meet, and two patches at one place are neighbours. With three coordinates 8 means all 26
+    touching cells and 4 the six faces; with one coordinate both mean the two adjacent ones.
+
+    coords  top-left corners, any unit, integer or float
+    step    distance between neighbouring patches in that unit (level-0 step for slides), one number or one per axis
+    """
+    points = _points(coords)
+    if neighbours not in (4, 8):
+        raise DataError(f"grid_graph: neighbours must be 4 or 8, got {neighbours}")
+    step = np.broadcast_to(np.asarray(step, dtype=np.float64), points.shape[1:])
+    if not (np.isfinite(step).all() and (step > 0).all()):
+        raise DataError(f"grid_graph: step must be positive, got {step.tolist()}")
+    scaled = (points - points.min(0)) / step
+    cells = np.rint(scaled).astype(np.int64)
+    shape = cells.max(0) + 3
+    if np.abs(scaled - cells).max() < 1e-6 and np.prod(shape.astype(float)) < 64 * len(points) + 1e6:
+        graph = _lattice_graph(cells, shape, neighbours)
+        if graph is not None:
+            return graph
+    norm = np.inf if neighbours == 8 else 1
+    near = cKDTree(scaled).query_pairs(1.5 - 1e-6, p=norm, output_type="ndarray")
+    return Graph.from_edges(near.T, n=len(points))
+
+
+def _lattice_graph(cells: np.ndarray, shape: np.ndarray, neighbours: int) -> Graph | None:
+    """Neighbours by looking up the surrounding cells in a table with an empty border; None if two share a cell."""
+    strides = np.append(np.cumprod(shape[:0:-1])[::-1], 1)
+    place = (cells + 1) @ strides
+    table = np.full(int(np.prod(shape)), -1, dtype=np.int32)
+    table[place] = np.arange(len(cells), dtype=np.int32)
+    if not np.array_equal(table[place], np.arange(len(cells))):
+        return None
+    offsets = np.stack(np.meshgrid(*[[-1, 0, 1]] * len(shape), indexing="ij"), -1).reshape(-1, len(shape))
+    size = np.abs(offsets).sum(1)
+    offsets = offsets[(size == 1) if neighbours == 4 else (size > 0)]
+    near = table[place[:, None] + offsets @ strides]
+    found = near >= 0
+    indptr = np.concatenate([[0], np.cumsum(found.sum(1))])
+    indices = near[found].astype(np.int64)
+    return Graph(torch.from_numpy(indptr), torch.from_numpy(indices), torch.ones(len(indices), dtype=torch.float64))
+
+
+def _points(coords: Any) -> np.ndarray:
+    points = np.asarray(coords.detach().cpu() if isinstance(coords, Tensor) else coords, dtype=np.float64)
+    points = points.reshape(len(points), -1) if points.ndim == 1 else points
+    if points.ndim != 2 or len(points) == 0:
+        raise DataError(f"coordinates must be (n, k) with n >= 1, got shape {points.shape}")
+    if not np.isfinite(points).all():
+        raise DataError(f"coordinates: row {int(np.argwhere(~np.isfinite(points))[0, 0])} is not finite")
+    return points

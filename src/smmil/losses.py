@@ -1,0 +1,61 @@
+"""What training minimises: the bag criterion, plus whatever terms a model adds itself."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from smmil.errors import DataError
+from smmil.models import Output
+
+
+def bag_loss(
+    logits: Tensor, y: Tensor, *, pos_weight: Tensor | None = None, class_weight: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy of bag logits (b, c) against class indices y (b,), averaged over the bags.
+
+    One logit: binary cross-entropy, positives weighted by `pos_weight`. Several: softmax cross-entropy, each bag
+    weighted by `class_weight` of its class. Both divide by the number of bags, so weights change the size of the loss
+    but accumulating batches gives the loss of the whole.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if logits.shape[1] == 1:
+        if bool(((y < 0) | (y > 1)).any()):
+            raise DataError(
+                f"a one-logit model needs labels 0 or 1, got {sorted(set(y.tolist()))}; set model.n_classes"
+            )
+        return F.binary_cross_entropy_with_logits(
+            logits[:, 0], y.to(logits.dtype), pos_weight=_like(pos_weight, logits)
+        )
+    if bool(((y < 0) | (y >= logits.shape[1])).any()):
+        raise DataError(f"labels {sorted(set(y.tolist()))} do not fit a model with {logits.shape[1]} classes")
+    return F.cross_entropy(logits, y, weight=_like(class_weight, logits), reduction="none").mean()
+
+
+def _like(weight: Tensor | None, logits: Tensor) -> Tensor | None:
+    return None if weight is None else weight.to(logits)
+
+
+def class_weights(labels: Sequence[int], n_classes: int) -> dict[str, Tensor]:
+    """Weights that make all classes count alike, as keyword arguments of `bag_loss`.
+
+    One logit: pos_weight = negatives / positives. Several: class_weight_c = n / (classes * n_c).
+    """
+    count = torch.bincount(torch.as_tensor(labels), minlength=max(2, n_classes)).double()
+    if bool((count == 0).any()):
+        missing = (count == 0).nonzero().flatten().tolist()
+        raise DataError(f"class weights: no training bag of class {', '.join(map(str, missing))}; use another split")
+    if n_classes == 1:
+        return {"pos_weight": count[0] / count[1]}
+    return {"class_weight": count.sum() / (len(count) * count)}
+
+
+def total_loss(
+    output: Output, y: Tensor, *, pos_weight: Tensor | None = None, class_weight: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The bag loss plus every term of the model's own, and the parts by name (`bag` is the criterion)."""
+    parts = {"bag": bag_loss(output.logits, y, pos_weight=pos_weight, class_weight=class_weight), **output.losses}
+    if "bag" in output.losses:
+        raise DataError("a model's own loss must not be called 'bag', which is the name of the bag criterion")
+    return torch.stack([part.reshape(()) for part in parts.values()]).sum(), parts

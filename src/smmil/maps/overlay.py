@@ -1,0 +1,164 @@
+"""Score maps of slides beside the truth."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smmil.errors import DataError
+from smmil.evaluate.instances import instance_score
+from smmil.maps import canvas
+from smmil.maps.raster import Extent, rasterize, truth_values
+from smmil.prediction import Prediction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+
+
+def score_map(
+    prediction: Prediction,
+    path: str | Path,
+    *,
+    truth: bool = True,
+    limits: tuple[float, float] | None = None,
+    column: int | None = None,
+    colour_scale: str = "viridis",
+    title: str | None = None,
+) -> Path:
+    """A PNG of the scores of one slide, beside the truth when it is known.
+
+    limits  lowest and highest score of the colours, to share one scale between cases; None: 2nd to 98th percentile of
+            this case. The label of the colour bar says which it is.
+    """
+    shown = truth_values(prediction) if truth else None
+    scores = instance_score(prediction, column)
+    figure, panels = canvas.row_of_panels(1 if shown is None else 2, *_panel_size(rasterize(prediction)[0].shape))
+    if shown is not None:
+        draw_truth(panels[0], prediction, shown)
+    kind = canvas.plain(str(prediction.meta.get("score_kind", "score")), 40)
+    draw_scores(panels[-1], prediction, scores, limits, colour_scale, above=f"{kind}\n")
+    canvas.bare(panels[-1].map, title or ("score" if truth_values(prediction) is None else "score (outline: lesion)"))
+    return canvas.write_with_headline(figure, canvas.headline(prediction), path)
+
+
+def side_by_side(
+    predictions_by_model: Mapping[str, Prediction],
+    path: str | Path,
+    *,
+    column: int | None = None,
+    colour_scale: str = "viridis",
+) -> Path:
+    """A PNG of one case: the truth, then one map per model, each on its own percentile scale (stated below it)."""
+    models = dict(predictions_by_model)
+    first = _one_case(models)
+    shown = truth_values(first)
+    count = len(models) + (shown is not None)
+    shape = rasterize(first, np.zeros(first.n))[0].shape
+    flat = shape[0] == 1
+    figure, panels = (
+        canvas.column_of_panels(count, 7, 0.4) if flat else canvas.row_of_panels(count, *_panel_size(shape))
+    )
+    if shown is not None:
+        draw_truth(panels.pop(0), first, shown)
+    for panel, (name, prediction) in zip(panels, models.items(), strict=True):
+        draw_scores(panel, prediction, instance_score(prediction, column), None, colour_scale)
+        canvas.bare(panel.map, f"{name}: P = {prediction.probs[-1]:.3f}" if len(prediction.probs) < 3 else name)
+    label = "label unknown" if first.y is None else f"label {first.y}"
+    return canvas.write_with_headline(figure, f"{canvas.plain(first.id)}  ·  {label}", path)
+
+
+def draw_scores(
+    panel: canvas.Panel,
+    prediction: Prediction,
+    scores: np.ndarray,
+    limits: tuple[float, float] | None,
+    colour_scale: str,
+    above: str = "",
+) -> None:
+    """The map, the outline of the known lesion on it, a scale bar and a colour bar that says what it spans."""
+    image, extent = rasterize(prediction, scores)
+    low, high, scale = canvas.limits_of(scores, limits)
+    drawn = _show(panel.map, image, extent, cmap=canvas.colours(colour_scale), vmin=low, vmax=high)
+    lesion = truth_values(prediction)
+    if lesion is not None:
+        _outline(panel.map, rasterize(prediction, lesion)[0] > 0.5, extent)
+    if image.shape[0] > 1:
+        canvas.scale_bar(panel.map, prediction, extent)
+    _colour_bar(drawn, panel, above + scale, beside=image.shape[0] == 1)
+
+
+def draw_truth(panel: canvas.Panel, prediction: Prediction, truth: np.ndarray) -> None:
+    """Lesion, other tissue and instances of unknown label, with a legend."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    tissue, extent = rasterize(prediction, np.zeros(prediction.n))
+    known, _ = rasterize(prediction, truth)
+    kinds = np.where(np.isnan(tissue), np.nan, np.where(np.isnan(known), 0, np.where(known > 0.5, 2, 1)))
+    palette = ListedColormap([canvas.UNKNOWN, canvas.TISSUE, canvas.LESION]).with_extremes(bad=canvas.PAPER)
+    _show(panel.map, kinds, extent, cmap=palette, vmin=-0.5, vmax=2.5)
+    canvas.bare(panel.map, "truth")
+    panel.bar.set_axis_off()
+    names = [("lesion", canvas.LESION), ("other", canvas.TISSUE)]
+    names += [("unknown", canvas.UNKNOWN)] if (kinds == 0).any() else []
+    boxes = [Patch(facecolor=colour, edgecolor=canvas.INK, lw=0.5, label=name) for name, colour in names]
+    where: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 0.3}
+    panel.map.legend(handles=boxes, ncols=3, fontsize=8, frameon=False, **where)
+
+
+def _one_case(models: Mapping[str, Prediction]) -> Prediction:
+    cases = {p.id for p in models.values()}
+    if len(cases) != 1:
+        raise DataError(f"side_by_side shows one case, got {len(cases)}: {', '.join(sorted(cases)[:3]) or 'none'}")
+    return next(iter(models.values()))
+
+
+def _panel_size(shape: tuple[int, ...]) -> tuple[float, float]:
+    """Width and height of a panel in inches for an image of that shape: the longer side gets 4."""
+    rows, columns = shape
+    longest = max(rows, columns)
+    return max(4.0 * columns / longest, 2.6), max(4.0 * rows / longest, 1.2)
+
+
+def _show(axes: "Axes", image: np.ndarray, extent: Extent, **how: object) -> "AxesImage":
+    smoothing = "nearest" if max(image.shape) <= 500 else "auto"
+    aspect = "auto" if image.shape[0] == 1 else "equal"
+    return axes.imshow(image, extent=extent, interpolation=smoothing, aspect=aspect, **how)  # type: ignore[arg-type]
+
+
+def _colour_bar(drawn: "AxesImage", panel: canvas.Panel, label: str, beside: bool) -> None:
+    figure = panel.map.get_figure(root=True)
+    way = "vertical" if beside else "horizontal"
+    bar = figure.colorbar(drawn, cax=panel.bar, orientation=way, extend="both")  # type: ignore[union-attr]
+    panel.bar.tick_params(labelsize=7, color=canvas.INK, labelcolor=canvas.INK)
+    bar.outline.set_visible(False)
+    if beside:
+        panel.map.set_xlabel(label, **canvas.SMALL)
+    else:
+        panel.bar.set_xlabel(label.replace(" (", "\n("), **canvas.SMALL)
+
+
+def _outline(axes: "Axes", inside: np.ndarray, extent: Extent) -> None:
+    """Borders of the True cells, white on dark so that they show on every colour."""
+    from matplotlib.collections import LineCollection
+
+    lines = borders(inside, extent)
+    for colour, width in (("#101010", 1.8), ("white", 0.9)):
+        axes.add_collection(
+            LineCollection(list(lines), colors=colour, linewidths=width, capstyle="round"), autolim=False
+        )
+
+
+def borders(inside: np.ndarray, extent: Extent) -> np.ndarray:
+    """(m, 2, 2) line pieces between True cells and the rest, in the coordinates of `extent`."""
+    left, right, bottom, top = extent
+    wide, high = (right - left) / inside.shape[1], (bottom - top) / inside.shape[0]
+    padded = np.pad(inside, 1)
+    row, column = np.nonzero(padded[1:-1, 1:] != padded[1:-1, :-1])
+    upright = np.stack([column, row, column, row + 1], 1)
+    row, column = np.nonzero(padded[1:, 1:-1] != padded[:-1, 1:-1])
+    level = np.stack([column, row, column + 1, row], 1)
+    pieces = np.concatenate([upright, level]).reshape(-1, 2, 2).astype(np.float64)
+    return pieces * (wide, high) + (left, top)

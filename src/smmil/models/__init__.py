@@ -1,0 +1,71 @@
+"""One file per model; `ls` of this folder is the registry."""
+
+import importlib
+import inspect
+import pkgutil
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from smmil.errors import ConfigError, suggest
+
+
+@dataclass(frozen=True)
+class Output:
+    """What every model gives, in training and in use.
+
+    logits  (b, c) per bag; c = 1 is a one-logit head: probability = sigmoid
+    scores  (n, k) per instance, unbounded, higher is more suspicious; k = 1, or c for one map per class
+    losses  the model's own extra terms, by name; only in training
+    """
+
+    logits: Tensor
+    scores: Tensor
+    losses: dict[str, Tensor] = field(default_factory=dict)
+
+
+def list_models() -> list[str]:
+    """Names that `create_model` knows."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def model_class(name: str) -> type[nn.Module]:
+    """The class behind a model's name; `package.module:Class` reaches code outside smmil."""
+    if ":" in name:
+        return _outside_class(name)
+    if name not in list_models():
+        raise ConfigError(f"model: unknown name {name!r}; {suggest(name, list_models())}")
+    module = importlib.import_module(f"{__name__}.{name}")
+    found = [c for c in vars(module).values() if _is_model(c, module.__name__)]
+    if len(found) != 1:
+        raise ConfigError(f"models/{name}.py must define exactly one public model class, found {len(found)}")
+    return found[0]
+
+
+def _is_model(thing: Any, module: str) -> bool:
+    own = inspect.isclass(thing) and issubclass(thing, nn.Module) and thing.__module__ == module
+    return own and not thing.__name__.startswith("_")
+
+
+def _outside_class(name: str) -> type[nn.Module]:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as problem:
+        raise ConfigError(f"model {name!r} cannot be loaded: {problem}") from problem
+
+
+def model_options(name: str) -> dict[str, Any]:
+    """Options of a model with their defaults."""
+    parameters = inspect.signature(model_class(name).__init__).parameters
+    return {k: p.default for k, p in parameters.items() if k not in ("self", "in_dim", "n_classes")}
+
+
+def create_model(name: str, in_dim: int, n_classes: int = 1, **options: Any) -> nn.Module:
+    """A fresh model; unknown options are refused by name."""
+    known = model_options(name)
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"model {name}: unknown option {option!r}; {suggest(option, known)}")
+    return model_class(name)(in_dim, n_classes, **options)

@@ -1,0 +1,55 @@
+"""Solving (I + γL) G = U without building a matrix."""
+
+import math
+
+import numpy as np
+import torch
+from scipy.linalg import solve_banded
+from torch import Tensor
+
+from smmil.graph import Graph
+
+
+def solve_smooth(u: Tensor, graph: Graph, alpha: float, tol: float) -> Tensor:
+    """G with (I + γ(I - P)) G = U, γ = α/(1-α), to a relative error of `tol`."""
+    if alpha == 0:
+        return u.clone()
+    gamma = alpha / (1 - alpha)
+    if graph.is_chain and u.device.type == "cpu":
+        return _solve_chain(u, graph, gamma)
+    return _chebyshev(u, graph, gamma, chebyshev_degree(gamma, tol, graph))
+
+
+def chebyshev_degree(gamma: float, tol: float, graph: Graph) -> int:
+    """How many products with P the tolerance needs; known beforehand, so the operator is linear and self-adjoint.
+
+    The spectrum of P lies in [-1, 1], hence 1/((1+γ) - γx) = Σ' c_k T_k(x) with c_k = 2 rᵏ/√(1+2γ); its tail is divided
+    by the smallest gain 1/(1+2γ) to bound the error relative to the solution. `rw` is similar to `sym` through D^½,
+    which may enlarge errors by the square root of the ratio of the degrees.
+    """
+    root = math.sqrt(1 + 2 * gamma)
+    r = (1 + gamma - root) / gamma
+    wanted = tol * (1 - r) / (2 * root) / graph.skew
+    return max(1, math.ceil(math.log(wanted) / math.log(r)))
+
+
+def _chebyshev(u: Tensor, graph: Graph, gamma: float, degree: int) -> Tensor:
+    root = math.sqrt(1 + 2 * gamma)
+    r = (1 + gamma - root) / gamma
+    before, now = u.clone(), graph.add_propagated(u, u, 0.0, 1.0, torch.empty_like(u))
+    total = u / root
+    total.add_(now, alpha=2 * r / root)
+    for k in range(2, degree + 1):
+        before, now = now, graph.add_propagated(before, now, -1.0, 2.0, before)
+        total.add_(now, alpha=2 * r**k / root)
+    return total
+
+
+def _solve_chain(u: Tensor, graph: Graph, gamma: float) -> Tensor:
+    """Direct solve of the tridiagonal system (several chains below each other are one such system)."""
+    bands = np.zeros((3, graph.n))
+    bands[1] = 1 + gamma
+    rows, columns = graph.rows.numpy(), graph.indices.numpy()
+    np.add.at(bands, (1 + rows - columns, columns), -gamma * graph.weight.numpy())
+    solved = solve_banded((1, 1), bands, u.detach().numpy().astype(np.float64), check_finite=False)
+    return torch.from_numpy(solved).to(u.dtype)

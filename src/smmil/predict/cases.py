@@ -1,0 +1,151 @@
+"""A finished run and a manifest to files of Predictions, one per case."""
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smmil.bag import BagBatch
+from smmil.config import TrainConfig, load_config
+from smmil.data.manifest import Manifest
+from smmil.errors import DataError, check_choice
+from smmil.files import read_json, remove_leftovers, write_text
+from smmil.predict.inference import predict
+from smmil.predict.source import refuse_other_features, refuse_other_width
+from smmil.predict.trained import TrainedModel, load_trained
+from smmil.prediction import Prediction
+from smmil.runtime import choose_device, reproducible, versions
+
+PARTS = ("train", "val", "test", "all")
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What `predict_run` did: files written now, files that were there already, cases that failed and why."""
+
+    written: list[Path] = field(default_factory=list)
+    kept: list[Path] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> list[Path]:
+        return sorted(self.written + self.kept)
+
+
+def predict_run(
+    run_dir: str | Path,
+    *,
+    out: str | Path,
+    manifest: str | Path | None = None,
+    part: str | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> Predicted:
+    """Write one file per case into `out`; a case that cannot be read is reported and the others go on.
+
+    part  train, val or test as the run split them, or all; default: test, and all with another manifest.
+    Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
+    """
+    trained, config = load_trained(run_dir, checkpoint), load_config(Path(run_dir) / "config.yaml")
+    table = Manifest.read(manifest or config.data.manifest)
+    table.check_table(training=False)
+    ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
+    refuse_other_features(trained.facts, table, ids)
+    work = _Work(trained, table, Path(out), choose_device(device), Predicted())
+    remove_leftovers(out)
+    trained.model.to(work.device)
+    with reproducible(config.training.threads):
+        for count, id_ in enumerate(ids, 1):
+            work.one(id_, _meta(trained, config, checkpoint, parts.get(id_)))
+            if progress is not None:
+                progress(count, len(ids))
+    _write_failures(Path(out), work.done.failed)
+    return work.done
+
+
+@dataclass(frozen=True)
+class _Work:
+    trained: TrainedModel
+    table: Manifest
+    out: Path
+    device: torch.device
+    done: Predicted
+
+    def one(self, id_: str, meta: dict[str, Any]) -> None:
+        """Predict one case, unless its file is there already; what is wrong with it is noted."""
+        path = self.out / case_file(id_)
+        if _is_done(path, id_, meta):
+            self.done.kept.append(path)
+            return
+        try:
+            self._predict(id_, meta).save(path)
+            self.done.written.append(path)
+        except DataError as problem:
+            self.done.failed[id_] = str(problem)
+
+    def _predict(self, id_: str, meta: dict[str, Any]) -> Prediction:
+        bag = self.table.bag(id_)
+        refuse_other_width(self.trained.facts, id_, bag.x.shape[1])
+        return predict(self.trained.model, [BagBatch.pack([bag])], meta=meta, device=self.device)[0]
+
+
+def case_file(id_: str) -> str:
+    """Name of a case's file: its id, with what file systems cannot hold written as %XX."""
+    return re.sub(r'[\x00-\x1f/\\:*?"<>|%]|^\.', lambda m: f"%{ord(m[0]):02X}", id_) + ".npz"
+
+
+def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
+    if not path.exists():
+        return False
+    try:
+        stored = Prediction.load(path)
+    except DataError:
+        return False
+    return stored.id == id_ and stored.meta == {**stored.meta, **meta}
+
+
+def _chosen_ids(run_dir: Path, table: Manifest, part: str) -> tuple[list[str], dict[str, str]]:
+    """Ids to predict, and the part each case of the run's split belongs to."""
+    check_choice(part, PARTS, "part")
+    split = read_json(run_dir / "split.json")
+    parts = {id_: name for name, members in split.items() for id_ in members}
+    ids = list(table.ids) if part == "all" else split[part]
+    missing = sorted(set(ids) - set(table.ids))
+    if missing:
+        raise DataError(
+            f"{table.name}: {len(missing)} bags of the run's {part} part are not in it, such as {missing[0]}"
+        )
+    if not ids:
+        raise DataError(f"{run_dir}: the run has no {part} bags; choose another --part or give --manifest")
+    return ids, parts
+
+
+def _meta(trained: TrainedModel, config: TrainConfig, checkpoint: str, part: str | None) -> dict[str, Any]:
+    facts = trained.facts
+    return {
+        "model": facts["model"]["name"],
+        "checkpoint": checkpoint,
+        "epoch": facts["epoch"],
+        "weights": trained.weights,
+        "config": facts["config"],
+        "features": facts["features"],
+        "split": {"part": part, "fold": config.data.fold, "digest": facts["split"]},
+        "seed": config.training.seed,
+        "versions": versions(),
+    }
+
+
+def _write_failures(out: Path, failed: dict[str, str]) -> None:
+    path = out / "failures.csv"
+    if not failed:
+        path.unlink(missing_ok=True)
+        return
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([("id", "reason"), *failed.items()])
+    write_text(path, text.getvalue())

@@ -1,0 +1,94 @@
+"""A model and batches to Predictions."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smmil.bag import BagBatch
+from smmil.errors import DataError
+from smmil.models import Output
+from smmil.prediction import Prediction
+
+
+def predict(
+    model: nn.Module,
+    batches: Iterable[BagBatch],
+    *,
+    meta: Mapping[str, Any] | None = None,
+    device: torch.device | str = "cpu",
+    spatial: bool = True,
+) -> list[Prediction]:
+    """What the model says about each bag: eval mode, no gradients, no label shown to it.
+
+    spatial  carry coordinates, frame and edges along (maps and energies need them)
+    """
+    found = [one for batch, output in outputs(model, batches, device) for one in _unpacked(batch, output, spatial)]
+    facts = {"score_kind": getattr(model, "score_kind", "attention logit"), **(meta or {})}
+    return [replace(prediction, meta=dict(facts)) for prediction in found]
+
+
+def outputs(
+    model: nn.Module, batches: Iterable[BagBatch], device: torch.device | str = "cpu"
+) -> Iterator[tuple[BagBatch, Output]]:
+    """Each batch beside the model's output for it; the model's mode is restored at the end."""
+    training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            with torch.no_grad():
+                output = model(on_device(batch.without_labels(), device))
+            yield batch, output
+    finally:
+        model.train(training)
+
+
+def on_device(batch: BagBatch, device: torch.device | str) -> BagBatch:
+    """The batch where the model is, its features as float32 (they may be stored and moved in half precision)."""
+    batch = batch.to(device)
+    return batch if batch.x.dtype == torch.float32 else replace(batch, x=batch.x.float())
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """Bag probabilities in float64: sigmoid of one logit, softmax of several."""
+    logits = logits.double()
+    return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
+
+
+def _unpacked(batch: BagBatch, output: Output, spatial: bool) -> Iterator[Prediction]:
+    _refuse_nonfinite(batch, output)
+    probs = probabilities(output.logits).cpu().numpy()
+    scores = batch.split(output.scores.float().cpu())
+    y_inst = None if batch.y_inst is None else batch.split(batch.y_inst)
+    places = _places(batch) if spatial else [{}] * len(batch)
+    for b, name in enumerate(batch.ids):
+        yield Prediction(
+            name,
+            probs[b],
+            scores[b].numpy(),
+            y=None if batch.y is None else int(batch.y[b]),
+            y_inst=None if y_inst is None else y_inst[b].numpy(),
+            **places[b],
+        )
+
+
+def _refuse_nonfinite(batch: BagBatch, output: Output) -> None:
+    for b, (name, scores) in enumerate(zip(batch.ids, batch.split(output.scores), strict=True)):
+        if not bool(torch.isfinite(output.logits[b]).all() and torch.isfinite(scores).all()):
+            raise DataError(f"{name}: the model gives NaN or Inf for this bag; check its features with: smmil inspect")
+
+
+def _places(batch: BagBatch) -> list[dict[str, Any]]:
+    """Coordinates, frame and edges of each bag; edges are counted from the bag's own first row."""
+    found: list[dict[str, Any]] = [{"frame": frame} for frame in batch.frames]
+    if batch.coords is not None:
+        for place, rows in zip(found, batch.split(batch.coords), strict=True):
+            place["coords"] = rows.cpu().numpy()
+    if batch.graph is not None:
+        edges = batch.graph.edges().cpu().numpy()
+        cuts = batch.graph.indptr[batch.offsets].tolist()
+        for b, place in enumerate(found):
+            place["edges"] = edges[:, cuts[b] : cuts[b + 1]] - int(batch.offsets[b])
+    return found

@@ -1,0 +1,230 @@
+"""The noun after every model: a Prediction is what was said about one case, as plain arrays."""
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smmil.errors import DataError
+from smmil.files import digest, replacing
+from smmil.frame import Frame
+
+_FORMAT = 1
+_ARRAYS = ("probs", "scores", "coords", "edges", "y_inst")
+_LARGEST = 4 << 30
+_BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, OverflowError, RecursionError,
+           NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a model said about one slide or scan: a probability for the case and a score for every instance.
+
+    probs   (1,) probability of the positive class, or (C,) one per class
+    scores  (n, k) per instance, higher is more suspicious; k = 1, or one column per class
+    coords  (n, d) position of each instance          frame   what the coordinates mean
+    edges   (2, e) neighbouring instances, by row      y       label: a class index, None when unknown
+    y_inst  (n,) instance labels; -1 means unknown     meta    plain JSON facts; `score_kind` says what the scores are
+    """
+
+    id: str
+    probs: np.ndarray
+    scores: np.ndarray
+    coords: np.ndarray | None = None
+    frame: Frame | None = None
+    edges: np.ndarray | None = None
+    y: int | None = None
+    y_inst: np.ndarray | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise DataError(f"prediction: id must be a non-empty string, got {self.id!r}")
+        self._settle("probs", self._probabilities())
+        self._settle("scores", self._finite("scores", self.scores))
+        if self.n == 0:
+            raise DataError(f"{self.id}: scores has no rows; a prediction needs at least one instance")
+        if self.coords is not None:
+            self._settle("coords", self._rows("coords", self._finite("coords", self.coords)))
+        if self.edges is not None:
+            self._settle("edges", self._neighbours())
+        if self.y_inst is not None:
+            self._settle("y_inst", self._rows("y_inst", self._labels("y_inst", np.ravel(self.y_inst), lowest=-1)))
+        if self.y is not None:
+            self._settle("y", self._bag_label())
+
+    @property
+    def n(self) -> int:
+        """Number of instances."""
+        return len(self.scores)
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes; a single probability stands for two."""
+        return max(2, len(self.probs))
+
+    @property
+    def positive_prob(self) -> float:
+        """Probability that the case is positive; with more than two classes there is no such number."""
+        if len(self.probs) > 2:
+            raise DataError(f"{self.id}: {len(self.probs)} classes have no single positive one; use probs")
+        return float(self.probs[-1])
+
+    def save(self, path: str | Path) -> None:
+        """Write one .npz, atomically; the same content always gives the same bytes."""
+        content = self._content()
+        content["sha256"] = np.array(_checksum(content))
+        with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, array in content.items():
+                member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                member.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(member, _npy(array), compresslevel=3)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Prediction":
+        """Read a file written by `save`; a damaged one is refused, never half understood."""
+        try:
+            content = _read_arrays(Path(path))
+            if content.pop("sha256").item() != _checksum(content):
+                raise ValueError("content does not match its checksum")
+            return cls._from_content(content)
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file") from None
+        except DataError as problem:
+            raise DataError(f"{path}: {problem}") from None
+        except _BROKEN as problem:
+            cause = " ".join(str(problem).split()) or type(problem).__name__
+            raise DataError(f"{path}: not readable as a prediction ({cause}); predict this case again") from None
+
+    def _content(self) -> dict[str, np.ndarray]:
+        arrays = {k: v for k in _ARRAYS if (v := getattr(self, k)) is not None}
+        if self.edges is not None and self.n < 2**31:
+            arrays["edges"] = self.edges.astype(np.int32)
+        frame = None if self.frame is None else self.frame.to_dict()
+        facts = {"format": _FORMAT, "id": self.id, "y": self.y, "frame": frame, "meta": self.meta}
+        try:
+            text = json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as problem:
+            raise DataError(f"{self.id}: meta must be plain JSON ({problem}); keep numbers, texts and lists") from None
+        return {"facts": np.array(text), **arrays}
+
+    @classmethod
+    def _from_content(cls, content: dict[str, np.ndarray]) -> "Prediction":
+        facts = json.loads(content.pop("facts").item())
+        if facts["format"] != _FORMAT:
+            raise DataError(f"written as format {facts['format']}, but this version reads {_FORMAT}; update smmil")
+        frame = None if facts["frame"] is None else Frame.from_dict(facts["frame"])
+        return cls(id=facts["id"], frame=frame, y=facts["y"], meta=facts["meta"], **content)
+
+    def _settle(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _probabilities(self) -> np.ndarray:
+        probs = np.atleast_1d(np.asarray(self.probs, dtype=np.float64))
+        if probs.ndim != 1 or probs.size == 0 or not ((probs >= 0) & (probs <= 1)).all():
+            raise DataError(f"{self.id}: probs must be numbers from 0 to 1, one per class, got {probs.tolist()}")
+        if probs.size > 1 and abs(probs.sum() - 1) > 0.01:
+            raise DataError(
+                f"{self.id}: the probabilities of {probs.size} classes must sum to 1, got {probs.sum():.4g}"
+            )
+        return probs
+
+    def _finite(self, name: str, values: Any) -> np.ndarray:
+        rows = np.asarray(values)
+        rows = rows[:, None] if rows.ndim == 1 else rows
+        if rows.ndim != 2 or rows.shape[1] == 0 or rows.dtype.kind not in "biuf":
+            raise DataError(f"{self.id}: {name} must be numbers of shape (n, k), got {rows.dtype} {rows.shape}")
+        rows = rows.astype(np.float32) if name == "scores" and rows.dtype.kind != "f" else rows
+        if not np.isfinite(rows).all():
+            raise DataError(f"{self.id}: {name} row {int(np.argwhere(~np.isfinite(rows))[0, 0])} is not finite")
+        return rows
+
+    def _rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        if len(rows) != self.n:
+            raise DataError(f"{self.id}: {name} has {len(rows):,} rows but scores has {self.n:,}; predict it again")
+        return rows
+
+    def _labels(self, name: str, values: np.ndarray, lowest: int) -> np.ndarray:
+        if values.dtype.kind not in "biuf" or (values != np.floor(values)).any() or (values < lowest).any():
+            raise DataError(f"{self.id}: {name} must be whole numbers from {lowest} upwards")
+        return values.astype(np.int64)
+
+    def _neighbours(self) -> np.ndarray:
+        edges = np.asarray(self.edges)
+        if edges.ndim != 2 or len(edges) != 2:
+            raise DataError(f"{self.id}: edges must have shape (2, e), got {edges.shape}")
+        edges = self._labels("edges", edges, lowest=0)
+        if edges.max(initial=-1) >= self.n:
+            raise DataError(f"{self.id}: edges name instance {edges.max()} but there are only {self.n:,}")
+        return edges
+
+    def _bag_label(self) -> int:
+        label = int(self._labels("y", np.atleast_1d(np.asarray(self.y)), lowest=0)[0])
+        if label >= self.n_classes:
+            raise DataError(
+                f"{self.id}: label {label} is not one of the {self.n_classes} classes 0..{self.n_classes - 1}"
+            )
+        return label
+
+
+def load_predictions(where: str | Path | Iterable[str | Path]) -> list[Prediction]:
+    """All predictions of a folder, or of a list of files and folders, sorted by id; the same id twice is refused."""
+    places = [where] if isinstance(where, str | Path) else list(where)
+    found: dict[str, tuple[Prediction, Path]] = {}
+    for path in (file for place in places for file in _files(Path(place))):
+        prediction = Prediction.load(path)
+        if prediction.id in found:
+            raise DataError(f"{path}: id {prediction.id!r} is already in {found[prediction.id][1]}; remove one of them")
+        found[prediction.id] = prediction, path
+    if not found:
+        raise DataError("no predictions given; name a folder of .npz files written by smmil predict")
+    return [prediction for _, (prediction, _) in sorted(found.items())]
+
+
+def _files(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return [place]
+    files = sorted(p for p in place.glob("*.npz") if not p.name.startswith("."))
+    if not files:
+        inner = sorted(p.parent.name for p in place.glob("*/*.npz"))
+        hint = f"; did you mean one of its folders: {', '.join(dict.fromkeys(inner))}?" if inner else ""
+        raise DataError(f"{place}: no .npz predictions in this folder{hint or '; run smmil predict first'}")
+    return files
+
+
+def _npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > _LARGEST:
+            raise ValueError(f"it would unpack to more than {_LARGEST >> 30} GiB")
+        return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
+
+
+def _array(data: bytes) -> np.ndarray:
+    """The array in the bytes of a .npy file, checked against their number; objects are never unpacked."""
+    stream = io.BytesIO(data)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("unknown array version")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.hasobject or fortran:
+        raise ValueError(f"arrays of {dtype} are not allowed")
+    return np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape).copy()
+
+
+def _checksum(content: dict[str, np.ndarray]) -> str:
+    parts: list[str | bytes] = []
+    for name in sorted(content):
+        array = np.ascontiguousarray(content[name])
+        parts += [name, array.dtype.str, str(array.shape), array.tobytes()]
+    return digest(*parts)

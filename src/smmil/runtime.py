@@ -1,0 +1,116 @@
+"""Device, threads, seeds and determinism: the only place that asks about hardware."""
+
+import hashlib
+import os
+import platform
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from smmil.errors import ConfigError
+
+LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "pandas", "h5py", "safetensors", "pydantic", "typer")
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device called `name`; "auto" takes a CUDA card if there is one, else the processor."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device: unknown name {name!r}; use auto, cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device: {name!r} was asked for but no CUDA card is visible; use auto or cpu")
+    return device
+
+
+def place_seed(seed: int, epoch: int, step: int) -> int:
+    """A 63-bit number that depends only on the place in training."""
+    text = f"smmil {seed} {epoch} {step}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
+
+
+def seed_step(seed: int, epoch: int, step: int) -> None:
+    """Start every random source anew for this step, so that resuming needs no saved random state."""
+    place = place_seed(seed, epoch, step)
+    torch.manual_seed(place)
+    random.seed(place)
+    np.random.seed(place % 2**32)
+
+
+@contextmanager
+def reproducible(threads: int | None = None) -> Iterator[None]:
+    """Deterministic algorithms and a fixed number of threads inside the block; the old settings afterwards.
+
+    On a CUDA card an operation without a deterministic form warns instead of failing: results may then differ in bits.
+    """
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = memory.fill_uninitialized_memory
+    benchmark, count = torch.backends.cudnn.benchmark, torch.get_num_threads()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    memory.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    torch.set_num_threads(threads or count)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory = filled
+        torch.backends.cudnn.benchmark = benchmark
+        torch.set_num_threads(count)
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide whether a result can be repeated to the bit."""
+    from smmil import __version__
+
+    return {"smmil": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+def describe(folder: str | Path = ".") -> dict[str, Any]:
+    """What this machine offers, as plain facts for `smmil doctor`."""
+    return {
+        "versions": versions() | {name: _installed(name) for name in LIBRARIES},
+        "platform": platform.platform(),
+        "device": _device_name(),
+        "cores": available_cores(),
+        "threads": torch.get_num_threads(),
+        "memory_gb": _memory_gb(),
+        "free_disk_gb": round(shutil.disk_usage(folder).free / 1e9, 1),
+    }
+
+
+def available_cores() -> int:
+    """Cores this process may use, which containers and schedulers can make fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _device_name() -> str:
+    device = choose_device()
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
+
+
+def _memory_gb() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

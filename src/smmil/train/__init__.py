@@ -1,0 +1,7 @@
+"""Training: one readable loop, one folder per run, and resuming to the bit."""
+
+from smmil.train.interrupt import Interrupted
+from smmil.train.progress import Progress
+from smmil.train.run import RunResult, train
+
+__all__ = ["Interrupted", "Progress", "RunResult", "train"]

@@ -1,0 +1,98 @@
+"""The folder of one run: settings, split, logs and checkpoints, each file whole at any moment."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smmil.config import TrainConfig, differing_keys, dump, load_config
+from smmil.errors import ConfigError, DataError
+from smmil.files import read_json, remove_leftovers, write_json, write_text
+from smmil.train.checkpoint import State, peek
+from smmil.weights import read_weights, tensors_digest
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names of the files of a run, and the rules for writing them."""
+
+    path: Path
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint to resume from."""
+        return self.path / "checkpoints" / "last.safetensors"
+
+    def weights(self, name: str) -> Path:
+        return self.path / "checkpoints" / f"{name}.safetensors"
+
+    def refuse_other(self, config: TrainConfig) -> None:
+        """An error if this is the folder of another config, naming the keys."""
+        stored = self.path / "config.yaml"
+        if not stored.exists() and self.last.exists():
+            raise DataError(f"{self.path}: has checkpoints but no config.yaml; restore it or use another --out folder")
+        differing = differing_keys(load_config(stored), config) if stored.exists() else []
+        if differing:
+            raise ConfigError(f"{self.path}: holds another run: {', '.join(differing)}; use another --out folder")
+
+    def claim(self, config: TrainConfig, split: dict[str, list[str]]) -> None:
+        """Make this the folder of `config`; called when everything has been checked, so that no mistake claims it."""
+        for folder in (self.path, self.path / "checkpoints"):
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(folder)
+        write_json(self.path / "split.json", split)
+        if not (self.path / "config.yaml").exists():
+            write_text(self.path / "config.yaml", dump(config))
+
+    def finished(self) -> State | None:
+        """The final state if this run is over and its selected weights read back well, else None."""
+        if not self.last.exists():
+            return None
+        state = peek(self.last)
+        if state.ended is None:
+            return None
+        for name, chosen in (("best", state.best), ("lowest_loss", state.lowest_loss)):
+            if chosen is None or tensors_digest(read_weights(self.weights(name))[0]) != chosen["weights"]:
+                raise DataError(
+                    f"{self.weights(name)}: not the weights this run selected; train again in another folder"
+                )
+        return state
+
+    def write_metrics(self, history: list[dict[str, Any]]) -> None:
+        """metrics.csv from the history in the checkpoint: the same bytes however often the run was interrupted."""
+        write_text(self.path / "metrics.csv", table_text(history))
+
+    def write_facts(self, facts: dict[str, Any]) -> None:
+        """run.json: what the run is made of and how far it is."""
+        write_json(self.path / "run.json", json.loads(json.dumps(facts), parse_constant=lambda _: None))
+
+    def mark_finished(self, state: State) -> None:
+        """Complete run.json, in case the run was killed between its last checkpoint and saying so."""
+        facts = read_json(self.path / "run.json")
+        if facts["status"] != "finished":
+            self.write_facts({**facts, **outcome(state, "finished")})
+
+    def add_timing(self, epoch: int, seconds: float) -> None:
+        """One line of timing.csv; the only file with clock times, so the only one that differs between equal runs."""
+        path = self.path / "timing.csv"
+        before = path.read_text(encoding="utf-8") if path.exists() else "epoch,seconds\n"
+        write_text(path, f"{before}{epoch},{seconds:.3f}\n")
+
+
+def outcome(state: State, status: str) -> dict[str, Any]:
+    """How far a run is, for run.json."""
+    return {"status": status, "ended": state.ended, "best": state.best, "lowest_loss": state.lowest_loss}
+
+
+def table_text(rows: Iterable[dict[str, Any]]) -> str:
+    """Rows as CSV; columns in order of first appearance, numbers with all their digits."""
+    rows = list(rows)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

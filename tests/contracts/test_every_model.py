@@ -1,0 +1,243 @@
+"""The exam every model sits: `list_models()` decides who comes."""
+
+import copy
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from bags import chain_bag, grid_bag, reordered, without_edges
+
+from smmil.bag import Bag, BagBatch
+from smmil.errors import ConfigError
+from smmil.models import create_model, list_models
+
+DIM = 16
+SIZES = (1, 2, 3, 7, 57, 300)
+every_model = pytest.mark.parametrize("name", list_models())
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def build(name, n_classes=1, seed=0, **options):
+    torch.manual_seed(seed)
+    return create_model(name, DIM, n_classes, **options)
+
+
+def pack(*bags):
+    return BagBatch.pack(bags)
+
+
+def loss_of(model, batch):
+    out = model(batch)
+    target = batch.y.float()[:, None] if out.logits.shape[1] == 1 else batch.y
+    criterion = torch.nn.functional
+    bag = (
+        criterion.binary_cross_entropy_with_logits(out.logits, target)
+        if out.logits.shape[1] == 1
+        else criterion.cross_entropy(out.logits, target)
+    )
+    return bag + sum(out.losses.values())
+
+
+@every_model
+@pytest.mark.parametrize("make", [grid_bag, chain_bag, lambda n, **k: without_edges(grid_bag(n, **k))])
+@pytest.mark.parametrize("n_classes", [1, 3])
+def test_one_logit_row_per_bag_and_one_finite_score_per_instance(name, make, n_classes):
+    bags = [make(n, seed=n, y=n % 2) for n in SIZES]
+    model = build(name, n_classes)
+    for mode in (True, False):
+        out = model.train(mode)(pack(*bags))
+        assert out.logits.shape == (len(SIZES), n_classes)
+        assert out.scores.shape[0] == sum(SIZES)
+        assert out.scores.shape[1] in (1, n_classes)
+        assert out.logits.isfinite().all()
+        assert out.scores.isfinite().all()
+
+
+@every_model
+def test_packed_equals_one_by_one(name):
+    bags = [grid_bag(n, seed=n) for n in SIZES]
+    model = build(name).eval()
+    packed, single = model(pack(*bags)), [model(pack(b)) for b in bags]
+    assert torch.allclose(packed.logits, torch.cat([o.logits for o in single]), atol=1e-6)
+    assert torch.allclose(packed.scores, torch.cat([o.scores for o in single]), atol=1e-6)
+
+
+@every_model
+@pytest.mark.parametrize("n", [3, 57, 300])
+def test_the_order_of_instances_does_not_matter(name, n):
+    bag, order = grid_bag(n), torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    model = build(name).eval()
+    a, b = model(pack(bag)), model(pack(reordered(bag, order)))
+    assert torch.allclose(a.logits, b.logits, atol=1e-6)
+    assert torch.allclose(a.scores[order], b.scores, atol=1e-6)
+
+
+@every_model
+def test_labels_do_not_leak_into_predictions(name):
+    batch = pack(grid_bag(40), grid_bag(7, seed=1))
+    other = replace(batch, y=1 - batch.y, y_inst=1 - batch.y_inst)
+    model = build(name).eval()
+    outputs = [model(b) for b in (batch, other, batch.without_labels())]
+    for out in outputs[1:]:
+        assert torch.equal(out.logits, outputs[0].logits)
+        assert torch.equal(out.scores, outputs[0].scores)
+
+
+@every_model
+def test_extra_losses_come_in_training_only(name):
+    batch = pack(grid_bag(40), grid_bag(7, seed=1, y=0))
+    model = build(name)
+    assert all(v.ndim == 0 and v.isfinite() for v in model.train()(batch).losses.values())
+    assert model.eval()(batch).losses == {}
+
+
+@every_model
+@pytest.mark.parametrize("n_classes", [1, 3])
+def test_every_parameter_gets_a_gradient(name, n_classes):
+    batch = pack(grid_bag(57, y=1), grid_bag(40, seed=1, y=0))
+    model = build(name, n_classes)
+    loss_of(model.train(), batch).backward()
+    silent = [k for k, p in model.named_parameters() if p.grad is None or not (p.grad.abs().max() > 0)]
+    assert silent == []
+
+
+@every_model
+def test_tiny_and_edgeless_bags_train(name):
+    for bag in [make(n, seed=n) for make in (grid_bag, chain_bag) for n in (1, 2, 3)] + [without_edges(grid_bag(7))]:
+        model = build(name).train()
+        loss_of(model, pack(bag)).backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters()), bag.id
+
+
+@every_model
+def test_identical_instances_get_finite_equal_scores(name):
+    bag = chain_bag(2)
+    twins = Bag("twins", bag.x[:1].repeat(2, 1), bag.coords, bag.frame, bag.graph, 1)
+    scores = build(name).eval()(pack(twins)).scores
+    assert torch.allclose(scores[0], scores[1], atol=1e-6)
+
+
+@every_model
+def test_the_state_survives_a_round_trip(name):
+    model, other = build(name), build(name, seed=1)
+    model.train()(pack(grid_bag(40)))
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    batch = pack(grid_bag(57))
+    assert torch.equal(model.eval()(batch).logits, other.eval()(batch).logits)
+
+
+@every_model
+def test_eval_mode_changes_nothing_and_repeats_itself(name):
+    model, batch = build(name).eval(), pack(grid_bag(57))
+    before = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        first, second = model(batch), model(batch)
+    assert torch.equal(first.logits, second.logits)
+    assert torch.equal(first.scores, second.scores)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@every_model
+def test_half_precision_features_are_taken_as_they_are(name):
+    bag = grid_bag(40)
+    half = replace(bag, x=bag.x.half())
+    wide = replace(bag, x=bag.x.half().float())
+    model = build(name).eval()
+    assert torch.allclose(model(pack(half)).logits, model(pack(wide)).logits, atol=1e-6)
+
+
+@every_model
+def test_float64_runs_throughout(name):
+    bag = grid_bag(40, dtype=torch.float64)
+    out = build(name).double().eval()(pack(bag))
+    assert out.logits.dtype == out.scores.dtype == torch.float64
+
+
+def planted_bags(seed=0):
+    """Eight bags of the same six kinds of tissue; the positive ones hold one instance of a seventh kind."""
+    g = torch.Generator().manual_seed(seed)
+    kinds, lesion = torch.randn(6, DIM, generator=g), torch.randn(DIM, generator=g) * 4
+    bags = []
+    for i in range(8):
+        bag = grid_bag(20 + i // 2, seed=i, y=i % 2)
+        x, labels = kinds[torch.arange(bag.n) % 6], torch.zeros(bag.n, dtype=torch.long)
+        if bag.y:
+            spot = int(torch.randint(bag.n, (), generator=g))
+            x[spot], labels[spot] = lesion, 1
+        bags.append(replace(bag, x=x, y_inst=labels))
+    return bags
+
+
+# Max pooling teaches only the instance that is on top already: with its lesion below at the start it never sees it.
+STARTS_ON_TOP = {"max_pool": 4}
+
+
+@every_model
+def test_eight_planted_bags_can_be_learned_and_the_planted_instance_comes_first(name):
+    bags = planted_bags()
+    model = build(name, seed=STARTS_ON_TOP.get(name, 0)).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
+    for step in range(960):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        loss_of(model, pack(bags[5 * step % 8])).backward()
+        optimizer.step()
+    batch = pack(*bags)
+    out = model.eval()(batch)
+    assert torch.nn.functional.binary_cross_entropy_with_logits(out.logits[:, 0], batch.y.float()) < 0.1
+    for bag, scores in zip(bags, batch.split(out.scores), strict=True):
+        if bag.y:
+            assert scores[:, -1].argmax() == bag.y_inst.argmax()
+
+
+@every_model
+def test_sixty_thousand_instances_never_meet_all_pairs(name, monkeypatch):
+    """No tensor of 60,000² is asked for: the largest one stays within a small multiple of the features."""
+    largest = _largest_tensor(build(name).eval(), 3000)
+    assert largest <= 40 * 3000 * 512
+    assert largest < 3000**2 * 8
+
+
+def _largest_tensor(model, n):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for t in result if isinstance(result, tuple | list) else (result,):
+                if isinstance(t, torch.Tensor) and t.layout == torch.strided:
+                    self.most = max(self.most, t.numel())
+            return result
+
+    with Watch() as watch, torch.no_grad():
+        model(pack(grid_bag(n)))
+    return watch.most
+
+
+@every_model
+def test_unknown_options_are_refused_by_name(name):
+    with pytest.raises(ConfigError, match="unknown option 'dimm'"):
+        create_model(name, DIM, dimm=3)
+
+
+def test_unknown_models_get_a_suggestion():
+    with pytest.raises(ConfigError, match="did you mean sm_ap"):
+        create_model("sm_app", 4)
+
+
+def test_outside_models_are_reached_by_module_and_class():
+    from smmil.models.abmil import ABMIL
+
+    assert isinstance(create_model("smmil.models.abmil:ABMIL", 4, dim=8), ABMIL)
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        create_model("smmil.models.abmil:Nobody", 4)
+
+
+def test_no_model_warns():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in list_models():
+            build(name)(pack(grid_bag(7)))

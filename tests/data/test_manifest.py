@@ -1,0 +1,173 @@
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from table_manifests import table_manifest
+
+from smmil.bag import Bag
+from smmil.data import Manifest
+from smmil.data.summary import describe_manifest
+from smmil.errors import DataError
+from smmil.formats import write_bag
+
+
+def write_csv(folder, text):
+    path = folder / "manifest.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def make_study(folder, *, widths=(3, 3), labels=(0, 1), instances=(None, None)):
+    """Two or more bags of four instances, with instance labels where they are given."""
+    rows = []
+    for i, (width, label, inst) in enumerate(zip(widths, labels, instances, strict=True)):
+        write_bag(folder / f"{i}.h5", Bag(str(i), torch.ones(4, width)), graph="none")
+        if inst is not None:
+            np.save(folder / f"{i}.npy", np.array(inst))
+        rows.append(f"{i},{i}.h5,{label},{'' if inst is None else f'{i}.npy'}")
+    return Manifest.read(write_csv(folder, "id,path,label,instance_labels\n" + "\n".join(rows) + "\n"))
+
+
+def test_ids_keep_their_leading_zeros_and_words_that_look_like_nothing(tmp_path):
+    manifest = Manifest.read(write_csv(tmp_path, "id,path,label\n007,a.h5,0\nNA,b.h5,1\n1e5,c.h5,1\n"))
+    assert manifest.ids == ("007", "NA", "1e5")
+    assert manifest.labels == {"007": 0, "NA": 1, "1e5": 1}
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_manifest_comes_back_as_written_with_its_extra_columns(tmp_path, ending):
+    table = pd.DataFrame({"id": ["01", "2"], "path": ["a.h5", "b.h5"], "label": ["0", "1"], "site": ["x", ""]})
+    Manifest(table, tmp_path).write(tmp_path / f"m.{ending}")
+    back = Manifest.read(tmp_path / f"m.{ending}")
+    assert back.table.astype(str).to_dict("list") == table.to_dict("list")
+    assert back.path_of("01") == tmp_path / "a.h5"
+
+
+def test_numbers_in_a_parquet_table_become_the_same_text(tmp_path):
+    pd.DataFrame({"id": [1, 2], "path": ["a", "b"], "label": [0.0, None]}).to_parquet(tmp_path / "m.parquet")
+    manifest = Manifest.read(tmp_path / "m.parquet")
+    assert manifest.labels == {"1": 0, "2": None}
+
+
+def test_bags_without_a_patient_are_their_own_patient_and_patient_is_read_as_group():
+    assert table_manifest(group=["p", ""]).groups == {"b000": "p", "b001": "b001"}
+    assert table_manifest(patient=["p", "p"]).groups == {"b000": "p", "b001": "p"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"id": ["a", "a"], "label": ["0", "1"]}, "duplicate id: a;"),
+        ({"label": ["normal", "tumor"]}, "map them, such as normal = 0, tumor = 1"),
+        ({"label": ["0", "-1"]}, "class indices 0..C-1, got '-1'"),
+        ({"label": ["0", "1.5"]}, "got '1.5'"),
+        ({"label": ["1", "1"]}, r"only one class \(1\)"),
+        ({"label": ["0", "2"]}, "without gaps, got 0, 2"),
+        ({"label": ["0", ""]}, "no label for b001"),
+        ({"lable": ["0", "1"]}, "column 'label' is missing; did you mean 'lable'"),
+        ({"label": ["0", "1"], "splt": ["", ""]}, "unknown column 'splt'; did you mean 'split'"),
+        ({"label": ["0", "1"], "case_id": ["p", "p"]}, "rename it to 'group'"),
+        ({"label": ["0", "1"], "split": ["train", "tset"]}, "unknown split 'tset'"),
+        ({"label": ["0", "1"], "path": ["a.h5", ""]}, "no path for b001"),
+        (
+            {"label": ["0", "1"], "group": ["p", "p"], "split": ["train", "test"]},
+            r"patient in two splits: p \(test, train\)",
+        ),
+        (
+            {"label": ["0", "1"], "patient": ["p", "p"], "split": ["val", "test"]},
+            r"patient in two splits: p \(test, val\)",
+        ),
+    ],
+)
+def test_every_mistake_in_the_table_is_named(columns, message):
+    with pytest.raises(DataError, match=message):
+        table_manifest(**columns).check_table()
+
+
+def test_a_sound_table_passes_and_unknown_columns_are_welcome():
+    table_manifest(label=["0", "1"], group=["p", "q"], split=["train", "test"], age=["63", "70"]).check_table()
+
+
+def test_all_mistakes_come_in_one_error_and_ten_are_spelled_out(tmp_path):
+    with pytest.raises(DataError, match=r"(?s)2 problems\n  - duplicate id: a.*\n  - only one class"):
+        table_manifest(id=["a", "a"], label=["1", "1"]).check_table()
+    manifest = make_study(tmp_path, widths=[3] * 12, labels=[0, 1] * 6, instances=[[0] * 5] * 12)
+    with pytest.raises(DataError, match=r"(?s)12 problems.*  and 2 more$"):
+        manifest.check_files()
+
+
+def test_labels_may_be_absent_when_nothing_is_trained():
+    manifest = table_manifest(path=["a.h5", "b.h5"])
+    manifest.check_table(training=False)
+    assert manifest.labels == {"b000": None, "b001": None}
+
+
+def test_missing_files_are_listed_up_to_five(tmp_path):
+    manifest = Manifest.read(write_csv(tmp_path, "id,path,label\n" + "".join(f"{i},{i}.h5,0\n" for i in range(7))))
+    with pytest.raises(DataError, match=r"7 files are missing: .*4\.h5 and 2 more; paths count from"):
+        manifest.check_files()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"widths": (3, 4)}, r"different feature width: 3 \(0\), 4 \(1\)"),
+        ({"instances": (None, [0, 1, 1])}, "3 instance labels for 4 instances"),
+        ({"instances": (None, [0, 1, -2, 0])}, "row 2 is -2"),
+        ({"instances": (None, [0, 0.5, 1, 0])}, "row 1 is 0.5"),
+        ({"instances": ([0, 0, 1, 1], None)}, r"2 positive instances \(first: row 2\) in a bag with label 0"),
+    ],
+)
+def test_every_mistake_in_the_files_is_named(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        make_study(tmp_path, **changes).check_files()
+
+
+def test_a_sound_study_passes_and_progress_counts_to_the_end(tmp_path):
+    seen = []
+    manifest = make_study(tmp_path, instances=([0, -1, 0, 0], [0, 1, -1, 2]))
+    manifest.check(lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+    assert manifest.bag("1").y_inst.tolist() == [0, 1, -1, 2]
+    assert (manifest.bag("1").id, manifest.bag("1").y) == ("1", 1)
+
+
+def test_a_damaged_bag_is_found_before_training(tmp_path):
+    manifest = make_study(tmp_path)
+    (tmp_path / "1.h5").write_bytes((tmp_path / "1.h5").read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"1\.h5: not readable"):
+        manifest.check_files()
+
+
+def test_instance_labels_in_a_csv_read_too_and_pickles_do_not(tmp_path):
+    manifest = make_study(tmp_path)
+    (tmp_path / "labels.csv").write_text("x,label\n5,0\n6,1\n7,0\n8,-1\n")
+    table = manifest.table.assign(instance_labels=["", "labels.csv"])
+    assert Manifest(table, tmp_path).bag("1").y_inst.tolist() == [0, 1, 0, -1]
+    np.save(tmp_path / "evil.npy", np.array([{}] * 4, dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"evil\.npy: not readable"):
+        Manifest(manifest.table.assign(instance_labels=["", "evil.npy"]), tmp_path).bag("1")
+
+
+def test_unreadable_tables_are_refused_in_one_line(tmp_path):
+    (tmp_path / "m.parquet").write_text("no parquet")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "rows.csv").write_text("id,path,label\n")
+    (tmp_path / "wrong.csv").write_text("slide,paht\n1,2\n")
+    for name in ("m.parquet", "empty.csv", "rows.csv", "wrong.csv", "absent.csv", "table.xlsx"):
+        with pytest.raises(DataError, match=name) as caught:
+            Manifest.read(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_digest_ignores_the_order_of_rows_and_sees_every_change():
+    manifest = table_manifest(label=["0", "1"])
+    turned = Manifest(manifest.table.iloc[::-1, ::-1])
+    changed = table_manifest(label=["1", "1"])
+    assert manifest.digest() == turned.digest() != changed.digest()
+
+
+def test_the_facts_of_a_manifest_are_right(study):
+    facts = describe_manifest(study)
+    assert (facts["bags"], facts["labels"], facts["groups"]) == (10, {"0": 5, "1": 5}, 8)
+    assert (facts["groups_with_several_bags"], facts["splits"], facts["warnings"]) == (2, {"empty": 10}, [])

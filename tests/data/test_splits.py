@@ -1,0 +1,151 @@
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from table_manifests import table_manifest
+
+from smmil.data import Manifest, Split, load_splits, make_splits, refuse_leaks, save_splits
+from smmil.errors import ConfigError, DataError
+
+PARTS = ("train", "val", "test")
+
+
+@st.composite
+def studies(draw):
+    """Random tables: some patients with several bags, of one class or both."""
+    patients = draw(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=4, max_size=40))
+    rows = [(f"p{g}", y) for g, labels in enumerate(patients) for y in labels]
+    order = draw(st.permutations(range(len(rows))))
+    ids = [f"{i:03d}" for i in order]
+    return table_manifest(id=ids, group=[rows[i][0] for i in order], label=[str(rows[i][1]) for i in order])
+
+
+def patients_per_class(manifest):
+    return [len({manifest.groups[i] for i in manifest.ids if manifest.labels[i] == c}) for c in (0, 1)]
+
+
+def check_laws(manifest, splits):
+    for split in splits:
+        parts = [set(getattr(split, p)) for p in PARTS]
+        assert set.union(*parts) == set(manifest.ids)
+        assert sum(map(len, parts)) == len(manifest)
+        groups = [{manifest.groups[i] for i in part} for part in parts]
+        assert sum(map(len, groups)) == len(set.union(*groups))
+        assert all({manifest.labels[i] for i in part} == {0, 1} for part in parts[:2])
+        assert split.test == splits[0].test
+
+
+@given(studies(), st.integers(2, 5), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_a_patient_never_sits_in_two_splits_and_every_bag_is_used(manifest, folds, seed):
+    assume(min(patients_per_class(manifest)) >= 2 * folds)
+    splits = make_splits(manifest, folds=folds, val_share=1 / folds, seed=seed)
+    check_laws(manifest, splits)
+    assert splits[0].test
+    assert sorted(i for s in splits for i in s.val) == sorted(set(manifest.ids) - set(splits[0].test))
+
+
+@given(studies(), st.integers(2, 4))
+@settings(max_examples=60, deadline=None)
+def test_folds_exist_exactly_when_every_class_has_a_patient_for_each(manifest, folds):
+    possible = min(patients_per_class(manifest)) >= folds
+    try:
+        splits = make_splits(manifest, folds=folds, val_share=1 / folds, test_share=0)
+    except DataError as problem:
+        assert not possible, problem  # noqa: PT017
+        assert "too few patients" in str(problem)  # noqa: PT017
+    else:
+        assert possible
+        check_laws(manifest, splits)
+
+
+@given(studies(), st.integers(0, 5))
+@settings(max_examples=30, deadline=None)
+def test_the_order_of_rows_does_not_matter_and_the_seed_decides(manifest, seed):
+    assume(min(patients_per_class(manifest)) >= 6)
+    turned = Manifest(manifest.table.iloc[::-1].reset_index(drop=True))
+    splits = make_splits(manifest, folds=3, seed=seed)
+    assert splits == make_splits(turned, folds=3, seed=seed) == make_splits(manifest, folds=3, seed=seed)
+
+
+def study_of(n, **columns):
+    return table_manifest(label=[str(i % 2) for i in range(n)], **columns)
+
+
+def test_a_patient_with_many_bags_does_not_take_a_class_away_from_a_fold():
+    """One patient with seven bags of both classes, two with one bag each: the two must stand together."""
+    groups = ["p"] * 7 + ["q", "r"]
+    manifest = table_manifest(label=["0"] * 4 + ["1"] * 3 + ["1", "0"], group=groups)
+    splits = make_splits(manifest, folds=2, val_share=0.5, test_share=0)
+    check_laws(manifest, splits)
+    assert sorted(s.val for s in splits)[1] == ("b007", "b008")
+
+
+def test_another_seed_gives_another_division_of_the_asked_size():
+    manifest = study_of(100)
+    first, second = make_splits(manifest, seed=0), make_splits(manifest, seed=1)
+    assert first != second
+    assert [(len(s.train), len(s.val), len(s.test)) for s in first] == [(64, 16, 20)] * 5
+
+
+def test_shares_that_are_no_fold_are_drawn_anew_for_every_fold():
+    splits = make_splits(study_of(200), folds=4, val_share=0.1, test_share=0.3)
+    assert [(len(s.val), len(s.test)) for s in splits] == [(14, 60)] * 4
+    assert len({s.val for s in splits}) == 4
+    check_laws(study_of(200), splits)
+
+
+def test_a_fully_marked_table_gives_exactly_that_split():
+    manifest = study_of(6, split=["train", "train", "val", "val", "test", "test"])
+    assert make_splits(manifest) == [Split(("b000", "b001"), ("b002", "b003"), ("b004", "b005"))]
+
+
+@pytest.mark.parametrize("mark", ["", "train"])
+def test_rows_marked_test_are_the_test_set(mark):
+    manifest = study_of(40, split=["test"] * 10 + [mark] * 30)
+    splits = make_splits(manifest)
+    check_laws(manifest, splits)
+    assert splits[0].test == manifest.ids[:10]
+    assert [len(s.val) for s in splits] == [6] * 5
+
+
+def test_a_half_marked_table_is_refused():
+    with pytest.raises(DataError, match="filled for some rows only"):
+        make_splits(study_of(6, split=["train", "val", "", "", "test", ""]))
+
+
+def test_marks_that_leak_a_patient_are_refused():
+    manifest = study_of(4, group=["p", "q", "p", "r"], split=["train", "train", "val", "val"])
+    with pytest.raises(DataError, match=r"patient in two splits: p \(train, val\)"):
+        make_splits(manifest)
+
+
+def test_a_leaking_or_foreign_split_is_refused():
+    manifest = study_of(4, group=["p", "q", "p", "r"])
+    refuse_leaks(manifest, Split(("b000", "b002"), ("b001",), ("b003",)))
+    with pytest.raises(DataError, match=r"p \(test, train\)"):
+        refuse_leaks(manifest, Split(("b000",), ("b001",), ("b002",)))
+    with pytest.raises(DataError, match="two parts"):
+        refuse_leaks(manifest, Split(("b001",), ("b001",)))
+    with pytest.raises(DataError, match="not in it, such as 'x'"):
+        refuse_leaks(manifest, Split(("b001",), ("x",)))
+
+
+def test_too_few_patients_are_counted_in_the_error():
+    manifest = table_manifest(label=["0"] * 20 + ["1"] * 3)
+    with pytest.raises(DataError, match=r"class 0: 20, class 1: 3.*fewer folds"):
+        make_splits(manifest)
+
+
+def test_impossible_options_are_refused():
+    for options in ({"folds": 0}, {"val_share": 0}, {"val_share": 1.0}, {"test_share": -0.1}):
+        with pytest.raises(ConfigError):
+            make_splits(study_of(40), **options)
+
+
+def test_splits_come_back_from_their_file(tmp_path):
+    splits = make_splits(study_of(40))
+    save_splits(tmp_path / "splits.json", splits)
+    assert load_splits(tmp_path / "splits.json") == splits
+    (tmp_path / "bad.json").write_text('[{"train": []}]')
+    with pytest.raises(DataError, match=r"bad\.json: a split needs exactly"):
+        load_splits(tmp_path / "bad.json")

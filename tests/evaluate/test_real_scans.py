@@ -1,0 +1,47 @@
+"""Published slice attention of three trained models on real CT scans: known values must come out again."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from smmil.evaluate import instance_metrics
+from smmil.prediction import Prediction, load_predictions
+
+FOLDER = Path(os.environ.get("SMMIL_DATA", "")) / "rsna_attention"
+needs_data = pytest.mark.skipif(
+    not os.environ.get("SMMIL_DATA") or not FOLDER.is_dir(), reason="set SMMIL_DATA to a folder with rsna_attention/"
+)
+
+
+def scans(model):
+    truth = pd.read_csv(FOLDER / "testing_example.csv")
+    said = pd.read_csv(FOLDER / f"att_{model}.csv").drop_duplicates(["instance_name", "bag_name"])
+    rows = truth.merge(said, on=["instance_name", "bag_name"]).sort_values(["bag_name", "order"])
+    return [
+        Prediction(
+            id=name,
+            probs=[np.clip(scan.bag_cnn_probability.iloc[0], 0, 1)],
+            scores=scan.cnn_prediction.to_numpy(),
+            coords=scan[["order"]].to_numpy(),
+            y=int(scan.bag_label.iloc[0]),
+            y_inst=scan.instance_label.to_numpy(),
+        )
+        for name, scan in rows.groupby("bag_name")
+    ]
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("model", "pooled", "single"), [("baseline", 0.777, 0.799), ("0_5", 0.804, 0.829), ("0_9", 0.775, 0.802)]
+)
+def test_real_slice_attention_gives_its_known_auroc(model, pooled, single, tmp_path):
+    for prediction in scans(model):
+        prediction.save(tmp_path / f"{prediction.id}.npz")
+    again = load_predictions(tmp_path)
+    assert len(again) == 150
+    assert instance_metrics(again, pool="positive_bags")["auroc"] == pytest.approx(pooled, abs=5e-4)
+    positive = [p for p in again if p.y]
+    assert instance_metrics(positive, pool="per_bag")["auroc"] == pytest.approx(single, abs=5e-4)

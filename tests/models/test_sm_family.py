@@ -1,0 +1,130 @@
+"""Properties of ABMIL, SmAP and SmTAP that the specification of the paper implies."""
+
+import pytest
+import torch
+from bags import chain_bag, grid_bag, without_edges
+
+from smmil.bag import BagBatch
+from smmil.models import create_model
+from smmil.nn import sm
+
+BATCH = BagBatch.pack([grid_bag(1), grid_bag(40, seed=1), grid_bag(7, seed=2)])
+PARAMETERS = [
+    (314_569, "abmil", 512, {}),
+    (314_469, "abmil", 512, {"att_bias": False}),
+    (1_101_001, "abmil", 2048, {}),
+    (445_641, "abmil", 768, {}),
+    (314_570, "sm_ap", 512, {}),
+    (314_570, "sm_ap", 512, {"where": "mid"}),
+    (314_570, "sm_ap", 512, {"where": "late"}),
+    (314_569, "sm_ap", 512, {"alpha": 0.3}),
+    (695_625, "transformer_abmil", 512, {}),
+    (695_625, "sm_tap", 512, {"smooth": "none"}),
+    (695_626, "sm_tap", 512, {"smooth": "pool"}),
+    (695_627, "sm_tap", 512, {"smooth": "encoder"}),
+    (695_628, "sm_tap", 512, {}),
+    (432_204, "sm_tap", 512, {"mlp": False}),
+    (8_451_788, "sm_tap", 512, {"trans_dim": 512, "head_dim": 128}),
+    (1_485_132, "sm_tap", 2048, {}),
+    (827_212, "sm_tap", 768, {}),
+]
+
+
+@pytest.mark.parametrize(("count", "name", "width", "options"), PARAMETERS)
+def test_models_have_the_papers_number_of_parameters(count, name, width, options):
+    assert sum(p.numel() for p in create_model(name, width, **options).parameters()) == count
+
+
+def twins(name, other, options, other_options):
+    """Two models with the same weights, as far as both have them."""
+    torch.manual_seed(0)
+    a, b = create_model(name, 16, **options), create_model(other, 16, **other_options)
+    missing = b.load_state_dict(a.state_dict(), strict=False)
+    assert not missing.missing_keys
+    return a.eval(), b.eval()
+
+
+def assert_same(a, b):
+    x, y = a(BATCH), b(BATCH)
+    assert torch.allclose(x.logits, y.logits, atol=1e-6)
+    assert torch.allclose(x.scores, y.scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [10, "exact"])
+def test_alpha_zero_is_abmil(steps):
+    assert_same(*twins("abmil", "sm_ap", {"spectral_norm": True}, {"alpha": 0.0, "steps": steps}))
+    for where in ("early", "mid", "late"):
+        plain = {"where": where, "alpha": 0.0, "spectral_norm": False}
+        assert_same(*twins("abmil", "sm_ap", {}, plain))
+
+
+def test_late_scores_are_the_smoothed_scores_of_abmil_and_smoother():
+    options = {"where": "late", "alpha": 0.8, "spectral_norm": False}
+    plain, late = twins("abmil", "sm_ap", {}, options)
+    p, f = BATCH.graph.normalized(), plain(BATCH).scores
+    assert torch.allclose(late(BATCH).scores, sm(f, p, 0.8), atol=1e-6)
+    assert p.roughness(late(BATCH).scores) < p.roughness(f)
+
+
+@pytest.mark.parametrize("where", ["early", "mid", "late"])
+def test_without_neighbours_sm_ap_is_abmil(where):
+    plain, smooth = twins("abmil", "sm_ap", {}, {"where": where, "alpha": 0.9, "spectral_norm": False})
+    for bag in (grid_bag(1), without_edges(grid_bag(30))):
+        batch = BagBatch.pack([bag])
+        assert torch.allclose(plain(batch).logits, smooth(batch).logits, atol=1e-6)
+
+
+def test_the_four_variants_agree_when_nothing_is_smoothed():
+    for norm in (True, False):
+        for variant in ("both", "encoder", "pool", "none"):
+            options = {"smooth": variant, "alpha": 0.0, "spectral_norm": norm}
+            assert_same(*twins("transformer_abmil", "sm_tap", {"spectral_norm": norm}, options))
+
+
+def test_without_edges_sm_tap_is_the_plain_transformer():
+    plain, smooth = twins("transformer_abmil", "sm_tap", {}, {"alpha": 0.9, "spectral_norm": False})
+    batch = BagBatch.pack([without_edges(grid_bag(20)), without_edges(grid_bag(5, seed=1))])
+    assert torch.allclose(plain(batch).logits, smooth(batch).logits, atol=1e-6)
+
+
+def test_the_plain_transformer_does_not_see_the_graph():
+    torch.manual_seed(0)
+    model = create_model("transformer_abmil", 16).eval()
+    a, b = (model(BagBatch.pack([bag])) for bag in (grid_bag(20), without_edges(grid_bag(20))))
+    assert torch.equal(a.logits, b.logits)
+
+
+@pytest.mark.parametrize("variant", ["both", "encoder", "pool"])
+@pytest.mark.parametrize("place", ["layers", "output"])
+def test_the_smoothed_variants_do(variant, place):
+    torch.manual_seed(0)
+    model = create_model("sm_tap", 16, smooth=variant, sm_encoder=place).eval()
+    a, b = (model(BagBatch.pack([bag])) for bag in (grid_bag(20), without_edges(grid_bag(20))))
+    assert not torch.allclose(a.scores, b.scores, atol=1e-4)
+
+
+def test_every_alpha_is_trained():
+    torch.manual_seed(0)
+    model = create_model("sm_tap", 16)
+    model(BATCH).logits.sum().backward()
+    alphas = {n: p.grad for n, p in model.named_parameters() if n.endswith("sm.logit")}
+    assert len(alphas) == 3
+    assert all(g.abs() > 0 for g in alphas.values())
+
+
+def test_the_alphas_differ_in_effect_the_right_way_round():
+    """alpha = 0.9 gives a smoother map than 0.1 (a swapped convention would not)."""
+    p = BATCH.graph.normalized()
+    rough = []
+    for alpha in (0.1, 0.9):
+        torch.manual_seed(0)
+        rough.append(p.roughness(create_model("sm_ap", 16, where="late", alpha=alpha).eval()(BATCH).scores).item())
+    assert rough[1] < rough[0]
+
+
+def test_abmil_twice_the_bag_is_the_same_bag():
+    torch.manual_seed(0)
+    model, bag = create_model("abmil", 16).eval(), chain_bag(9)
+    doubled = type(bag)("twice", torch.cat([bag.x, bag.x]), y=1)
+    a, b = model(BagBatch.pack([bag])), model(BagBatch.pack([doubled]))
+    assert torch.allclose(a.logits, b.logits, atol=1e-6)

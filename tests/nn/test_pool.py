@@ -1,0 +1,162 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from bags import STEP, grid_coords, random_graph
+from torch import nn
+
+from smmil.graph import KINDS, grid_graph, join
+from smmil.nn import AttentionPool, SmAttentionPool, sm
+
+SIZES = (1, 7, 40)
+OFFSETS = torch.tensor([0, 1, 8, 48])
+DIM, ATT, WIDTH = 11, 6, 9
+
+
+def batch_graph():
+    return join([grid_graph(grid_coords(n), STEP) if n != 7 else random_graph(7, share=0.6) for n in SIZES])
+
+
+def rows(width=WIDTH, seed=0):
+    return torch.randn(48, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def make(where, seed=3, **options):
+    torch.manual_seed(seed)
+    if where is None:
+        return AttentionPool(DIM, ATT, **options).double()
+    return SmAttentionPool(DIM, ATT, where=where, **options).double()
+
+
+def literal(pool, h, where, graph):
+    """The definition, bag by bag, with dense matrices: smooth h itself, pool Sm(h)."""
+    kind = "sym" if where is None else pool.sm.normalization
+    p = graph.normalized(kind).dense()
+
+    def smooth(u):
+        g = u
+        for _ in range(pool.sm.steps):
+            g = pool.sm.alpha * p @ g + (1 - pool.sm.alpha) * u
+        return g
+
+    w, b = pool.project.weight, pool.project.bias
+    h = smooth(h) if where == "early" else h
+    pre = h @ w.T + b
+    gate = None if pool.gate is None else h @ pool.gate.weight.T + pool.gate.bias
+    if where == "mid":
+        pre, gate = smooth(pre), None if gate is None else smooth(gate)
+    hidden = pre.tanh() if gate is None else pre.tanh() * gate.sigmoid()
+    f = hidden @ pool.score.weight.T
+    f = smooth(f) if where == "late" else f
+    z = [f[a:b].softmax(0).T @ h[a:b] for a, b in itertools.pairwise(OFFSETS)]
+    return torch.cat(z), f
+
+
+def gradients(outputs, inputs):
+    z, f = outputs
+    target = (z * torch.arange(1.0, DIM + 1)).sin().sum() + (f * rows(1, seed=8)).sum()
+    return torch.autograd.grad(target, inputs)
+
+
+@pytest.mark.parametrize("where", [None, "early", "mid", "late"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("embedded", [False, True])
+def test_the_pool_is_its_definition_gradients_included(where, gated, kind, embedded, monkeypatch):
+    monkeypatch.setattr("smmil.nn.attend.ROWS", 10)  # several chunks, not aligned with the bags
+    options = {"gated": gated} if where is None else {"gated": gated, "spectral_norm": False, "normalization": kind}
+    pool, graph = make(where, **options), batch_graph()
+    args = (OFFSETS,) if where is None else (OFFSETS, graph)
+    torch.manual_seed(5)
+    embed = nn.Linear(WIDTH, DIM).double()
+    x = (rows() if embedded else rows(DIM)).requires_grad_()
+    h = embed(x).relu() if embedded else x
+    ours = pool.pool_embedded(x, embed, *args) if embedded else pool(x, *args)
+    truth = literal(pool, h, where, graph)
+    wanted = [x, *pool.parameters(), *(embed.parameters() if embedded else [])]
+    for mine, true in zip((*ours, *gradients(ours, wanted)), (*truth, *gradients(truth, wanted)), strict=True):
+        assert torch.allclose(mine, true, atol=1e-10), (mine - true).abs().max()
+
+
+def test_early_smooths_narrow_matrices_only(monkeypatch):
+    """Sm(H)Wᵀ = Sm(HWᵀ) and Sm(H)ᵀs = HᵀSm(s): nothing as wide as the embedding is ever smoothed."""
+    widths = []
+    monkeypatch.setattr("smmil.nn.smooth.sm", lambda u, *a: widths.append(u.shape[1]) or sm(u, *a))
+    make("early")(rows(DIM), OFFSETS, batch_graph())
+    assert sorted(widths) == [1, ATT]
+
+
+def test_spectral_norm_sits_on_the_layers_behind_sm():
+    for where, normed in (("early", (1, 1)), ("mid", (0, 1)), ("late", (0, 0))):
+        pool = make(where).eval()
+        norms = [torch.linalg.matrix_norm(w, 2).item() for w in (pool.project.weight, pool.score.weight)]
+        assert [abs(n - 1) < 1e-3 for n in norms] == [bool(k) for k in normed]
+
+
+def test_spectral_norm_bounds_the_scores():
+    pool = SmAttentionPool(DIM, 100).eval()
+    _, f = pool(100 * rows(DIM).float(), OFFSETS, batch_graph())
+    assert f.abs().max() <= 10 * (1 + 1e-5)
+
+
+def test_the_power_iteration_rests_in_eval_mode():
+    pool, graph = make("early").eval(), batch_graph()
+    before = {k: v.clone() for k, v in pool.state_dict().items()}
+    pool(rows(DIM), OFFSETS, graph)
+    assert all(torch.equal(v, before[k]) for k, v in pool.state_dict().items())
+
+
+def test_a_bag_twice_is_the_same_bag():
+    pool, x = make(None), rows(DIM)[:7]
+    z, _ = pool(x, torch.tensor([0, 7]))
+    twice, _ = pool(torch.cat([x, x]), torch.tensor([0, 14]))
+    assert torch.allclose(z, twice)
+
+
+def test_a_single_instance_is_its_own_bag_vector():
+    x = rows(DIM)[:1]
+    assert torch.allclose(make(None)(x, torch.tensor([0, 1]))[0], x)
+
+
+def test_half_precision_features_are_widened_inside():
+    pool, embed = AttentionPool(DIM, ATT), nn.Linear(WIDTH, DIM)
+    x = rows().half()
+    z, f = pool.pool_embedded(x, embed, OFFSETS)
+    same = pool.pool_embedded(x.float(), embed, OFFSETS)
+    assert torch.equal(z, same[0])
+    assert torch.equal(f, same[1])
+
+
+def test_autocast_computes_in_bfloat16_and_stays_close():
+    pool, embed, graph = make("early").float(), nn.Linear(WIDTH, DIM), batch_graph()
+    pool.eval()
+    x = rows().float()
+    wanted = list(embed.parameters())
+    plain = pool.pool_embedded(x, embed, OFFSETS, graph)
+    expected = torch.autograd.grad(plain[0].sum(), wanted)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = pool.pool_embedded(x, embed, OFFSETS, graph)
+    found = torch.autograd.grad(mixed[0].sum(), wanted)
+    assert not torch.equal(mixed[0], plain[0])
+    assert torch.allclose(mixed[0], plain[0], atol=0.03)
+    assert all(torch.allclose(a, b, atol=0.1, rtol=0.05) for a, b in zip(found, expected, strict=True))
+
+
+def test_nothing_is_taped_in_use():
+    pool, embed = AttentionPool(DIM, ATT), nn.Linear(WIDTH, DIM)
+    with torch.no_grad():
+        z, f = pool.pool_embedded(rows().float(), embed, OFFSETS)
+    assert not z.requires_grad
+    assert not f.requires_grad
+
+
+def test_scores_can_be_penalised_alone():
+    """A loss on the scores only must reach the embedding too."""
+    pool, embed = AttentionPool(DIM, ATT).double(), nn.Linear(WIDTH, DIM).double()
+    _, f = pool.pool_embedded(rows(), embed, OFFSETS)
+    (grad,) = torch.autograd.grad(f.square().sum(), embed.weight)
+    h = embed(rows()).relu()
+    (true,) = torch.autograd.grad((pool(h, OFFSETS)[1]).square().sum(), embed.weight)
+    assert torch.allclose(grad, true)
+    assert np.isfinite(grad.numpy()).all()

@@ -1,0 +1,30 @@
+import itertools
+
+import torch
+
+from smmil.nn.segment import segment_argmax, segment_ids, segment_mean, segment_softmax, segment_sum
+
+OFFSETS = torch.tensor([0, 1, 4, 9])
+
+
+def pieces(x):
+    return [x[a:b] for a, b in itertools.pairwise(OFFSETS)]
+
+
+def test_every_reduction_stays_inside_its_bag():
+    x = torch.randn(9, 3, dtype=torch.float64)
+    assert torch.allclose(segment_sum(x, OFFSETS), torch.stack([p.sum(0) for p in pieces(x)]))
+    assert torch.allclose(segment_mean(x, OFFSETS), torch.stack([p.mean(0) for p in pieces(x)]))
+    assert torch.allclose(segment_softmax(x, OFFSETS), torch.cat([p.softmax(0) for p in pieces(x)]))
+    assert torch.equal(x.gather(0, segment_argmax(x, OFFSETS)), torch.stack([p.amax(0) for p in pieces(x)]))
+    assert segment_ids(OFFSETS).tolist() == [0, 1, 1, 1, 2, 2, 2, 2, 2]
+
+
+def test_softmax_gradients():
+    x = torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: segment_softmax(t, OFFSETS), (x,))
+
+
+def test_softmax_survives_huge_scores():
+    x = torch.tensor([[1e4], [1e4], [-1e4], [3e38]])
+    assert segment_softmax(x, torch.tensor([0, 3, 4]))[:, 0].tolist() == [0.5, 0.5, 0.0, 1.0]

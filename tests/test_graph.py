@@ -1,0 +1,209 @@
+import time
+
+import numpy as np
+import pytest
+import torch
+from bags import STEP, grid_coords, random_graph
+
+from smmil.errors import DataError
+from smmil.graph import KINDS, Graph, chain_graph, grid_graph, join, knn_graph, radius_graph
+
+
+def slow_grid(coords, step, neighbours):
+    """The definition, pair by pair."""
+    n = len(coords)
+    dense = np.zeros((n, n))
+    for i in range(n):
+        for j in range(n):
+            apart = np.abs(coords[i] - coords[j]) / step
+            near = apart.max() < 1.5 if neighbours == 8 else apart.sum() < 1.5
+            dense[i, j] = i != j and near
+    return dense
+
+
+def dense_normalized(a, kind):
+    """Textbook propagation matrices, dense; a lonely node keeps its value."""
+    a = a + np.eye(len(a)) if kind == "sym_loop" else a
+    d = a.sum(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = a / d[:, None] if kind == "rw" else a / np.sqrt(d[:, None] * d[None])
+    return np.where(d[:, None] * d[None] == 0, 0, p) + np.diag((d == 0).astype(float))
+
+
+@pytest.mark.parametrize("neighbours", [4, 8])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_lattice_joins_exactly_the_touching_cells(neighbours, dims):
+    cells = np.argwhere(np.random.default_rng(dims).random((5,) * dims) < 0.6)
+    coords = cells * STEP + 1000
+    assert np.array_equal(grid_graph(coords, STEP, neighbours).dense(), slow_grid(coords, STEP, neighbours))
+
+
+@pytest.mark.parametrize("neighbours", [4, 8])
+def test_pieces_with_their_own_origin_are_joined_where_they_meet(neighbours):
+    coords = grid_coords(60).astype(float)
+    coords[30:] += (200, 77)
+    assert np.array_equal(grid_graph(coords, STEP, neighbours).dense(), slow_grid(coords, STEP, neighbours))
+
+
+def test_two_patches_at_one_place_are_neighbours():
+    coords = np.array([[0, 0], [0, 0], [STEP, 0], [5 * STEP, 0]])
+    dense = grid_graph(coords, STEP).dense()
+    assert dense[0, 1] == dense[0, 2] == dense[1, 2] == 1
+    assert dense[3].sum() == 0
+
+
+def test_overlapping_patches_are_neighbours_by_their_stride():
+    coords = np.stack(np.meshgrid(np.arange(4), np.arange(4)), -1).reshape(-1, 2) * 256
+    assert grid_graph(coords, 256).indptr.diff().max() == 8
+    assert grid_graph(coords, 512).indptr.diff().max() == 15  # everything within 1.5 · 512
+
+
+def test_scattered_coordinates_do_not_fill_the_memory():
+    coords = np.array([[0, 0], [10**9, 10**9], [10**9 + 512, 10**9]])
+    assert grid_graph(coords, 512).indptr.diff().tolist() == [0, 1, 1]
+
+
+def test_a_step_for_every_axis():
+    coords = np.array([[0, 0], [100, 0], [0, 300], [200, 0]])
+    assert np.array_equal(grid_graph(coords, (100, 300)).dense(), slow_grid(coords, np.array([100, 300]), 8))
+
+
+@pytest.mark.parametrize("build", [lambda c: grid_graph(c, 1), lambda c: knn_graph(c, 3), lambda c: radius_graph(c, 2)])
+def test_a_single_instance_is_a_graph_without_edges(build):
+    graph = build(torch.tensor([[3, 4]]))
+    assert (graph.n, graph.indices.numel(), graph.isolated_share) == (1, 0, 1.0)
+
+
+def test_knn_joins_when_at_least_one_chose_the_other():
+    coords = np.random.default_rng(0).normal(size=(40, 2))
+    apart = np.linalg.norm(coords[:, None] - coords[None], axis=2) + np.diag([np.inf] * 40)
+    chosen = np.zeros((40, 40))
+    np.put_along_axis(chosen, np.argsort(apart, 1)[:, :5], 1, axis=1)
+    assert np.array_equal(knn_graph(coords, 5).dense(), np.maximum(chosen, chosen.T))
+
+
+def test_knn_survives_many_instances_at_one_place():
+    graph = knn_graph(np.zeros((12, 2)), 3)
+    assert (graph.indptr.diff() >= 3).all()
+    assert graph.dense().diagonal().sum() == 0
+
+
+def test_radius_includes_its_border():
+    assert radius_graph(np.array([[0.0], [1.0], [2.5]]), 1.0).dense().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+
+
+def test_a_chain_is_a_path():
+    assert chain_graph(4).edges().T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1], [2, 3], [3, 2]]
+    assert chain_graph(4).is_chain
+    assert not grid_graph(grid_coords(30), STEP).is_chain
+
+
+def test_a_pair_given_once_counts_in_both_directions():
+    once = Graph.from_edges([[0, 1], [1, 2]], [2.0, 3.0], 4)
+    both = Graph.from_edges([[0, 1, 1, 2], [1, 2, 0, 1]], [2.0, 3.0, 2.0, 3.0], 4)
+    assert torch.equal(once.dense(), both.dense())
+    assert torch.equal(once.dense(), once.dense().T)
+
+
+@pytest.mark.parametrize(
+    ("index", "weight", "n", "word"),
+    [
+        ([[0], [0]], None, 2, "itself"),
+        ([[0], [5]], None, 3, "outside"),
+        ([[0, 1], [1, 0]], [1.0, 2.0], 2, "two different weights"),
+        ([[0], [1]], [-1.0], 2, "positive"),
+        ([[0], [1]], [float("nan")], 2, "positive"),
+        ([[0], [1]], [1.0, 1.0], 2, "2 weights"),
+        ([[], []], None, 0, "at least one"),
+    ],
+)
+def test_impossible_edges_are_refused(index, weight, n, word):
+    with pytest.raises(DataError, match=word):
+        Graph.from_edges(index, weight, n)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_normalisation_is_the_textbook_matrix(kind):
+    for graph in (random_graph(25), chain_graph(6), grid_graph(grid_coords(30), STEP)):
+        expected = dense_normalized(graph.dense().numpy(), kind)
+        assert np.allclose(graph.normalized(kind).dense(), expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["sym", "rw"])
+def test_a_lonely_node_keeps_itself_unless_asked_to_fade(kind):
+    graph = Graph.from_edges([[0], [1]], n=3)
+    assert graph.normalized(kind).dense()[2, 2] == 1
+    assert graph.normalized(kind, isolated="shrink").dense()[2].sum() == 0
+
+
+def test_normalising_twice_is_normalising_once_and_another_kind_is_refused():
+    sym = chain_graph(3).normalized("sym")
+    assert sym.normalized("sym") is sym
+    with pytest.raises(DataError, match="already normalised"):
+        sym.normalized("rw")
+
+
+def test_normalised_graphs_are_made_once():
+    graph = chain_graph(5)
+    assert graph.normalized("rw") is graph.normalized("rw")
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_propagation_is_the_matrix_product_forward_and_backward(kind):
+    graph = random_graph(20)
+    graph = graph if kind is None else graph.normalized(kind)
+    x = torch.randn(20, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.allclose(graph.propagate(x), graph.dense() @ x)
+    assert torch.autograd.gradcheck(graph.propagate, (x,))
+    assert torch.allclose(graph.transposed().dense(), graph.dense().T)
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_joined_graphs_do_not_touch(kind):
+    parts = [random_graph(9), chain_graph(1), grid_graph(grid_coords(14), STEP)]
+    parts = parts if kind is None else [g.normalized(kind) for g in parts]
+    assert torch.equal(join(parts).dense(), torch.block_diag(*[g.dense() for g in parts]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_joining_and_normalising_commute(kind):
+    parts = [random_graph(9), chain_graph(4)]
+    a, b = join(parts).normalized(kind), join([g.normalized(kind) for g in parts])
+    assert torch.allclose(a.dense(), b.dense())
+
+
+def test_roughness_is_the_dirichlet_energy():
+    graph, x = random_graph(15), torch.randn(15, 4, dtype=torch.float64)
+    a = graph.dense()
+    slow = sum(a[i, j] * (x[i] - x[j]).square().sum() for i in range(15) for j in range(15)) / 2
+    assert torch.allclose(graph.roughness(x), slow)
+    laplacian = torch.eye(15) - graph.normalized().dense()
+    assert torch.allclose(graph.normalized().roughness(x), torch.trace(x.T @ laplacian @ x))
+    assert graph.roughness(torch.ones(15)) == 0
+
+
+def test_spectra_are_as_derived():
+    def largest(graph, kind="sym"):
+        return torch.linalg.eigvalsh(torch.eye(graph.n) - graph.normalized(kind).dense()).max().item()
+
+    full = np.stack(np.meshgrid(np.arange(6), np.arange(7)), -1).reshape(-1, 2)
+    assert largest(chain_graph(11)) == pytest.approx(2)
+    assert largest(grid_graph(full, 1, neighbours=4)) == pytest.approx(2)
+    assert largest(grid_graph(full, 1)) == pytest.approx(1.498, abs=1e-3)
+    assert largest(chain_graph(34), "sym_loop") == pytest.approx(1.33, abs=5e-3)
+
+
+def test_a_large_slide_gets_its_graph_well_under_a_second():
+    coords = np.stack(np.meshgrid(np.arange(300), np.arange(200)), -1).reshape(-1, 2) * STEP
+    coords[30_000:] += 100  # off the lattice: the slow path must be fast enough too
+    start = time.perf_counter()
+    graph = grid_graph(coords, STEP)
+    assert graph.n == 60_000
+    assert time.perf_counter() - start < 5
+
+
+def test_coordinates_that_are_not_numbers_are_named():
+    with pytest.raises(DataError, match="row 1"):
+        grid_graph(np.array([[0.0, 0], [np.nan, 1]]), 1)
+    with pytest.raises(DataError, match="step must be positive"):
+        grid_graph(np.array([[0.0, 0]]), 0)

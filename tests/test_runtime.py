@@ -1,0 +1,64 @@
+"""Seeds by place, settings that are given back, and honest answers about hardware."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from smmil.errors import ConfigError
+from smmil.runtime import choose_device, describe, place_seed, reproducible, seed_step
+
+
+def drawn():
+    return [*torch.rand(3).tolist(), random.random(), np.random.rand()]
+
+
+def test_the_same_place_draws_the_same_numbers_whatever_happened_before():
+    seed_step(1, 2, 3)
+    first = drawn()
+    drawn()
+    seed_step(1, 2, 3)
+    assert drawn() == first
+
+
+def test_neighbouring_places_do_not_share_their_numbers():
+    places = [(s, e, t) for s in range(6) for e in range(-1, 6) for t in range(-1, 6)]
+    assert len({place_seed(*place) for place in places}) == len(places)
+    assert place_seed(1, 11, 1) != place_seed(11, 1, 1) != place_seed(1, 1, 11)
+
+
+def fail_inside_the_block():
+    with reproducible(threads=1):
+        assert torch.get_num_threads() == 1
+        assert torch.are_deterministic_algorithms_enabled()
+        raise KeyError
+
+
+def test_determinism_and_threads_hold_inside_the_block_and_are_given_back():
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    with pytest.raises(KeyError):
+        fail_inside_the_block()
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+def test_an_unknown_device_is_refused_with_the_names_that_work():
+    with pytest.raises(ConfigError, match="use auto, cpu, cuda"):
+        choose_device("gpu0")
+    assert choose_device("cpu").type == "cpu"
+    assert choose_device("auto").type in ("cpu", "cuda")
+
+
+def test_a_card_that_is_not_there_is_not_silently_replaced(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(ConfigError, match="no CUDA card is visible"):
+        choose_device("cuda")
+
+
+def test_the_description_knows_versions_cores_and_memory():
+    facts = describe()
+    assert facts["versions"]["torch"] == torch.__version__
+    assert facts["cores"] >= 1
+    assert facts["memory_gb"] > 0
+    assert facts["free_disk_gb"] >= 0
