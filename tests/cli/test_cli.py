@@ -171,7 +171,7 @@ def test_every_example_config_runs_at_toy_size(name, study, tmp_path, smmil_main
     assert "all 1 epochs done" in told
 
 
-def test_ctrl_c_saves_and_exits_with_130_and_the_same_command_goes_on(study, tmp_path):
+def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(study, tmp_path):
     changes = [
         "training.epochs=4000",
         "training.threads=1",

@@ -2,7 +2,11 @@
 
 import csv
 import json
+import os
 import shutil
+import signal
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,9 +37,6 @@ class Listener(Progress):
     def step_done(self, epoch, step, loss):
         self.steps += 1
         if self.steps == self.stop_at:
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -109,8 +110,6 @@ def test_asking_twice_to_stop_stops_at_once():
 
 
 def test_signal_handlers_are_given_back():
-    import signal
-
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with stop_on_signals():
         assert signal.getsignal(signal.SIGINT) != before[0]
@@ -186,8 +185,31 @@ def test_a_mistake_does_not_claim_the_folder(settings, tmp_path):
 
 
 def test_tensorboard_is_asked_for_by_name_when_missing(settings, tmp_path, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingExtra, match=r"pip install 'smmil\[tensorboard\]'"):
         train(settings("training.tensorboard=true"), tmp_path)
+
+
+def test_tensorboard_gets_every_number_of_every_epoch_and_forgets_repeated_ones(settings, tmp_path, monkeypatch):
+    told = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            told.append(("from", purge_step))
+
+        def add_scalar(self, name, value, step):
+            told.append((name, step))
+
+        def flush(self): ...
+
+        def close(self): ...
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    config = settings("training.tensorboard=true")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, progress=Listener(stop_at=3))
+    train(config, tmp_path)
+    begins = [step for name, step in told if name == "from"]
+    assert begins[0] == 1
+    assert begins[1] == 1 + sum(step <= begins[1] - 1 for name, step in told if name == "val_auroc")
+    assert [step for name, step in told if name == "val_auroc"] == [1, 2, 3]
