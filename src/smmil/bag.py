@@ -101,7 +101,8 @@ class BagBatch:
         return replace(self, y=None, y_inst=None)
 
     def to(self, device: torch.device | str) -> "BagBatch":
-        moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor | Graph)}
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {k: v.to(device) for k, v in held.items() if isinstance(v, Tensor | Graph)}
         return replace(self, **moved)
 
 

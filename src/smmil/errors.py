@@ -16,7 +16,7 @@ class ConfigError(SmmilError):
     """An option, a name or a combination of settings that cannot be meant."""
 
 
-class MissingExtra(SmmilError):
+class MissingExtra(SmmilError):  # noqa: N818
     """An optional library is needed for this and not installed."""
 
     def __init__(self, library: str, extra: str, what: str):

@@ -42,4 +42,5 @@ class Frame:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "Frame":
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+        return cls(**values)

@@ -145,9 +145,17 @@ class Graph:
         """The matrix times the rows of x: each row becomes the weighted sum of its neighbours. Differentiable in x."""
         return _Propagate.apply(x, self)
 
-    def add_propagated(self, u: Tensor, g: Tensor, beta: float, alpha: float, out: Tensor) -> Tensor:
-        """beta u + alpha (matrix @ g) into `out`, without autograd: the one kernel under every smoother."""
-        return torch.addmm(u, self._sparse(g.dtype), g, beta=beta, alpha=alpha, out=out)
+    def accumulate(self, out: Tensor, g: Tensor, beta: float, alpha: float) -> Tensor:
+        """beta out + alpha (matrix @ g), in place of `out` and without autograd: the one kernel under every smoother.
+
+        (torch would first copy a separate summand into the result, which costs as much as the product itself.)
+        """
+        sparse = self._sparse(g.dtype)
+        if g.shape[1] == 1:  # a matrix-vector product takes two thirds of a product with one column
+            torch.addmv(out[:, 0], sparse, g[:, 0], beta=beta, alpha=alpha, out=out[:, 0])
+        else:
+            torch.addmm(out, sparse, g, beta=beta, alpha=alpha, out=out)
+        return out
 
     def roughness(self, x: Tensor) -> Tensor:
         """Dirichlet energy: as built ½ Σ A_ij |x_i - x_j|², for `sym` and `sym_loop` tr xᵀ(I - P)x; 0 is smoothest."""

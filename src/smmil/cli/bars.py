@@ -63,13 +63,14 @@ class TrainingBars(Progress):
 
     def summary(self, result: RunResult) -> None:
         """What was selected, and the next command."""
-        table = Table(title=f"{result.folder}: {result.ended}", title_justify="left")
+        table = Table()
         for column in ("weights", "epoch", "val auroc", "val loss"):
             table.add_column(column, justify="left" if column == "weights" else "right")
         for name in ("best", "lowest_loss"):
             chosen = getattr(result, name)
             table.add_row(name, str(chosen["epoch"]), f"{chosen['auroc']:.4f}", f"{chosen['loss']:.4f}")
         out = Console()
+        out.print(f"{result.folder}: {result.ended}", highlight=False, soft_wrap=True, markup=False)
         out.print(table)
         out.print(
             f"next: smmil predict {result.folder} --out predictions", highlight=False, soft_wrap=True, markup=False

@@ -36,12 +36,11 @@ def self_check() -> bool:
     from smmil.data.synthetic import synthetic_slides
     from smmil.losses import total_loss
     from smmil.models import create_model
-    from smmil.predict import on_device
     from smmil.runtime import choose_device
 
     device = choose_device()
-    batch = on_device(BagBatch.pack(synthetic_slides(2, size=(20, 40), dim=8)), device)
     model = create_model("sm_ap", 8).to(device)
+    batch = BagBatch.pack(synthetic_slides(2, size=(20, 40), dim=8)).to(device)
     loss, _ = total_loss(model(batch), batch.need("y"))
     loss.backward()
     finite = [bool(torch.isfinite(p.grad).all()) for p in model.parameters() if p.grad is not None]

@@ -17,8 +17,8 @@ lesions are still connected.
 
 How hard it is: ranked by the true direction v, single instances reach an AUROC of 0.98. The factor 3.5 was chosen once
 so that ABMIL, which ignores neighbours, learns something from about a hundred bags (with 2.5 it hardly did). No model
-that uses neighbours was trained before it was fixed, but one number that uses them was seen: the largest projection on v
-after averaging over neighbours tells positive from negative bags with an AUROC of 0.995 at 2.5 and 0.9996 at 3.5,
+that uses neighbours was trained before it was fixed, but one number that uses them was seen: the largest projection on
+v after averaging over neighbours tells positive from negative bags with an AUROC of 0.995 at 2.5 and 0.9996 at 3.5,
 against 0.88 without averaging at both. So the set rewards smoothing; do not read a model's rank on it as evidence.
 """
 

@@ -15,6 +15,7 @@ class ABMIL(nn.Module):
     """
 
     score_kind = "attention logit"
+    reads_half = True
 
     def __init__(
         self,

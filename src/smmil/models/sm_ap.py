@@ -20,6 +20,7 @@ class SmAP(nn.Module):
     """
 
     score_kind = "attention logit"
+    reads_half = True
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """SmTAP: transformer and attention pooling, both with the smooth operator (arXiv:2410.03276, section 4.3)."""
 
+from typing import Any
+
 from torch import nn
 
 from smmil.bag import BagBatch
@@ -49,15 +51,21 @@ class SmTAP(nn.Module):
         super().__init__()
         check_choice(smooth, VARIANTS, "smooth")
         check_choice(sm_encoder, ("layers", "output"), "sm_encoder")
-        operator = {"alpha": alpha, "steps": steps, "normalization": normalization}
-        shape = {"dim": trans_dim, "layers": layers, "heads": heads, "head_dim": head_dim, "mlp": mlp, "norm": norm}
+        operator: dict[str, Any] = {"alpha": alpha, "steps": steps, "normalization": normalization}
+        shape: dict[str, Any] = {
+            "dim": trans_dim,
+            "layers": layers,
+            "heads": heads,
+            "head_dim": head_dim,
+            "mlp": mlp,
+            "norm": norm,
+        }
         inside = sm_encoder if smooth in ("both", "encoder") else None
         self.encoder = Encoder(in_dim, dim, smooth=inside, **shape, **operator)
         self.smooth_pool = smooth in ("both", "pool")
+        self.pool: AttentionPool
         if self.smooth_pool:
-            self.pool = SmAttentionPool(
-                dim, att_dim, where=where, spectral_norm=spectral_norm, gated=gated, **operator
-            )
+            self.pool = SmAttentionPool(dim, att_dim, where=where, spectral_norm=spectral_norm, gated=gated, **operator)
         else:
             self.pool = AttentionPool(dim, att_dim, gated=gated, spectral_norm=spectral_norm)
         self.head = nn.Linear(dim, n_classes)

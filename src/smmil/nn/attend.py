@@ -65,8 +65,8 @@ class _Attend(torch.autograd.Function):
         grad_v, *grad_params = ctx.middle.backward(grad_scores, _against(h, grad_z, offsets))
         grad_h = grad_project = None
         if ctx.needs_input_grad[0]:
-            left, right = _factors(grad_v, ctx.middle.weights.detach(), project, grad_z, offsets)
-            grad_h = left.to(h.dtype) @ right.to(h.dtype)
+            factors = _Factors(grad_v, ctx.middle.weights.detach(), project, grad_z, offsets, h.dtype)
+            grad_h = factors.rows(slice(None), out=torch.empty_like(h))
         if ctx.needs_input_grad[1]:
             grad_project = grad_v.T @ h.to(grad_v.dtype)
         return grad_h, grad_project, None, None, *grad_params
@@ -77,12 +77,13 @@ class _EmbedAndAttend(torch.autograd.Function):
     def forward(ctx, x, embed, bias, project, weigh, offsets, *params):
         dtype = _compute_dtype(embed)
         h = torch.empty(x.shape[0], embed.shape[0], dtype=dtype, device=x.device)
-        table = embed.detach().to(dtype).T
+        v = torch.empty(x.shape[0], project.shape[0], dtype=dtype, device=x.device)
+        to_h, shift, to_v = embed.to(dtype).T, bias.to(dtype), project.to(dtype).T
         for rows in _chunks(x.shape[0]):
-            torch.addmm(bias.detach().to(dtype), x[rows].to(dtype), table, out=h[rows]).relu_()
-        v = (h @ project.detach().to(dtype).T).to(project.dtype)
+            part = torch.mm(x[rows].to(dtype), to_h, out=h[rows]).add_(shift).relu_()
+            torch.mm(part, to_v, out=v[rows])
         needs_v = any(ctx.needs_input_grad[:4])
-        ctx.middle = _Middle(weigh, v, params, (needs_v, *ctx.needs_input_grad[6:]))
+        ctx.middle = _Middle(weigh, v.to(project.dtype), params, (needs_v, *ctx.needs_input_grad[6:]))
         ctx.save_for_backward(x, embed, project, offsets, h)
         return _pool(h, ctx.middle.weights.detach(), offsets), ctx.middle.scores.detach()
 
@@ -91,25 +92,26 @@ class _EmbedAndAttend(torch.autograd.Function):
     def backward(ctx, grad_z, grad_scores):
         x, embed, project, offsets, h = ctx.saved_tensors
         grad_v, *grad_params = ctx.middle.backward(grad_scores, _against(h, grad_z, offsets))
-        left, right = _factors(grad_v, ctx.middle.weights.detach(), project, grad_z, offsets)
-        grad_x, grad_embed, grad_bias = _embed_backward(x, embed, h, left.to(h.dtype), right.to(h.dtype), ctx)
-        grad_project = grad_v.T @ h.to(grad_v.dtype) if ctx.needs_input_grad[3] else None
-        return grad_x, grad_embed, grad_bias, grad_project, None, None, *grad_params
+        factors = _Factors(grad_v, ctx.middle.weights.detach(), project, grad_z, offsets, h.dtype)
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        grads = _embed_backward(x, embed, h, factors, grad_x)
+        return grad_x, *grads, None, None, *grad_params
 
 
-def _embed_backward(x, embed, h, left, right, ctx):
-    """Gradients of x, the embedding and its bias from ∂/∂h = left @ right, a chunk of rows at a time."""
-    grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-    grad_embed, grad_bias = torch.zeros_like(embed), embed.new_zeros(embed.shape[0])
-    buffer = h.new_empty(min(ROWS, h.shape[0]), h.shape[1])
+def _embed_backward(x: Tensor, embed: Tensor, h: Tensor, factors: "_Factors", grad_x: Tensor | None):
+    """Gradients of the embedding, its bias and the projection, a chunk of rows at a time (and of x, if wanted)."""
+    grad_embed, grad_bias = torch.zeros_like(embed), torch.zeros_like(embed[:, 0])
+    grad_project = torch.zeros_like(factors.project, dtype=embed.dtype)
+    buffer, ones = h.new_empty(min(ROWS, h.shape[0]), h.shape[1]), h.new_ones(ROWS)
     for rows in _chunks(h.shape[0]):
-        grad_h = torch.mm(left[rows], right, out=buffer[: rows.stop - rows.start])
+        _accumulate(grad_project, factors.grad_v[rows], h[rows])
+        grad_h = factors.rows(rows, out=buffer[: rows.stop - rows.start])
         torch.ops.aten.threshold_backward.grad_input(grad_h, h[rows], 0, grad_input=grad_h)
         _accumulate(grad_embed, grad_h, x[rows].to(h.dtype))
-        grad_bias += grad_h.sum(0)
+        grad_bias += grad_h.T @ ones[: len(grad_h)]
         if grad_x is not None:
             grad_x[rows] = grad_h @ embed.to(h.dtype)
-    return grad_x, grad_embed, grad_bias
+    return grad_embed, grad_bias, grad_project
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -119,13 +121,18 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left.T @ right
 
 
-def _factors(
-    grad_v: Tensor, weights: Tensor, project: Tensor, grad_z: Tensor, offsets: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Two thin factors of ∂/∂h = weights ⊗ ∂z + ∂v W: one column per projection and per bag."""
-    mine = torch.zeros(weights.shape[0], grad_z.shape[0], dtype=weights.dtype, device=weights.device)
-    mine.scatter_(1, segment_ids(offsets)[:, None], weights)
-    return torch.cat([grad_v, mine], 1), torch.cat([project.to(grad_z.dtype), grad_z])
+class _Factors:
+    """∂/∂h = ∂v W + weights ⊗ ∂z of its bag, kept as thin factors and multiplied out where rows are asked for."""
+
+    def __init__(
+        self, grad_v: Tensor, weights: Tensor, project: Tensor, grad_z: Tensor, offsets: Tensor, dtype: torch.dtype
+    ):
+        self.grad_v, self.project, self.grad_z = grad_v.to(dtype), project.to(dtype), grad_z.to(dtype)
+        self.mine = torch.zeros(weights.shape[0], grad_z.shape[0], dtype=dtype, device=weights.device)
+        self.mine.scatter_(1, segment_ids(offsets)[:, None], weights.to(dtype))
+
+    def rows(self, rows: slice, out: Tensor) -> Tensor:
+        return torch.mm(self.grad_v[rows], self.project, out=out).addmm_(self.mine[rows], self.grad_z)
 
 
 def _pool(h: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:

@@ -36,11 +36,11 @@ def chebyshev_degree(gamma: float, tol: float, graph: Graph) -> int:
 def _chebyshev(u: Tensor, graph: Graph, gamma: float, degree: int) -> Tensor:
     root = math.sqrt(1 + 2 * gamma)
     r = (1 + gamma - root) / gamma
-    before, now = u.clone(), graph.add_propagated(u, u, 0.0, 1.0, torch.empty_like(u))
+    before, now = u.clone(), graph.accumulate(torch.zeros_like(u), u, 0.0, 1.0)
     total = u / root
     total.add_(now, alpha=2 * r / root)
     for k in range(2, degree + 1):
-        before, now = now, graph.add_propagated(before, now, -1.0, 2.0, before)
+        before, now = now, graph.accumulate(before, now, -1.0, 2.0)
         total.add_(now, alpha=2 * r**k / root)
     return total
 

@@ -67,8 +67,9 @@ class AttentionPool(nn.Module):
         return weigh
 
     def _activate(self, v: Tensor) -> Tensor:
+        """tanh, gated if asked for; v belongs to us and is overwritten."""
         if self.gate is None:
-            return v.tanh()
+            return v.tanh_()
         return v[:, : self.att_dim].tanh() * v[:, self.att_dim :].sigmoid()
 
 

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from smmil.errors import ConfigError, DataError
 from smmil.graph import KINDS, Graph
 from smmil.nn.exact import solve_smooth
+from smmil.nn.powers import smooth_powers
 
 
 def sm(u: Tensor, graph: Graph, alpha: float | Tensor, steps: int = 10) -> Tensor:
@@ -121,50 +122,26 @@ def _apply(operator: Any, u: Tensor, graph: Graph, alpha: float | Tensor, effort
     return operator.apply(rows.contiguous(), alpha, graph, effort).reshape(u.shape).to(u.dtype)
 
 
-def _iterate(u: Tensor, graph: Graph, alpha: float, steps: int) -> Tensor:
-    buffers = [torch.empty_like(u) for _ in range(min(steps, 2))]
-    g = u
-    for t in range(steps):
-        g = graph.add_propagated(u, g, 1 - alpha, alpha, buffers[t % 2])
-    return g
-
-
 class _Iterated(torch.autograd.Function):
+    """Backward: ∂/∂u applies the (transposed) operator to the gradient, ∂/∂α is its product with the saved ∂G/∂α."""
+
     @staticmethod
     def forward(ctx, u, alpha, graph, steps):
-        value = _value(alpha)
-        ctx.alpha, ctx.graph, ctx.steps = value, graph, steps
-        ctx.save_for_backward(u if isinstance(alpha, Tensor) else None)
+        ctx.alpha, ctx.graph, ctx.steps = _value(alpha), graph, steps
         ctx.like = alpha.dtype if isinstance(alpha, Tensor) else None
-        return _iterate(u, graph, value, steps)
+        g, slope = smooth_powers(u, graph, ctx.alpha, steps, slope=ctx.like is not None)
+        ctx.save_for_backward(slope)
+        return g
 
     @staticmethod
     @once_differentiable
     def backward(ctx, v):
-        graph = ctx.graph.transposed()
-        (u,) = ctx.saved_tensors
-        v = v.contiguous()
-        if u is None:
-            return _iterate(v, graph, ctx.alpha, ctx.steps), None, None, None
-        grad_u, grad_alpha = _walk_powers(v, u, graph, ctx.alpha, ctx.steps)
-        return grad_u, torch.tensor(grad_alpha, dtype=ctx.like, device=v.device), None, None
-
-
-def _walk_powers(v: Tensor, u: Tensor, graph: Graph, alpha: float, steps: int) -> tuple[Tensor, float]:
-    """Gradients for u and α from the powers V_t = Pᵗ V: no division by α, so exact at α = 0.
-
-    ∂/∂u = (1-α) Σ_{t<T} αᵗ V_t + α^T V_T and, with m_t = ⟨V_t, U⟩, ∂/∂α = Σ_{t≥1} t α^(t-1) (m_t - m_{t-1}).
-    """
-    total = v * (1 - alpha)
-    before, buffers = _dot(v, u), [torch.empty_like(v), torch.empty_like(v)]
-    slope = 0.0
-    for t in range(1, steps + 1):
-        v = graph.add_propagated(v, v, 0.0, 1.0, buffers[t % 2])
-        now = _dot(v, u)
-        slope += t * alpha ** (t - 1) * (now - before)
-        before = now
-        total.add_(v, alpha=alpha**t * (1 - alpha if t < steps else 1))
-    return total, slope
+        v, (slope,) = v.contiguous(), ctx.saved_tensors
+        grad_alpha = None if slope is None else torch.tensor(_dot(v, slope), dtype=ctx.like, device=v.device)
+        if not ctx.needs_input_grad[0]:
+            return None, grad_alpha, None, None
+        grad_u, _ = smooth_powers(v, ctx.graph.transposed(), ctx.alpha, ctx.steps, slope=False)
+        return grad_u, grad_alpha, None, None
 
 
 def _dot(a: Tensor, b: Tensor) -> float:

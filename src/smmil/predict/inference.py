@@ -39,16 +39,21 @@ def outputs(
     try:
         for batch in batches:
             with torch.no_grad():
-                output = model(on_device(batch.without_labels(), device))
+                output = model(on_device(batch.without_labels(), device, model))
             yield batch, output
     finally:
         model.train(training)
 
 
-def on_device(batch: BagBatch, device: torch.device | str) -> BagBatch:
-    """The batch where the model is, its features as float32 (they may be stored and moved in half precision)."""
+def on_device(batch: BagBatch, device: torch.device | str, model: nn.Module) -> BagBatch:
+    """The batch where the model is, its features as float32; a model with `reads_half` takes half precision as stored.
+
+    Such a model widens a chunk of rows at a time, so that a bag never lies in memory twice as large as on the disk.
+    """
     batch = batch.to(device)
-    return batch if batch.x.dtype == torch.float32 else replace(batch, x=batch.x.float())
+    if batch.x.dtype == torch.float32 or (batch.x.dtype == torch.float16 and getattr(model, "reads_half", False)):
+        return batch
+    return replace(batch, x=batch.x.float())
 
 
 def probabilities(logits: Tensor) -> Tensor:

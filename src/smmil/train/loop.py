@@ -101,7 +101,7 @@ def optimiser_step(job: Job, state: State, stream: Iterator[BagBatch]) -> None:
 def accumulate_gradient(job: Job, state: State, batch: BagBatch, share: float) -> None:
     """Add the gradient of one batch, weighted by its share of the bags, and its losses to the running sums."""
     where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
-    batch = replace(on_device(batch, job.device), y_inst=None)
+    batch = replace(on_device(batch, job.device, job.model), y_inst=None)
     output = forward(job, state, batch)
     loss, parts = total_loss(output, batch.need("y"), **job.weights)
     refuse_nonfinite_forward(batch, output, parts, where)
