@@ -13,7 +13,9 @@ def adjacency(bag: Bag, dense: bool = False) -> torch.Tensor:
     from torchmil.utils.graph_utils import normalize_adj
 
     weight = normalize_adj(index, weight, n_nodes=bag.n)
-    matrix = torch.sparse_coo_tensor(torch.from_numpy(index), torch.from_numpy(weight).float(), (bag.n, bag.n))
+    matrix = torch.sparse_coo_tensor(
+        torch.from_numpy(index), torch.from_numpy(weight).float(), (bag.n, bag.n), check_invariants=False
+    )
     return matrix.to_dense()[None] if dense else matrix.coalesce().unsqueeze(0)
 
 
@@ -64,4 +66,8 @@ def padded(bags: list[Bag]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         index.append(torch.cat([torch.full((1, one._nnz()), i), one.indices()]))
         weight.append(one.values())
     shape = (len(bags), longest, longest)
-    return x, torch.sparse_coo_tensor(torch.cat(index, 1), torch.cat(weight), shape).coalesce(), mask
+    return (
+        x,
+        torch.sparse_coo_tensor(torch.cat(index, 1), torch.cat(weight), shape, check_invariants=False).coalesce(),
+        mask,
+    )

@@ -8,6 +8,7 @@ from scipy.linalg import solve_banded
 from torch import Tensor
 
 from smmil.graph import Graph
+from smmil.nn.blocks import by_columns
 
 
 def solve_smooth(u: Tensor, graph: Graph, alpha: float, tol: float) -> Tensor:
@@ -17,7 +18,9 @@ def solve_smooth(u: Tensor, graph: Graph, alpha: float, tol: float) -> Tensor:
     gamma = alpha / (1 - alpha)
     if graph.is_chain and u.device.type == "cpu":
         return _solve_chain(u, graph, gamma)
-    return _chebyshev(u, graph, gamma, chebyshev_degree(gamma, tol, graph))
+    degree = chebyshev_degree(gamma, tol, graph)
+    (g,) = by_columns(u, lambda block: (_chebyshev(block, graph, gamma, degree),))
+    return g
 
 
 def chebyshev_degree(gamma: float, tol: float, graph: Graph) -> int:
@@ -30,7 +33,7 @@ def chebyshev_degree(gamma: float, tol: float, graph: Graph) -> int:
     root = math.sqrt(1 + 2 * gamma)
     r = (1 + gamma - root) / gamma
     wanted = tol * (1 - r) / (2 * root) / graph.skew
-    return max(1, math.ceil(math.log(wanted) / math.log(r)))
+    return max(1, math.ceil(math.log(wanted) / math.log(r)) - 1)
 
 
 def _chebyshev(u: Tensor, graph: Graph, gamma: float, degree: int) -> Tensor:
