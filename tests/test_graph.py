@@ -202,6 +202,15 @@ def test_a_large_slide_gets_its_graph_well_under_a_second():
     assert time.perf_counter() - start < 5
 
 
+def test_graphs_are_the_same_in_whatever_order_their_entries_lie():
+    lattice = grid_graph(grid_coords(30)[::-1].copy(), STEP)
+    listed = Graph.from_edges(lattice.edges(), lattice.weight, lattice.n)
+    assert not torch.equal(lattice.indices, listed.indices)
+    assert lattice.same_as(listed)
+    assert not lattice.same_as(chain_graph(30))
+    assert not lattice.same_as(Graph.from_edges(lattice.edges(), 2 * lattice.weight, lattice.n))
+
+
 def test_coordinates_that_are_not_numbers_are_named():
     with pytest.raises(DataError, match="row 1"):
         grid_graph(np.array([[0.0, 0], [np.nan, 1]]), 1)

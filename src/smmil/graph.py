@@ -171,6 +171,14 @@ class Graph:
         matrix = torch.zeros(self.n, self.n, dtype=self.weight.dtype, device=self.weight.device)
         return matrix.index_put_((self.rows, self.indices), self.weight, accumulate=True)
 
+    def same_as(self, other: "Graph") -> bool:
+        """Whether both join the same nodes with the same weights, in whatever order the entries are stored."""
+        if (self.n, self.indices.numel(), self.kind) != (other.n, other.indices.numel(), other.kind):
+            return False
+        mine, theirs = (g.rows * g.n + g.indices for g in (self, other))
+        (mine, at), (theirs, there) = mine.sort(), theirs.sort()
+        return torch.equal(mine, theirs) and torch.equal(self.weight[at], other.weight[there])
+
     def edges(self) -> Tensor:
         """Stored entries as pairs (2, e), row first."""
         return torch.stack([self.rows, self.indices])

@@ -178,10 +178,7 @@ def _check_graph(bag: Bag, stored: Stored) -> None:
         return
     if bag.graph.kind is not None:
         raise DataError(f"the graph is normalised as {bag.graph.kind!r}; store the graph as built")
-    same = built is not None and all(
-        torch.equal(getattr(built, part), getattr(bag.graph, part)) for part in ("indptr", "indices", "weight")
-    )
-    if not same:
+    if built is None or not built.same_as(bag.graph):
         raise DataError(f"the rule {stored.rule} does not give the bag's own graph; use graph='edges' to keep it")
 
 
