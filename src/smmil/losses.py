@@ -52,10 +52,16 @@ def class_weights(labels: Sequence[int], n_classes: int) -> dict[str, Tensor]:
 
 
 def total_loss(
-    output: Output, y: Tensor, *, pos_weight: Tensor | None = None, class_weight: Tensor | None = None
+    output: Output,
+    y: Tensor,
+    *,
+    bag_weight: float = 1.0,
+    pos_weight: Tensor | None = None,
+    class_weight: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The bag loss plus every term of the model's own, and the parts by name (`bag` is the criterion)."""
-    parts = {"bag": bag_loss(output.logits, y, pos_weight=pos_weight, class_weight=class_weight), **output.losses}
+    """The weighted bag loss plus every term of the model's own, and the parts by name (`bag` is the criterion)."""
+    bag = bag_loss(output.logits, y, pos_weight=pos_weight, class_weight=class_weight)
+    parts = {"bag": bag_weight * bag, **output.losses}
     if "bag" in output.losses:
         raise DataError("a model's own loss must not be called 'bag', which is the name of the bag criterion")
     return torch.stack([part.reshape(()) for part in parts.values()]).sum(), parts

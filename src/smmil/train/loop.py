@@ -20,6 +20,7 @@ from smmil.models import Output
 from smmil.predict import on_device, predict
 from smmil.runtime import seed_step
 from smmil.train.checkpoint import State
+from smmil.train.hooks import after_step, bag_weight, before_step
 from smmil.train.interrupt import StopRequest
 from smmil.train.nonfinite import gradients_are_finite, refuse_nonfinite_forward, refuse_nonfinite_gradient
 from smmil.train.progress import Progress
@@ -93,9 +94,11 @@ def optimiser_step(job: Job, state: State, stream: Iterator[BagBatch]) -> None:
     job.optimiser.zero_grad(set_to_none=True)
     for batch in islice(stream, t.accumulate):
         accumulate_gradient(job, state, batch, share=len(batch) / bags)
+    before_step(job.model)
     if t.clip_norm is not None:
         nn.utils.clip_grad_norm_(job.model.parameters(), t.clip_norm)
     job.optimiser.step()
+    after_step(job.model)
 
 
 def accumulate_gradient(job: Job, state: State, batch: BagBatch, share: float) -> None:
@@ -103,7 +106,7 @@ def accumulate_gradient(job: Job, state: State, batch: BagBatch, share: float) -
     where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
     batch = replace(on_device(batch, job.device, job.model), y_inst=None)
     output = forward(job, state, batch)
-    loss, parts = total_loss(output, batch.need("y"), **job.weights)
+    loss, parts = total_loss(output, batch.need("y"), bag_weight=bag_weight(job.model), **job.weights)
     refuse_nonfinite_forward(batch, output, parts, where)
     (loss * share).backward()
     if not gradients_are_finite(job.model):

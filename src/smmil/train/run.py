@@ -20,6 +20,7 @@ from smmil.predict import feature_source
 from smmil.runtime import choose_device, reproducible, seed_step, versions
 from smmil.train.checkpoint import State, load_checkpoint, save_checkpoint
 from smmil.train.folder import RunFolder, outcome
+from smmil.train.hooks import parameter_groups
 from smmil.train.interrupt import Interrupted, StopRequest, stop_on_signals
 from smmil.train.loop import Job, fit
 from smmil.train.progress import Progress
@@ -96,7 +97,7 @@ class _Run:
         device = choose_device(self.config.training.device)
         self.shape = model_shape(self.config.model, train_set, [*train_set.labels, *val_set.labels])
         self.model = fresh_model(self.shape, self.config.training.seed).to(device)
-        self.optimiser = make_optimiser(self.model.parameters(), self.config.training)
+        self.optimiser = make_optimiser(parameter_groups(self.model), self.config.training)
         resumes = self.folder.last.exists()
         if not resumes:
             self.manifest.select(used).check_files(self.progress.checked)
