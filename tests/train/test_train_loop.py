@@ -298,22 +298,23 @@ def test_a_nan_stops_the_run_and_leaves_the_last_good_checkpoint(settings, tmp_p
 def test_hooks_of_a_model_run_around_every_step(settings, ids):
     """before_step sees complete gradients and old weights, after_step the new ones; bag_weight scales the loss."""
 
+    steps = []
+
     class Hooked(Spy):
         bag_weight = 0.5
-        steps: list = []
 
         def before_step(self):
-            self.steps.append(("before", self.head.weight.grad is not None, self.head.weight.clone()))
+            steps.append(("before", self.head.weight.grad is not None, self.head.weight.clone()))
 
         def after_step(self):
-            self.steps.append(("after", True, self.head.weight.clone()))
+            steps.append(("after", True, self.head.weight.clone()))
 
     torch.manual_seed(0)
     hooked, state, plain = Hooked(6), State(), State()
     train_epoch(job(settings("training.batch_size=5"), ids, model=hooked), state)
     train_epoch(job(settings("training.batch_size=5", "training.lr=1e-12"), ids), plain)
-    assert [name for name, _, _ in hooked.steps] == ["before", "after"] * 2
-    assert all(complete for _, complete, _ in hooked.steps)
-    assert not torch.equal(hooked.steps[0][2], hooked.steps[1][2])
-    assert torch.equal(hooked.steps[1][2], hooked.steps[2][2])
+    assert [name for name, _, _ in steps] == ["before", "after"] * 2
+    assert all(complete for _, complete, _ in steps)
+    assert not torch.equal(steps[0][2], steps[1][2])
+    assert torch.equal(steps[1][2], steps[2][2])
     assert state.sums["loss"] < 0.8 * plain.sums["loss"]
