@@ -216,3 +216,14 @@ def test_coordinates_that_are_not_numbers_are_named():
         grid_graph(np.array([[0.0, 0], [np.nan, 1]]), 1)
     with pytest.raises(DataError, match="step must be positive"):
         grid_graph(np.array([[0.0, 0]]), 0)
+
+
+def test_knn_chooses_k_others_even_among_many_at_one_place():
+    graph = knn_graph(np.array([[0.0, 0.0]] * 5 + [[9.0, 9.0]]), 2)
+    assert graph.indices.numel() <= 2 * 6 * 2
+    assert graph.indptr.diff()[5] == 2
+
+
+def test_propagation_of_half_precision_is_widened_inside():
+    graph, x = random_graph(12).normalized(), torch.randn(12, 3)
+    assert torch.allclose(graph.propagate(x.half()).float(), graph.propagate(x.half().float()), atol=1e-2)

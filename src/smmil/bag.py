@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smmil.errors import DataError
+from smmil.errors import DataError, check_choice
 from smmil.frame import Frame
 from smmil.graph import Graph, join
 
@@ -30,6 +30,12 @@ class Bag:
     y_inst: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.x, Tensor) or not self.x.is_floating_point():
+            raise DataError(
+                f"{self.id}: features must be a floating point tensor, got {getattr(self.x, 'dtype', type(self.x))}"
+            )
+        if self.y is not None and (int(self.y) != self.y or self.y < 0):
+            raise DataError(f"{self.id}: the label must be a class index 0..C-1, got {self.y}")
         if self.x.ndim != 2 or self.x.shape[0] == 0:
             raise DataError(f"{self.id}: features must be (n, d) with n >= 1, got {tuple(self.x.shape)}")
         for name, rows in (("coords", self.coords), ("y_inst", self.y_inst)):
@@ -91,6 +97,7 @@ class BagBatch:
 
     def need(self, name: str) -> Any:
         """The field `name`, or an error that says which bags lack it."""
+        check_choice(name, [f.name for f in fields(self)], "field of a batch")
         value = getattr(self, name)
         if value is None:
             raise DataError(f"this model needs {name!r}, which is missing in {', '.join(self.ids[:3])}")

@@ -31,7 +31,11 @@ class Graph:
     weight: Tensor
     kind: str | None = None
     skew: float = 1.0
-    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False, init=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles carry the edges, not what was derived from them (torch cannot copy sparse tensors)."""
+        return Graph, (self.indptr, self.indices, self.weight, self.kind, self.skew)
 
     @classmethod
     def from_edges(cls, index: Any, weight: Any = None, n: int | None = None) -> "Graph":
@@ -194,7 +198,8 @@ class _Propagate(torch.autograd.Function):
     def forward(ctx, x, graph):
         ctx.graph = graph
         rows = x.reshape(graph.n, -1)
-        return (graph._sparse(x.dtype) @ rows).reshape(x.shape)
+        rows = rows if x.dtype in (torch.float32, torch.float64) else rows.float()
+        return (graph._sparse(rows.dtype) @ rows).reshape(x.shape).to(x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -249,9 +254,9 @@ def knn_graph(coords: Any, k: int) -> Graph:
         raise DataError(f"knn_graph: k must be at least 1, got {k}")
     k = min(k, len(points) - 1)
     _, near = cKDTree(points).query(points, k=np.arange(1, k + 2))
-    here = np.repeat(np.arange(len(points)), k + 1)
-    pairs = np.stack([here, near.reshape(-1)])[:, here != near.reshape(-1)]
-    return Graph.from_edges(pairs, n=len(points))
+    chosen = near != np.arange(len(points))[:, None]
+    chosen[chosen.all(1), -1] = False  # among many at one place a point need not be found itself: k others all the same
+    return Graph.from_edges(np.stack([np.nonzero(chosen)[0], near[chosen]]), n=len(points))
 
 
 def grid_graph(coords: Any, step: Any, neighbours: int = 8) -> Graph:

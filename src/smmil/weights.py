@@ -39,7 +39,7 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise DataError(f"{path}: no such file") from None
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError, MemoryError) as problem:
         cause = " ".join(str(problem).split()) or type(problem).__name__
-        raise DataError(f"{path}: damaged or not written by smmil ({cause}); use another checkpoint") from None
+        raise DataError(f"{path}: damaged or not written by smmil ({cause})") from None
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

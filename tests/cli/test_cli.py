@@ -198,3 +198,82 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(study, tmp_path):
     assert process.returncode == 130
     assert "everything is saved, the same command goes on from there" in told
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "interrupted"
+
+
+def test_a_folder_with_other_files_is_not_taken_for_a_run(study, tmp_path, smmil_main):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/metrics.csv").write_text("mine")
+    code, _, noted = smmil_main("train", "--manifest", study, "--model", "abmil", "--out", tmp_path / "mine")
+    assert code == 2
+    assert "metrics.csv, which no run of smmil wrote" in noted
+    assert (tmp_path / "mine/metrics.csv").read_text() == "mine"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_impossible_out_folder_is_one_line(study, tmp_path, smmil_main, inside):
+    (tmp_path / "file").write_text("mine")
+    out = tmp_path / "file" / "x" if inside else tmp_path / "file"
+    code, _, noted = smmil_main("train", "--manifest", study, "--model", "abmil", "--out", out, *sets(TOY))
+    assert code == 2
+    assert len(noted.strip().splitlines()[-1:]) == 1
+    assert "error:" in noted
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_version_is_printed(smmil_main):
+    from smmil import __version__
+
+    code, told, _ = smmil_main("--version")
+    assert (code, told.strip()) == (0, __version__)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda t: t.assign(path=t["path"].iloc[0]), "the same file under several ids"),
+        (lambda t: t.rename(columns={"group": "label"}), "column 'label' is given twice"),
+        (lambda t: t.assign(label="-1"), "correct these rows"),
+    ],
+)
+def test_tables_that_would_mislead_are_refused_even_in_a_dry_run(study, tmp_path, smmil_main, change, word):
+    import pandas as pd
+
+    change(pd.read_csv(study, dtype=str, keep_default_na=False)).to_csv(tmp_path / "bad.csv", index=False)
+    code, _, noted = smmil_main(
+        "train", "--manifest", tmp_path / "bad.csv", "--model", "abmil", "--out", tmp_path / "run", "--dry-run"
+    )
+    assert code == 2
+    assert word in noted
+
+
+def test_a_dry_run_checks_the_options_of_the_model(study, tmp_path, smmil_main):
+    code, _, noted = smmil_main(
+        "train", "--manifest", study, "--model", "sm_ap", "--out", tmp_path / "run", "--dry-run",
+        *sets(["model.options.wher=late"]),
+    )  # fmt: skip
+    assert code == 2
+    assert "did you mean where" in noted
+
+
+def test_commas_are_asked_for_by_name(study, tmp_path, smmil_main):
+    (tmp_path / "semi.csv").write_text(study.read_text().replace(",", ";"))
+    code, _, noted = smmil_main(
+        "train", "--manifest", tmp_path / "semi.csv", "--model", "abmil", "--out", tmp_path / "r"
+    )
+    assert code == 2
+    assert "commas" in noted
+
+
+def test_a_threshold_is_a_number_and_comes_from_one_place(tmp_path, smmil_main):
+    for extra in (["--threshold", "nan"], ["--threshold", "0.5", "--validation", tmp_path]):
+        code, _, noted = smmil_main("evaluate", tmp_path, *extra)
+        assert code == 2
+        assert "not both" in noted
+
+
+def test_a_very_long_id_still_has_a_file_name():
+    from smmil.predict import case_file
+
+    names = {case_file("x" * 300 + end) for end in "ab"}
+    assert len(names) == 2
+    assert all(len(name) < 255 for name in names)

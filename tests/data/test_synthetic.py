@@ -109,7 +109,7 @@ def test_a_written_set_reads_back_with_labels_and_patients_of_two_bags(tmp_path)
         assert back.frame == bag.frame
         assert torch.equal(back.graph.dense(), bag.graph.dense())
     assert sorted(map(list(manifest.groups.values()).count, set(manifest.groups.values()))) == [1] * 6 + [2] * 2
-    assert read_provenance(manifest.path_of("scan_0001"))["encoder"] == "synthetic-8"
+    assert read_provenance(manifest.path_of("scan_0001"))["encoder"] == "synthetic-scan-8"
 
 
 def test_senseless_requests_are_refused():

@@ -5,6 +5,7 @@ import torch
 from bags import chain_bag, grid_bag, without_edges
 
 from smmil.bag import BagBatch
+from smmil.errors import ConfigError
 from smmil.models import create_model
 from smmil.nn import sm
 
@@ -128,3 +129,23 @@ def test_abmil_twice_the_bag_is_the_same_bag():
     doubled = type(bag)("twice", torch.cat([bag.x, bag.x]), y=1)
     a, b = model(BagBatch.pack([bag])), model(BagBatch.pack([doubled]))
     assert torch.allclose(a.logits, b.logits, atol=1e-6)
+
+
+def test_the_plain_variant_needs_no_graph():
+    bare = BagBatch.pack([type(chain_bag(3))("bare", chain_bag(3).x)])
+    assert create_model("sm_tap", 16, smooth="none").eval()(bare).scores.shape == (3, 1)
+
+
+def test_lonely_instances_can_be_asked_to_fade():
+    torch.manual_seed(0)
+    keep = create_model("sm_ap", 16, where="late", alpha=0.5, isolated="keep").eval()
+    fade = create_model("sm_ap", 16, where="late", alpha=0.5, isolated="shrink").eval()
+    fade.load_state_dict(keep.state_dict())
+    batch = BagBatch.pack([without_edges(grid_bag(4))])
+    assert torch.allclose(fade(batch).scores, 0.5 * keep(batch).scores)
+
+
+@pytest.mark.parametrize("options", [{"dim": 0}, {"att_dim": -1}, {"dim": 1.5}, {"in_dim": 0}, {"n_classes": 0}])
+def test_impossible_sizes_are_refused(options):
+    with pytest.raises(ConfigError, match="at least 1"):
+        create_model("abmil", **{"in_dim": 4, **options})

@@ -160,3 +160,51 @@ def test_scores_can_be_penalised_alone():
     (true,) = torch.autograd.grad((pool(h, OFFSETS)[1]).square().sum(), embed.weight)
     assert torch.allclose(grad, true)
     assert np.isfinite(grad.numpy()).all()
+
+
+@pytest.mark.parametrize("where", ["early", "mid", "late"])
+@pytest.mark.parametrize("steps", [0, 1, 3, "exact"])
+@pytest.mark.parametrize("alpha", [0.6, "learned"])
+def test_every_kind_of_smoothing_trains(where, steps, alpha):
+    pool, graph = make(where, steps=steps, alpha=alpha), batch_graph()
+    z, f = pool(rows(DIM).requires_grad_(), OFFSETS, graph)
+    grads = torch.autograd.grad(z.sum() + f.sum(), list(pool.parameters()), allow_unused=steps == 0)
+    assert all(g is None or g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize("where", [None, "early", "mid", "late"])
+@pytest.mark.parametrize("embedded", [False, True])
+def test_two_backward_passes_give_twice_the_gradient(where, embedded):
+    pool = make(where).train() if where is None else make(where, spectral_norm=False)
+    embed = nn.Linear(WIDTH, DIM).double()
+    args = (OFFSETS,) if where is None else (OFFSETS, batch_graph())
+    z, _ = pool.pool_embedded(rows(), embed, *args) if embedded else pool(rows(DIM), *args)
+    z.sin().sum().backward(retain_graph=True)
+    once = [p.grad.clone() for p in pool.parameters()]
+    z.sin().sum().backward()
+    assert all(torch.allclose(2 * a, p.grad) for a, p in zip(once, pool.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("trained", ["project", "score", "sm"])
+def test_any_part_can_be_trained_alone(trained):
+    pool, embed = make("early", spectral_norm=False), nn.Linear(WIDTH, DIM).double()
+    z, _ = pool.pool_embedded(rows(), embed, OFFSETS, batch_graph())
+    wanted = list(getattr(pool, trained).parameters())
+    expected = torch.autograd.grad(z.sin().sum(), wanted)
+    pool.requires_grad_(False)
+    embed.requires_grad_(False)
+    for p in wanted:
+        p.requires_grad_(True)
+    z, _ = pool.pool_embedded(rows(), embed, OFFSETS, batch_graph())
+    found = torch.autograd.grad(z.sin().sum(), wanted)
+    assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_training_on_half_precision_gives_the_gradients_of_the_widened_features(monkeypatch):
+    monkeypatch.setattr("smmil.nn.attend.ROWS", 10)
+    pool, embed = AttentionPool(DIM, ATT), nn.Linear(WIDTH, DIM)
+    grads = []
+    for x in (rows().half(), rows().half().float()):
+        z, _ = pool.pool_embedded(x, embed, OFFSETS)
+        grads.append(torch.autograd.grad(z.sin().sum(), [*embed.parameters(), *pool.parameters()]))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

@@ -1,4 +1,7 @@
+import copy
+import dataclasses
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -277,3 +280,49 @@ def test_exact_serves_sixty_thousand_instances():
     m = csr_matrix((p.weight, p.indices, p.indptr), (p.n, p.n))
     truth = cg(10 * eye_array(p.n) - 9 * m, u[:, 0].double().numpy(), rtol=1e-12)[0]
     assert np.linalg.norm(g[:, 0].numpy() - truth) / np.linalg.norm(truth) < 2e-6
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+@every_kind
+def test_any_number_of_steps_is_the_definition_with_its_slope(steps, kind):
+    p, u = GRAPHS["random"].normalized(kind), signal(GRAPHS["random"]).requires_grad_()
+    a, b = (torch.tensor(0.7, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    g, dense = u, p.dense()
+    for _ in range(steps):
+        g = b * dense @ g + (1 - b) * u
+    ours = sm(u, p, a, steps)
+    assert torch.allclose(ours, g, atol=1e-12)
+    mine, true = (torch.autograd.grad(o.sin().sum(), (u, x)) for o, x in ((ours, a), (g, b)))
+    assert all(torch.allclose(x, y, atol=1e-10) for x, y in zip(mine, true, strict=True))
+
+
+@pytest.mark.parametrize("alpha", [1e-17, 1e-15, 1e-12, 1e-10, 5e-9, 1e-6])
+def test_exact_survives_a_tiny_alpha(alpha):
+    p, u = GRAPHS["random"].normalized(), signal(GRAPHS["random"])
+    assert torch.allclose(sm_exact(u, p, alpha), slow_exact(u, p, alpha), rtol=1e-6, atol=1e-9)
+
+
+def test_exact_keeps_its_tolerance_as_an_operator_where_degrees_differ_widely():
+    """Under `rw` errors grow by the ratio of the degrees: a star with one heavy edge is the worst case."""
+    spokes = np.stack([np.zeros(30, int), np.arange(1, 31)])
+    graph = Graph.from_edges(spokes, np.r_[1e4, np.full(29, 1e-2)], 31)
+    p, every = graph.normalized("rw"), torch.eye(31, dtype=torch.float64)
+    for alpha, tol in ((0.5, 1e-2), (0.9, 1e-3)):
+        truth = slow_exact(every, p, alpha)
+        error = (sm_exact(every, p, alpha, tol) - truth).norm(dim=0) / truth.norm(dim=0)
+        assert error.max() < tol
+
+
+def test_a_smoothed_graph_can_be_copied_pickled_and_changed():
+    graph = grid_graph(grid_coords(20), STEP)
+    u = signal(graph)
+    before = sm(u, graph.normalized(), 0.5)
+    for other in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):  # noqa: S301
+        assert torch.equal(sm(u, other.normalized(), 0.5), before)
+    heavier = dataclasses.replace(graph, weight=graph.weight * torch.rand(graph.weight.shape) + 1)
+    assert not torch.allclose(heavier.normalized().dense(), graph.normalized().dense())
+
+
+def test_whole_numbers_are_refused_rather_than_cut():
+    with pytest.raises(DataError, match="floating point"):
+        sm(torch.ones(5, 1, dtype=torch.long), GRAPHS["lonely"].normalized(), 0.5)

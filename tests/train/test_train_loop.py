@@ -228,7 +228,8 @@ def test_labels_of_the_test_set_cannot_influence_the_weights(marked, settings, t
 
 def test_test_bags_are_never_opened_in_training(marked, settings, tmp_path):
     table = pd.read_csv(marked, dtype=str)
-    table.loc[table["split"] == "test", "path"] = str(tmp_path / "gone.h5")
+    gone = table["split"] == "test"
+    table.loc[gone, "path"] = [str(tmp_path / f"gone_{i}.h5") for i in table["id"][gone]]
     table.to_csv(tmp_path / "gone.csv", index=False)
     assert train(settings("training.epochs=1", manifest=tmp_path / "gone.csv"), tmp_path / "run").ended
 
@@ -318,3 +319,17 @@ def test_hooks_of_a_model_run_around_every_step(settings, ids):
     assert not torch.equal(steps[0][2], steps[1][2])
     assert torch.equal(steps[1][2], steps[2][2])
     assert state.sums["loss"] < 0.8 * plain.sums["loss"]
+
+
+def test_bags_come_in_another_order_in_every_epoch(settings, ids):
+    orders, state = [], State()
+    model = Spy(6)
+    forward = model.forward
+    model.forward = lambda batch: orders[-1].extend(batch.ids) or forward(batch)
+    run = job(settings("training.batch_size=2"), ids, model=model)
+    for _ in range(2):
+        orders.append([])
+        train_epoch(run, state)
+        state.epoch, state.step = state.epoch + 1, 0
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(ids)
+    assert orders[0] != orders[1]

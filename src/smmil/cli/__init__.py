@@ -24,13 +24,21 @@ for _verb in VERBS:
     app.command(_verb)(getattr(import_module(f"smmil.cli.{_verb}"), _verb))
 
 
-@app.callback()
-def _smmil(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from smmil import __version__
 
         typer.echo(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def _smmil(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and stop.", is_eager=True, callback=_print_version
+    ),
+) -> None:
+    pass
 
 
 def main() -> None:
@@ -40,9 +48,11 @@ def main() -> None:
     except SmmilError as problem:
         _give_up(str(problem))
     except OSError as problem:
-        if problem.errno != errno.ENOSPC:
+        if problem.errno == errno.ENOSPC:
+            _give_up(f"the disk is full ({problem.filename or 'while writing'}); make room and repeat the command")
+        if problem.filename is None:
             raise
-        _give_up(f"the disk is full ({problem.filename or 'while writing'}); make room and repeat the command")
+        _give_up(f"{problem.filename}: {problem.strerror}; choose a place that exists and can be written")
 
 
 def _give_up(message: str) -> None:

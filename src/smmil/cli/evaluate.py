@@ -1,5 +1,6 @@
 """smmil evaluate: numbers from files of predictions."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,9 +34,12 @@ def evaluate(
     """
     from rich.console import Console
 
+    from smmil.errors import ConfigError
     from smmil.evaluate.folders import summarize_folders, without_nan
     from smmil.files import write_json
 
+    if threshold is not None and (validation or not math.isfinite(threshold)):
+        raise ConfigError(f"--threshold {threshold}: give either a finite number or --validation, not both")
     results = summarize_folders(predictions, validation=validation or (), threshold=threshold, column=column)
     console = Console()
     console.print(metrics_table(results))

@@ -23,7 +23,9 @@ class Checkpoint(StrEnum):
 def predict(
     run: Annotated[Path, typer.Argument(help="Folder of a run (the --out of smmil train).")],
     out: Annotated[Path, typer.Option(help="Folder for the predictions, one .npz per case.")],
-    part: Annotated[Part | None, typer.Option(help="Part of the run's split [default: test, or all].")] = None,
+    part: Annotated[
+        Part | None, typer.Option(help="Part of the run's split: test unless given, all with --manifest.")
+    ] = None,
     manifest: Annotated[Path | None, typer.Option(help="Other bags than those of the run.")] = None,
     checkpoint: Annotated[Checkpoint, typer.Option(help="Weights to use.")] = Checkpoint.best,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",

@@ -20,20 +20,26 @@ def train(
 
     [bold]Examples[/bold]
 
-      smmil train configs/example.yaml --out runs/first
-
-      smmil train configs/example.yaml --out runs/fold2 --fold 2 --set training.lr=1e-5
-
       smmil train --manifest manifest.csv --model sm_ap --out runs/x
+
+      smmil train configs/example.yaml --manifest manifest.csv --out runs/first
+
+      smmil train study.yaml --out runs/fold2 --fold 2 --set training.lr=1e-5
 
     The folder then holds config.yaml, split.json, metrics.csv, run.json and checkpoints/; go on with smmil predict.
     """
     from smmil.config import dump, load_config
+    from smmil.errors import ConfigError
 
     short = {"data.manifest": manifest, "model.name": model, "data.fold": fold, "training.seed": seed}
     given = [f"{key}={value}" for key, value in short.items() if value is not None]
+    if config is None and manifest is None and not any(text.startswith("data.manifest=") for text in set_ or []):
+        raise ConfigError("no table of bags; give --manifest manifest.csv, or a config file that names it")
     settings = load_config(config, [*given, *(set_ or [])])
     if dry_run:
+        from smmil.train import check_settings
+
+        check_settings(settings)
         typer.echo(dump(settings), nl=False)
         return
     _train(settings, out)

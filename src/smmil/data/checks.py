@@ -1,5 +1,6 @@
 """What must be true of a manifest before anything is trained: problems are collected, not met one by one."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -79,6 +80,10 @@ def _column_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
             near = get_close_matches(column, map(str, table.columns), n=1)
             yield f"column {column!r} is missing" + (f"; did you mean {near[0]!r}? rename it" if near else "")
     for column in table.columns:
+        base, _, number = column.rpartition(".")
+        if base in COLUMNS and number.isdigit():
+            yield f"column {base!r} is given twice; remove or rename one of them"
+            continue
         near = get_close_matches(column.lower(), COLUMNS, n=1, cutoff=0.75)
         if column not in COLUMNS and near and near[0] not in table and near[0] not in required:
             yield f"unknown column {column!r}; did you mean {near[0]!r}? rename it"
@@ -88,11 +93,16 @@ def _column_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
 
 def _id_problems(table: pd.DataFrame) -> Iterator[str]:
     if (empty := int((table["id"] == "").sum())) > 0:
-        yield f"{empty} rows have an empty id"
+        yield f"{empty} rows have an empty id; give every bag a name"
     if (pathless := table["id"][table["path"] == ""].tolist()) != []:
         yield f"no path for {_some(pathless)}"
     if (twice := [i for i, n in Counter(table["id"]).items() if n > 1 and i]) != []:
         yield f"duplicate id: {_some(twice)}; every bag needs its own id"
+    places: dict[str, list[str]] = {}
+    for id_, path in zip(table["id"], table["path"], strict=True):
+        places.setdefault(os.path.normpath(path) if path else f"no path for {id_}", []).append(id_)
+    if (shared := [f"{path} ({', '.join(ids[:3])})" for path, ids in places.items() if len(set(ids)) > 1]) != []:
+        yield f"the same file under several ids: {_some(shared)}; a bag must not be in the table twice"
 
 
 def _split_problems(table: pd.DataFrame) -> Iterator[str]:
@@ -114,18 +124,20 @@ def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
         return
     words = sorted({text for text in table["label"] if text and not _is_index(text)})
     if words:
+        told = f"labels must be class indices 0..C-1, got {_some(list(map(repr, words)))}"
+        numbers = any(char.isdigit() for word in words for char in word)
         mapping = ", ".join(f"{word} = {i}" for i, word in enumerate(words[:5]))
-        yield f"labels must be class indices 0..C-1, got {_some(list(map(repr, words)))}; map them, such as {mapping}"
+        yield f"{told}; correct these rows" if numbers else f"{told}; map them, such as {mapping}"
         return
     if not training:
         return
     if (unlabelled := table["id"][table["label"] == ""].tolist()) != []:
-        yield f"no label for {_some(unlabelled)}"
+        yield f"no label for {_some(unlabelled)}; add it or leave the rows out"
     classes = sorted({int(text.removesuffix(".0")) for text in table["label"] if text})
     if len(classes) == 1:
         yield f"only one class ({classes[0]}) in the column label; training needs at least two"
     elif classes and classes != list(range(len(classes))):
-        yield f"labels must be 0..C-1 without gaps, got {_some(list(map(str, classes)))}"
+        yield f"labels must be 0..C-1 without gaps, got {_some(list(map(str, classes)))}; renumber them"
 
 
 def missing_files(manifest: "Manifest") -> list[str]:

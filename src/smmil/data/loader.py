@@ -74,7 +74,7 @@ class BagDataset(Dataset):
 def _bytes(bag: Bag) -> int:
     tensors = [bag.x, bag.coords, bag.y_inst]
     if bag.graph is not None:
-        tensors += [bag.graph.indptr, bag.graph.indices, bag.graph.weight]
+        tensors += 3 * [bag.graph.indptr, bag.graph.indices, bag.graph.weight]  # as built, normalised, as a matrix
     return sum(t.nbytes for t in tensors if t is not None)
 
 

@@ -37,6 +37,8 @@ class Manifest:
         table = checks.as_text(_read_table(path))
         missing = [c for c in ("id", "path") if c not in table]
         if missing:
+            if any(";" in c or "\t" in c for c in table.columns):
+                raise DataError(f"{path}: columns are not separated by commas; save the table with commas")
             raise DataError(f"{path}: column {missing[0]!r} is missing; {suggest(missing[0], table.columns)}")
         if table.empty:
             raise DataError(f"{path}: the table has no rows; add one row per bag")
@@ -144,7 +146,11 @@ def _read_table(path: Path) -> pd.DataFrame:
         if path.suffix.lower() == ".csv":
             return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
+        raise DataError(
+            f"{path}: no such file; give a .csv or .parquet table with the columns id, path, label"
+        ) from None
+    except pd.errors.EmptyDataError:
+        raise DataError(f"{path}: the table is empty; begin it with the line id,path,label") from None
     except (OSError, ValueError, LookupError) as problem:
         raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
     raise DataError(f"{path}: a manifest is a .csv or .parquet file")

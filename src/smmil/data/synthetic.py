@@ -190,7 +190,8 @@ def _write_case(folder: Path, index: int, bag: Bag, dtype: str) -> dict[str, str
     path, sidecar = f"bags/{bag.id}.h5", f"labels/{bag.id}.npy"
     plain = replace(bag, x=bag.x.to(getattr(torch, dtype)), y_inst=None)
     rule = "chain" if bag.coords.shape[1] == 1 else "grid"
-    write_bag(folder / path, plain, graph=rule, provenance={"encoder": f"synthetic-{bag.x.shape[1]}"})
+    encoder = f"synthetic-{'scan-' if rule == 'chain' else ''}{bag.x.shape[1]}"
+    write_bag(folder / path, plain, graph=rule, provenance={"encoder": encoder})
     with replacing(folder / sidecar) as temporary:
         np.save(temporary, bag.y_inst.numpy().astype(np.int8), allow_pickle=False)
     row = {"id": bag.id, "path": path, "label": str(bag.y), "group": f"patient_{index - (index % 4 == 3):04d}"}

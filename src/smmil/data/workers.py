@@ -94,7 +94,7 @@ def _own(bag: Bag) -> Bag:
     graph = bag.graph
     if graph is not None:
         parts = {name: getattr(graph, name).clone() for name in ("indptr", "indices", "weight")}
-        graph = replace(graph, **parts, _cache={})
+        graph = replace(graph, **parts)
     return replace(bag, x=bag.x.clone(), coords=_copy(bag.coords), y_inst=_copy(bag.y_inst), graph=graph)
 
 

@@ -22,6 +22,7 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
     f1 are macro averages (one class against the rest), the answer is the most probable class and `threshold` is unused.
     What is undefined is nan, and `notes` says why.
     """
+    predictions = list(predictions)
     labelled = [p for p in predictions if p.y is not None]
     y = np.array([p.y for p in labelled], dtype=np.int64)
     probs = _probability_table(labelled)

@@ -69,14 +69,16 @@ def refuse_not_finite(features: np.ndarray) -> None:
     """An error that names the first row with NaN or Inf."""
     if _all_finite(torch.from_numpy(features)):
         return
-    rows = np.flatnonzero(~np.isfinite(features).all(1))
-    raise DataError(f"features: row {rows[0]} holds NaN or Inf ({len(rows):,} such rows); extract this case again")
+    with np.errstate(over="ignore"):
+        rows = np.flatnonzero(~np.isfinite(features.astype(np.float32)).all(1))
+    what = "NaN or Inf" if not np.isfinite(features[rows[0]]).all() else "numbers too large for float32"
+    raise DataError(f"features: row {rows[0]} holds {what} ({len(rows):,} such rows); extract this case again")
 
 
 def _all_finite(x: Tensor) -> bool:
     """Whether all is finite: the extremes carry every NaN and Inf, and finding them is the fastest pass there is."""
     low, high = torch.aminmax(x)
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+    return bool(torch.isfinite(low.float()) & torch.isfinite(high.float()))
 
 
 def stored_type(name: str, array: np.ndarray) -> np.ndarray:

@@ -68,4 +68,16 @@ def create_model(name: str, in_dim: int, n_classes: int = 1, **options: Any) -> 
     for option in options:
         if option not in known:
             raise ConfigError(f"model {name}: unknown option {option!r}; {suggest(option, known)}")
-    return model_class(name)(in_dim, n_classes, **options)
+    _check_sizes(name, {"in_dim": in_dim, "n_classes": n_classes, **options}, {"in_dim": 1, "n_classes": 1, **known})
+    try:
+        return model_class(name)(in_dim, n_classes, **options)
+    except ConfigError as problem:
+        raise ConfigError(f"model {name}: {problem}") from None
+
+
+def _check_sizes(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Whatever is a positive whole number by default must be one when given; `steps` may also be 0 or a word."""
+    for option, value in given.items():
+        default = defaults[option]
+        if type(default) is int and default > 0 and option != "steps" and not (type(value) is int and value > 0):
+            raise ConfigError(f"model {name}: {option} must be a whole number of at least 1, got {value!r}")

@@ -16,6 +16,7 @@ class SmAP(nn.Module):
     steps          rounds of smoothing, or "exact"
     spectral_norm  on the attention layers that follow Sm, as in the paper
     normalization  sym (paper), sym_loop, or rw (keeps constants, and the paper's inequalities hold)
+    isolated       keep: patches without neighbours are left alone; shrink: they fade by 1 - alpha, as in torchmil
     Scores are attention logits after smoothing.
     """
 
@@ -36,6 +37,7 @@ class SmAP(nn.Module):
         gated: bool = False,
         att_bias: bool = True,
         normalization: str = "sym",
+        isolated: str = "keep",
     ):
         super().__init__()
         self.embed = nn.Linear(in_dim, dim)
@@ -49,6 +51,7 @@ class SmAP(nn.Module):
             gated=gated,
             bias=att_bias,
             normalization=normalization,
+            isolated=isolated,
         )
         self.head = nn.Linear(dim, n_classes)
 

@@ -62,6 +62,7 @@ class SmTAP(nn.Module):
         }
         inside = sm_encoder if smooth in ("both", "encoder") else None
         self.encoder = Encoder(in_dim, dim, smooth=inside, **shape, **operator)
+        self.needs_graph = smooth != "none"
         self.smooth_pool = smooth in ("both", "pool")
         self.pool: AttentionPool
         if self.smooth_pool:
@@ -71,7 +72,7 @@ class SmTAP(nn.Module):
         self.head = nn.Linear(dim, n_classes)
 
     def forward(self, batch: BagBatch) -> Output:
-        graph = batch.need("graph")
+        graph = batch.need("graph") if self.needs_graph else None
         h = self.encoder(batch.x, batch.offsets, graph)
         z, scores = self.pool(h, batch.offsets, *([graph] if self.smooth_pool else []))
         return Output(self.head(z), scores)

@@ -34,14 +34,26 @@ def embed_and_attend(
 
 
 class _Middle:
-    """`weigh` with its own little tape, so that an outer autograd function can run it backward."""
+    """`weigh` with its own little tape, so that an outer autograd function can run it backward.
+
+    The tape is used up by a backward pass; a second one (retain_graph) winds it anew.
+    """
 
     def __init__(self, weigh: Weigh, v: Tensor, params: tuple[Any, ...], needed: tuple[bool, ...]):
-        with torch.set_grad_enabled(any(needed)), torch.autocast(v.device.type, enabled=False):
-            self.leaves = [t.detach().requires_grad_(on) for t, on in zip((v, *params), needed, strict=True)]
-            self.scores, self.weights = weigh(*self.leaves)
+        self.weigh = weigh
+        self.leaves = [t.detach().requires_grad_(on) for t, on in zip((v, *params), needed, strict=True)]
+        self._wind()
+
+    def _wind(self) -> None:
+        taped = any(t.requires_grad for t in self.leaves)
+        with torch.set_grad_enabled(taped), torch.autocast(self.leaves[0].device.type, enabled=False):
+            self.scores, self.weights = self.weigh(*self.leaves)
+        self.fresh = True
 
     def backward(self, grad_scores: Tensor, grad_weights: Tensor) -> list[Tensor | None]:
+        if not self.fresh:
+            self._wind()
+        self.fresh = False
         wanted = [t for t in self.leaves if t.requires_grad]
         outputs = [o for o in (self.scores, self.weights) if o.requires_grad]
         grads = [g for o, g in ((self.scores, grad_scores), (self.weights, grad_weights)) if o.requires_grad]
@@ -92,6 +104,8 @@ class _EmbedAndAttend(torch.autograd.Function):
     def backward(ctx, grad_z, grad_scores):
         x, embed, project, offsets, h = ctx.saved_tensors
         grad_v, *grad_params = ctx.middle.backward(grad_scores, _against(h, grad_z, offsets))
+        if grad_v is None:
+            return (None,) * 6 + tuple(grad_params)
         factors = _Factors(grad_v, ctx.middle.weights.detach(), project, grad_z, offsets, h.dtype)
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         grads = _embed_backward(x, embed, h, factors, grad_x)

@@ -30,15 +30,19 @@ def chebyshev_degree(gamma: float, tol: float, graph: Graph) -> int:
     by the smallest gain 1/(1+2γ) to bound the error relative to the solution. `rw` is similar to `sym` through D^½,
     which may enlarge errors by the square root of the ratio of the degrees.
     """
-    root = math.sqrt(1 + 2 * gamma)
-    r = (1 + gamma - root) / gamma
+    root, r = _root_and_ratio(gamma)
     wanted = tol * (1 - r) / (2 * root) / graph.skew
     return max(1, math.ceil(math.log(wanted) / math.log(r)) - 1)
 
 
-def _chebyshev(u: Tensor, graph: Graph, gamma: float, degree: int) -> Tensor:
+def _root_and_ratio(gamma: float) -> tuple[float, float]:
+    """√(1+2γ) and r = (1 + γ - √(1+2γ))/γ, written so that nothing cancels when γ is small."""
     root = math.sqrt(1 + 2 * gamma)
-    r = (1 + gamma - root) / gamma
+    return root, gamma / (1 + gamma + root)
+
+
+def _chebyshev(u: Tensor, graph: Graph, gamma: float, degree: int) -> Tensor:
+    root, r = _root_and_ratio(gamma)
     before, now = u.clone(), graph.accumulate(torch.zeros_like(u), u, 0.0, 1.0)
     total = u / root
     total.add_(now, alpha=2 * r / root)

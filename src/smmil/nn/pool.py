@@ -53,7 +53,7 @@ class AttentionPool(nn.Module):
 
     def _bias(self) -> Tensor:
         if self.project.bias is None:
-            return self.score.weight.new_zeros(())
+            return next(self.parameters()).new_zeros(())
         return self.project.bias if self.gate is None else torch.cat([self.project.bias, self.gate.bias])
 
     def _params(self) -> tuple[Tensor, ...]:
@@ -67,9 +67,8 @@ class AttentionPool(nn.Module):
         return weigh
 
     def _activate(self, v: Tensor) -> Tensor:
-        """tanh, gated if asked for; v belongs to us and is overwritten."""
         if self.gate is None:
-            return v.tanh_()
+            return v.tanh()
         return v[:, : self.att_dim].tanh() * v[:, self.att_dim :].sigmoid()
 
 
@@ -94,10 +93,11 @@ class SmAttentionPool(AttentionPool):
         gated: bool = False,
         bias: bool = True,
         normalization: str = "sym",
+        isolated: str = "keep",
     ):
         super().__init__(dim, att_dim, gated=gated, bias=bias)
         self.where = check_choice(where, PLACES, "where")
-        self.sm = Sm(alpha, steps, normalization=normalization)
+        self.sm = Sm(alpha, steps, normalization=normalization, isolated=isolated)
         after_sm = {"early": (self.project, self.gate, self.score), "mid": (self.score,), "late": ()}[where]
         if spectral_norm:
             self._normalize_layers(after_sm)

@@ -34,7 +34,7 @@ def outputs(
     model: nn.Module, batches: Iterable[BagBatch], device: torch.device | str = "cpu"
 ) -> Iterator[tuple[BagBatch, Output]]:
     """Each batch beside the model's output for it; the model's mode is restored at the end."""
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         for batch in batches:
@@ -42,7 +42,8 @@ def outputs(
                 output = model(on_device(batch.without_labels(), device, model))
             yield batch, output
     finally:
-        model.train(training)
+        for module, training in modes.items():
+            module.training = training
 
 
 def on_device(batch: BagBatch, device: torch.device | str, model: nn.Module) -> BagBatch:

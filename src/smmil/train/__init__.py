@@ -2,6 +2,6 @@
 
 from smmil.train.interrupt import Interrupted
 from smmil.train.progress import Progress
-from smmil.train.run import RunResult, train
+from smmil.train.run import RunResult, check_settings, train
 
-__all__ = ["Interrupted", "Progress", "RunResult", "train"]
+__all__ = ["Interrupted", "Progress", "RunResult", "check_settings", "train"]

@@ -14,6 +14,8 @@ from smmil.files import read_json, remove_leftovers, write_json, write_text
 from smmil.train.checkpoint import State, peek
 from smmil.weights import read_weights, tensors_digest
 
+_WRITTEN = ("split.json", "metrics.csv", "run.json", "timing.csv")
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -34,24 +36,33 @@ class RunFolder:
         stored = self.path / "config.yaml"
         if not stored.exists() and self.last.exists():
             raise DataError(f"{self.path}: has checkpoints but no config.yaml; restore it or use another --out folder")
+        if not stored.exists() and (foreign := self._foreign_files()):
+            raise DataError(f"{self.path}: holds {foreign[0]}, which no run of smmil wrote; use another --out folder")
         differing = differing_keys(load_config(stored), config) if stored.exists() else []
         if differing:
             raise ConfigError(f"{self.path}: holds another run: {', '.join(differing)}; use another --out folder")
+
+    def _foreign_files(self) -> list[str]:
+        """Files that a run would overwrite, in a folder that is none (its config.yaml is written before them)."""
+        return [name for name in _WRITTEN if (self.path / name).exists()]
 
     def claim(self, config: TrainConfig, split: dict[str, list[str]]) -> None:
         """Make this the folder of `config`; called when everything has been checked, so that no mistake claims it."""
         for folder in (self.path, self.path / "checkpoints"):
             folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(folder)
-        write_json(self.path / "split.json", split)
         if not (self.path / "config.yaml").exists():
             write_text(self.path / "config.yaml", dump(config))
+        write_json(self.path / "split.json", split)
 
     def finished(self) -> State | None:
         """The final state if this run is over and its selected weights read back well, else None."""
         if not self.last.exists():
             return None
-        state = peek(self.last)
+        try:
+            state = peek(self.last)
+        except DataError as problem:
+            raise DataError(f"{problem}; restore it, or move it away to begin this run anew") from None
         if state.ended is None:
             return None
         for name, chosen in (("best", state.best), ("lowest_loss", state.lowest_loss)):

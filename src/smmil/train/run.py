@@ -101,11 +101,18 @@ class _Run:
         resumes = self.folder.last.exists()
         if not resumes:
             self.manifest.select(used).check_files(self.progress.checked)
+            self._mention_missing_test_bags()
         self.features = feature_source(self.manifest, used)
         job = self._job(train_set, val_set, device)
         state = self._resumed() if resumes else State()
         self.folder.claim(self.config, self.split.to_dict())
         return job, state
+
+    def _mention_missing_test_bags(self) -> None:
+        """Test bags are never opened in training, but their absence is better known now than at prediction."""
+        missing = [i for i in self.split.test if not self.manifest.path_of(i).is_file()]
+        if missing:
+            self.progress.said(f"note: files of {len(missing)} test bags are missing, such as {missing[0]}")
 
     def _job(self, train_set: BagDataset, val_set: BagDataset, device: torch.device) -> Job:
         balanced = self.config.training.class_weights
@@ -164,6 +171,14 @@ class _Run:
         where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
         message = f"stopped before {where}; everything is saved, the same command goes on from there"
         raise Interrupted(f"{self.folder.path}: {message}", self.stop.signal or 0)
+
+
+def check_settings(config: TrainConfig) -> None:
+    """Everything that can be wrong before a bag is read: the model and its options, the table and the split."""
+    create_model(config.model.name, 1, config.model.n_classes or 1, **config.model.options)
+    manifest = Manifest.read(config.data.manifest)
+    manifest.check_table()
+    choose_split(manifest, config.data)
 
 
 def choose_split(manifest: Manifest, data: DataConfig) -> Split:
