@@ -1,0 +1,110 @@
+"""CLAM (Lu, Williamson, Chen, Chen, Barbieri, Mahmood, 2021, arXiv:2004.09666)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from smmil.bag import BagBatch
+from smmil.errors import ConfigError, check_choice
+from smmil.models import Output
+from smmil.nn.attention import GatedAttention, weighted_sums
+from smmil.nn.segment import segment_softmax
+from smmil.nn.svm import smooth_svm
+
+SIZES = {"small": 256, "big": 384}
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"svm": smooth_svm, "ce": cross_entropy}
+
+
+class CLAM(nn.Module):
+    """Gated attention pooling that must also tell its most attended instances from its least attended ones.
+
+    branches    single: one attention map for all classes; multi: a map, a bag vector and a classifier per class
+    inst_loss   svm (smooth SVM, as in the article) or ce (cross-entropy, what the released program does unasked)
+    subtyping   classes exclude each other: the most attended instances are also shown to the other classes as negatives
+    size        width of the attention network: small 256, big 384
+    dropout     behind the embedding; any value but 0 also silences a quarter of the attention units, as released
+    k           instances taken from either end, at most half of the bag, so that no instance is both; none if n = 1
+    bag_weight  share of the bag loss in the total; the instance loss has the rest
+
+    Scores are attention logits before the softmax. A single branch has one map. Several branches have one per class;
+    with n_classes=1 there are two branches inside, the logit is the difference of theirs and the map that of class 1.
+    Instance classifiers (two outputs per class, two classes if n_classes=1) serve in training only.
+    Time and memory grow with n; the instance loss sorts the scores of each bag.
+    """
+
+    score_kind = "attention logit"
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_classes: int = 1,
+        *,
+        branches: str = "single",
+        inst_loss: str = "svm",
+        subtyping: bool = False,
+        size: str = "small",
+        dropout: float = 0.25,
+        k: int = 8,
+        bag_weight: float = 0.7,
+        dim: int = 512,
+    ):
+        super().__init__()
+        self.multi = check_choice(branches, ("single", "multi"), "branches") == "multi"
+        self.inst_loss = check_choice(inst_loss, LOSSES, "inst_loss")
+        att_dim = SIZES[check_choice(size, SIZES, "size")]
+        self.subtyping, self.k, self.bag_weight = subtyping, k, _share(bag_weight)
+        classes = max(2, n_classes)
+        self.one_logit = n_classes == 1
+        self.embed = nn.Linear(in_dim, dim)
+        self.drop = nn.Dropout(dropout)
+        self.attention = GatedAttention(dim, att_dim, classes if self.multi else 1, dropout=0.25 if dropout else 0.0)
+        self.head = nn.Linear(dim, classes if self.multi else n_classes)
+        self.instance_heads = nn.ModuleList(nn.Linear(dim, 2) for _ in range(classes))
+
+    def forward(self, batch: BagBatch) -> Output:
+        dtype = self.embed.weight.dtype
+        h = self.drop(self.embed(batch.x.to(dtype)).relu())
+        scores = self.attention(h).to(dtype)
+        z = weighted_sums(h, segment_softmax(scores, batch.offsets), batch.offsets)
+        losses = {"instance": (1 - self.bag_weight) * self._instance_loss(h, scores, batch)} if self.training else {}
+        return Output(self._classify(z), scores[:, 1:] if self.multi and self.one_logit else scores, losses)
+
+    def _classify(self, z: Tensor) -> Tensor:
+        """Bag logits; with several branches each class reads its own bag vector."""
+        if not self.multi:
+            return self.head(z[:, 0])
+        logits = (z * self.head.weight).sum(-1) + self.head.bias
+        return logits[:, 1:] - logits[:, :1] if self.one_logit else logits
+
+    def _instance_loss(self, h: Tensor, scores: Tensor, batch: BagBatch) -> Tensor:
+        """Mean over the bags; a bag of one instance counts with 0."""
+        cases = zip(batch.split(h), batch.split(scores.detach()), batch.need("y").tolist(), strict=True)
+        return torch.stack([self._cluster(*case) for case in cases]).mean()
+
+    def _cluster(self, h: Tensor, scores: Tensor, label: int) -> Tensor:
+        """How badly the instance classifiers tell the two ends of one bag's attention apart."""
+        k = min(self.k, len(h) // 2)
+        total = self.embed.weight.new_zeros(())
+        if k == 0:
+            return total
+        # One sort for both ends: with equal scores, two searches could name the same instance at either end.
+        order = scores.argsort(dim=0, descending=True, stable=True).T.expand(len(self.instance_heads), -1)
+        for c, (head, ranked) in enumerate(zip(self.instance_heads, order, strict=True)):
+            if c == label:
+                total = total + self._judge(head, h[torch.cat([ranked[:k], ranked[-k:]])], positives=k)
+            elif self.subtyping:
+                total = total + self._judge(head, h[ranked[:k]], positives=0)
+        return total / len(self.instance_heads) if self.subtyping else total
+
+    def _judge(self, head: nn.Module, rows: Tensor, positives: int) -> Tensor:
+        """Loss of one instance classifier on rows of which the first `positives` belong to its class."""
+        target = (torch.arange(len(rows), device=rows.device) < positives).long()
+        return LOSSES[self.inst_loss](head(rows).to(self.embed.weight.dtype), target)
+
+
+def _share(bag_weight: float) -> float:
+    if not 0 <= bag_weight <= 1:
+        raise ConfigError(f"bag_weight must lie in [0, 1], got {bag_weight}")
+    return bag_weight

@@ -1,0 +1,103 @@
+"""DSMIL (Li, Li, Eliceiri, 2021, arXiv:2011.08939)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from smmil.bag import BagBatch
+from smmil.errors import check_choice
+from smmil.models import Output
+from smmil.nn.attention import weighted_sums
+from smmil.nn.segment import segment_argmax, segment_softmax
+
+SCORES = {"similarity": "similarity to the critical instance", "instance": "instance logit"}
+
+
+class DSMIL(nn.Module):
+    """Find the most suspicious instance, weigh all others by their likeness to it, classify the weighted sum.
+
+    Two streams read the features directly. The first classifies every instance; its highest logit per class marks the
+    critical instance. The second pools the bag with softmax(q·q_critical / √query_dim) and classifies it, all classes
+    together.
+
+    score      similarity (before the softmax) or instance (logits of the first stream); one map per class
+    average    in use, the bag's logits are the mean of both streams (article) or the second alone (False: released
+               program). In training they are the second stream's, since each stream has a loss of its own
+    nonlinear  queries from two layers with ReLU and tanh, or from one linear layer
+    passing_v  pool ReLU(linear(x)) instead of x; dropout_v silences some features before it
+
+    The total loss is half the bag loss (second stream) and half the same criterion on the highest instance logits.
+    A likeness says "as the critical instance", which in a negative bag is a normal one: its top is not a lesion.
+    Weights start orthogonal, biases at 0. Time and memory grow with n.
+    """
+
+    score_kind = SCORES["similarity"]
+    bag_weight = 0.5
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_classes: int = 1,
+        *,
+        score: str = "similarity",
+        average: bool = True,
+        nonlinear: bool = True,
+        passing_v: bool = False,
+        dropout_v: float = 0.0,
+        query_dim: int = 128,
+    ):
+        super().__init__()
+        self.score = check_choice(score, SCORES, "score")
+        self.score_kind = SCORES[score]
+        self.average = average
+        self.instance = nn.Linear(in_dim, n_classes)
+        self.query = _query(in_dim, query_dim, nonlinear)
+        self.value = _value(in_dim, dropout_v) if passing_v else nn.Identity()
+        self.head = nn.Linear(n_classes * in_dim, n_classes)
+        self.apply(_start_orthogonal)
+
+    def forward(self, batch: BagBatch) -> Output:
+        dtype = self.instance.weight.dtype
+        x = batch.x.to(dtype)
+        found = self.instance(x).to(dtype)
+        critical = segment_argmax(found, batch.offsets)
+        top = found.gather(0, critical)
+        alike = _similarity(self.query(x), critical, batch).to(dtype)
+        z = weighted_sums(self.value(x), segment_softmax(alike, batch.offsets), batch.offsets)
+        logits = self.head(z.flatten(1))
+        scores = alike if self.score == "similarity" else found
+        if self.training:
+            return Output(logits, scores, {"max": (1 - self.bag_weight) * _bag_criterion(top, batch.need("y"))})
+        return Output((logits + top) / 2 if self.average else logits, scores)
+
+
+def _similarity(q: Tensor, critical: Tensor, batch: BagBatch) -> Tensor:
+    """q_n · q_m / √d for every instance n and the critical instance m of each class in its bag: (n, classes)."""
+    pairs = zip(batch.split(q), q[critical], strict=True)
+    return torch.cat([rows @ chosen.T for rows, chosen in pairs]) / math.sqrt(q.shape[1])
+
+
+def _bag_criterion(logits: Tensor, y: Tensor) -> Tensor:
+    """The bag loss of training, without class weights: binary for one logit, softmax cross-entropy for several."""
+    if logits.shape[1] == 1:
+        return binary_cross_entropy_with_logits(logits[:, 0], y.to(logits.dtype))
+    chosen = y[:, None] == torch.arange(logits.shape[1], device=y.device)
+    return -(logits.log_softmax(1) * chosen).sum(1).mean()
+
+
+def _query(in_dim: int, dim: int, nonlinear: bool) -> nn.Module:
+    if not nonlinear:
+        return nn.Linear(in_dim, dim)
+    return nn.Sequential(nn.Linear(in_dim, dim), nn.ReLU(), nn.Linear(dim, dim), nn.Tanh())
+
+
+def _value(in_dim: int, dropout: float) -> nn.Module:
+    return nn.Sequential(nn.Dropout(dropout), nn.Linear(in_dim, in_dim), nn.ReLU())
+
+
+def _start_orthogonal(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.orthogonal_(module.weight)
+        nn.init.zeros_(module.bias)
