@@ -227,3 +227,6 @@ def test_knn_chooses_k_others_even_among_many_at_one_place():
 def test_propagation_of_half_precision_is_widened_inside():
     graph, x = random_graph(12).normalized(), torch.randn(12, 3)
     assert torch.allclose(graph.propagate(x.half()).float(), graph.propagate(x.half().float()), atol=1e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(graph.propagate(x), graph.normalized().propagate(x))
+        assert graph.propagate(x).dtype == torch.float32

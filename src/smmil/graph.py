@@ -199,7 +199,8 @@ class _Propagate(torch.autograd.Function):
         ctx.graph = graph
         rows = x.reshape(graph.n, -1)
         rows = rows if x.dtype in (torch.float32, torch.float64) else rows.float()
-        return (graph._sparse(rows.dtype) @ rows).reshape(x.shape).to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):  # sparse products know no bfloat16
+            return (graph._sparse(rows.dtype) @ rows).reshape(x.shape).to(x.dtype)
 
     @staticmethod
     @once_differentiable
