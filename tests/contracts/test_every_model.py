@@ -118,7 +118,10 @@ def test_tiny_and_edgeless_bags_train(name):
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters()), bag.id
 
 
-@every_model
+PLACED = {"trans_mil": "PPEG and the convolution over the sequence see where an instance stands"}
+
+
+@pytest.mark.parametrize("name", [m for m in list_models() if m not in PLACED])
 def test_identical_instances_get_finite_equal_scores(name):
     bag = chain_bag(2)
     twins = Bag("twins", bag.x[:1].repeat(2, 1), bag.coords, bag.frame, bag.graph, 1)

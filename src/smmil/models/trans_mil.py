@@ -1,0 +1,85 @@
+"""TransMIL (Shao et al., 2021, arXiv:2106.00908)."""
+
+import torch
+from torch import Tensor, nn
+
+from smmil.bag import BagBatch
+from smmil.errors import ConfigError
+from smmil.models import Output
+from smmil.nn.nystrom import NystromAttention
+from smmil.nn.position import PPEG, square_side
+
+
+class TransMIL(nn.Module):
+    """Let all instances and a class token look at each other twice, tell them their place between, classify the token.
+
+    Instances are embedded, led by the class token, and pass two attention layers with a pyramid of convolutions (PPEG)
+    between them; the bag's logits are read from the token. Attention is Nyström's approximation through landmarks.
+
+    Scores say what the class token takes from each instance in the last layer: its row of the approximated attention
+    matrix, mean over heads. They share out about one unit inside the bag (slightly negative values occur), so they rank
+    the instances of one bag well and shrink like 1/n between bags. One column, whatever the number of classes. The
+    authors published no map; this is the reading of the Sm paper's comparison.
+
+    dim, heads  width of tokens, over all heads
+    landmarks   segments whose means stand for the sequence; iterations of the pseudo-inverse between them
+    dropout     behind each attention layer
+    ppeg        fold: the sequence is folded to s × s as in the original, its first instances repeated at the end to
+                fill the square; chain: convolutions along the sequence and nothing repeated, for CT
+    The result depends on the order of the instances: by the fold, the segments of landmarks, and the convolutions.
+    Bags are processed one by one, also in a batch. Time grows with n · landmarks, memory with n.
+    """
+
+    score_kind = "class token attention"
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_classes: int = 1,
+        *,
+        dim: int = 512,
+        heads: int = 8,
+        landmarks: int = 256,
+        iterations: int = 6,
+        dropout: float = 0.1,
+        ppeg: str = "fold",
+    ):
+        super().__init__()
+        if dim % heads:
+            raise ConfigError(f"trans_mil: dim={dim} must be a multiple of heads={heads}")
+
+        def attention() -> NystromAttention:
+            shape = {"heads": heads, "head_dim": dim // heads, "landmarks": landmarks, "iterations": iterations}
+            return NystromAttention(dim, **shape, dropout=dropout)
+
+        self.embed = nn.Linear(in_dim, dim)
+        self.token = nn.Parameter(torch.randn(1, dim))
+        self.norm1, self.attention1 = nn.LayerNorm(dim), attention()
+        self.position = PPEG(dim, form=ppeg)
+        self.norm2, self.attention2 = nn.LayerNorm(dim), attention()
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, n_classes)
+
+    def forward(self, batch: BagBatch) -> Output:
+        h = self.embed(batch.x.to(self.embed.weight.dtype)).relu()
+        tokens, offsets = self._with_class_tokens(batch.split(h))
+        tokens = tokens + self.attention1(self.norm1(tokens), offsets)
+        tokens = self.position(tokens, offsets)
+        taken, rows = self.attention2.first_row(self.norm2(tokens), offsets)
+        z = tokens[offsets[:-1]] + taken
+        return Output(self.head(self.norm(z)), _of_instances(rows.mean(1, keepdim=True), offsets, batch.sizes))
+
+    def _with_class_tokens(self, bags: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Token, instances and, where they are folded, the first instances again, for every bag; and the offsets."""
+        led = [torch.cat([self.token, bag, bag[: self._missing(len(bag))]]) for bag in bags]
+        sizes = torch.tensor([0] + [len(bag) for bag in led], device=self.token.device)
+        return torch.cat(led), sizes.cumsum(0)
+
+    def _missing(self, n: int) -> int:
+        return square_side(n) ** 2 - n if self.position.folds else 0
+
+
+def _of_instances(rows: Tensor, offsets: Tensor, sizes: list[int]) -> Tensor:
+    """Rows of tokens without class tokens and repeated instances."""
+    parts = rows.split(offsets.diff().tolist())
+    return torch.cat([part[1 : n + 1] for part, n in zip(parts, sizes, strict=True)])
