@@ -66,9 +66,10 @@ class AttentionPool(nn.Module):
 
         return weigh
 
-    def _activate(self, v: Tensor) -> Tensor:
+    def _activate(self, v: Tensor, own: bool = True) -> Tensor:
+        """tanh, gated if asked for; a v that nobody else holds is overwritten."""
         if self.gate is None:
-            return v.tanh()
+            return v.tanh_() if own else v.tanh()
         return v[:, : self.att_dim].tanh() * v[:, self.att_dim :].sigmoid()
 
 
@@ -127,7 +128,7 @@ class SmAttentionPool(AttentionPool):
                 v = self.sm.smooth(v, graph, alpha) + bias
             else:
                 v = v + bias
-            scores = self._activate(v) @ w.T
+            scores = self._activate(v, own=self.where != "mid") @ w.T
             if self.where == "late":
                 scores = self.sm.smooth(scores, graph, alpha)
             weights = segment_softmax(scores, offsets)

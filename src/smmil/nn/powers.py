@@ -23,21 +23,23 @@ def smooth_powers(u: Tensor, graph: Graph, alpha: float, steps: int, slope: bool
 
 
 def _block(u: Tensor, graph: Graph, alpha: float, steps: int, slope: bool) -> tuple[Tensor, ...]:
+    """The results for a block of columns. Buffers are few and used again: fresh memory costs more than arithmetic."""
     y = graph.accumulate(u.clone(), u, -1.0, 1.0)
     if steps == 1:
         return (u.add(y, alpha=alpha), y) if slope else (u.add(y, alpha=alpha),)
-    r, s = y.clone(), y.clone() if slope else None
+    r, twice_s = y.clone(), 2 * y if slope else None
     spare = torch.zeros_like(u)
     for j in range(1, steps // 2):
         _square(graph, y, spare)
         r.add_(y, alpha=alpha ** (2 * j))
-        if s is not None:
-            s.add_(y, alpha=(j + 1) * alpha ** (2 * j))
-    results = [graph.accumulate(torch.add(u, r, alpha=alpha), r, 1.0, alpha**2)]
-    if s is not None:
-        results.append(graph.accumulate(torch.sub(2 * s, r), s, 1.0, 2 * alpha))
+        if twice_s is not None:
+            twice_s.add_(y, alpha=2 * (j + 1) * alpha ** (2 * j))
     if steps % 2:
         _square(graph, y, spare)
+    results = [graph.accumulate(torch.add(u, r, alpha=alpha, out=spare), r, 1.0, alpha**2)]
+    if twice_s is not None:
+        results.append(graph.accumulate(torch.sub(twice_s, r, out=r), twice_s, 1.0, alpha))
+    if steps % 2:
         for result, factor in zip(results, (alpha**steps, steps * alpha ** (steps - 1)), strict=False):
             result.add_(y, alpha=factor)
     return tuple(results)
