@@ -108,6 +108,13 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
     return checked(TrainConfig, _merged(content, changes), "the settings" if path is None else str(path))
 
 
+def anchored(config: TrainConfig) -> TrainConfig:
+    """The same settings with relative paths made absolute, counted from the working folder: fit to be stored."""
+    content = config.model_dump()
+    _resolve_paths(content, Path.cwd())
+    return TrainConfig.model_validate(content)
+
+
 def checked(kind: type[Checked], content: Mapping[str, Any], where: str) -> Checked:
     """`content` as a model of `kind`, or one line that names every wrong key."""
     try:

@@ -1,7 +1,6 @@
 import copy
 import dataclasses
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -313,12 +312,11 @@ def test_exact_keeps_its_tolerance_as_an_operator_where_degrees_differ_widely():
         assert error.max() < tol
 
 
-def test_a_smoothed_graph_can_be_copied_pickled_and_changed():
+def test_a_smoothed_graph_can_be_copied_and_changed():
     graph = grid_graph(grid_coords(20), STEP)
     u = signal(graph)
     before = sm(u, graph.normalized(), 0.5)
-    for other in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):  # noqa: S301
-        assert torch.equal(sm(u, other.normalized(), 0.5), before)
+    assert torch.equal(sm(u, copy.deepcopy(graph).normalized(), 0.5), before)
     heavier = dataclasses.replace(graph, weight=graph.weight * torch.rand(graph.weight.shape) + 1)
     assert not torch.allclose(heavier.normalized().dense(), graph.normalized().dense())
 

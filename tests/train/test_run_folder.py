@@ -213,3 +213,12 @@ def test_tensorboard_gets_every_number_of_every_epoch_and_forgets_repeated_ones(
     assert begins[0] == 1
     assert begins[1] == 1 + sum(step <= begins[1] - 1 for name, step in told if name == "val_auroc")
     assert [step for name, step in told if name == "val_auroc"] == [1, 2, 3]
+
+
+def test_a_manifest_named_from_the_working_folder_is_found_again_later(study, settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(study.parent)
+    named = settings("training.epochs=1", manifest=study)
+    here = named.model_copy(update={"data": named.data.model_copy(update={"manifest": study.name})})
+    train(here, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["data"]["manifest"] == str(study.resolve())

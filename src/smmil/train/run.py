@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smmil.config import DataConfig, ModelConfig, TrainConfig, config_hash
+from smmil.config import DataConfig, ModelConfig, TrainConfig, anchored, config_hash
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
 from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks
@@ -45,7 +45,7 @@ def train(config: TrainConfig, out: str | Path, *, progress: Progress | None = N
 
     Repeating the call after a crash or a kill goes on from the last checkpoint and ends with the same bytes.
     """
-    folder, progress = RunFolder(Path(out)), progress or Progress()
+    config, folder, progress = anchored(config), RunFolder(Path(out)), progress or Progress()
     folder.refuse_other(config)
     state = folder.finished()
     if state is None:

@@ -1,0 +1,23 @@
+"""The demo at toy size, in a folder named relative to where one stands, as the README names it."""
+
+from smmil import demo
+from smmil.config import TrainingConfig
+from smmil.prediction import load_predictions
+
+
+def test_the_demo_leaves_a_page_predictions_and_maps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "SLIDES", 40)
+    monkeypatch.setattr(demo, "TrainingConfig", lambda **given: TrainingConfig(**{**given, "epochs": 2, "threads": 1}))
+    first = demo.run_demo("demo")
+    page = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
+    assert "SmAP" in page
+    assert "data:image/png" in page
+    for name in demo.MODELS:
+        test = load_predictions(tmp_path / "demo/predictions" / name)
+        assert {p.y for p in test} == {0, 1}
+        assert not {p.id for p in test} & {p.id for p in load_predictions(tmp_path / "demo/validation" / name)}
+    assert len(list((tmp_path / "demo/maps").glob("*.png"))) >= 2
+    again = demo.run_demo("demo")
+    assert again.results == first.results
+    assert (tmp_path / "demo/report.html").read_text(encoding="utf-8") == page
