@@ -34,6 +34,7 @@ def test_json_is_for_programs(manifest):
 def test_missing_files_of_a_manifest_are_a_warning(tmp_path):
     (tmp_path / "m.csv").write_text("id,path,label\na,a[b].h5,0\nb,b.h5,1\n")
     result = run(tmp_path / "m.csv")
+    assert result.exit_code == 3
     assert "2 files are missing" in " ".join(result.stdout.split())
     assert "a[b].h5" in "".join(result.stdout.split())
 

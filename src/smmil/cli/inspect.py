@@ -16,7 +16,8 @@ def inspect(
     """Show what is inside bag files and manifests, before any training.
 
     For a bag: instances, features, coordinates, how many neighbours they have, where the features come from, and
-    whether the checksum matches. For a manifest: bags, labels, patients, splits, and files that are missing.
+    whether the checksum matches. For a manifest: bags, labels, patients, splits, and files that are missing. When there
+    is anything to warn of, the exit code is 3.
 
     Examples:
 
@@ -31,6 +32,8 @@ def inspect(
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
         _show(facts)
+    if any(one["warnings"] for one in facts):
+        raise typer.Exit(3)
 
 
 def _facts(path: Path) -> dict[str, Any]:
