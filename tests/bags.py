@@ -1,5 +1,7 @@
 """Small bags and graphs for the tests: a lattice with holes, a chain, lonely instances."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -39,6 +41,17 @@ def grid_bag(n: int, *, dim: int = 16, seed: int = 0, y: int = 1, dtype=torch.fl
 def chain_bag(n: int, *, dim: int = 16, seed: int = 0, y: int = 1, dtype=torch.float32) -> Bag:
     x = torch.randn(n, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
     return Bag(f"scan_{n}_{seed}", x, torch.arange(n)[:, None], Frame((1,), (5.0,), "mm"), chain_graph(n), y)
+
+
+def woven_bag(n: int, *, dtype=torch.float32) -> Bag:
+    """A bag with a random weighted graph and lonely instances."""
+    return replace(grid_bag(n, seed=n, dtype=dtype), graph=random_graph(n, seed=n, share=0.3))
+
+
+def mixed_bags(dtype=torch.float64) -> list[Bag]:
+    """One of every kind: tiny, lattice, woven, scan, without edges."""
+    tiny = [grid_bag(n, seed=n, dtype=dtype) for n in (1, 2, 3, 30)]
+    return [*tiny, woven_bag(16, dtype=dtype), chain_bag(9, dtype=dtype), without_edges(grid_bag(6, dtype=dtype))]
 
 
 def without_edges(bag: Bag) -> Bag:

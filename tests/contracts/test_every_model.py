@@ -205,11 +205,9 @@ def test_eight_planted_bags_can_be_learned_and_the_planted_instance_comes_first(
 
 
 @every_model
-def test_sixty_thousand_instances_never_meet_all_pairs(name, monkeypatch):
-    """No tensor of 60,000² is asked for: the largest one stays within a small multiple of the features."""
-    largest = _largest_tensor(build(name).eval(), 3000)
-    assert largest <= 40 * 3000 * 512
-    assert largest < 3000**2 * 8
+def test_instances_never_meet_all_pairs(name):
+    """No tensor of n² entries exists on the way: seen at a size where it would stand out."""
+    assert _largest_tensor(build(name).eval(), 6000) < 6000**2 / 2
 
 
 def _largest_tensor(model, n):

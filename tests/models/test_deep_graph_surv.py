@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bags import chain_bag, grid_bag, random_graph, reordered, without_edges
+from bags import chain_bag, grid_bag, mixed_bags, reordered, without_edges, woven_bag
 from torch.nn.functional import dropout
 
 from smmil.bag import Bag, BagBatch
@@ -25,16 +25,7 @@ def shaken(**options):
     return model
 
 
-def woven(n):
-    return replace(grid_bag(n, seed=n, dtype=DOUBLE), graph=random_graph(n, seed=n, share=0.3))
-
-
-BAGS = [
-    *(grid_bag(n, seed=n, dtype=DOUBLE) for n in (1, 2, 3, 30)),
-    woven(16),
-    chain_bag(9, dtype=DOUBLE),
-    without_edges(grid_bag(6, dtype=DOUBLE)),
-]
+BAGS = mixed_bags(DOUBLE)
 
 
 def affine(p, x, name):
@@ -192,7 +183,7 @@ def test_attention_sums_to_one(variant):
 
 
 def test_edge_weights_count_in_the_laplacian_only():
-    bag = woven(16)
+    bag = woven_bag(16, dtype=DOUBLE)
     plain = replace(bag, graph=Graph(bag.graph.indptr, bag.graph.indices, torch.ones_like(bag.graph.weight)))
     for variant, counts in (("cheb", True), ("gin", False)):
         a, b = (outputs(shaken(variant=variant).eval(), one)[0] for one in (bag, plain))
@@ -200,7 +191,7 @@ def test_edge_weights_count_in_the_laplacian_only():
 
 
 def test_a_normalised_graph_serves_the_chebyshev_network():
-    model, bag = shaken().eval(), woven(16)
+    model, bag = shaken().eval(), woven_bag(16, dtype=DOUBLE)
     ready = replace(bag, graph=bag.graph.normalized())
     assert torch.equal(outputs(model, bag)[0], outputs(model, ready)[0])
     with pytest.raises(DataError, match="as built"):

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from bags import grid_bag, reordered, without_edges
+from bags import grid_bag
+from laws import assert_blind_to_order_and_neighbours
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError, DataError
@@ -166,14 +167,7 @@ def test_attention_sums_to_one():
 
 @pytest.mark.parametrize("n_classes", [1, 3])
 def test_order_and_neighbours_do_not_matter_losses_included(n_classes):
-    bag, model = grid_bag(40, dtype=torch.float64), make(n_classes).train()
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
-    plain = model(BagBatch.pack([bag]))
-    for other, back in ((reordered(bag, order), order), (without_edges(bag), slice(None))):
-        out = model(BagBatch.pack([other]))
-        assert torch.allclose(out.logits, plain.logits, atol=1e-12)
-        assert torch.allclose(out.scores, plain.scores[back], atol=1e-12)
-        assert torch.allclose(out.losses["max"], plain.losses["max"], atol=1e-12)
+    assert_blind_to_order_and_neighbours(make(n_classes).train(), "max")
 
 
 def test_the_max_stream_touches_only_the_critical_instances():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bags import chain_bag, grid_bag, random_graph, reordered, without_edges
+from bags import chain_bag, grid_bag, mixed_bags, reordered, without_edges, woven_bag
 from torch.nn.functional import dropout
 
 from smmil.bag import Bag, BagBatch
@@ -25,17 +25,7 @@ def shaken(**options):
     return model
 
 
-def woven(n):
-    """A bag with a random weighted graph and lonely instances."""
-    return replace(grid_bag(n, seed=n, dtype=DOUBLE), graph=random_graph(n, seed=n, share=0.3))
-
-
-BAGS = [
-    *(grid_bag(n, seed=n, dtype=DOUBLE) for n in (1, 2, 3, 30)),
-    woven(16),
-    chain_bag(9, dtype=DOUBLE),
-    without_edges(grid_bag(6, dtype=DOUBLE)),
-]
+BAGS = mixed_bags(DOUBLE)
 
 
 def speakers(bag, knn):
@@ -198,7 +188,7 @@ def test_one_way_neighbours_hear_only_those_that_chose_them():
 
 
 def test_edge_weights_do_not_count():
-    model, bag = shaken().eval(), woven(16)
+    model, bag = shaken().eval(), woven_bag(16, dtype=DOUBLE)
     plain = replace(bag, graph=Graph(bag.graph.indptr, bag.graph.indices, torch.ones_like(bag.graph.weight)))
     assert torch.equal(outputs(model, bag)[0], outputs(model, plain)[0])
 
