@@ -52,3 +52,8 @@ def test_what_some_bags_lack_is_named():
         BagBatch.pack([grid_bag(3), grid_bag(3, dim=8)])
     with pytest.raises(DataError, match=r"needs 'graph'.*bare"):
         BagBatch.pack([Bag("bare", torch.zeros(2, 16))]).need("graph")
+
+
+def test_slides_and_scans_cannot_share_a_batch():
+    with pytest.raises(DataError, match="different numbers of coordinates"):
+        BagBatch.pack([grid_bag(4), chain_bag(4)])

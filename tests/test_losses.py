@@ -4,10 +4,14 @@ from math import exp, log
 
 import pytest
 import torch
+from bags import grid_bag
 
-from smmil.errors import DataError
-from smmil.losses import bag_loss, class_weights, total_loss
+from smmil.bag import BagBatch
+from smmil.config import PenaltyConfig, load_config
+from smmil.errors import ConfigError, DataError
+from smmil.losses import bag_loss, class_weights, penalty_terms, total_loss
 from smmil.models import Output
+from smmil.nn.penalty import PENALTIES, smoothness_penalty
 
 
 def sigmoid(v):
@@ -88,3 +92,43 @@ def test_the_total_is_the_bag_loss_plus_the_models_own_terms():
 def test_a_models_own_term_cannot_hide_the_bag_loss():
     with pytest.raises(DataError, match="must not be called 'bag'"):
         total_loss(Output(torch.zeros(1, 1), torch.zeros(1, 1), {"bag": torch.tensor(0.0)}), torch.tensor([0]))
+
+
+def ragged():
+    batch = BagBatch.pack([grid_bag(6), grid_bag(4, seed=1, y=0)])
+    scores = torch.arange(10.0)[:, None].requires_grad_()
+    return Output(torch.zeros(2, 1), scores, {"own": torch.tensor(0.5)}), batch
+
+
+def test_a_penalty_is_added_with_its_weight():
+    output, batch = ragged()
+    loss, parts = total_loss(output, batch.y, **penalty_terms(output, batch, PenaltyConfig(weight=0.1)))
+    value = float(smoothness_penalty(output.scores, batch.graph, batch.offsets))
+    assert value > 0
+    assert float(loss) == pytest.approx(log(2) + 0.5 + 0.1 * value)
+    assert float(parts["penalty"]) == pytest.approx(0.1 * value)
+
+
+def test_a_convex_penalty_takes_its_weight_from_all_the_rest():
+    output, batch = ragged()
+    settings = PenaltyConfig(weight=0.25, kind="sa_mil", convex=True)
+    loss, _ = total_loss(output, batch.y, **penalty_terms(output, batch, settings))
+    value = float(smoothness_penalty(output.scores, batch.graph, batch.offsets, "sa_mil"))
+    assert float(loss) == pytest.approx(0.75 * (log(2) + 0.5) + 0.25 * value)
+
+
+def test_scores_without_a_gradient_cannot_be_penalised():
+    output, batch = ragged()
+    with pytest.raises(ConfigError, match="no gradient"):
+        penalty_terms(Output(output.logits, output.scores.detach()), batch, PenaltyConfig(weight=1.0))
+
+
+@pytest.mark.parametrize("kind", PENALTIES)
+def test_the_config_knows_every_kind(kind):
+    assert PenaltyConfig(kind=kind).kind == kind
+
+
+def test_a_convex_weight_above_one_is_refused():
+    changes = ["data.manifest=m.csv", "model.name=abmil", "training.penalty.weight=2.0", "training.penalty.convex=true"]
+    with pytest.raises(ConfigError, match=r"weight in \[0, 1\], got 2.0"):
+        load_config(None, changes)

@@ -70,6 +70,9 @@ class BagBatch:
         if len({b.x.shape[1] for b in bags}) > 1:
             widths = ", ".join(f"{b.id}: {b.x.shape[1]}" for b in bags)
             raise DataError(f"bags of different feature width cannot be packed ({widths}); use one encoder for all")
+        if len({b.coords.shape[1:] for b in bags if b.coords is not None}) > 1:
+            axes = ", ".join(f"{b.id}: {b.coords.shape[1]}" for b in bags if b.coords is not None)
+            raise DataError(f"bags with different numbers of coordinates cannot be packed ({axes}); keep them apart")
         sizes = torch.tensor([0] + [b.n for b in bags])
         graphs = _all_or_none(bags, "graph")
         labels = _all_or_none(bags, "y")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from smmil.errors import ConfigError, suggest
 from smmil.files import digest
@@ -41,6 +41,23 @@ class ModelConfig(_Section):
     n_classes: Count | None = None
 
 
+class PenaltyConfig(_Section):
+    """A term that punishes maps whose neighbours differ; weight 0 is no penalty. Kinds: `nn/penalty.py`.
+
+    convex: the weight is taken from the rest of the loss, (1 - weight) loss + weight penalty, as in SA-MIL.
+    """
+
+    weight: NotNegative = 0.0
+    kind: Literal["scores", "attention", "attention_squared", "sa_mil", "sa_mil_squared"] = "scores"
+    convex: bool = False
+
+    @model_validator(mode="after")
+    def _a_share_is_at_most_one(self) -> "PenaltyConfig":
+        if self.convex and self.weight > 1:
+            raise ValueError(f"a convex penalty needs a weight in [0, 1], got {self.weight}")
+        return self
+
+
 class TrainingConfig(_Section):
     """How to train. The defaults are the paper's protocol.
 
@@ -59,6 +76,7 @@ class TrainingConfig(_Section):
     clip_norm: Positive | None = None
     early_stopping: Count | None = None
     class_weights: bool = False
+    penalty: PenaltyConfig = PenaltyConfig()
     select: Literal["auroc", "loss"] = "auroc"
     autocast: bool = False
     seed: Whole = 0

@@ -125,6 +125,14 @@ class Graph:
         indices[indptr[:-1][where]] = where.nonzero().squeeze(1)
         return Graph(indptr, indices, weight, self.kind)
 
+    def within(self, group: Tensor) -> "Graph":
+        """The same nodes without the edges that join different groups (n,); degrees are counted anew."""
+        if self.kind is not None:
+            raise DataError(f"the graph is already normalised as {self.kind!r}; cut the graph as built")
+        kept = group[self.rows] == group[self.indices]
+        before = torch.nn.functional.pad(kept.long().cumsum(0), (1, 0))
+        return Graph(before[self.indptr], self.indices[kept], self.weight[kept])
+
     def transposed(self) -> "Graph":
         """The matrix acting from the other side; itself unless the normalisation is `rw`."""
         if self.kind != "rw":

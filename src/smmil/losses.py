@@ -1,13 +1,17 @@
-"""What training minimises: the bag criterion, plus whatever terms a model adds itself."""
+"""What training minimises: the bag criterion, whatever terms a model adds itself, and a penalty on ragged maps."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from smmil.errors import DataError
+from smmil.bag import BagBatch
+from smmil.config import PenaltyConfig
+from smmil.errors import ConfigError, DataError
 from smmil.models import Output
+from smmil.nn.penalty import smoothness_penalty
 
 
 def bag_loss(
@@ -56,12 +60,26 @@ def total_loss(
     y: Tensor,
     *,
     bag_weight: float = 1.0,
+    penalty: Tensor | None = None,
+    rest: float = 1.0,
     pos_weight: Tensor | None = None,
     class_weight: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted bag loss plus every term of the model's own, and the parts by name (`bag` is the criterion)."""
+    """The weighted bag loss and every term of the model's own, `rest` times, plus the penalty; and these by name."""
     bag = bag_loss(output.logits, y, pos_weight=pos_weight, class_weight=class_weight)
+    for name in {"bag", "penalty"} & output.losses.keys():
+        raise DataError(f"a model's own loss must not be called {name!r}, which is the name of a term of every model")
     parts = {"bag": bag_weight * bag, **output.losses}
-    if "bag" in output.losses:
-        raise DataError("a model's own loss must not be called 'bag', which is the name of the bag criterion")
+    if penalty is not None:
+        parts = {name: rest * part for name, part in parts.items()} | {"penalty": penalty}
     return torch.stack([part.reshape(()) for part in parts.values()]).sum(), parts
+
+
+def penalty_terms(output: Output, batch: BagBatch, settings: PenaltyConfig) -> dict[str, Any]:
+    """The penalty on ragged maps, with its weight, as keyword arguments of `total_loss`; nothing if its weight is 0."""
+    if settings.weight == 0:
+        return {}
+    if not output.scores.requires_grad:
+        raise ConfigError("training.penalty: the scores of this model carry no gradient, so a penalty cannot train it")
+    value = smoothness_penalty(output.scores, batch.need("graph"), batch.offsets, settings.kind)
+    return {"penalty": settings.weight * value, "rest": 1 - settings.weight if settings.convex else 1.0}

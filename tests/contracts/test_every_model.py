@@ -1,6 +1,7 @@
 """The exam every model sits: `list_models()` decides who comes."""
 
 import copy
+import re
 import warnings
 from dataclasses import replace
 
@@ -10,17 +11,26 @@ from bags import chain_bag, grid_bag, reordered, without_edges
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError
-from smmil.models import create_model, list_models
+from smmil.models import create_model, list_models, model_options
 
 DIM = 16
 SIZES = (1, 2, 3, 7, 57, 300)
-every_model = pytest.mark.parametrize("name", list_models())
+# Sm on top of other models sits the exam as well: a name with "+sm" or "+sm@place".
+SMOOTHED = [f"{m}+sm" for m in list_models() if "sm" in model_options(m)] + ["clam+sm@late", "dtfd_mil+sm@bag"]
+CANDIDATES = [*list_models(), *SMOOTHED]
+every_model = pytest.mark.parametrize("name", CANDIDATES)
 pytestmark = pytest.mark.filterwarnings("error")
 
 
 def build(name, n_classes=1, seed=0, **options):
     torch.manual_seed(seed)
-    return create_model(name, DIM, n_classes, **options)
+    name, smoothed, place = re.fullmatch(r"(\w+)(\+sm)?(?:@(\w+))?", name).groups()
+    sm = {"sm": {"where": place or "early"}} if smoothed else {}
+    return create_model(name, DIM, n_classes, **sm, **options)
+
+
+def plain(name):
+    return name.split("+")[0]
 
 
 def pack(*bags):
@@ -69,7 +79,7 @@ ORDERED = {
 }
 
 
-@pytest.mark.parametrize("name", [m for m in list_models() if m not in ORDERED])
+@pytest.mark.parametrize("name", [m for m in CANDIDATES if plain(m) not in ORDERED])
 @pytest.mark.parametrize("n", [3, 57, 300])
 def test_the_order_of_instances_does_not_matter(name, n):
     bag, order = grid_bag(n), torch.randperm(n, generator=torch.Generator().manual_seed(1))
@@ -121,7 +131,7 @@ def test_tiny_and_edgeless_bags_train(name):
 PLACED = {"trans_mil": "PPEG and the convolution over the sequence see where an instance stands"}
 
 
-@pytest.mark.parametrize("name", [m for m in list_models() if m not in PLACED])
+@pytest.mark.parametrize("name", [m for m in CANDIDATES if plain(m) not in PLACED])
 def test_identical_instances_get_finite_equal_scores(name):
     bag = chain_bag(2)
     twins = Bag("twins", bag.x[:1].repeat(2, 1), bag.coords, bag.frame, bag.graph, 1)
@@ -188,7 +198,7 @@ PLANTED_START = {"max_pool": {"seed": 4}, "dsmil": {"seed": 14, "lr": 1e-3}}
 @every_model
 def test_eight_planted_bags_can_be_learned_and_the_planted_instance_comes_first(name):
     bags = planted_bags()
-    start = {"seed": 0, "lr": 3e-4, **PLANTED_START.get(name, {})}
+    start = {"seed": 0, "lr": 3e-4, **PLANTED_START.get(plain(name), {})}
     model = build(name, seed=start["seed"]).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=start["lr"])
     for step in range(960):
@@ -231,7 +241,7 @@ def _largest_tensor(model, n):
 @every_model
 def test_unknown_options_are_refused_by_name(name):
     with pytest.raises(ConfigError, match="unknown option 'dimm'"):
-        create_model(name, DIM, dimm=3)
+        build(name, dimm=3)
 
 
 def test_unknown_models_get_a_suggestion():

@@ -333,3 +333,22 @@ def test_bags_come_in_another_order_in_every_epoch(settings, ids):
         state.epoch, state.step = state.epoch + 1, 0
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(ids)
     assert orders[0] != orders[1]
+
+
+def test_a_penalty_of_weight_zero_is_the_plain_run_to_the_bit_dropout_included(settings, tmp_path):
+    def history(name, *changes):
+        return train(settings("model.options={dim: 8}", *changes, model="clam"), tmp_path / name).history
+
+    history("plain")
+    unpunished = history("none", "training.penalty.kind=attention", "training.penalty.weight=0.0")
+    punished = history("some", "training.penalty.kind=attention", "training.penalty.weight=1.0")
+    tensors = [_tensors(tmp_path / name) for name in ("plain", "none", "some")]
+    assert all(torch.equal(a, b) for a, b in zip(*tensors[:2], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(*tensors[::2], strict=True))
+    assert "train_penalty" in punished[0]
+    assert "train_penalty" not in unpunished[0]
+
+
+def _tensors(folder):
+    found, _ = read_weights(folder / "checkpoints" / "best.safetensors")
+    return [found[k] for k in sorted(found)]

@@ -1,6 +1,7 @@
 """CLAM (Lu, Williamson, Chen, Chen, Barbieri, Mahmood, 2021, arXiv:2004.09666)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from smmil.errors import ConfigError, check_choice
 from smmil.models import Output
 from smmil.nn.attention import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_softmax
+from smmil.nn.smooth_at import SmoothAt
 from smmil.nn.svm import smooth_svm
 
 SIZES = {"small": 256, "big": 384}
@@ -27,6 +29,8 @@ class CLAM(nn.Module):
     dropout     behind the embedding; any value but 0 also silences a quarter of the attention units, as released
     k           instances taken from either end, at most half of the bag, so that no instance is both; none if n = 1
     bag_weight  share of the bag loss in the total; the instance loss has the rest
+    sm          SmCLAM: {where: early} smooths the embedded instances, which attention, pooling and instance classifiers
+                read; {where: late} the attention logits; other options as in `SmoothAt`
 
     Scores are attention logits before the softmax. A single branch has one map. Several branches have one per class;
     with n_classes=1 there are two branches inside, the logit is the difference of theirs and the map that of class 1.
@@ -49,6 +53,7 @@ class CLAM(nn.Module):
         k: int = 8,
         bag_weight: float = 0.7,
         dim: int = 512,
+        sm: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         self.multi = check_choice(branches, ("single", "multi"), "branches") == "multi"
@@ -62,11 +67,13 @@ class CLAM(nn.Module):
         self.attention = GatedAttention(dim, att_dim, classes if self.multi else 1, dropout=0.25 if dropout else 0.0)
         self.head = nn.Linear(dim, classes if self.multi else n_classes)
         self.instance_heads = nn.ModuleList(nn.Linear(dim, 2) for _ in range(classes))
+        readers = (self.attention.project, self.attention.gate, *self.instance_heads)
+        self.sm = SmoothAt(sm, {"early": readers, "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
         dtype = self.embed.weight.dtype
-        h = self.drop(self.embed(batch.x.to(dtype)).relu())
-        scores = self.attention(h).to(dtype)
+        h = self.sm("early", self.drop(self.embed(batch.x.to(dtype)).relu()), batch)
+        scores = self.sm("late", self.attention(h).to(dtype), batch)
         z = weighted_sums(h, segment_softmax(scores, batch.offsets), batch.offsets)
         losses = {"instance": (1 - self.bag_weight) * self._instance_loss(h, scores, batch)} if self.training else {}
         return Output(self._classify(z), scores[:, 1:] if self.multi and self.one_logit else scores, losses)

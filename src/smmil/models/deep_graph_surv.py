@@ -1,5 +1,8 @@
 """DeepGraphSurv (Li, Yao, Zhu, Li, Huang, MICCAI 2018, doi:10.1007/978-3-030-00934-2_20)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor, nn
 
 from smmil.bag import BagBatch
@@ -10,6 +13,7 @@ from smmil.nn.attention import GatedAttention, weighted_sums
 from smmil.nn.gnn import ChebConv, GINConv, chebyshev_terms
 from smmil.nn.neighbours import Neighbours
 from smmil.nn.segment import segment_softmax
+from smmil.nn.smooth_at import SmoothAt
 
 VARIANTS = ("cheb", "gin")
 
@@ -26,6 +30,8 @@ class DeepGraphSurv(nn.Module):
     isolated   instances without neighbours (cheb): keep, Laplacian 0 on its diagonal, terms x, -x, x, …; shrink, 1 on
                its diagonal as in PyTorch Geometric, terms x, 0, -x, 0, …
     dropout    on both attention gates (gin); None: 0.25
+    sm         {where: early} smooths the features (the filters that read them are not normalised: they hear neighbours
+               themselves); {where: late} the attention logits; other options as in `SmoothAt`
     Scores are attention logits, before the softmax: comparable across bags. Sources: no official code is known and the
     article's graph joins similar features; here, as in the comparisons of the Sm paper, it is the bag's graph, the
     Laplacian is the symmetric one with largest eigenvalue 2, and the label is a class. Edge weights count in cheb only.
@@ -46,6 +52,7 @@ class DeepGraphSurv(nn.Module):
         conv_bias: bool = False,
         isolated: str = "keep",
         dropout: float | None = None,
+        sm: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         check_choice(isolated, ("keep", "shrink"), "isolated")
@@ -60,9 +67,12 @@ class DeepGraphSurv(nn.Module):
             self.net = _Gin(in_dim, dim, dim if att_dim is None else att_dim, 0.25 if dropout is None else dropout)
         self.bag = nn.Identity() if variant == "cheb" else nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
         self.head = nn.Linear(dim, n_classes)
+        self.sm = SmoothAt(sm, {"early": (), "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        h, scores = self.net(batch.x.to(self.head.weight.dtype), batch.need("graph"))
+        x = self.sm("early", batch.x.to(self.head.weight.dtype), batch)
+        h, scores = self.net(x, batch.need("graph"))
+        scores = self.sm("late", scores, batch)
         z = weighted_sums(h, segment_softmax(scores, batch.offsets), batch.offsets)[:, 0]
         return Output(self.head(self.bag(z)), scores)
 

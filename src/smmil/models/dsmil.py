@@ -1,6 +1,8 @@
 """DSMIL (Li, Li, Eliceiri, 2021, arXiv:2011.08939)."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from smmil.errors import check_choice
 from smmil.models import Output
 from smmil.nn.attention import weighted_sums
 from smmil.nn.segment import segment_argmax, segment_softmax
+from smmil.nn.smooth_at import SmoothAt
 
 SCORES = {"similarity": "similarity to the critical instance", "instance": "instance logit"}
 
@@ -27,6 +30,8 @@ class DSMIL(nn.Module):
                program). In training they are the second stream's, since each stream has a loss of its own
     nonlinear  queries from two layers with ReLU and tanh, or from one linear layer
     passing_v  pool ReLU(linear(x)) instead of x; dropout_v silences some features before it
+    sm         SmDSMIL: {where: early} smooths the features before both streams; {where: late} the instance logits;
+               other options as in `SmoothAt`
 
     The total loss is half the bag loss (second stream) and half the same criterion on the highest instance logits.
     A likeness says "as the critical instance", which in a negative bag is a normal one: its top is not a lesion.
@@ -47,6 +52,7 @@ class DSMIL(nn.Module):
         passing_v: bool = False,
         dropout_v: float = 0.0,
         query_dim: int = 128,
+        sm: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         self.score = check_choice(score, SCORES, "score")
@@ -57,11 +63,12 @@ class DSMIL(nn.Module):
         self.value = _value(in_dim, dropout_v) if passing_v else nn.Identity()
         self.head = nn.Linear(n_classes * in_dim, n_classes)
         self.apply(_start_orthogonal)
+        self.sm = SmoothAt(sm, {"early": _readers(self.instance, self.query, self.value), "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        dtype = self.instance.weight.dtype
-        x = batch.x.to(dtype)
-        found = self.instance(x).to(dtype)
+        dtype = self.head.weight.dtype
+        x = self.sm("early", batch.x.to(dtype), batch)
+        found = self.sm("late", self.instance(x).to(dtype), batch)
         critical = segment_argmax(found, batch.offsets)
         top = found.gather(0, critical)
         alike = _similarity(self.query(x), critical, batch).to(dtype)
@@ -95,6 +102,11 @@ def _query(in_dim: int, dim: int, nonlinear: bool) -> nn.Module:
 
 def _value(in_dim: int, dropout: float) -> nn.Module:
     return nn.Sequential(nn.Dropout(dropout), nn.Linear(in_dim, in_dim), nn.ReLU())
+
+
+def _readers(*modules: nn.Module) -> list[nn.Module]:
+    """The first linear layer of each, where there is one."""
+    return [layers[0] for m in modules if (layers := [k for k in m.modules() if isinstance(k, nn.Linear)])]
 
 
 def _start_orthogonal(module: nn.Module) -> None:

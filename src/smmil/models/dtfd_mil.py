@@ -1,6 +1,7 @@
 """DTFD-MIL (Zhang, Meng, Zhao, Qiao, Yang, Coupland, Zheng, CVPR 2022, arXiv:2203.12081)."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from smmil.nn.pseudo_bags import (
     random_orders,
 )
 from smmil.nn.segment import segment_ids, segment_mean, segment_softmax
+from smmil.nn.smooth_at import SmoothAt
 
 DISTILL = ("afs", "maxs", "maxmins", "mas")
 SCORES = {"class_activation": "class activation", "instance": "instance logit"}
@@ -43,6 +45,10 @@ class DTFDMIL(nn.Module):
     score            class_activation: N·a_n⟨W₁-W₀, h_n⟩, W the tier-1 classifier, a the attention over the whole bag
                      as one pseudo-bag; instance: ⟨W₁-W₀, h_n⟩
     residual_blocks  extra layers h + relu(B relu(A h)) in the embedding
+    sm               SmDTFD: {where: early} smooths the embedded instances inside each pseudo-bag, over the edges that
+                     lie in it, with degrees counted anew (a random cut leaves few: a quarter for 4 pseudo-bags), and
+                     over the whole bag for the scores; {where: bag} once over the whole bag, before the cut;
+                     {where: late} the attention logits of tier 1, over the whole bag; other options as in `SmoothAt`
 
     Scores come from tier 1 and do not depend on the cut. The factor N makes them comparable between bags of different
     size; their mean over a bag is its tier-1 logit without the bias. With C > 1 classes there is one column per class,
@@ -51,7 +57,8 @@ class DTFDMIL(nn.Module):
     Bag logits depend a little on the order in which instances are stored, through the cut; scores do not.
 
     The authors clip the gradient of four modules separately, which `before_step` does in the training loop:
-    `clip_modules` names them (together they hold every parameter), `clip_norm_per_module` is the largest norm for each.
+    `clip_modules` names them (together they hold every parameter but Sm's), `clip_norm_per_module` is the largest norm
+    for each.
 
     Cost: n × dim memory and time; nothing grows with n².
     """
@@ -74,6 +81,7 @@ class DTFDMIL(nn.Module):
         splits: int = 1,
         score: str = "class_activation",
         residual_blocks: int = 0,
+        sm: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         self.distill = check_choice(distill, DISTILL, "distill")
@@ -88,17 +96,17 @@ class DTFDMIL(nn.Module):
         self.attention = GatedAttention(dim, att_dim)
         self.classifier = nn.Linear(dim, n_classes)
         self.tier2 = _Tier2(dim, att_dim, n_classes)
+        readers = (self.attention.project, self.attention.gate)
+        self.sm = SmoothAt(sm, {"early": readers, "bag": readers, "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        dtype = self.classifier.weight.dtype
-        h = self.embed(batch.x.to(dtype))
-        f = self.attention(h).to(dtype)
-        evidence = F.linear(h, self.classifier.weight).to(dtype)
-        scores = self._scores(f, evidence, batch.offsets)
+        h = self.sm("bag", self.embed(batch.x.to(self.classifier.weight.dtype)), batch)
+        rows = self._judge(self.sm("early", h, batch), batch)
+        scores = self._scores(rows, batch.offsets)
         if not self.training:
-            return Output(self._mean_over_cuts(h, f, evidence, batch.sizes), scores)
+            return Output(self._mean_over_cuts(h, rows, batch), scores)
         cut = cut_bags(random_orders(batch.sizes), self.pseudo_bags, h.device)
-        logits, pseudo_logits = self._both_tiers(h, f, evidence, cut)
+        logits, pseudo_logits = self._both_tiers(self._inside(cut, h, rows, batch), cut)
         return Output(logits, scores, {"tier1": _pseudo_bag_loss(pseudo_logits, batch.need("y"), cut.bags)})
 
     def before_step(self) -> None:
@@ -106,20 +114,35 @@ class DTFDMIL(nn.Module):
         for name in self.clip_modules:
             nn.utils.clip_grad_norm_(self.get_submodule(name).parameters(), self.clip_norm_per_module)
 
-    def _scores(self, f: Tensor, evidence: Tensor, offsets: Tensor) -> Tensor:
-        contrast = against_the_others(evidence)
+    def _judge(self, h: Tensor, batch: BagBatch) -> "_Rows":
+        dtype = self.classifier.weight.dtype
+        f = self.sm("late", self.attention(h).to(dtype), batch)
+        return _Rows(h, f, F.linear(h, self.classifier.weight).to(dtype))
+
+    def _inside(self, cut: Cut, h: Tensor, rows: "_Rows", batch: BagBatch) -> "_Rows":
+        """The instances as tier 1 sees them in their pseudo-bags: other than in the bag only if smoothed there."""
+        if self.sm.where != "early":
+            return rows
+        pseudo_bag = torch.empty_like(cut.order)
+        pseudo_bag[cut.order] = segment_ids(cut.offsets)
+        return self._judge(self.sm("early", h, batch.need("graph").within(pseudo_bag)), batch)
+
+    def _scores(self, rows: "_Rows", offsets: Tensor) -> Tensor:
+        contrast = against_the_others(rows.evidence)
         if self.score == "instance":
             return contrast
         n = offsets.diff()[segment_ids(offsets)][:, None]
-        return n * segment_softmax(f, offsets) * contrast
+        return n * segment_softmax(rows.f, offsets) * contrast
 
-    def _mean_over_cuts(self, h: Tensor, f: Tensor, evidence: Tensor, sizes: list[int]) -> Tensor:
-        cuts = zip(*(fixed_orders(n, self.splits) for n in sizes), strict=True)
-        found = [self._both_tiers(h, f, evidence, cut_bags(orders, self.pseudo_bags, h.device)) for orders in cuts]
-        return average_probabilities(torch.stack([logits for logits, _ in found]))
+    def _mean_over_cuts(self, h: Tensor, rows: "_Rows", batch: BagBatch) -> Tensor:
+        orders = zip(*(fixed_orders(n, self.splits) for n in batch.sizes), strict=True)
+        cuts = [cut_bags(order, self.pseudo_bags, h.device) for order in orders]
+        found = [self._both_tiers(self._inside(cut, h, rows, batch), cut)[0] for cut in cuts]
+        return average_probabilities(torch.stack(found))
 
-    def _both_tiers(self, h: Tensor, f: Tensor, evidence: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
+    def _both_tiers(self, rows: "_Rows", cut: Cut) -> tuple[Tensor, Tensor]:
         """Logits of the bags (b, c), and of the pseudo-bags (p, c)."""
+        h, f, evidence = rows
         a = segment_softmax(f[cut.order], cut.offsets)
         z = weighted_sums(h.index_select(0, cut.order), a, cut.offsets)[:, 0]
         if self.distill == "afs":
@@ -134,6 +157,14 @@ class DTFDMIL(nn.Module):
         rows, counts = extreme_rows(by, cut.offsets, self.k, lowest=self.distill == "maxmins")
         ends = F.pad(counts.cumsum(0), (1, 0))
         return h.index_select(0, cut.order[rows]), ends[cut.bags]
+
+
+class _Rows(NamedTuple):
+    """Instances of tier 1: embedded (n, d), their attention logits (n, 1), the classifier on each of them (n, c)."""
+
+    h: Tensor
+    f: Tensor
+    evidence: Tensor
 
 
 class _Tier2(nn.Module):

@@ -1,25 +1,32 @@
 """Max pooling: a bag is as suspicious as its most suspicious instance."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import nn
 
 from smmil.bag import BagBatch
 from smmil.models import Output
 from smmil.nn.segment import segment_argmax
+from smmil.nn.smooth_at import SmoothAt
 
 
 class MaxPool(nn.Module):
     """Classify each embedded instance; the bag's logit of a class is the largest of its instances.
 
-    Scores are instance logits (one map per class when there are several classes).
+    Scores are instance logits (one map per class when there are several classes). sm: {where: early} smooths the
+    embedded instances, {where: late} the logits; other options as in `SmoothAt`.
     """
 
     score_kind = "instance logit"
 
-    def __init__(self, in_dim: int, n_classes: int = 1, *, dim: int = 512):
+    def __init__(self, in_dim: int, n_classes: int = 1, *, dim: int = 512, sm: Mapping[str, Any] | None = None):
         super().__init__()
         self.embed = nn.Linear(in_dim, dim)
         self.head = nn.Linear(dim, n_classes)
+        self.sm = SmoothAt(sm, {"early": (), "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        scores = self.head(self.embed(batch.x.to(self.embed.weight.dtype)).relu())
+        h = self.sm("early", self.embed(batch.x.to(self.embed.weight.dtype)).relu(), batch)
+        scores = self.sm("late", self.head(h), batch)
         return Output(scores.gather(0, segment_argmax(scores, batch.offsets)), scores)

@@ -1,5 +1,8 @@
 """Patch-GCN (Chen, Lu, Shaban, Chen, Chen, Williamson, Mahmood, MICCAI 2021, arXiv:2107.13048)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +13,7 @@ from smmil.nn.attention import GatedAttention, weighted_sums
 from smmil.nn.gnn import GENConv
 from smmil.nn.neighbours import Neighbours, nearest
 from smmil.nn.segment import segment_softmax
+from smmil.nn.smooth_at import SmoothAt
 
 
 class PatchGCN(nn.Module):
@@ -26,7 +30,10 @@ class PatchGCN(nn.Module):
                   Geometric builds the same layer since 2.2
     dropout       behind the embedding, behind the joint layer and on both attention gates
     conv_dropout  behind the residual layers; PyTorch Geometric before 1.7 applied none there (0)
-    Edge weights are not used. Memory O(n · (layers + 1) · dim), also in training: nothing is kept per edge.
+    sm            {where: early} smooths the joint views, which are weighed and pooled; {where: late} the attention
+                  logits; other options as in `SmoothAt`
+    Edge weights are not used (Sm uses them). Memory O(n · (layers + 1) · dim), also in training: nothing is
+    kept per edge.
     """
 
     score_kind = "attention logit"
@@ -42,6 +49,7 @@ class PatchGCN(nn.Module):
         conv_bias: bool = True,
         dropout: float = 0.25,
         conv_dropout: float = 0.1,
+        sm: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         if layers < 1 or (knn is not None and knn < 1):
@@ -56,11 +64,12 @@ class PatchGCN(nn.Module):
         self.attention = GatedAttention(joint, joint, dropout=dropout)
         self.bag = nn.Sequential(nn.Linear(joint, joint), nn.ReLU())
         self.head = nn.Linear(joint, n_classes)
+        self.sm = SmoothAt(sm, {"early": (self.attention.project, self.attention.gate), "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
         x = self.embed(batch.x.to(self.head.weight.dtype))
-        h = self.joint(torch.cat(self._views(x, self._neighbours(batch)), 1))
-        scores = self.attention(h)
+        h = self.sm("early", self.joint(torch.cat(self._views(x, self._neighbours(batch)), 1)), batch)
+        scores = self.sm("late", self.attention(h), batch)
         z = weighted_sums(h, segment_softmax(scores, batch.offsets), batch.offsets)
         return Output(self.head(self.bag(z[:, 0])), scores)
 

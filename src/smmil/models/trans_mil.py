@@ -1,5 +1,8 @@
 """TransMIL (Shao et al., 2021, arXiv:2106.00908)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -8,6 +11,7 @@ from smmil.errors import ConfigError
 from smmil.models import Output
 from smmil.nn.nystrom import NystromAttention
 from smmil.nn.position import PPEG, square_side
+from smmil.nn.smooth_at import SmoothAt
 
 
 class TransMIL(nn.Module):
@@ -26,6 +30,8 @@ class TransMIL(nn.Module):
     dropout     behind each attention layer
     ppeg        fold: the sequence is folded to s × s as in the original, its first instances repeated at the end to
                 fill the square; chain: convolutions along the sequence and nothing repeated, for CT
+    sm          {where: early} smooths the embedded instances before they meet; other options as in `SmoothAt`. They are
+                next read by a LayerNorm, so there is no layer to normalise spectrally
     The result depends on the order of the instances: by the fold, the segments of landmarks, and the convolutions.
     Bags are processed one by one, also in a batch. Time grows with n · landmarks, memory with n.
     """
@@ -43,6 +49,7 @@ class TransMIL(nn.Module):
         iterations: int = 6,
         dropout: float = 0.1,
         ppeg: str = "fold",
+        sm: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         if dim % heads:
@@ -59,9 +66,10 @@ class TransMIL(nn.Module):
         self.norm2, self.attention2 = nn.LayerNorm(dim), attention()
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, n_classes)
+        self.sm = SmoothAt(sm, {"early": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        h = self.embed(batch.x.to(self.embed.weight.dtype)).relu()
+        h = self.sm("early", self.embed(batch.x.to(self.embed.weight.dtype)).relu(), batch)
         tokens, offsets = self._with_class_tokens(batch.split(h))
         tokens = tokens + self.attention1(self.norm1(tokens), offsets)
         tokens = self.position(tokens, offsets)

@@ -15,7 +15,7 @@ from smmil.config import TrainingConfig
 from smmil.data.loader import BagDataset, batches, epoch_order
 from smmil.errors import DataError
 from smmil.evaluate import bag_metrics
-from smmil.losses import total_loss
+from smmil.losses import penalty_terms, total_loss
 from smmil.models import Output
 from smmil.predict import on_device, predict
 from smmil.runtime import seed_step
@@ -106,7 +106,8 @@ def accumulate_gradient(job: Job, state: State, batch: BagBatch, share: float) -
     where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
     batch = replace(on_device(batch, job.device, job.model), y_inst=None)
     output = forward(job, state, batch)
-    loss, parts = total_loss(output, batch.need("y"), bag_weight=bag_weight(job.model), **job.weights)
+    penalty = penalty_terms(output, batch, job.settings.penalty)
+    loss, parts = total_loss(output, batch.need("y"), bag_weight=bag_weight(job.model), **penalty, **job.weights)
     refuse_nonfinite_forward(batch, output, parts, where)
     (loss * share).backward()
     if not gradients_are_finite(job.model):
