@@ -8,7 +8,7 @@ import typer
 
 from smmil.errors import SmmilError
 
-VERBS = ("demo", "train", "predict", "evaluate", "models", "inspect", "doctor")
+VERBS = ("demo", "train", "predict", "evaluate", "convert-weights", "models", "inspect", "doctor")
 
 app = typer.Typer(
     name="smmil",
@@ -21,7 +21,8 @@ app = typer.Typer(
 )
 
 for _verb in VERBS:
-    app.command(_verb)(getattr(import_module(f"smmil.cli.{_verb}"), _verb))
+    _name = _verb.replace("-", "_")
+    app.command(_verb)(getattr(import_module(f"smmil.cli.{_name}"), _name))
 
 
 def _print_version(wanted: bool) -> None:

@@ -53,15 +53,15 @@ def predict_run(
     part  train, val or test as the run split them, or all; default: test, and all with another manifest.
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
-    trained, config = load_trained(run_dir, checkpoint), load_config(Path(run_dir) / "config.yaml")
-    table = Manifest.read(manifest or config.data.manifest)
+    trained, config = load_trained(run_dir, checkpoint), _config(Path(run_dir))
+    table = Manifest.read(manifest or _own_manifest(config, run_dir))
     table.check_table(training=False)
     ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
     refuse_other_features(trained.facts, table, ids)
     work = _Work(trained, table, Path(out), choose_device(device), Predicted())
     remove_leftovers(out)
     trained.model.to(work.device)
-    with reproducible(config.training.threads):
+    with reproducible(config.training.threads if config else None):
         for count, id_ in enumerate(ids, 1):
             work.one(id_, _meta(trained, config, checkpoint, parts.get(id_)))
             if progress is not None:
@@ -114,10 +114,22 @@ def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
     return stored.id == id_ and stored.meta == {**stored.meta, **meta}
 
 
+def _config(run_dir: Path) -> TrainConfig | None:
+    """Settings of the run; a model brought in with `smmil convert-weights` has none."""
+    imported = not (run_dir / "config.yaml").exists() and not (run_dir / "split.json").exists()
+    return None if imported else load_config(run_dir / "config.yaml")
+
+
+def _own_manifest(config: TrainConfig | None, run_dir: str | Path) -> str:
+    if config is None:
+        raise DataError(f"{run_dir}: this model was not trained here and knows no bags; give them with --manifest")
+    return config.data.manifest
+
+
 def _chosen_ids(run_dir: Path, table: Manifest, part: str) -> tuple[list[str], dict[str, str]]:
     """Ids to predict, and the part each case of the run's split belongs to."""
     check_choice(part, PARTS, "part")
-    split = read_json(run_dir / "split.json")
+    split = read_json(run_dir / "split.json") if (run_dir / "split.json").exists() else {name: [] for name in PARTS[:3]}
     parts = {id_: name for name, members in split.items() for id_ in members}
     ids = list(table.ids) if part == "all" else split[part]
     missing = sorted(set(ids) - set(table.ids))
@@ -130,7 +142,7 @@ def _chosen_ids(run_dir: Path, table: Manifest, part: str) -> tuple[list[str], d
     return ids, parts
 
 
-def _meta(trained: TrainedModel, config: TrainConfig, checkpoint: str, part: str | None) -> dict[str, Any]:
+def _meta(trained: TrainedModel, config: TrainConfig | None, checkpoint: str, part: str | None) -> dict[str, Any]:
     facts = trained.facts
     return {
         "model": facts["model"]["name"],
@@ -139,8 +151,8 @@ def _meta(trained: TrainedModel, config: TrainConfig, checkpoint: str, part: str
         "weights": trained.weights,
         "config": facts["config"],
         "features": facts["features"],
-        "split": {"part": part, "fold": config.data.fold, "digest": facts["split"]},
-        "seed": config.training.seed,
+        "split": {"part": part, "fold": config.data.fold if config else None, "digest": facts["split"]},
+        "seed": config.training.seed if config else None,
         "versions": versions(),
     }
 

@@ -1,0 +1,40 @@
+"""smmil convert-weights"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smmil.published.names import LAYOUTS
+
+Source = StrEnum("Source", list(LAYOUTS))  # type: ignore[misc]
+
+
+def convert_weights(
+    checkpoint: Annotated[Path, typer.Argument(help="The authors' checkpoint (.pt, .pth, .ckpt or .safetensors).")],
+    source: Annotated[Source, typer.Option("--from", help="Whose program wrote it.")],
+    out: Annotated[Path, typer.Option(help="Folder for the converted model; smmil predict takes it.")],
+) -> None:
+    """Bring a model trained with its authors' own program into smmil; the same weights give the same outputs.
+
+    Only weights are read: code inside the file is never run. Weights that the published program stores and never uses
+    are left out and listed.
+
+    [bold]Examples[/bold]
+
+      smmil convert-weights --from clam s_0_checkpoint.pt --out models/clam
+
+      smmil convert-weights --from transmil epoch=07.ckpt --out models/transmil
+
+    Go on with: smmil predict models/clam --manifest bags.csv --out predictions
+    """
+    from smmil.published import convert_weights as convert
+
+    found = convert(checkpoint, source.value, out)
+    numbers = sum(p.numel() for p in found.model.parameters())
+    made = found.shape
+    print(f"{out}: {made['name']} for features of {made['in_dim']}, {made['n_classes']} logits, {numbers:,} parameters")
+    print("options: " + (", ".join(f"{k}={v}" for k, v in made["options"].items()) or "none"))
+    if found.dropped:
+        print(f"left out, since its program never uses them: {', '.join(found.dropped)}")

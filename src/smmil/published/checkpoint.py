@@ -1,0 +1,57 @@
+"""A checkpoint of somebody else's program, read without running anything in it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smmil.errors import DataError
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
+PREFIXES = ("module.", "model.")
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
+    """Its tensors by dotted name, without what training frameworks put around them; weights only, never code."""
+    path = Path(path)
+    content = _load(path)
+    while isinstance(content, Mapping):
+        inner = [content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)]
+        if not inner:
+            break
+        content = inner[0]
+    tensors = _flat(content) if isinstance(content, Mapping) else {}
+    if not tensors:
+        raise DataError(f"{path}: holds no named tensors; save the state_dict() of the model")
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    # torch and safetensors name no common error for a file that is damaged, foreign, or holds more than weights
+    except Exception as problem:  # noqa: BLE001
+        cause = " ".join(str(problem).split())[:120] or type(problem).__name__
+        raise DataError(f"{path}: cannot be read as weights alone ({cause}); save only model.state_dict()") from None
+
+
+def _flat(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Tensors of nested mappings; numbers and words beside them (epoch, settings) are not weights."""
+    flat: dict[str, Tensor] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, Tensor):
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,226 @@
+"""Small state dicts in the authors' layouts, and what their programs compute from them, by the authors' names."""
+
+import math
+
+import torch
+from torch.nn import functional as F
+
+DIM = 16  # of the features
+
+
+class Weights(dict):
+    """Random weights by published name."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def add(self, name, *shape):
+        self[name] = 0.3 * torch.randn(*shape, generator=self.generator)
+
+    def layer(self, name, out, inside, bias=True):
+        self.add(f"{name}.weight", out, inside)
+        if bias:
+            self.add(f"{name}.bias", out)
+
+    def norm(self, name, width):
+        self.add(f"{name}.weight", width)
+        self.add(f"{name}.bias", width)
+
+
+def affine(w, name, x):
+    return F.linear(x, w[f"{name}.weight"], w.get(f"{name}.bias"))
+
+
+def layer_norm(w, name, x):
+    return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
+
+
+def gated(w, a, b, c, h):
+    return affine(w, c, affine(w, a, h).tanh() * affine(w, b, h).sigmoid())
+
+
+def clam(branches, place=3, classes=2):
+    w, maps = Weights(), classes if branches == "multi" else 1
+    w.layer("attention_net.0", 512, DIM)
+    for part in "ab":
+        w.layer(f"attention_net.{place}.attention_{part}.0", 256, 512)
+    w.layer(f"attention_net.{place}.attention_c", maps, 256)
+    for c in range(classes):
+        w.layer(f"instance_classifiers.{c}", 2, 512)
+        if branches == "multi":
+            w.layer(f"classifiers.{c}", 1, 512)
+    if branches == "single":
+        w.layer("classifiers", classes, 512)
+
+    def run(bag):
+        h = affine(w, "attention_net.0", bag.x).relu()
+        a = gated(w, *(f"attention_net.{place}.attention_{part}" for part in ("a.0", "b.0", "c")), h)
+        z = a.softmax(0).T @ h
+        if branches == "single":
+            return affine(w, "classifiers", z), a
+        return torch.cat([affine(w, f"classifiers.{c}", z[c : c + 1]) for c in range(classes)], 1), a
+
+    return w, run
+
+
+def dsmil(classes, nonlinear=True, passing_v=False, extractor=False):
+    w = Weights()
+    head = "i_classifier.fc" if extractor else "i_classifier.fc.0"
+    if extractor:
+        w.add("i_classifier.feature_extractor.conv1.weight", 4, 3, 7, 7)
+    w.layer(head, classes, DIM)
+    w.layer("b_classifier.q.0" if nonlinear else "b_classifier.q", 128, DIM)
+    if nonlinear:
+        w.layer("b_classifier.q.2", 128, 128)
+    if passing_v:
+        w.layer("b_classifier.v.1", DIM, DIM)
+    w.add("b_classifier.fcc.weight", classes, classes, DIM)
+    w.add("b_classifier.fcc.bias", classes)
+
+    def query(x):
+        if not nonlinear:
+            return affine(w, "b_classifier.q", x)
+        return affine(w, "b_classifier.q.2", affine(w, "b_classifier.q.0", x).relu()).tanh()
+
+    def run(bag):
+        c = affine(w, head, bag.x)
+        a = query(bag.x) @ query(bag.x[c.argmax(0)]).T / math.sqrt(128)
+        v = affine(w, "b_classifier.v.1", bag.x).relu() if passing_v else bag.x
+        pooled = (a.softmax(0).T @ v)[None]
+        return F.conv1d(pooled, w["b_classifier.fcc.weight"], w["b_classifier.fcc.bias"])[..., 0], a
+
+    return w, run
+
+
+def dtfd(blocks=1):
+    parts = {
+        name: Weights(seed) for seed, name in enumerate(("dim_reduction", "attention", "classifier", "att_classifier"))
+    }
+    parts["dim_reduction"].layer("fc1", 512, DIM, bias=False)
+    for i in range(blocks):
+        for place in (0, 2):
+            parts["dim_reduction"].layer(f"resBlocks.{i}.block.{place}", 512, 512, bias=False)
+    for part, prefix in (("attention", ""), ("att_classifier", "attention.")):
+        parts[part].layer(f"{prefix}attention_V.0", 128, 512)
+        parts[part].layer(f"{prefix}attention_U.0", 128, 512)
+        parts[part].layer(f"{prefix}attention_weights", 1, 128)
+    parts["classifier"].layer("fc", 2, 512)
+    parts["att_classifier"].layer("classifier.fc", 2, 512)
+
+    def attention(part, h, prefix=""):
+        return gated(
+            parts[part], *(prefix + name for name in ("attention_V.0", "attention_U.0", "attention_weights")), h
+        )
+
+    def run(bag):
+        """One pseudo-bag: its pooled vector is all that tier 2 sees, whatever its attention."""
+        h = affine(parts["dim_reduction"], "fc1", bag.x).relu()
+        for i in range(blocks):
+            inner = affine(parts["dim_reduction"], f"resBlocks.{i}.block.0", h).relu()
+            h = h + affine(parts["dim_reduction"], f"resBlocks.{i}.block.2", inner).relu()
+        a = attention("attention", h).softmax(0)
+        z = a.T @ h
+        z = attention("att_classifier", z, "attention.").softmax(0).T @ z
+        evidence = a * F.linear(h, parts["classifier"]["fc.weight"]) * len(h)
+        return affine(parts["att_classifier"], "classifier.fc", z), evidence[:, 1:] - evidence[:, :1]
+
+    return parts, run
+
+
+def transmil():
+    w = Weights()
+    w.layer("_fc1.0", 512, DIM)
+    w.add("cls_token", 1, 1, 512)
+    for layer in ("layer1", "layer2"):
+        w.norm(f"{layer}.norm", 512)
+        w.layer(f"{layer}.attn.to_qkv", 1536, 512, bias=False)
+        w.layer(f"{layer}.attn.to_out.0", 512, 512)
+        w.add(f"{layer}.attn.res_conv.weight", 8, 1, 33, 1)
+    for name, side in (("proj", 7), ("proj1", 5), ("proj2", 3)):
+        w.add(f"pos_layer.{name}.weight", 512, 1, side, side)
+        w.add(f"pos_layer.{name}.bias", 512)
+    w.norm("norm", 512)
+    w.layer("_fc2", 2, 512)
+    for name in w:
+        if "to_qkv" in name or "to_out" in name:
+            w[name] *= 0.1
+
+    def attend(layer, x):
+        """Nyström attention with 256 landmarks; the output, and the attention matrix of the real rows, head by head."""
+        n, m = len(x), 256
+        rows = torch.cat([x.new_zeros(-n % m, 512), x])
+        q, k, v = affine(w, f"{layer}.attn.to_qkv", rows).reshape(len(rows), 3, 8, 64).permute(1, 2, 0, 3)
+        q = q / 8
+        marks = [t.reshape(8, m, -1, 64).mean(2) for t in (q, k)]
+        a, b, c = ((s @ t.mT).softmax(-1) for s, t in ((q, marks[1]), marks, (marks[0], k)))
+        z = b.mT / (b.sum(-1).max() * b.sum(-2).max())
+        one = torch.eye(m, dtype=x.dtype)
+        for _ in range(6):
+            z = 0.25 * z @ (13 * one - b @ z @ (15 * one - b @ z @ (7 * one - b @ z)))
+        out = a @ z @ (c @ v) + F.conv2d(v[None], w[f"{layer}.attn.res_conv.weight"], padding=(16, 0), groups=8)[0]
+        out = affine(w, f"{layer}.attn.to_out.0", out.permute(1, 0, 2).reshape(len(rows), 512))
+        return out[-n:], (a @ z @ c)[:, -n:, -n:]
+
+    def run(bag):
+        h = affine(w, "_fc1.0", bag.x).relu()
+        n, side = len(h), math.ceil(math.sqrt(len(h)))
+        x = torch.cat([w["cls_token"][0], h, h[: side * side - n]])
+        x = x + attend("layer1", layer_norm(w, "layer1.norm", x))[0]
+        grid = x[1:].T.reshape(1, 512, side, side)
+        folded = grid
+        for name, pad in (("proj", 3), ("proj1", 2), ("proj2", 1)):
+            kernel, bias = w[f"pos_layer.{name}.weight"], w[f"pos_layer.{name}.bias"]
+            folded = folded + F.conv2d(grid, kernel, bias, padding=pad, groups=512)
+        x = torch.cat([x[:1], folded.reshape(512, -1).T])
+        taken, attention = attend("layer2", layer_norm(w, "layer2.norm", x))
+        logits = affine(w, "_fc2", layer_norm(w, "norm", (x + taken)[:1]))
+        return logits, attention.mean(0)[0, 1 : n + 1, None]
+
+    return w, run
+
+
+def patchgcn(bias=True, new_names=False):
+    w = Weights()
+    w.layer("fc.0", 128, DIM)
+    for i in range(3):
+        w.add(f"layers.{i}.conv.{'aggr_module.' if new_names else ''}t", 1)
+        if not new_names:
+            w.add(f"layers.{i}.conv.eps", 1)
+        w.layer(f"layers.{i}.conv.mlp.0", 256, 128, bias)
+        w.norm(f"layers.{i}.conv.mlp.1", 256)
+        w.layer(f"layers.{i}.conv.mlp.3", 128, 256, bias)
+        w.norm(f"layers.{i}.norm", 128)
+    for name in ("path_phi.0", "path_attention_head.attention_a.0", "path_attention_head.attention_b.0", "path_rho.0"):
+        w.layer(name, 512, 512)
+    w.layer("path_attention_head.attention_c", 1, 512)
+    w.layer("classifier", 4, 512)
+
+    def convolve(i, x, hears):
+        message, t = x.relu() + 1e-7, w[f"layers.{i}.conv.{'aggr_module.' if new_names else ''}t"]
+        heard = [(message[j] * (t * message[j]).softmax(0)).sum(0) if len(j) else x.new_zeros(128) for j in hears]
+        inner = layer_norm(w, f"layers.{i}.conv.mlp.1", affine(w, f"layers.{i}.conv.mlp.0", x + torch.stack(heard)))
+        return affine(w, f"layers.{i}.conv.mlp.3", inner.relu())
+
+    def run(bag):
+        apart = torch.cdist(bag.coords.double(), bag.coords.double())
+        nearest = apart.argsort(dim=1)[:, 1:9]
+        hears = [(nearest == i).any(1).nonzero()[:, 0] for i in range(bag.n)]
+        x = affine(w, "fc.0", bag.x).relu()
+        views = [x, convolve(0, x, hears)]
+        for i in (1, 2):
+            views.append(views[-1] + layer_norm(w, f"layers.{i}.norm", convolve(i, views[-1], hears)).relu())
+        h = affine(w, "path_phi.0", torch.cat(views, 1)).relu()
+        a = gated(w, *(f"path_attention_head.attention_{part}" for part in ("a.0", "b.0", "c")), h)
+        return affine(w, "classifier", affine(w, "path_rho.0", a.softmax(0).T @ h).relu()), a
+
+    return w, run
+
+
+PROGRAMS = {
+    "clam": [clam("single"), clam("multi", classes=3), clam("single", place=2)],
+    "dsmil": [dsmil(1), dsmil(3, passing_v=True), dsmil(2, nonlinear=False, extractor=True)],
+    "dtfd": [dtfd(0), dtfd(2)],
+    "transmil": [transmil()],
+    "patchgcn": [patchgcn(), patchgcn(bias=False, new_names=True)],
+}

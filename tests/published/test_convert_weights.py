@@ -1,0 +1,145 @@
+"""Weights in the authors' layouts give, here, what the authors' programs compute."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from bags import STEP, grid_bag
+from programs import DIM, PROGRAMS
+
+from smmil.bag import Bag, BagBatch
+from smmil.data import synthetic_slides, write_synthetic
+from smmil.errors import ConfigError, DataError
+from smmil.predict import predict_run
+from smmil.prediction import Prediction
+from smmil.published import LAYOUTS, convert_weights, import_weights
+
+CASES = [(layout, number) for layout, programs in PROGRAMS.items() for number in range(len(programs))]
+
+
+def scattered(n=23):
+    """A bag whose nearest neighbours are never in doubt."""
+    bag = grid_bag(n, dim=DIM)
+    coords = np.random.default_rng(0).integers(0, 40 * STEP, (n, 2))
+    return Bag(bag.id, bag.x, torch.from_numpy(coords), bag.frame, bag.graph)
+
+
+def saved(tmp_path, content, name="checkpoint.pt"):
+    torch.save(content, tmp_path / name)
+    return tmp_path / name
+
+
+def plain(weights):
+    return {k: dict(v) if isinstance(v, dict) else v for k, v in weights.items()}
+
+
+def test_every_layout_has_a_program_to_agree_with():
+    assert set(PROGRAMS) == set(LAYOUTS)
+
+
+@pytest.mark.parametrize(("layout", "number"), CASES)
+def test_imported_weights_compute_what_their_program_computes(layout, number, tmp_path):
+    weights, run = PROGRAMS[layout][number]
+    model = import_weights(saved(tmp_path, plain(weights)), layout).model
+    if layout == "dtfd":
+        model.pseudo_bags = 1  # the program draws its cut at random; one pseudo-bag has only one
+    bag = scattered()
+    logits, scores = run(bag)
+    with torch.no_grad():
+        out = model(BagBatch.pack([bag]))
+    torch.testing.assert_close(out.logits, logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out.scores[:, -scores.shape[1] :], scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("layout", "number"), CASES)
+def test_every_published_weight_is_used_or_listed(layout, number, tmp_path):
+    weights, _ = PROGRAMS[layout][number]
+    found = import_weights(saved(tmp_path, plain(weights)), layout)
+    total = _size(weights)
+    kept = sum(p.numel() for p in found.model.state_dict().values())
+    assert total == kept + sum(weights[name].numel() for name in found.dropped)
+
+
+def _size(content):
+    return sum(_size(v) if isinstance(v, dict) else v.numel() for v in content.values())
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda w: {"state_dict": w, "epoch": 7},
+    lambda w: {f"module.{k}": v for k, v in w.items()},
+    lambda w: {"epoch": 7, "global_step": 1, "state_dict": {f"model.{k}": v for k, v in w.items()}},
+    lambda w: {"model": w, "args": {"lr": 1e-4}},
+])  # fmt: skip
+def test_what_training_frameworks_put_around_the_weights_is_taken_off(wrap, tmp_path):
+    weights, _ = PROGRAMS["clam"][0]
+    direct = import_weights(saved(tmp_path, dict(weights)), "clam").model.state_dict()
+    wrapped = import_weights(saved(tmp_path, wrap(dict(weights)), "wrapped.pt"), "clam").model.state_dict()
+    assert all(torch.equal(direct[k], wrapped[k]) for k in direct)
+
+
+def test_unused_weights_are_listed(tmp_path):
+    found = import_weights(saved(tmp_path, dict(PROGRAMS["patchgcn"][0][0])), "patchgcn")
+    assert set(found.dropped) == {
+        "layers.0.norm.weight",
+        "layers.0.norm.bias",
+        *(f"layers.{i}.conv.eps" for i in range(3)),
+    }
+
+
+def test_another_models_weights_are_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match=r"not a checkpoint of DSMIL: unexpected attention_net.0.weight"):
+        import_weights(saved(tmp_path, dict(PROGRAMS["clam"][0][0])), "dsmil")
+
+
+def test_a_missing_weight_is_named(tmp_path):
+    weights = {k: v for k, v in PROGRAMS["clam"][0][0].items() if k != "attention_net.0.bias"}
+    with pytest.raises(DataError, match=r"embed\.bias"):
+        import_weights(saved(tmp_path, weights), "clam")
+    weights = {k: v for k, v in PROGRAMS["clam"][0][0].items() if "attention_c" not in k}
+    with pytest.raises(DataError, match=r"attention\.score\.weight"):
+        import_weights(saved(tmp_path, weights), "clam")
+
+
+class Bomb:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path, capsys):
+    (tmp_path / "bomb.pt").write_bytes(pickle.dumps({"state_dict": Bomb()}, protocol=2))
+    torch.save({"state_dict": Bomb()}, tmp_path / "bomb2.pt")
+    for name in ("bomb.pt", "bomb2.pt"):
+        with pytest.raises(DataError, match="weights alone"):
+            import_weights(tmp_path / name, "clam")
+    assert "executed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut"])
+def test_damaged_files_are_one_line(content, tmp_path):
+    (tmp_path / "x.pt").write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.pt"):
+        import_weights(tmp_path / "x.pt", "clam")
+
+
+def test_missing_files_and_unknown_layouts_are_told(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        import_weights(tmp_path / "none.pt", "clam")
+    with pytest.raises(ConfigError, match="did you mean transmil"):
+        import_weights(tmp_path / "none.pt", "trans_mil")
+
+
+def test_a_converted_model_predicts_on_a_manifest(tmp_path):
+    weights, run = PROGRAMS["clam"][0]
+    convert_weights(saved(tmp_path, dict(weights)), "clam", tmp_path / "clam")
+    slides = list(synthetic_slides(3, seed=0, size=(12, 20), dim=DIM))
+    manifest = write_synthetic(tmp_path / "bags", slides)
+    done = predict_run(tmp_path / "clam", out=tmp_path / "predictions", manifest=manifest)
+    assert not done.failed
+    for bag in slides:
+        found = Prediction.load(tmp_path / "predictions" / f"{bag.id}.npz")
+        logits, scores = run(Bag(bag.id, bag.x.half().float(), bag.coords))
+        np.testing.assert_allclose(found.probs, logits.softmax(1)[0], rtol=1e-4)
+        np.testing.assert_allclose(found.scores, scores, rtol=1e-3, atol=1e-5)
+    with pytest.raises(DataError, match="give them with --manifest"):
+        predict_run(tmp_path / "clam", out=tmp_path / "other")
