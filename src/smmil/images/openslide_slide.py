@@ -1,0 +1,183 @@
+"""Slides of scanners, through OpenSlide; tiled TIFF ones faster where that gives the same pixels."""
+
+import os
+from collections.abc import Mapping
+from math import ceil, log2
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smmil.errors import ConfigError, DataError, MissingExtra
+from smmil.images.slide import DamagedTile, Slide
+from smmil.images.spacing import settle_mpp
+from smmil.images.tiff_slide import TiffTiles, check_tile_table
+
+# A single tile of more pixels is not a tile but a trap (or an untiled image): decoding it needs gigabytes.
+MAX_TILE_PIXELS = 2**26
+_TIFF = ("aperio", "generic-tiff", "leica", "philips-tiff", "trestle", "ventana")
+_TILED_TIFF = ("aperio", "generic-tiff")  # those with one grid of tiles per level and nothing in between
+
+
+class OpenSlideSlide(Slide):
+    """A slide opened by OpenSlide.
+
+    reader="openslide"  the pixels are OpenSlide's. Tiles of TIFF files are decoded directly on levels where OpenSlide
+                        copies pixels unchanged (whole downsample), after comparing both ways on the slide itself
+    reader="tifffile"   tiles are decoded directly on all levels. Where a level's size was rounded, OpenSlide shifts
+                        pixels by a fraction, which blurs them; this does not, so pixels may differ on such levels
+    fast=False          never decode directly
+    """
+
+    def __init__(self, path: str | Path, mpp: float | None = None, reader: str = "openslide", fast: bool = True):
+        self.path = self._file = Path(path)  # `path` may be set to the folder of a DICOM slide; the file stays
+        self.reader, self._closed = reader, False
+        self._handle, self._process = _opened(self._file), os.getpid()
+        properties = self._handle.properties
+        if properties.get("openslide.vendor") in _TIFF:
+            check_tile_table(self._file)
+        self._steps = self._handle.level_downsamples
+        self.size, self.level_sizes = self._handle.dimensions, self._handle.level_dimensions
+        _check_tiles(self.path, properties, len(self.level_sizes))
+        self.downsamples = tuple(
+            _true_downsample(self.size, *pair) for pair in zip(self.level_sizes, self._steps, strict=True)
+        )
+        self.bounds = _bounds(properties, self.size)
+        stated = (_number(properties, "openslide.mpp-x"), _number(properties, "openslide.mpp-y"))
+        self.mpp, self.notes = settle_mpp(stated, mpp)
+        tiled = properties.get("openslide.vendor") in _TILED_TIFF
+        self._tiles = TiffTiles(self._file, self.level_sizes) if tiled and (fast or reader == "tifffile") else None
+        self._trusted: dict[int, bool] = {}
+        if reader == "tifffile" and not self._trusts(0):
+            self.close()
+            raise ConfigError(
+                f"{self.path}: reader 'tifffile' needs a TIFF with JPEG or uncompressed 8-bit RGB tiles; "
+                "use reader 'openslide'"
+            )
+
+    def _pixels(self, level: int, left: int, top: int, width: int, height: int) -> np.ndarray:
+        self._check_handle()
+        if self._tiles is not None and self._trusts(level):
+            image = self._tiles.region(level, left, top, width, height)
+            if image is not None:
+                return image
+        return self._composed(level, left, top, width, height)
+
+    def _composed(self, level: int, left: int, top: int, width: int, height: int) -> np.ndarray:
+        """OpenSlide's own pixels over white. Its errors latch: after one, only a new handle reads again."""
+        import openslide
+
+        step = self._steps[level]
+        x, y = round(left * step), round(top * step)
+        try:
+            image = self._handle.read_region((x, y), level, (width, height))
+        except openslide.OpenSlideError as problem:
+            self._reopen()
+            raise DamagedTile(str(self.path), x, y, str(problem)) from None
+        return _over_white(image)
+
+    def _trusts(self, level: int) -> bool:
+        """Whether direct decoding gives what it should on this level; found out once, on its richest tiles."""
+        if level not in self._trusted:
+            self._trusted[level] = self._compared(level)
+        return self._trusted[level]
+
+    def _compared(self, level: int) -> bool:
+        if self._tiles is None or self._tiles.levels[level] is None:
+            return False
+        if not float(self._steps[level]).is_integer():  # here OpenSlide blurs: nothing to compare with
+            return self.reader == "tifffile"
+        outcomes = [self._same(level, place) for place in self._tiles.richest(level)]
+        return True in outcomes and False not in outcomes
+
+    def _same(self, level: int, place: tuple[int, int, int, int]) -> bool | None:
+        """Do both ways agree on this rectangle? None when it is damaged."""
+        assert self._tiles is not None
+        direct = self._tiles.region(level, *place)
+        try:
+            composed = self._composed(level, *place)
+        except DamagedTile:
+            return None
+        return None if direct is None else bool(np.array_equal(direct, composed))
+
+    def _check_handle(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self.path}: read after close")
+        if os.getpid() != self._process:  # a forked child must not share file positions with its parent
+            self._handle, self._process = _opened(self._file), os.getpid()
+
+    def _reopen(self) -> None:
+        damaged, self._handle = self._handle, _opened(self._file)
+        damaged.close()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._handle.close()
+            if self._tiles is not None:
+                self._tiles.close()
+
+
+def library() -> Any:
+    """The openslide module, or an error that says how to get it."""
+    try:
+        import openslide
+    except (ModuleNotFoundError, OSError):  # OSError: the Python part is there, the C library is not
+        raise MissingExtra("OpenSlide", "slides", "reading slides") from None
+    return openslide
+
+
+def _opened(path: Path) -> Any:
+    openslide = library()
+    try:
+        return openslide.OpenSlide(path)
+    except (openslide.OpenSlideError, OSError, ValueError) as problem:
+        raise DataError(
+            f"{path}: OpenSlide cannot open it ({problem or 'damaged file'}); copy the slide again"
+        ) from None
+
+
+def _over_white(image: Any) -> np.ndarray:
+    """RGB of OpenSlide's RGBA picture; where nothing was scanned it is transparent, here white."""
+    if image.getchannel("A").getextrema()[0] == 255:
+        return np.asarray(image.convert("RGB"))
+    from PIL import Image
+
+    return np.asarray(Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB"))
+
+
+def _true_downsample(size: tuple[int, int], level: tuple[int, int], stated: float) -> float:
+    """The whole downsample whose rounded level size gave OpenSlide's fractional one (250 of 1003 pixels: 4, not 4.01).
+
+    OpenSlide divides the sizes; a scanner that shrinks 1003 pixels by 4 and drops the rest has pixels of exactly 4.
+    """
+    for guess in (2 ** round(log2(max(stated, 1))), round(stated)):
+        if all(full // guess <= part <= ceil(full / guess) for full, part in zip(size, level, strict=True)):
+            return float(guess)
+    return float(stated)
+
+
+def _bounds(properties: Mapping[str, str], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    x, y, width, height = (_number(properties, f"openslide.bounds-{side}") for side in ("x", "y", "width", "height"))
+    if x is None or y is None or width is None or height is None:
+        return (0, 0, *size)
+    return (int(x), int(y), int(width), int(height))
+
+
+def _number(properties: Mapping[str, str], name: str) -> float | None:
+    try:
+        return float(properties[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def _check_tiles(path: Path, properties: Mapping[str, str], levels: int) -> None:
+    for level in range(levels):
+        width, height = (
+            _number(properties, f"openslide.level[{level}].tile-{side}") or 0 for side in ("width", "height")
+        )
+        if width * height > MAX_TILE_PIXELS:
+            raise DataError(
+                f"{path}: tiles of {width:.0f} × {height:.0f} pixels on level {level}, at most {MAX_TILE_PIXELS} "
+                "pixels are decoded at once; convert it to a pyramid with smaller tiles"
+            )

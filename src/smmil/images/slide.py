@@ -1,0 +1,203 @@
+"""The pixels of one slide, read lazily, in one coordinate system: pixels of level 0."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, floor, isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+import numpy as np
+
+from smmil.errors import ConfigError, DataError
+from smmil.images.resample import resample
+
+# A level is good enough for a scale that is up to 1 % finer: scanners round their downsamples.
+_LEVEL_TOLERANCE = 1.01
+# Largest square that is decoded in one go; larger requests are put together from such blocks.
+_BLOCK = 4096
+# Positions closer to a whole pixel than this are whole: the rest is the rounding of a division.
+_WHOLE = 1e-6
+
+
+class DamagedTile(DataError):  # noqa: N818
+    """This part of the slide cannot be decoded; the rest of the slide still can."""
+
+    def __init__(self, path: str, x: float, y: float, reason: str):
+        super().__init__(path, x, y, reason)
+        self.path, self.x, self.y, self.reason = path, x, y, reason
+
+    def __str__(self) -> str:
+        place = f"x={self.x:.10g}, y={self.y:.10g}"
+        return f"{self.path}: the region at {place} (level 0) is damaged ({self.reason}); skip this tile"
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small picture of the whole slide.
+
+    image    uint8 (height, width, 3)
+    scale    level-0 pixels per thumbnail pixel, exact: column j covers x from j · scale to (j + 1) · scale, rows alike
+    damaged  level-0 squares (x, y, width, height) that could not be decoded and were left white
+    """
+
+    image: np.ndarray
+    scale: float
+    damaged: tuple[tuple[float, float, float, float], ...] = ()
+
+
+class Slide(ABC):
+    """A slide that is open for reading; use one per process and pass paths, not slides, to others.
+
+    path         the file or folder it came from
+    size         (width, height) of level 0
+    mpp          micrometres per level-0 pixel; None when the file does not say
+    downsamples  level-0 pixels per pixel of each level
+    level_sizes  (width, height) of each level
+    bounds       (x, y, width, height) of the scanned area in level-0 pixels
+    reader       the library that decodes the pixels: part of a recipe, since decoders may differ
+    notes        what a careful user should know about this file
+    """
+
+    path: Path
+    size: tuple[int, int]
+    mpp: float | None
+    downsamples: tuple[float, ...]
+    level_sizes: tuple[tuple[int, int], ...]
+    bounds: tuple[int, int, int, int]
+    reader: str
+    notes: tuple[str, ...]
+
+    @abstractmethod
+    def _pixels(self, level: int, left: int, top: int, width: int, height: int) -> np.ndarray:
+        """Pixels of a level as uint8 (height, width, 3); the rectangle lies inside the level."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the file back; reading afterwards is an error."""
+
+    def read(self, x: float, y: float, footprint: float, pixels: int) -> np.ndarray:
+        """The square with its top-left corner at level-0 pixel (x, y), `footprint` level-0 pixels wide, as RGB.
+
+        Gives uint8 (pixels, pixels, 3), from the coarsest level that is still fine enough; outside the slide is white.
+        """
+        if not (pixels >= 1 and 0 < footprint < float("inf") and isfinite(x) and isfinite(y)):
+            raise ConfigError(f"read: x={x}, y={y}, footprint={footprint}, pixels={pixels} is not a square of pixels")
+        try:
+            return self._sampled(x, y, footprint / pixels, pixels, pixels)
+        except DamagedTile as damage:
+            raise DamagedTile(str(self.path), x, y, damage.reason) from None
+
+    def read_um(self, x: float, y: float, size_um: float, pixels: int) -> np.ndarray:
+        """The same square, its width given in micrometres."""
+        return self.read(x, y, size_um / need_mpp(self), pixels)
+
+    def thumbnail(self, max_side: int) -> Thumbnail:
+        """The whole slide in at most max_side × max_side pixels, with its exact scale; never enlarged."""
+        if max_side < 1:
+            raise ConfigError(f"thumbnail: max_side must be at least 1, got {max_side}")
+        scale = max(1.0, max(self.size) / max_side)
+        width, height = (min(max_side, ceil(side / scale - _WHOLE)) for side in self.size)
+        image = np.empty((height, width, 3), np.uint8)
+        damaged = tuple(self._fill(image, 0, 0, scale))
+        return Thumbnail(image, scale, damaged)
+
+    def best_level(self, scale: float) -> int:
+        """The level to read from for `scale` level-0 pixels per output pixel: the coarsest that loses nothing."""
+        fine = [level for level, d in enumerate(self.downsamples) if d <= scale * _LEVEL_TOLERANCE]
+        return max(fine, key=self.downsamples.__getitem__, default=0)
+
+    def _fill(self, image: np.ndarray, x: float, y: float, scale: float) -> Iterator[tuple[float, float, float, float]]:
+        """Paint `image` from (x, y) on; around damage in smaller and smaller parts, so that only those stay white."""
+        height, width = image.shape[:2]
+        try:
+            image[:] = self._sampled(x, y, scale, width, height)
+        except DamagedTile:
+            longest = max(width, height)
+            if longest == 1 or longest * scale <= 256 * self.downsamples[self.best_level(scale)]:
+                image[:] = 255
+                yield (x, y, width * scale, height * scale)
+            elif width >= height:
+                half = width // 2
+                yield from self._fill(image[:, :half], x, y, scale)
+                yield from self._fill(image[:, half:], x + half * scale, y, scale)
+            else:
+                half = height // 2
+                yield from self._fill(image[:half], x, y, scale)
+                yield from self._fill(image[half:], x, y + half * scale, scale)
+
+    def _sampled(self, x: float, y: float, scale: float, width: int, height: int) -> np.ndarray:
+        """`height` × `width` pixels, `scale` level-0 pixels apart, in blocks that fit into memory."""
+        level = self.best_level(scale)
+        downsample = self.downsamples[level]
+        left, top, step = (_whole(value / downsample) for value in (x, y, scale))
+        if step > _BLOCK:
+            raise ConfigError(
+                f"{self.path}: one pixel out of {step:.0f} × {step:.0f} is too coarse; ask for more pixels"
+            )
+        side = max(1, int(_BLOCK / step))
+        if max(width, height) <= side:
+            return self._block(level, left, top, step, width, height)
+        image = np.empty((height, width, 3), np.uint8)
+        for i in range(0, height, side):
+            for j in range(0, width, side):
+                part = image[i : i + side, j : j + side]
+                part[:] = self._block(level, left + j * step, top + i * step, step, part.shape[1], part.shape[0])
+        return image
+
+    def _block(self, level: int, left: float, top: float, step: float, width: int, height: int) -> np.ndarray:
+        columns, rows = self.level_sizes[level]
+        x, right = _span(left, width, step, columns)
+        y, bottom = _span(top, height, step, rows)
+        return resample(self._over_white(level, x, y, right - x, bottom - y), left - x, top - y, step, width, height)
+
+    def _over_white(self, level: int, left: int, top: int, width: int, height: int) -> np.ndarray:
+        """Any rectangle of a level: white where the level has no pixels."""
+        full_width, full_height = self.level_sizes[level]
+        x, y, right, bottom = max(left, 0), max(top, 0), min(left + width, full_width), min(top + height, full_height)
+        if (x, y, right, bottom) == (left, top, left + width, top + height):
+            return self._pixels(level, left, top, width, height)
+        canvas = np.full((height, width, 3), 255, np.uint8)
+        if x < right and y < bottom:
+            canvas[y - top : bottom - top, x - left : right - left] = self._pixels(level, x, y, right - x, bottom - y)
+        return canvas
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.path}: an open slide cannot be sent to another process; send its path and open it there"
+        )
+
+
+def need_mpp(slide: Slide) -> float:
+    """Micrometres per level-0 pixel; an error that asks for it when the file does not say."""
+    if slide.mpp is None:
+        raise DataError(
+            f"{slide.path}: the pixel size is not in the file; "
+            "give it with --mpp (micrometres per pixel at full resolution, for example 0.25 for most 40x scans)"
+        )
+    return slide.mpp
+
+
+def _span(start: float, count: int, step: float, size: int) -> tuple[int, int]:
+    """First and last + 1 source pixel of `count` output pixels.
+
+    Enlarging looks one pixel further, but not across the edge of the slide, where white begins.
+    """
+    low, high = floor(start), ceil(_whole(start + count * step))
+    if step >= 1:
+        return low, high
+    return (low if low in (0, size) else low - 1), (high if high in (0, size) else high + 1)
+
+
+def _whole(value: float) -> float:
+    nearest = round(value)
+    return float(nearest) if abs(value - nearest) < _WHOLE else value

@@ -1,0 +1,196 @@
+"""The fast way into tiled TIFF slides: read the compressed tile, decode it, copy it. No compositing.
+
+It uses the same JPEG library as OpenSlide with the same settings, so the pixels are the same to the bit;
+`openslide_slide` checks that on every slide before it relies on it.
+"""
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from smmil.errors import DataError
+
+_CACHE_BYTES = 32 * 2**20
+_NO_COMPRESSION, _JPEG = 1, 7
+_RGB, _YCBCR = 2, 6
+
+Decode = Callable[[bytes], np.ndarray]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TiledLevel:
+    """Where the tiles of one level are in the file, and how to decode one."""
+
+    width: int
+    height: int
+    tile: tuple[int, int]  # height, width
+    offsets: np.ndarray
+    counts: np.ndarray
+    decode: Decode
+
+    @property
+    def across(self) -> int:
+        return -(-self.width // self.tile[1])
+
+
+class TiffTiles:
+    """Decoded tiles of the levels that this way can read; the others are None."""
+
+    def __init__(self, path: Path, level_sizes: tuple[tuple[int, int], ...]):
+        self.levels = _levels(path, level_sizes)
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._length = os.fstat(self._file).st_size
+        self._cache: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+        self._cache.clear()
+
+    def region(self, depth: int, left: int, top: int, width: int, height: int) -> np.ndarray | None:
+        """A rectangle inside a level; None when a tile of it is absent, damaged or of an unknown kind."""
+        level = self.levels[depth]
+        if level is None:
+            return None
+        rows, columns = level.tile
+        image = np.empty((height, width, 3), np.uint8)
+        for row in range(top // rows, -(-(top + height) // rows)):
+            for column in range(left // columns, -(-(left + width) // columns)):
+                tile = self._tile(depth, level, row * level.across + column)
+                if tile is None:
+                    return None
+                _paste(image, tile, column * columns - left, row * rows - top)
+        return image
+
+    def richest(self, depth: int, count: int = 3) -> list[tuple[int, int, int, int]]:
+        """Rectangles (left, top, width, height) of the tiles with most data: the best places to compare decoders."""
+        level = self.levels[depth]
+        if level is None:
+            return []
+        rows, columns = level.tile
+        places = [divmod(int(i), level.across) for i in np.argsort(level.counts, kind="stable")[::-1][:count]]
+        return [
+            (c * columns, r * rows, min(columns, level.width - c * columns), min(rows, level.height - r * rows))
+            for r, c in places
+        ]
+
+    def _tile(self, depth: int, level: TiledLevel, index: int) -> np.ndarray | None:
+        key = (depth, index)
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        tile = self._decoded(level, index)
+        if tile is not None:
+            self._cache[key] = tile
+            while len(self._cache) * tile.nbytes > _CACHE_BYTES and len(self._cache) > 1:
+                self._cache.popitem(last=False)
+        return tile
+
+    def _decoded(self, level: TiledLevel, index: int) -> np.ndarray | None:
+        offset, count = int(level.offsets[index]), int(level.counts[index])
+        if count == 0 or offset + count > self._length:
+            return None
+        try:
+            return level.decode(_read_at(self._file, count, offset))
+        except (ValueError, RuntimeError, OSError):  # imagecodecs' own errors are RuntimeErrors; OpenSlide decides
+            return None
+
+
+def check_tile_table(path: Path) -> None:
+    """Refuse a file whose table promises tiles larger than the file: OpenSlide would ask for that memory and abort."""
+    length = path.stat().st_size
+    for largest in _of_pages(path, lambda page: max(page.databytecounts, default=0)):
+        if largest > length:
+            raise DataError(
+                f"{path}: a tile is said to have {largest:,} bytes, the file has {length:,}; copy the slide again"
+            )
+
+
+def _of_pages(path: Path, look: Callable[[Any], T]) -> list[T]:
+    """What `look` finds on each page of a TIFF; nothing when tifffile does not understand the file.
+
+    Its complaints about odd tags are not shown: OpenSlide decides whether the file is good.
+    """
+    import tifffile
+
+    log = logging.getLogger("tifffile")
+    before, log.disabled = log.disabled, True
+    try:
+        with tifffile.TiffFile(path) as file:
+            return [look(page) for page in file.pages]
+    except Exception:  # noqa: BLE001 (tifffile raises many kinds on odd files)
+        return []
+    finally:
+        log.disabled = before
+
+
+def _read_at(file: int, count: int, offset: int) -> bytes:
+    """Without moving the file position where the system can, so that forked processes do not disturb each other."""
+    if hasattr(os, "pread"):
+        return os.pread(file, count, offset)
+    os.lseek(file, offset, os.SEEK_SET)
+    return os.read(file, count)
+
+
+def _paste(image: np.ndarray, tile: np.ndarray, x: int, y: int) -> None:
+    top, left = max(y, 0), max(x, 0)
+    bottom, right = min(y + tile.shape[0], image.shape[0]), min(x + tile.shape[1], image.shape[1])
+    image[top:bottom, left:right] = tile[top - y : bottom - y, left - x : right - x]
+
+
+def _levels(path: Path, level_sizes: tuple[tuple[int, int], ...]) -> list[TiledLevel | None]:
+    """The first tiled page of each level's size."""
+    found: dict[tuple[int, int], TiledLevel] = {}
+    for level in _of_pages(path, lambda page: _tiled_level(page) if _is_simple(page) else None):
+        if level is not None:
+            found.setdefault((level.width, level.height), level)
+    return [found.get(size) for size in level_sizes]
+
+
+def _is_simple(page: Any) -> bool:
+    """8-bit RGB in one plane, tiled, JPEG or not compressed: what the decoders below understand."""
+    coded = (int(page.compression), int(page.photometric)) in ((_NO_COMPRESSION, _RGB), (_JPEG, _RGB), (_JPEG, _YCBCR))
+    plain = (
+        page.dtype == np.uint8 and page.samplesperpixel == 3 and int(page.planarconfig) == 1 and page.imagedepth == 1
+    )
+    tiles = -(-page.imagewidth // page.tilewidth) * -(-page.imagelength // page.tilelength) if page.is_tiled else 0
+    listed = len(page.dataoffsets) == len(page.databytecounts) == tiles > 0
+    return coded and plain and listed and int(page.fillorder) == 1
+
+
+def _tiled_level(page: Any) -> TiledLevel:
+    tile = (int(page.tilelength), int(page.tilewidth))
+    jpeg = int(page.compression) == _JPEG
+    return TiledLevel(
+        width=int(page.imagewidth),
+        height=int(page.imagelength),
+        tile=tile,
+        offsets=np.asarray(page.dataoffsets, np.uint64),
+        counts=np.asarray(page.databytecounts, np.uint64),
+        decode=_jpeg_decoder(tile, page.jpegtables, int(page.photometric)) if jpeg else _raw_decoder(tile),
+    )
+
+
+def _raw_decoder(tile: tuple[int, int]) -> Decode:
+    return lambda data: np.frombuffer(data, np.uint8).reshape(*tile, 3)
+
+
+def _jpeg_decoder(tile: tuple[int, int], tables: bytes | None, photometric: int) -> Decode:
+    from imagecodecs import jpeg8_decode
+
+    space = "RGB" if photometric == _RGB else "YCBCR"
+
+    def decode(data: bytes) -> np.ndarray:
+        # The array is given: a JPEG header that claims another size is refused before anything is decoded.
+        out = np.empty((*tile, 3), np.uint8)
+        return jpeg8_decode(data, tables=tables, colorspace=space, outcolorspace="RGB", out=out)
+
+    return decode

@@ -1,0 +1,223 @@
+"""Damaged slides: one clear error, or one damaged tile among good ones; never a crash, a hang or a flood of memory."""
+
+import copy
+import resource
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import tifffile
+from images.pyramids import FLAVOURS, noise, slide_file
+from PIL import Image
+
+from smmil.errors import DataError
+from smmil.images import DamagedTile, open_slide
+from smmil.images.openslide_slide import OpenSlideSlide
+
+
+def spoil_tile(path, column: int, row: int, page: int = 0) -> None:
+    """Overwrite the compressed bytes of one tile."""
+    with tifffile.TiffFile(path) as file:
+        level = file.pages[page]
+        index = row * -(-level.imagewidth // level.tilewidth) + column
+        offset, count = level.dataoffsets[index], level.databytecounts[index]
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\0" * count)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_damaged_tile_is_named_and_all_others_are_read(tmp_path, fast):
+    path = slide_file(tmp_path, noise(256, 320), compression="jpeg", factors=(1,))
+    with OpenSlideSlide(path, fast=False) as slide:
+        good = {(x, y): slide.read(x, y, 64, 64) for x in range(0, 320, 64) for y in range(0, 256, 64)}
+    spoil_tile(path, 2, 1)
+    damaged = []
+    with OpenSlideSlide(path, fast=fast) as slide:
+        for (x, y), expected in good.items():
+            try:
+                assert np.array_equal(slide.read(x, y, 64, 64), expected)
+            except DamagedTile as damage:
+                damaged.append((damage.x, damage.y, str(damage).split(" (")[0]))
+    assert damaged == [(128, 64, f"{path}: the region at x=128, y=64")]
+
+
+def test_a_dicom_folder_survives_damage_too(tmp_path):
+    folder = slide_file(tmp_path, noise(128, 128), "dicom", compression="jpeg", factors=(1,))
+    file = folder / "level_0.dcm"
+    content = bytearray(file.read_bytes())
+    start = content.index(b"\xff\xd8\xff", content.index(b"\xff\xd8\xff") + 3)  # the second frame
+    content[start : start + 400] = b"\0" * 400
+    file.write_bytes(content)
+    with open_slide(folder) as slide:
+        with pytest.raises(DamagedTile):
+            slide.read(64, 0, 64, 64)
+        slide.read(0, 0, 64, 64)
+        slide.read(0, 64, 64, 64)
+
+
+def test_the_thumbnail_leaves_damage_white_and_lists_it(tmp_path):
+    image = np.zeros((1024, 1024, 3), np.uint8)
+    path = slide_file(tmp_path, image, compression="jpeg", factors=(1,))
+    spoil_tile(path, 10, 3)
+    with open_slide(path) as slide:
+        thumbnail = slide.thumbnail(128)
+    assert len(thumbnail.damaged) == 1
+    x, y, width, height = thumbnail.damaged[0]
+    assert x <= 640 < 704 <= x + width
+    assert y <= 192 < 256 <= y + height
+    assert width * height <= 256**2
+    white = np.zeros((128, 128), bool)
+    white[int(y / 8) : int((y + height) / 8), int(x / 8) : int((x + width) / 8)] = True
+    assert np.array_equal((thumbnail.image > 128).all(-1), white)
+
+
+def test_damage_travels_between_processes():
+    damage = copy.copy(DamagedTile("a.svs", 12, 34, "bad Huffman code"))  # by the same protocol as pickling
+    assert (damage.path, damage.x, damage.y, damage.reason) == ("a.svs", 12, 34, "bad Huffman code")
+    assert isinstance(damage, DataError)
+
+
+def test_a_path_that_is_no_slide_is_told_what_is_supported(tmp_path):
+    (tmp_path / "notes.txt").write_text("not a slide")
+    (tmp_path / "empty.svs").touch()
+    (tmp_path / "folder").mkdir()
+    for name, message in (("notes.txt", "svs, ndpi, mrxs"), ("empty.svs", "DICOM"), ("folder", "no DICOM slide")):
+        with pytest.raises(DataError, match=message):
+            open_slide(tmp_path / name)
+    with pytest.raises(DataError, match="no such file"):
+        open_slide(tmp_path / "absent.svs")
+
+
+def test_plain_images_of_too_many_pixels_are_refused_before_decoding(tmp_path, monkeypatch):
+    Image.fromarray(noise(40, 50)).save(tmp_path / "large.png")
+    monkeypatch.setattr("smmil.images.plain.MAX_PIXELS", 1999)
+    with pytest.raises(DataError, match="50 × 40 pixels"):
+        open_slide(tmp_path / "large.png")
+
+
+def png_chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def test_a_bomb_is_refused_in_little_memory(tmp_path):
+    """A few kilobytes that say 60,000 × 60,000: as a plain image, and as a single tile of a slide."""
+    header, rows = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0), zlib.compress(bytes(1000))
+    chunks = [png_chunk(b"IHDR", header), png_chunk(b"IDAT", rows), png_chunk(b"IEND", b"")]
+    (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    path = slide_file(tmp_path, noise(64, 64), compression="jpeg", factors=(1,))
+    content = bytearray(path.read_bytes())
+    with tifffile.TiffFile(path) as file:
+        for name in ("ImageWidth", "ImageLength", "TileWidth", "TileLength"):
+            at = file.pages[0].tags[name].valueoffset
+            content[at : at + 2] = (59_904).to_bytes(2, "little")
+    path.write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for name in ("bomb.png", path.name):
+        with pytest.raises(DataError, match=r"pixels|bomb"):
+            open_slide(tmp_path / name)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def test_a_tile_whose_jpeg_claims_another_size_is_not_decoded_directly(tmp_path):
+    path = slide_file(tmp_path, noise(128, 128), compression="jpeg", factors=(1,))
+    with OpenSlideSlide(path) as slide:
+        level = slide._tiles.levels[0]
+        data = path.read_bytes()[int(level.offsets[0]) :][: int(level.counts[0])]
+        frame = data.index(b"\xff\xc0")
+        claimed = data[: frame + 5] + (60_000).to_bytes(2, "big") * 2 + data[frame + 9 :]
+        with pytest.raises((ValueError, RuntimeError)):
+            level.decode(claimed)
+
+
+def test_a_table_that_promises_more_bytes_than_the_file_has_is_refused(tmp_path):
+    """OpenSlide would try to allocate them and abort the whole process."""
+    path = slide_file(tmp_path, noise(64, 64), "leica", factors=(1,))
+    with tifffile.TiffFile(path) as file:
+        at = file.pages[0].tags["TileByteCounts"].valueoffset
+    content = bytearray(path.read_bytes())
+    content[at + 5] = 200
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="the file has"):
+        open_slide(path)
+
+
+FUZZ = """
+import sys, warnings
+from pathlib import Path
+import numpy as np
+from smmil.errors import SmmilError
+from smmil.images import open_slide
+
+def attempt(path):
+    with open_slide(path) as slide:
+        slide.thumbnail(40)
+        for x, y, footprint in ((0, 0, 64), (90, 70, 64), (0, 0, 160)):
+            try:
+                slide.read(x, y, footprint, 32)
+            except SmmilError:
+                pass
+
+warnings.simplefilter("ignore")
+path, file, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+whole, rng = file.read_bytes(), np.random.default_rng(0)
+refused = 0
+for round in range(count):
+    content = bytearray(whole)
+    if round % 4 == 0:
+        content = content[: rng.integers(len(content))]
+    else:
+        span = 1500 if round % 2 else len(content)
+        for at in rng.integers(min(span, len(content)), size=rng.integers(1, 9)):
+            content[at if round % 3 else -1 - at] = rng.integers(256)
+    file.write_bytes(content)
+    try:
+        attempt(path)
+    except SmmilError:
+        refused += 1
+print(refused)
+"""
+
+
+@pytest.mark.parametrize("flavour", [*FLAVOURS, "png", "jpg", "tif"])
+def test_mutated_files_give_errors_of_ours_or_pixels_and_nothing_else(tmp_path, flavour):
+    image = noise(140, 160)
+    if flavour in FLAVOURS:
+        path = slide_file(tmp_path, image, flavour, compression="jpeg")
+        file = path / "level_0.dcm" if flavour == "dicom" else path
+    else:
+        path = file = tmp_path / f"plain.{flavour}"
+        Image.fromarray(image).save(path)
+    # In a process of its own: a crash of a C library shall fail one test, not the whole run.
+    command = [sys.executable, "-c", FUZZ, str(path), str(file), "80"]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert outcome.returncode == 0, outcome.stderr[-2000:]
+    assert 10 <= int(outcome.stdout) <= 80
+
+
+@pytest.mark.parametrize("level_first", [True, False])
+def test_tiles_of_two_levels_are_never_confused(tmp_path, level_first):
+    path = slide_file(tmp_path, noise(256, 320), compression="jpeg")
+    requests = [(0, 0, 256, 64), (0, 0, 64, 64), (64, 64, 64, 64), (64, 0, 256, 64)]
+    with OpenSlideSlide(path) as direct, OpenSlideSlide(path, fast=False) as composed:
+        for request in requests if level_first else requests[::-1]:
+            assert np.array_equal(direct.read(*request), composed.read(*request))
+        assert direct._trusts(0)
+        assert direct._trusts(1)
+
+
+def test_a_tile_that_the_file_leaves_out_is_left_to_openslide(tmp_path):
+    path = slide_file(tmp_path, noise(128, 128), compression="jpeg", factors=(1,))
+    with tifffile.TiffFile(path) as file:
+        tag = file.pages[0].tags["TileByteCounts"]
+        at, width = tag.valueoffset, tag.valuebytecount // tag.count
+    content = bytearray(path.read_bytes())
+    content[at : at + width] = bytes(width)
+    path.write_bytes(content)
+    with OpenSlideSlide(path) as direct, OpenSlideSlide(path, fast=False) as composed:
+        assert direct._tiles.region(0, 0, 0, 64, 64) is None
+        for x in (64, 0):
+            assert np.array_equal(direct.read(x, 0, 64, 64), composed.read(x, 0, 64, 64))
