@@ -217,7 +217,50 @@ def patchgcn(bias=True, new_names=False):
     return w, run
 
 
+def gtp(classes=2):
+    w = Weights()
+    w.add("cls_token", 1, 1, 64)
+    w.add("conv1.weight", DIM, 64)
+    w.add("conv1.bias", 64)
+    w.norm("conv1.bn_layer", 64)
+    w.add("conv1.bn_layer.running_mean", 64)
+    w["conv1.bn_layer.running_var"] = 0.5 + torch.rand(64, generator=w.generator)
+    w["conv1.bn_layer.num_batches_tracked"] = torch.tensor(9)
+    w.layer("pool1", 100, 64)
+    for name in (f"transformer.blocks.{i}" for i in range(3)):
+        w.norm(f"{name}.norm1", 64)
+        w.norm(f"{name}.norm2", 64)
+        w.layer(f"{name}.attn.qkv", 192, 64, bias=False)
+        w.layer(f"{name}.attn.proj", 64, 64)
+        w.layer(f"{name}.mlp.fc1", 128, 64)
+        w.layer(f"{name}.mlp.fc2", 64, 128)
+    w.norm("transformer.norm", 64)
+    w.layer("transformer.head", classes, 64)
+
+    def block(name, x):
+        def norm(part, x):
+            return F.layer_norm(x, (64,), w[f"{name}.{part}.weight"], w[f"{name}.{part}.bias"], 1e-6)
+
+        q, k, v = affine(w, f"{name}.attn.qkv", norm("norm1", x)).reshape(-1, 3, 8, 8).permute(1, 2, 0, 3)
+        mixed = (q @ k.mT / 8**0.5).softmax(-1) @ v
+        x = x + affine(w, f"{name}.attn.proj", mixed.permute(1, 0, 2).reshape(-1, 64))
+        return x + affine(w, f"{name}.mlp.fc2", F.gelu(affine(w, f"{name}.mlp.fc1", norm("norm2", x))))
+
+    def run(bag):
+        """Their map needs a backward pass through their own layers; here the scores are left to the model's tests."""
+        y = (bag.graph.dense().float() @ bag.x + bag.x) @ w["conv1.weight"] + w["conv1.bias"]
+        statistics = [w[f"conv1.bn_layer.{name}"] for name in ("running_mean", "running_var", "weight", "bias")]
+        y = F.batch_norm(F.normalize(y, dim=1), *statistics)
+        x = torch.cat([w["cls_token"][0], affine(w, "pool1", y).softmax(1).T @ y])
+        for i in range(3):
+            x = block(f"transformer.blocks.{i}", x)
+        return affine(w, "transformer.head", layer_norm(w, "transformer.norm", x[:1])), None
+
+    return w, run
+
+
 PROGRAMS = {
+    "gtp": [gtp(), gtp(3)],
     "clam": [clam("single"), clam("multi", classes=3), clam("single", place=2)],
     "dsmil": [dsmil(1), dsmil(3, passing_v=True), dsmil(2, nonlinear=False, extractor=True)],
     "dtfd": [dtfd(0), dtfd(2)],
