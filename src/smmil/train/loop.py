@@ -106,8 +106,8 @@ def accumulate_gradient(job: Job, state: State, batch: BagBatch, share: float) -
     where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
     batch = replace(on_device(batch, job.device, job.model), y_inst=None)
     output = forward(job, state, batch)
-    penalty = penalty_terms(output, batch, job.settings.penalty)
-    loss, parts = total_loss(output, batch.need("y"), bag_weight=bag_weight(job.model), **penalty, **job.weights)
+    terms: dict[str, Any] = {**penalty_terms(output, batch, job.settings.penalty), **job.weights}
+    loss, parts = total_loss(output, batch.need("y"), bag_weight=bag_weight(job.model), **terms)
     refuse_nonfinite_forward(batch, output, parts, where)
     (loss * share).backward()
     if not gradients_are_finite(job.model):
