@@ -1,7 +1,18 @@
-"""Pixels of one case, read lazily: slides."""
+"""Pixels of one case, read lazily: slides and CT volumes."""
 
 from smmil.images.opening import READERS, open_slide
 from smmil.images.slide import DamagedTile, Slide, Thumbnail, need_mpp
+from smmil.images.volume import Volume, open_volume
 from smmil.images.write import write_pyramid
 
-__all__ = ["DamagedTile", "READERS", "Slide", "Thumbnail", "need_mpp", "open_slide", "write_pyramid"]
+__all__ = [
+    "DamagedTile",
+    "READERS",
+    "Slide",
+    "Thumbnail",
+    "Volume",
+    "need_mpp",
+    "open_slide",
+    "open_volume",
+    "write_pyramid",
+]

@@ -1,0 +1,239 @@
+"""One DICOM file of a CT series: its header checked, its pixels as stored.
+
+The tags read are listed here, and names, dates and numbers of patients are not among them, so they cannot reach a
+message. For the same reason messages never repeat what pydicom says, which may quote a value.
+"""
+
+import re
+import struct
+import threading
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smmil.errors import DataError, MissingExtra
+from smmil.images.codestream import declared_size
+
+LARGEST_SLICE = 4096 * 4096
+LARGEST_FILE = 512 * 2**20
+_HEADER = (
+    *("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "Modality", "ImageType", "NumberOfFrames"),
+    *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "SliceThickness"),
+    *("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation"),
+    *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
+    *("RescaleSlope", "RescaleIntercept", "RescaleType"),
+)
+_DAMAGE = (
+    *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
+    *(EOFError, AssertionError, ImportError, BufferError, struct.error, zlib.error),
+)
+_DEFLATED = "1.2.840.10008.1.2.1.99"
+_DIRECTORY = "1.2.840.10008.1.3.10"
+_RLE = "1.2.840.10008.1.2.5"
+# Changing the warning filters is not safe between threads.
+_QUIET = threading.Lock()
+
+
+@dataclass(frozen=True)
+class SliceHeader:
+    """What one slice tells about itself; positions and directions in mm, LPS."""
+
+    path: Path
+    rows: int
+    columns: int
+    position: np.ndarray
+    orientation: np.ndarray
+    pixel_mm: tuple[float, float]
+    thickness_mm: float | None
+    slope: float
+    intercept: float
+    wraps_at_12_bits: bool
+    unit_unspecified: bool
+    sop_uid: str = field(repr=False)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """The one boundary: whatever pydicom or a decoder raises leaves as a DataError that names the file."""
+    from pydicom.errors import BytesLengthException, InvalidDicomError
+
+    try:
+        with _QUIET, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except DataError as problem:
+        raise DataError(f"{path}: {problem}") from None
+    except (*_DAMAGE, InvalidDicomError, BytesLengthException) as problem:
+        kind = type(problem).__name__
+        raise DataError(f"{path}: not readable as a DICOM slice ({kind}); copy or export the file again") from None
+
+
+def read_tags(path: Path) -> dict[str, Any]:
+    """The few tags of a DICOM file that are needed here, by name."""
+    try:
+        from pydicom import dcmread
+    except ImportError:
+        raise MissingExtra("pydicom", "ct", "reading DICOM") from None
+    with explained(path):
+        _refuse_deflated(path)
+        tags = dcmread(path, stop_before_pixels=True, specific_tags=list(_HEADER))
+        # pydicom turns bytes into values when they are first asked for; do it here, inside the boundary.
+        return {name: tags[name].value for name in _HEADER if name in tags}
+
+
+def _refuse_deflated(path: Path) -> None:
+    """A deflated file is unpacked as a whole before anything can be checked, and may unpack to a thousandfold."""
+    from pydicom.filereader import read_file_meta_info
+
+    if path.stat().st_size > LARGEST_FILE:
+        raise DataError(f"the file is larger than {LARGEST_FILE >> 20} MB, too large for one CT slice")
+    if read_file_meta_info(path).get("TransferSyntaxUID") == _DEFLATED:
+        raise DataError("a deflated DICOM file is not read; convert it first, for example with dcmconv +te")
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether the file carries the mark DICM where DICOM files do."""
+    try:
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read ({problem.strerror}); check the file and its permissions") from None
+
+
+def kind_of(tags: dict[str, Any]) -> str:
+    """The modality in letters, DIRECTORY for the index of a disc, or unknown."""
+    if tags.get("SOPClassUID") == _DIRECTORY or "SOPClassUID" not in tags:
+        return "DIRECTORY"
+    modality = str(tags.get("Modality", ""))
+    return modality if re.fullmatch("[A-Z]{2,10}", modality) else "unknown"
+
+
+def slice_header(path: Path, tags: dict[str, Any]) -> SliceHeader:
+    """The tags of a CT slice checked one by one; the error says which one is missing or senseless."""
+    with explained(path):
+        _refuse_other_pictures(tags)
+        rows, columns = _size(tags)
+        spacing = _numbers(tags, "PixelSpacing", 2)
+        if not (spacing > 0).all():
+            raise DataError(f"PixelSpacing is {spacing.tolist()}, expected two positive distances in mm")
+        slope, intercept = _rescale(tags)
+        return SliceHeader(
+            path,
+            rows,
+            columns,
+            _numbers(tags, "ImagePositionPatient", 3),
+            _orientation(tags),
+            (float(spacing[1]), float(spacing[0])),
+            _thickness(tags),
+            slope,
+            intercept,
+            _wraps_at_12_bits(tags, intercept),
+            str(tags.get("RescaleType", "")) == "US",
+            str(tags["SOPInstanceUID"]),
+        )
+
+
+def _refuse_other_pictures(tags: dict[str, Any]) -> None:
+    if int(tags.get("NumberOfFrames") or 1) != 1:
+        raise DataError("a multi-frame (enhanced) CT file is not read; convert it to NIfTI, for example with dcm2niix")
+    if int(tags.get("SamplesPerPixel") or 1) != 1:
+        raise DataError("the picture has colours; expected a CT slice with one value per pixel")
+
+
+def _size(tags: dict[str, Any]) -> tuple[int, int]:
+    rows, columns = (int(_numbers(tags, name, 1)[0]) for name in ("Rows", "Columns"))
+    if not (rows > 0 and columns > 0 and rows * columns <= LARGEST_SLICE):
+        raise DataError(f"{rows:,} x {columns:,} pixels; a CT slice has at most {LARGEST_SLICE:,}")
+    return rows, columns
+
+
+def _numbers(tags: dict[str, Any], name: str, count: int) -> np.ndarray:
+    value = tags.get(name)
+    if value is None or value == "":
+        raise DataError(f"{name} is missing; a CT slice needs it, export the series again with full headers")
+    numbers = np.atleast_1d(np.asarray(value, dtype=np.float64))
+    if numbers.shape != (count,) or not np.isfinite(numbers).all():
+        raise DataError(f"{name} is not {count} finite number(s); export the series again")
+    return numbers
+
+
+def _orientation(tags: dict[str, Any]) -> np.ndarray:
+    directions = _numbers(tags, "ImageOrientationPatient", 6).reshape(2, 3)
+    if np.abs(directions @ directions.T - np.eye(2)).max() > 0.01:
+        raise DataError(
+            f"ImageOrientationPatient is {directions.ravel().tolist()}, not two directions at a right angle"
+        )
+    return directions / np.linalg.norm(directions, axis=1, keepdims=True)
+
+
+def _thickness(tags: dict[str, Any]) -> float | None:
+    value = tags.get("SliceThickness")
+    return float(value) if value not in (None, "") and 0 < float(value) < float("inf") else None
+
+
+def _rescale(tags: dict[str, Any]) -> tuple[float, float]:
+    slope, intercept = (float(_numbers(tags, name, 1)[0]) for name in ("RescaleSlope", "RescaleIntercept"))
+    if slope == 0:
+        raise DataError("RescaleSlope is 0, so every pixel would have the same value; export the series again")
+    if str(tags.get("RescaleType") or "HU") not in ("HU", "US"):
+        raise DataError("RescaleType is not HU: the pixels are no Hounsfield units; choose the series that is in HU")
+    return slope, intercept
+
+
+def _wraps_at_12_bits(tags: dict[str, Any], intercept: float) -> bool:
+    """Whether negative values were stored without sign in 12 bits, as in part of the RSNA haemorrhage set."""
+    stored = (int(tags.get("BitsStored") or 0), int(tags.get("PixelRepresentation") or 0))
+    return stored == (12, 0) and intercept > -100
+
+
+def read_hu(header: SliceHeader) -> np.ndarray:
+    """The slice in Hounsfield units, float32, as it lies in the file."""
+    stored = _stored(header).astype(np.float64)
+    if header.wraps_at_12_bits:
+        stored[stored + 1000 >= 4096] -= 4096
+    return (header.slope * stored + header.intercept).astype(np.float32)
+
+
+def _stored(header: SliceHeader) -> np.ndarray:
+    from pydicom import dcmread
+
+    with explained(header.path):
+        _refuse_deflated(header.path)
+        dataset = dcmread(header.path, specific_tags=[*_HEADER, "PixelData"])
+        tags = {name: dataset[name].value for name in _HEADER if name in dataset}
+        _refuse_other_pictures(tags)
+        if _size(tags) != (header.rows, header.columns):
+            raise DataError("the file has changed since it was opened; open the series again")
+        _check_compressed(dataset, (header.rows, header.columns))
+        return dataset.pixel_array
+
+
+def _check_compressed(dataset: Any, size: tuple[int, int]) -> None:
+    """Refuse a compression that cannot be undone here, or a compressed picture of another size than the header says."""
+    from pydicom.encaps import get_frame
+    from pydicom.pixels import get_decoder
+
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if not syntax.is_compressed:
+        return
+    if not syntax.is_transfer_syntax or not get_decoder(syntax).is_available:
+        raise DataError(
+            f"compressed as {syntax.name}, for which no decoder is installed; convert it with gdcmconv --raw"
+        )
+    if syntax == _RLE:
+        # pydicom's own decoder: on damaged data the one in Rust panics with something that is not even an Exception.
+        dataset.pixel_array_options(decoding_plugin="pydicom")
+        return
+    declared = declared_size(get_frame(dataset.PixelData, 0, number_of_frames=1))
+    if declared != size:
+        raise DataError(
+            f"the compressed picture is {declared[0]:,} x {declared[1]:,}, the header says {size[0]} x {size[1]}"
+        )

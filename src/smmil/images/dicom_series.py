@@ -1,0 +1,183 @@
+"""A CT volume from the files of a DICOM series, sorted by where the slices lie, never by name or number."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smmil.errors import ConfigError, DataError
+from smmil.files import digest
+from smmil.images import geometry
+from smmil.images.dicom_file import SliceHeader, is_dicom, kind_of, read_hu, read_tags, slice_header
+from smmil.images.volume import Volume
+
+# Files with these endings claim to be DICOM; any other file without the mark of DICOM is passed over.
+_CLAIMS = ("", ".dcm", ".dicom", ".ima", ".img")
+_ALIKE = 1e-3
+
+
+@dataclass(frozen=True)
+class Series:
+    """Files of one CT series; `key` stands for the SeriesInstanceUID, which may hold a date and so is not shown."""
+
+    key: str
+    files: tuple[Path, ...]
+    uid: str = field(repr=False)
+    tags: tuple[dict[str, Any], ...] = field(repr=False)
+
+    def describe(self) -> str:
+        sizes = Counter(f"{t.get('Rows', '?')} x {t.get('Columns', '?')}" for t in self.tags)
+        scout = ", localizer" if any("LOCALIZER" in str(t.get("ImageType", "")) for t in self.tags) else ""
+        plural = "" if len(self.files) == 1 else "s"
+        return f"{self.key} ({len(self.files)} slice{plural} of {sizes.most_common(1)[0][0]}{scout})"
+
+
+@dataclass(frozen=True)
+class DicomSlices:
+    """Reads slice by slice from the files, turned as the volume is shown."""
+
+    headers: tuple[SliceHeader, ...]
+    turn: geometry.Turn
+
+    def __call__(self, index: int) -> np.ndarray:
+        return np.ascontiguousarray(self.turn.show(read_hu(self.headers[index])))
+
+
+def find_series(path: str | Path | Sequence[str | Path]) -> tuple[list[Series], tuple[str, ...]]:
+    """All CT series below a folder (or among the given files), largest first, and what was passed over, in words."""
+    files, where = _files(path)
+    groups: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    others: Counter[str] = Counter()
+    for file in files:
+        if not is_dicom(file):
+            _refuse_false_claim(file)
+            others["not DICOM"] += 1
+            continue
+        tags = read_tags(file)
+        if kind_of(tags) == "CT":
+            groups.setdefault(_series_uid(file, tags), []).append((file, tags))
+        else:
+            others[kind_of(tags)] += 1
+    passed_over = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
+    if not groups:
+        raise DataError(
+            f"{where}: no CT slices found among {len(files)} file(s) ({passed_over or 'nothing else either'})"
+        )
+    found = [_series(uid, members) for uid, members in groups.items()]
+    notes = (f"other files passed over: {passed_over}",) if others else ()
+    return sorted(found, key=lambda s: (-len(s.files), s.key)), notes
+
+
+def _files(path: str | Path | Sequence[str | Path]) -> tuple[list[Path], str]:
+    if not isinstance(path, (str, Path)):
+        return sorted(map(Path, path)), f"{len(path)} given file(s)"
+    path = Path(path)
+    if path.is_file():
+        return [path], str(path)
+    inside = (f for f in path.rglob("*") if not any(part.startswith(".") for part in f.relative_to(path).parts))
+    return sorted(f for f in inside if not f.is_dir()), str(path)
+
+
+def _refuse_false_claim(file: Path) -> None:
+    if file.suffix.lower() in _CLAIMS:
+        raise DataError(f"{file}: not a DICOM file (the mark DICM is missing); copy it again or move it elsewhere")
+
+
+def _series_uid(file: Path, tags: dict[str, Any]) -> str:
+    if not tags.get("SeriesInstanceUID"):
+        raise DataError(f"{file}: SeriesInstanceUID is missing; export the series again with full headers")
+    return str(tags["SeriesInstanceUID"])
+
+
+def _series(uid: str, members: list[tuple[Path, dict[str, Any]]]) -> Series:
+    return Series(digest(uid)[:8], tuple(f for f, _ in members), uid, tuple(t for _, t in members))
+
+
+def open_series(path: str | Path | Sequence[str | Path], *, series: str | None = None, strict: bool = False) -> Volume:
+    """The volume of one CT series; see `smmil.images.volume.open_volume`."""
+    name = Path(path).name if isinstance(path, (str, Path)) else f"{len(path)} files"
+    found, notes = find_series(path)
+    chosen = _choose(found, series, path if isinstance(path, (str, Path)) else name)
+    headers = [slice_header(file, tags) for file, tags in zip(chosen.files, chosen.tags, strict=True)]
+    _refuse_mixtures(headers)
+    pile = _pile(headers)
+    if strict and pile.uneven:
+        raise DataError(f"{chosen.files[0].parent}: {'; '.join(pile.uneven)}; find the missing slices, or allow them")
+    return _volume(name, headers, pile, (*notes, *_remarks(headers, pile)))
+
+
+def _choose(found: list[Series], wanted: str | None, where: Any) -> Series:
+    listed = ", ".join(series.describe() for series in found[:12])
+    if wanted is not None:
+        chosen = [s for s in found if wanted in (s.key, s.uid)]
+        if not chosen:
+            raise ConfigError(f"{where}: the series asked for is not here; there are {listed}")
+        return chosen[0]
+    if len(found) > 1:
+        raise DataError(f"{where}: {len(found)} series: {listed}; choose one, for example series={found[0].key!r}")
+    return found[0]
+
+
+def _refuse_mixtures(headers: Sequence[SliceHeader]) -> None:
+    """One size, one orientation, one spacing, and no two slices in the same place."""
+    _refuse_odd(headers, lambda h: (h.rows, h.columns), "rows and columns")
+    _refuse_odd(headers, lambda h: h.orientation.ravel(), "an orientation of")
+    _refuse_odd(headers, lambda h: h.pixel_mm, "a pixel spacing in mm of")
+    pairs = geometry.doubles(np.stack([h.position for h in headers]), headers[0].orientation)
+    if pairs:
+        one, other = (headers[i].path for i in pairs[0])
+        raise DataError(
+            f"{one}: lies in the same place as {other} ({len(pairs)} such pair(s) in the series); "
+            "remove copies, or keep one acquisition"
+        )
+
+
+def _refuse_odd(headers: Sequence[SliceHeader], trait: Callable[[SliceHeader], Any], what: str) -> None:
+    traits = np.stack([np.asarray(trait(h), dtype=np.float64) for h in headers])
+    unlike = np.flatnonzero(np.abs(traits - traits[0]).max(1) > _ALIKE)
+    if len(unlike):
+        odd = unlike[0]
+        raise DataError(
+            f"{headers[odd].path}: has {what} {traits[odd].tolist()}, but {headers[0].path.name} in the series has "
+            f"{traits[0].tolist()} ({len(unlike)} of {len(headers)} slices differ from it); keep files of one kind"
+        )
+
+
+def _pile(headers: Sequence[SliceHeader]) -> geometry.Stack:
+    # Directions may differ in the last digit from slice to slice; take those of a slice that no file name decides on.
+    chosen = min(headers, key=lambda h: tuple(h.position))
+    positions = np.stack([h.position for h in headers])
+    return geometry.stack(positions, chosen.orientation, chosen.pixel_mm, chosen.thickness_mm or 1.0)
+
+
+def _remarks(headers: Sequence[SliceHeader], pile: geometry.Stack) -> list[str]:
+    remarks = [*pile.uneven, *pile.remarks]
+    if len(headers) == 1:
+        known = "SliceThickness" if headers[0].thickness_mm else "1 mm, since SliceThickness is missing too"
+        remarks.append(f"a single slice: the distance between slices is taken from {known}")
+    if wrapped := sum(h.wraps_at_12_bits for h in headers):
+        remarks.append(f"12-bit repair: in {wrapped} slice(s) stored values from 3096 on are read as value - 4096")
+    if sum(h.unit_unspecified for h in headers):
+        remarks.append("RescaleType says the unit is unspecified; taken as Hounsfield units")
+    return remarks
+
+
+def _volume(name: str, headers: Sequence[SliceHeader], pile: geometry.Stack, notes: tuple[str, ...]) -> Volume:
+    turn = geometry.turned(pile.affine, (headers[0].columns, headers[0].rows, len(headers)))
+    order = pile.order[::-1] if turn.flip_slices else pile.order
+    ordered = tuple(headers[i] for i in order)
+    rows, columns = (headers[0].rows, headers[0].columns)[:: -1 if turn.swap else 1]
+    along = np.stack([h.position for h in ordered]) @ geometry.slice_normal(turn.affine)
+    return Volume(
+        name=name,
+        shape=(len(ordered), rows, columns),
+        affine=turn.affine,
+        positions_mm=along,
+        distance_mm=pile.distance_mm,
+        source=DicomSlices(ordered, turn),
+        notes=notes if geometry.plane(turn.affine) == "axial" else (*notes, f"{geometry.plane(turn.affine)} slices"),
+        sop_uids=tuple(h.sop_uid for h in ordered),
+    )

@@ -1,0 +1,142 @@
+"""A CT volume from a NIfTI file, shown the same way as the DICOM series it was made from."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smmil.errors import DataError, MissingExtra
+from smmil.images import geometry
+from smmil.images.volume import Volume
+
+LARGEST_VOLUME = 2**30
+# Deflate cannot pack better than about 1 : 1032, so a file that promises more is no volume.
+_LARGEST_PACKING = 1100
+_DAMAGE = (
+    *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
+    *(EOFError, AssertionError, struct.error, zlib.error),
+)
+_MM_PER = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """The one boundary: whatever nibabel raises leaves as a DataError that names the file."""
+    from nibabel.filebasedimages import ImageFileError
+    from nibabel.spatialimages import HeaderDataError
+    from nibabel.wrapstruct import WrapStructError
+
+    try:
+        yield
+    except DataError as problem:
+        raise DataError(f"{path}: {problem}") from None
+    except (*_DAMAGE, ImageFileError, HeaderDataError, WrapStructError) as problem:
+        kind = type(problem).__name__
+        raise DataError(f"{path}: not readable as a NIfTI volume ({kind}); copy or convert the file again") from None
+
+
+@dataclass(frozen=True)
+class NiftiSlices:
+    """Reads axial slices; a packed file is unpacked once, when the first slice is asked for."""
+
+    path: Path
+    stored: Any = field(repr=False)
+    axis: int
+    turn: geometry.Turn
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        values = self.stored.get_unscaled()
+        return values.reshape(values.shape[:3])
+
+    def __call__(self, index: int) -> np.ndarray:
+        with explained(self.path):
+            count = self.values.shape[self.axis]
+            values = self.values.take(count - 1 - index if self.turn.flip_slices else index, axis=self.axis)
+            hu = values.astype(np.float64) * self.stored.slope + self.stored.inter
+            if not np.isfinite(hu).all():
+                raise DataError(f"slice {index} holds values that are no numbers; write the volume again")
+            # NIfTI's first axis are columns, so a slice as stored is (columns, rows).
+            return np.ascontiguousarray(self.turn.show(hu.astype(np.float32).T))
+
+
+def open_nifti(path: Path, *, strict: bool = False) -> Volume:
+    """The volume of a .nii or .nii.gz file in Hounsfield units, axial slices from foot to head."""
+    try:
+        import nibabel
+    except ImportError:
+        raise MissingExtra("nibabel", "ct", "reading NIfTI") from None
+    with explained(path):
+        image: Any = nibabel.load(path)
+        shape = _shape(path, image)
+        affine, notes = _placed(image)
+        if strict and notes:
+            raise DataError(f"{'; '.join(notes)}; write the file again with its geometry, or allow it")
+        axis, moved, sizes = _axial(affine, shape)
+        turn = geometry.turned(moved, sizes)
+        return _volume(path, image, axis, turn, sizes, notes)
+
+
+def _shape(path: Path, image: Any) -> tuple[int, int, int]:
+    """Three sizes, refused when they are too large to be true."""
+    shape = tuple(int(n) for n in image.shape)
+    if len(shape) < 3 or any(n != 1 for n in shape[3:]) or min(shape) < 1:
+        raise DataError(f"an array of shape {shape}; expected one volume with three axes")
+    voxels = int(np.prod(shape, dtype=object))
+    packed = path.stat().st_size
+    if voxels > LARGEST_VOLUME:
+        raise DataError(f"{voxels:,} voxels; a CT volume has at most {LARGEST_VOLUME:,}")
+    if voxels * image.get_data_dtype().itemsize > packed * _LARGEST_PACKING:
+        raise DataError(f"{voxels:,} voxels cannot be in {packed:,} bytes; the file is damaged, copy it again")
+    if image.get_data_dtype().kind not in "iuf":
+        raise DataError(f"voxels of type {image.get_data_dtype()}; expected one number per voxel")
+    return shape[0], shape[1], shape[2]
+
+
+def _placed(image: Any) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The affine in mm, and what had to be assumed about it."""
+    affine = np.array(image.affine, dtype=np.float64)
+    header = image.header
+    unit = header.get_xyzt_units()[0] if "xyzt_units" in header else "unknown"
+    affine[:3] *= _MM_PER.get(unit, 1.0)
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
+        raise DataError("the affine does not describe a volume; write the file again with its geometry")
+    notes = []
+    if "sform_code" in header and int(header["sform_code"]) == 0 and int(header["qform_code"]) == 0:
+        notes.append("the file does not tell its orientation (sform and qform codes are 0); left and right are assumed")
+    if unit not in _MM_PER:
+        notes.append("the file does not tell its unit of length; taken as mm")
+    return affine, tuple(notes)
+
+
+def _axial(affine: np.ndarray, shape: tuple[int, int, int]) -> tuple[int, np.ndarray, tuple[int, int, int]]:
+    """The stored axis that runs along the body; affine and sizes with that axis moved to the end."""
+    from nibabel.orientations import io_orientation
+
+    axis = int(np.flatnonzero(io_orientation(affine)[:, 0] == 2)[0])
+    order = [a for a in range(3) if a != axis] + [axis]
+    moved = affine[:, [*order, 3]]
+    return axis, moved, (shape[order[0]], shape[order[1]], shape[order[2]])
+
+
+def _volume(
+    path: Path, image: Any, axis: int, turn: geometry.Turn, sizes: tuple[int, int, int], notes: tuple[str, ...]
+) -> Volume:
+    columns, rows = sizes[:2][:: -1 if turn.swap else 1]
+    distance = geometry.plane_spacing(turn.affine)[2]
+    start = float((geometry.LPS_TO_RAS @ turn.affine)[:3, 3] @ geometry.slice_normal(turn.affine))
+    return Volume(
+        name=path.name,
+        shape=(sizes[2], rows, columns),
+        affine=turn.affine,
+        positions_mm=start + distance * np.arange(sizes[2]),
+        distance_mm=distance,
+        source=NiftiSlices(path, image.dataobj, axis, turn),
+        notes=notes,
+    )
