@@ -224,3 +224,15 @@ def test_an_id_can_never_leave_its_folder(id_, name, tmp_path):
 def test_an_unknown_part_is_refused(run, tmp_path):
     with pytest.raises(ConfigError, match="part: unknown value 'tset'; did you mean test"):
         predict_run(run, out=tmp_path, part="tset")
+
+
+def test_a_prediction_tells_which_cases_share_a_patient_without_naming_him(run, bags_of, tmp_path):
+    table = pd.read_csv(bags_of / "manifest.csv").drop(columns=["group", "patient"], errors="ignore")
+    table["group"] = ["Jane Doe" if n < 2 else f"patient {n}" for n in range(len(table))]
+    table.to_csv(bags_of / "grouped.csv", index=False)
+    predict_run(run, out=tmp_path / "p", manifest=bags_of / "grouped.csv")
+    stored = {p.id: p.meta for p in map(Prediction.load, (tmp_path / "p").glob("*.npz"))}
+    ids = list(table["id"])
+    assert stored[ids[0]]["group"] == stored[ids[1]]["group"] == min(ids[:2])
+    assert len({meta["group"] for meta in stored.values()}) == len(ids) - 1
+    assert "Jane" not in str(stored)

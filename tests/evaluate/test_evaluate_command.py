@@ -3,13 +3,14 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from smmil.cli.evaluate import evaluate
-from smmil.errors import DataError
-from smmil.evaluate import instance_metrics
+from smmil.errors import ConfigError, DataError, SmmilError
+from smmil.evaluate import best_f1_threshold, bootstrap_ci, compare, froc, holm, instance_metrics
 from smmil.evaluate.folders import summarize_folders
 from smmil.prediction import Prediction, load_predictions
 
@@ -102,3 +103,84 @@ def test_json_has_null_for_undefined_numbers(tmp_path):
 def test_single_files_together_are_one_model(tmp_path):
     folder = write(tmp_path / "m")
     assert list(summarize_folders(sorted(folder.glob("*.npz")))) == ["files"]
+
+
+def test_intervals_are_printed_and_written(tmp_path):
+    out = run(write(tmp_path / "m", n=14), "--ci", "--resamples", 50, "--threshold", 0.5, "--json", tmp_path / "m.json")
+    found = json.loads((tmp_path / "m.json").read_text())["m"]["ci"]
+    assert list(found) == ["bag_auroc", "bag_f1", "inst_auroc", "inst_auroc@positive_bags", "inst_f1"]
+    expected = bootstrap_ci(load_predictions(tmp_path / "m"), "inst_f1", n=50, threshold=0.5)
+    assert found["inst_f1"]["low"] == expected["low"]
+    assert f"{expected['value']:.3f} ({expected['low']:.3f} to {expected['high']:.3f})" in out
+    assert "95% intervals, 50 resamples by patient" in out
+    assert "every case counts as a patient of its own" in out
+
+
+def test_two_models_are_compared_on_their_cases(tmp_path):
+    good, bad = write(tmp_path / "good", n=12), write(tmp_path / "bad", noise=3.0, n=12)
+    options = ("--resamples", 60, "--metric", "inst_auroc", "--metric", "bag_auroc", "--metric", "froc")
+    out = run(good, "--compare", bad, *options, "--json", tmp_path / "m.json")
+    rows = json.loads((tmp_path / "m.json").read_text())["good"]["comparisons"]
+    assert [row["measure"] for row in rows] == ["inst_auroc", "bag_auroc", "froc"]
+    expected = compare(load_predictions(good), load_predictions(bad), "inst_auroc", n=60)
+    assert rows[0]["p"] == expected["p"] == rows[0]["p_holm"]
+    assert rows[1]["delong"]["p"] == 1
+    assert f"{expected['difference']:.3f} ({expected['low']:.3f} to {expected['high']:.3f})" in out
+
+
+def test_p_values_of_several_models_are_corrected(tmp_path):
+    for name, noise in (("a", 0.5), ("b", 1.0), ("c", 2.0)):
+        write(tmp_path / "models" / name, noise=noise, n=12)
+    other = write(tmp_path / "other", noise=3.0, n=12)
+    run(tmp_path / "models", "--compare", other, "--metric", "inst_auroc", "--resamples", 60, "--json", tmp_path / "m")
+    rows = [found["comparisons"][0] for found in json.loads((tmp_path / "m").read_text()).values()]
+    assert [row["p_holm"] for row in rows] == holm([row["p"] for row in rows])
+
+
+def test_each_model_is_cut_at_the_threshold_of_its_own_validation(tmp_path):
+    a, b = write(tmp_path / "a", n=12), write(tmp_path / "b", noise=2.0, n=12)
+    val_a, val_b = write(tmp_path / "va", "v"), write(tmp_path / "vb", "v", noise=2.0)
+    arguments = (a, "--compare", b, "--validation", val_a, "--metric", "inst_f1", "--resamples", 20)
+    run(*arguments, "--compare-validation", val_b, "--json", tmp_path / "m.json")
+    row = json.loads((tmp_path / "m.json").read_text())["a"]["comparisons"][0]
+    assert row["threshold"] == [best_f1_threshold(load_predictions(v)) for v in (val_a, val_b)]
+    with pytest.raises(ConfigError, match="inst_f1: no threshold given"):
+        CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def test_a_comparison_without_thresholds_says_what_it_leaves_out(tmp_path):
+    out = run(write(tmp_path / "a", n=12), "--compare", write(tmp_path / "b", n=12), "--resamples", 20)
+    assert "inst_f1 has no interval and no comparison" in out
+    assert out.count("inst_f1") == 1
+
+
+def test_lesions_found_are_printed_and_written(tmp_path):
+    out = run(write(tmp_path / "m"), "--froc", "--json", tmp_path / "m.json")
+    found = json.loads((tmp_path / "m.json").read_text())["m"]["froc"]
+    assert found["froc"] == froc(load_predictions(tmp_path / "m"))["froc"]
+    assert "Lesions found (FROC)" in out
+    assert "3 / 6" in out
+
+
+def test_every_number_is_a_row_of_the_csv_file(tmp_path):
+    good, bad = write(tmp_path / "good", n=12), write(tmp_path / "bad", noise=3.0, n=12)
+    run(good, "--ci", "--froc", "--compare", bad, "--resamples", 20, "--csv", tmp_path / "m.csv")
+    table = pd.read_csv(tmp_path / "m.csv").set_index(["part", "metric"])
+    expected = instance_metrics(load_predictions(good), pool="per_bag")["auroc"]
+    assert table.value["instance@per_bag", "auroc"] == pytest.approx(expected)
+    assert table.low["ci", "inst_auroc"] <= table.value["ci", "inst_auroc"] <= table.high["ci", "inst_auroc"]
+    assert 0 < table.p_holm["difference to bad", "inst_auroc"] <= 1
+    assert table.value["froc", "n_lesions"] == 6
+
+
+def test_an_unknown_metric_pool_or_opponent_is_refused(tmp_path):
+    folder = write(tmp_path / "m")
+    for name in ("x", "y"):
+        write(tmp_path / "others" / name)
+    for arguments, words in (
+        (("--ci", "--metric", "inst_auc"), "metric: unknown value"),
+        (("--ci", "--metric", "inst_auroc@positive"), "pool of inst_auroc: unknown value 'positive'"),
+        (("--compare", tmp_path / "others"), "no model m among x, y"),
+    ):
+        with pytest.raises(SmmilError, match=words):
+            CliRunner().invoke(app, [str(a) for a in (folder, *arguments)], catch_exceptions=False)

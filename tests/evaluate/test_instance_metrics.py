@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from evaluate.cases import drawing, random_cases
 from sklearn import metrics
 
 from smmil.errors import ConfigError
@@ -43,6 +44,39 @@ def test_dice_is_twice_the_overlap_over_the_two_areas():
     called, truth = scores >= 0.2, labels == 1
     overlap = 2 * (called & truth).sum() / (called.sum() + truth.sum())
     assert instance_metrics([bag("a", scores, labels)], threshold=0.2)["dice"] == pytest.approx(overlap)
+
+
+def test_dice_and_iou_of_a_drawn_map_by_hand():
+    # called at 5 and above: six cells, four of them inside the lesion of five: Dice 2*4/(6+5), IoU 4/7
+    drawn = drawing("slide", "5920\n7861\n0153", "##--\n##--\n#---")
+    found = instance_metrics([drawn], threshold=5)
+    assert found["dice"] == pytest.approx(8 / 11)
+    assert found["iou"] == pytest.approx(4 / 7)
+    assert found["iou"] == pytest.approx(found["dice"] / (2 - found["dice"]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_iou_agrees_with_scikit_learn_in_every_pool(seed):
+    some = [p for p in random_cases(20, seed, levels=3) if p.y_inst is not None]
+    for pool in ("all", "per_bag", "positive_bags"):
+        parts = [(p.y_inst[k] > 0, p.scores[k, 0] >= 0.4) for p in some if (k := p.y_inst >= 0).any()
+                 and (pool != "positive_bags" or p.y == 1)]  # fmt: skip
+        if pool == "per_bag":
+            expected = np.mean([metrics.jaccard_score(t, c) for t, c in parts if 0 < t.mean() < 1])
+        else:
+            expected = metrics.jaccard_score(*(np.concatenate(both) for both in zip(*parts, strict=True)))
+        assert instance_metrics(some, 0.4, pool)["iou"] == pytest.approx(expected)
+
+
+def test_the_pointing_game_by_hand():
+    hit, missed = bag("hit", [3, 9, 1], [0, 1, 0]), bag("missed", [3, 2, 1], [0, 1, 1])
+    shared = bag("shared", [5, 5, 5, 1], [1, 1, 0, 0])
+    nothing, everything = bag("none", [1, 2], [0, 0], y=0), bag("all", [1, 2], [1, 1])
+    unknown = bag("unknown", [9, 1, 2], [-1, 0, 1])
+    some = [hit, missed, shared, nothing, everything, unknown]
+    for pool in ("all", "per_bag", "positive_bags"):
+        assert instance_metrics(some, pool=pool)["pointing_game"] == pytest.approx((1 + 0 + 2 / 3 + 1) / 4)
+    assert np.isnan(instance_metrics([nothing, everything])["pointing_game"])
 
 
 @pytest.mark.parametrize("seed", range(20))

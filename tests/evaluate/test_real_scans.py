@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from smmil.evaluate import instance_metrics
+from smmil.evaluate import bootstrap_ci, compare, instance_metrics
 from smmil.prediction import Prediction, load_predictions
 
 FOLDER = Path(os.environ.get("SMMIL_DATA", "")) / "rsna_attention"
@@ -45,3 +45,16 @@ def test_real_slice_attention_gives_its_known_auroc(model, pooled, single, tmp_p
     assert instance_metrics(again, pool="positive_bags")["auroc"] == pytest.approx(pooled, abs=5e-4)
     positive = [p for p in again if p.y]
     assert instance_metrics(positive, pool="per_bag")["auroc"] == pytest.approx(single, abs=5e-4)
+
+
+@needs_data
+def test_real_scans_have_intervals_and_a_paired_difference():
+    plain, smooth = scans("baseline"), scans("0_5")
+    found = bootstrap_ci(smooth, "inst_auroc", pool="positive_bags", n=300)
+    assert found["value"] == pytest.approx(0.804, abs=5e-4)
+    assert 0.72 < found["low"] < 0.804 < found["high"] < 0.88
+    gap = compare(smooth, plain, "inst_auroc", pool="positive_bags", n=300)
+    assert gap["difference"] == pytest.approx(0.804 - 0.777, abs=1e-3)
+    # the two models err on the same scans: paired, the difference is more certain than from two separate studies
+    alone = bootstrap_ci(plain, "inst_auroc", pool="positive_bags", n=300)
+    assert gap["std"] < 0.9 * np.hypot(found["std"], alone["std"])

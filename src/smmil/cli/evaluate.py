@@ -6,8 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-BAG = ("auroc", "auprc", "f1", "accuracy", "balanced_accuracy", "loss")
-INSTANCE = ("auroc", "auprc", "f1", "precision", "recall")
+from smmil.cli.evidence_tables import comparison_table, evidence_notes, froc_table, intervals_table, number
+
+BAG = (
+    "auroc", "auprc", "f1", "accuracy", "balanced_accuracy", "sensitivity_at_90", "sensitivity_at_95", "brier", "ece",
+    "loss",
+)  # fmt: skip
+INSTANCE = ("auroc", "auprc", "f1", "iou", "precision", "recall", "pointing_game")
 ENERGY = ("rayleigh", "mean", "minmax")
 POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "mean over bags"}
 
@@ -20,7 +25,28 @@ def evaluate(
     ] = None,
     threshold: Annotated[float | None, typer.Option(help="Instance threshold; else the best on --validation.")] = None,
     column: Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")] = None,
+    ci: Annotated[bool, typer.Option("--ci", help="Confidence intervals: BCa, patients resampled.")] = False,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(help="Predictions of another model on the same cases: paired differences with p values."),
+    ] = None,
+    compare_validation: Annotated[
+        list[Path] | None,
+        typer.Option(help="Validation predictions of the --compare models, for thresholds of their own."),
+    ] = None,
+    froc: Annotated[
+        bool, typer.Option("--froc", help="Share of lesions found at 1/4 to 8 false alarms per bag.")
+    ] = False,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="Metrics of --ci and --compare, such as bag_auroc, inst_auroc@positive_bags, froc."),
+    ] = None,
+    unit: Annotated[str, typer.Option(help="What is resampled: patient or bag.")] = "patient",
+    resamples: Annotated[int, typer.Option(help="Number of resamples.")] = 2000,
+    stratified: Annotated[bool, typer.Option("--stratified", help="Resample within classes.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write every number to this CSV file, one per row.")] = None,
 ) -> None:
     """Bag and instance metrics of one or several models, from files, without a GPU.
 
@@ -30,24 +56,58 @@ def evaluate(
 
         smmil evaluate test/sm_ap --validation val/sm_ap --json metrics.json
 
+        smmil evaluate test/sm_ap --compare test/abmil --ci --froc --csv numbers.csv
+
         smmil evaluate smmil-demo/predictions        (a folder of folders: all models side by side)
     """
-    from rich.console import Console
-
     from smmil.errors import ConfigError
-    from smmil.evaluate.folders import summarize_folders, without_nan
-    from smmil.files import write_json
+    from smmil.evaluate.evidence import USUAL, add_comparisons, add_froc, add_intervals
+    from smmil.evaluate.folders import load_models, summarize_models
 
     if threshold is not None and (validation or not math.isfinite(threshold)):
         raise ConfigError(f"--threshold {threshold}: give either a finite number or --validation, not both")
-    results = summarize_folders(predictions, validation=validation or (), threshold=threshold, column=column)
+    cuts: dict[str, Any] = {"threshold": threshold, "column": column}
+    draws = {"unit": unit, "n": resamples, "stratified": stratified, "seed": seed, "column": column}
+    measures = metric or USUAL
+    models = load_models(predictions)
+    results = summarize_models(models, validation=validation or (), **cuts)
+    if froc:
+        add_froc(results, models, column)
+    if ci:
+        add_intervals(results, models, measures, **draws)
+    if compare:
+        others = load_models(compare)
+        other_results = summarize_models(others, validation=compare_validation or (), **cuts)
+        add_comparisons(results, models, others, other_results, measures, **draws)
+    _show(results, ci=ci, froc=froc, compare=bool(compare))
+    _write(results, json, csv)
+
+
+def _show(results: dict[str, dict[str, Any]], *, ci: bool, froc: bool, compare: bool) -> None:
+    from rich.console import Console
+
     console = Console()
     console.print(metrics_table(results))
-    for line in remarks(results):
+    wanted = ((froc, froc_table), (ci, intervals_table), (compare, comparison_table))
+    for table in (draw for asked, draw in wanted if asked):
+        console.print(table(results))
+    for line in [*remarks(results), *evidence_notes(results)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | None) -> None:
+    from smmil.evaluate.evidence import long_table
+    from smmil.evaluate.folders import without_nan
+    from smmil.files import write_json, write_text
+
     if json is not None:
         write_json(json, without_nan(results))
-        console.print(f"written: {json}", markup=False, highlight=False, soft_wrap=True)
+    if csv is not None:
+        from pandas import DataFrame
+
+        write_text(csv, DataFrame(long_table(results)).to_csv(index=False, lineterminator="\n"))
+    for path in (path for path in (json, csv) if path is not None):
+        typer.echo(f"written: {path}")
 
 
 def metrics_table(results: dict[str, dict[str, Any]]) -> Any:
@@ -64,7 +124,7 @@ def metrics_table(results: dict[str, dict[str, Any]]) -> Any:
     for keys, words, names in [*parts, (("energy",), "energy", ENERGY)]:
         measured = [name for name in names if any(name in _inside(found, keys) for found in results.values())]
         for row, name in enumerate(measured):
-            cells = [_number(_inside(found, keys).get(name)) for found in results.values()]
+            cells = [number(_inside(found, keys).get(name)) for found in results.values()]
             label = "f1 = dice" if name == "f1" and keys[0] == "instance" else name.replace("_", " ")
             table.add_row(words if row == 0 else "", label, *cells, end_section=name == measured[-1])
     return table
@@ -98,7 +158,3 @@ def _inside(found: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     for key in keys:
         found = found[key]
     return found
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None or value != value else f"{value:.3f}"

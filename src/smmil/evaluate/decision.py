@@ -40,3 +40,17 @@ def recall(c: Counts) -> float:
 
 def specificity(c: Counts) -> float:
     return ratio(c.tn, c.tn + c.fp)
+
+
+def iou(c: Counts) -> float:
+    """TP / (TP + FP + FN): overlap of the called and the true area over their union."""
+    return ratio(c.tp, c.tp + c.fp + c.fn)
+
+
+def accuracy(c: Counts) -> float:
+    return ratio(c.tp + c.tn, sum(c))
+
+
+def balanced_accuracy(c: Counts) -> float:
+    """Mean of sensitivity and specificity; nan with one class."""
+    return (recall(c) + specificity(c)) / 2

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
+from smmil.evaluate.average import defined, exact_mean
 from smmil.evaluate.instances import instance_score
 from smmil.prediction import Prediction
 
@@ -20,9 +21,9 @@ def energies(predictions: Sequence[Prediction], column: int | None = None) -> di
     rows = [bag_energies(p, column) for p in predictions if p.edges is not None]
     result: dict[str, Any] = {}
     for name in NAMES:
-        defined = [row[name] for row in rows if not np.isnan(row[name])]
-        result[name] = float(np.mean(defined)) if defined else float("nan")
-        result[f"n_{name}"] = len(defined)
+        numbers = defined(row[name] for row in rows)
+        result[name] = exact_mean(numbers)
+        result[f"n_{name}"] = len(numbers)
     missing = len(predictions) - len(rows)
     notes = [f"{missing} of {len(predictions)} bags have no edges stored and no energy"] if missing else []
     return {**result, "n_bags": len(rows), "n_without_edges": missing, "notes": notes}
@@ -41,7 +42,7 @@ def bag_energies(prediction: Prediction, column: int | None = None) -> dict[str,
     if prediction.edges is None:
         raise DataError(f"{prediction.id}: energies need edges, which this prediction does not store; predict it again")
     f = instance_score(prediction, column)
-    a, b = _pairs(prediction.edges, len(f))
+    a, b = undirected_pairs(prediction.edges, len(f))
     degree = np.bincount(np.concatenate([a, b]), minlength=len(f))
     smooth = f / np.sqrt(np.maximum(degree, 1))
     rough = float(np.square(smooth[a] - smooth[b]).sum())
@@ -54,7 +55,7 @@ def bag_energies(prediction: Prediction, column: int | None = None) -> dict[str,
     }
 
 
-def _pairs(edges: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+def undirected_pairs(edges: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Each undirected edge once, smaller instance first."""
     low, high = edges.min(0), edges.max(0)
     keys = np.unique((low * n + high)[low != high])

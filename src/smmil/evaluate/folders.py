@@ -1,7 +1,7 @@
 """Folders of predictions to one summary per model, side by side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,30 @@ def summarize_folders(
 
     validation  the same models on validation cases: one place per model in the same order, or folders of equal names
     """
-    models = named_folders(places)
-    checks = _matching(models, named_folders(validation)) if validation else {}
-    predictions = {name: load_predictions(files) for name, files in models.items()}
+    return summarize_models(load_models(places), validation=validation, threshold=threshold, column=column)
+
+
+def load_models(places: Sequence[str | Path]) -> dict[str, list[Prediction]]:
+    """{model: its predictions, sorted by id} of folders of .npz files or folders of such folders."""
+    return {name: load_predictions(files) for name, files in named_folders(places).items()}
+
+
+def summarize_models(
+    models: Mapping[str, Sequence[Prediction]],
+    *,
+    validation: Sequence[str | Path] = (),
+    threshold: float | None = None,
+    column: int | None = None,
+) -> dict[str, dict[str, Any]]:
+    """{model: summary} of predictions already loaded; validation as for `summarize_folders`."""
+    checks = _matching(list(models), named_folders(validation)) if validation else {}
     result = {}
-    for name, cases in predictions.items():
+    for name, cases in models.items():
         held_out = load_predictions(checks[name]) if name in checks else None
         if held_out is not None:
             _refuse_overlap(name, cases, held_out)
         result[name] = summary(cases, validation=held_out, threshold=threshold, column=column)
-    _note_different_cases(predictions, result)
+    _note_different_cases(models, result)
     return result
 
 
@@ -56,7 +70,7 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _matching(models: dict[str, list[Path]], checks: dict[str, list[Path]]) -> dict[str, list[Path]]:
+def _matching(models: list[str], checks: dict[str, list[Path]]) -> dict[str, list[Path]]:
     if set(checks) >= set(models):
         return checks
     if len(checks) != len(models):
@@ -76,7 +90,7 @@ def _refuse_overlap(name: str, cases: Sequence[Prediction], validation: Sequence
         )
 
 
-def _note_different_cases(predictions: dict[str, list[Prediction]], result: dict[str, dict[str, Any]]) -> None:
+def _note_different_cases(predictions: Mapping[str, Sequence[Prediction]], result: dict[str, dict[str, Any]]) -> None:
     if len({tuple(p.id for p in cases) for cases in predictions.values()}) > 1:
         for found in result.values():
             found["bag"]["notes"].append("the models were not given the same cases; their numbers are not comparable")

@@ -7,11 +7,21 @@ import numpy as np
 
 from smmil.errors import ConfigError, check_choice
 from smmil.evaluate import decision
-from smmil.evaluate.ranking import auprc, auroc
+from smmil.evaluate.average import defined, exact_mean
+from smmil.evaluate.cases import score_kind
+from smmil.evaluate.ranking import average_precision, operating_points, roc_area
 from smmil.prediction import Prediction
 
 POOLS = ("all", "per_bag", "positive_bags")
-_NO_THRESHOLD = "f1, dice, precision and recall are left out: no threshold was given (choose it on validation)"
+INSTANCE_METRICS = ("auroc", "auprc", "f1", "dice", "iou", "precision", "recall", "pointing_game")
+AT_A_THRESHOLD = {
+    "f1": decision.f1,
+    "dice": decision.f1,
+    "iou": decision.iou,
+    "precision": decision.precision,
+    "recall": decision.recall,
+}
+_NO_THRESHOLD = "f1, dice, iou, precision and recall are left out: no threshold was given (choose it on validation)"
 
 
 class Known(NamedTuple):
@@ -32,17 +42,19 @@ def instance_metrics(
 
     pool="all" mixes the instances of all bags, "positive_bags" those of bags with y > 0, "per_bag" averages the metrics
     of single bags over those where both classes are present. An instance is called positive when its score is at least
-    `threshold`; without one f1, dice, precision and recall are absent and `notes` says so. Dice of the thresholded map
-    is the same number as f1 of the same instances. `column` picks the score of models with more than two per instance.
+    `threshold`; without one f1, dice, iou, precision and recall are absent and `notes` says so. Dice of the thresholded
+    map is the same number as f1 of the same instances. pointing_game is the share of the pool's bags with both classes
+    whose hottest instance is positive. `column` picks the score of models with more than two per instance.
     """
     check_choice(pool, POOLS, "pool")
-    bags = [p for p in predictions if pool != "positive_bags" or (p.y is not None and p.y > 0)]
+    bags = bags_of_pool(predictions, pool)
     parts = [k for p in bags if len((k := known_instances(p, column)).truth)]
     used = [k for k in parts if k.both_classes] if pool == "per_bag" else parts
     everything = gather(used)
     values, notes = (_averaged if pool == "per_bag" else _pooled)(used, threshold)
+    values["pointing_game"] = exact_mean(defined(pointing(known) for known in used))
     notes += _about_bags(bags, parts, used, pool) + ([_NO_THRESHOLD] if threshold is None else [])
-    kind, kind_notes = _score_kind(predictions)
+    kind, kind_notes = score_kind(predictions)
     return {
         **values,
         "threshold": None if threshold is None else float(threshold),
@@ -82,13 +94,33 @@ def gather(parts: Sequence[Known]) -> Known:
     return Known(np.concatenate([k.scores for k in parts]), np.concatenate([k.truth for k in parts]))
 
 
+def case_of_row(lengths: Sequence[int]) -> np.ndarray:
+    """Number of the case each row belongs to when the rows of cases of these lengths are gathered."""
+    return np.repeat(np.arange(len(lengths)), np.array(lengths, dtype=np.int64))
+
+
+def bags_of_pool(predictions: Sequence[Prediction], pool: str) -> list[Prediction]:
+    """The bags a pool looks at: those labelled positive for "positive_bags", else all."""
+    return [p for p in predictions if pool != "positive_bags" or (p.y is not None and p.y > 0)]
+
+
+def pointing(known: Known) -> float:
+    """1 when the hottest known instance of a bag is positive, 0 when not; equally hot ones share the answer.
+
+    nan unless both classes are present: where everything is lesion, or nothing, pointing proves nothing.
+    """
+    if not known.both_classes:
+        return float("nan")
+    return float(known.truth[known.scores == known.scores.max()].mean())
+
+
 def _metrics(known: Known, threshold: float | None) -> dict[str, float]:
-    values = {"auroc": auroc(known.scores, known.truth), "auprc": auprc(known.scores, known.truth)}
+    points = operating_points(known.scores, known.truth)
+    values = {"auroc": roc_area(points), "auprc": average_precision(points)}
     if threshold is None:
         return values
     c = decision.count(known.scores >= threshold, known.truth)
-    overlap = decision.f1(c)
-    return {**values, "f1": overlap, "dice": overlap, "precision": decision.precision(c), "recall": decision.recall(c)}
+    return {**values, **{name: measure(c) for name, measure in AT_A_THRESHOLD.items()}}
 
 
 def _pooled(parts: Sequence[Known], threshold: float | None) -> tuple[dict[str, float], list[str]]:
@@ -111,10 +143,10 @@ def _averaged(parts: Sequence[Known], threshold: float | None) -> tuple[dict[str
         return _metrics(gather([]), threshold), ["no bag has known instances of both classes"]
     values, notes = {}, []
     for name in rows[0]:
-        defined = [row[name] for row in rows if not np.isnan(row[name])]
-        values[name] = float(np.mean(defined)) if defined else float("nan")
-        if len(defined) < len(rows):
-            notes.append(f"{name} is averaged over the {len(defined)} of {len(rows)} bags where it is defined")
+        numbers = defined(row[name] for row in rows)
+        values[name] = exact_mean(numbers)
+        if len(numbers) < len(rows):
+            notes.append(f"{name} is averaged over the {len(numbers)} of {len(rows)} bags where it is defined")
     return values, notes
 
 
@@ -127,10 +159,3 @@ def _about_bags(bags: Sequence[Prediction], parts: Sequence[Known], used: Sequen
     if pool == "positive_bags" and not bags:
         notes.append("no bag is labelled positive")
     return notes
-
-
-def _score_kind(predictions: Sequence[Prediction]) -> tuple[str, list[str]]:
-    kinds = sorted({str(p.meta.get("score_kind", "unknown")) for p in predictions})
-    if len(kinds) < 2:
-        return (kinds or ["unknown"])[0], []
-    return " + ".join(kinds), ["scores of different kinds are mixed; they are not comparable between bags"]

@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Shares such as 0.1 of 10 negatives are not exact in binary; this much is forgiven when they are compared.
+TOLERANCE = 1e-9
+
 
 class OperatingPoints(NamedTuple):
     """Counts when everything with score >= threshold is called positive, from the strictest threshold down."""
@@ -13,29 +16,81 @@ class OperatingPoints(NamedTuple):
     false_positives: np.ndarray
 
 
+class Ranking:
+    """Scores sorted once, to be counted again and again with other weights (as the bootstrap does).
+
+    hits and alarms say how much of a true and of a false positive each score is: 1 and 0 for a positive instance.
+    """
+
+    def __init__(self, scores: np.ndarray, hits: np.ndarray, alarms: np.ndarray):
+        # shares of a hit are summed in an order of their own, so that the order of the cases leaves no rounding behind
+        whole = hits.dtype.kind in "bi"
+        self.order = np.argsort(-scores, kind="stable") if whole else np.lexsort((hits, alarms, -scores))
+        ranked = scores[self.order]
+        self.last_of_tie = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)[: len(ranked)]
+        self.threshold = ranked[self.last_of_tie]
+        kind = np.int64 if whole else np.float64
+        self.hits, self.alarms = hits[self.order].astype(kind), alarms[self.order].astype(kind)
+
+    def points(self, weights: np.ndarray | None = None) -> OperatingPoints:
+        """One row per distinct score, so tied scores are always called together.
+
+        weights  how often each row counts, in the order of `order`, best first
+        """
+        hits, alarms = self.hits, self.alarms
+        if weights is not None:
+            hits, alarms = hits * weights, alarms * weights
+        found, wrong = (np.cumsum(kind)[self.last_of_tie] for kind in (hits, alarms))
+        return OperatingPoints(self.threshold, found, wrong)
+
+
 def operating_points(scores: np.ndarray, truth: np.ndarray) -> OperatingPoints:
     """One row per distinct score, so tied scores are always called together. O(n log n)."""
-    order = np.argsort(-scores, kind="stable")
-    ranked, hits = scores[order], truth[order].astype(bool)
-    last_of_tie = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)[: len(ranked)]
-    found = np.cumsum(hits)[last_of_tie]
-    return OperatingPoints(ranked[last_of_tie], found, last_of_tie + 1 - found)
+    truth = np.asarray(truth).astype(bool)
+    return Ranking(np.asarray(scores), truth, ~truth).points()
 
 
 def auroc(scores: np.ndarray, truth: np.ndarray) -> float:
     """Probability that a random positive scores above a random negative, ties counting half; nan with one class."""
-    points = operating_points(scores, truth)
+    return roc_area(operating_points(scores, truth))
+
+
+def auprc(scores: np.ndarray, truth: np.ndarray) -> float:
+    """Average precision: precision at each threshold weighted by the recall gained there; nan with one class."""
+    return average_precision(operating_points(scores, truth))
+
+
+def roc_area(points: OperatingPoints) -> float:
+    """Area under the curve of true against false positives, both scaled to 1."""
     hits, alarms = np.append(0, points.true_positives), np.append(0, points.false_positives)
     pairs = float(hits[-1]) * float(alarms[-1])
     area = float(np.sum(np.diff(alarms) * (hits[1:] + hits[:-1]) / 2))
     return area / pairs if pairs else float("nan")
 
 
-def auprc(scores: np.ndarray, truth: np.ndarray) -> float:
-    """Average precision: precision at each threshold weighted by the recall gained there; nan with one class."""
-    points = operating_points(scores, truth)
+def average_precision(points: OperatingPoints) -> float:
+    """Precision averaged over the true positives in the order in which they are found."""
     hits = points.true_positives
-    if len(hits) == 0 or hits[-1] == 0 or points.false_positives[-1] == 0:
+    if not _both_classes(points):
         return float("nan")
-    precision = hits / (hits + points.false_positives)
-    return float(np.sum(np.diff(hits, prepend=0) * precision) / hits[-1])
+    called = np.maximum(hits + points.false_positives, 1)
+    return float(np.sum(np.diff(hits, prepend=0) * (hits / called)) / hits[-1])
+
+
+def sensitivity_at(points: OperatingPoints, specificity: float) -> float:
+    """The highest sensitivity of a threshold that leaves at least this specificity; nan with one class."""
+    if not _both_classes(points):
+        return float("nan")
+    allowed = (1 - specificity) * points.false_positives[-1] + TOLERANCE
+    within = points.true_positives[points.false_positives <= allowed]
+    return float(within.max(initial=0) / points.true_positives[-1])
+
+
+def count_below(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """For each value the number of others below it, ties counting half. O(n log n)."""
+    ranked = np.sort(others)
+    return (np.searchsorted(ranked, values, "left") + np.searchsorted(ranked, values, "right")) / 2
+
+
+def _both_classes(points: OperatingPoints) -> bool:
+    return bool(len(points.threshold) and points.true_positives[-1] > 0 and points.false_positives[-1] > 0)

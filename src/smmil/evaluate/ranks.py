@@ -8,22 +8,29 @@ import numpy as np
 from smmil.errors import DataError
 
 
-def mean_ranks(values: Any) -> dict[str, tuple[float, float]]:
-    """Mean and sample standard deviation of each model's rank over the columns; rank 1 is best, higher is better.
+def mean_ranks(values: Any, ddof: int = 1) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of each model's rank over the columns; rank 1 is best, higher values are better.
 
     values  a DataFrame (one row per model), or a mapping {model: {column: value}} or {model: [values]}
+    ddof    1 for the sample deviation (as in the paper), 0 for the population's
     Equal values share the mean of their ranks. Values are ranked as given: round before, if ties at three digits
-    should count as ties. With one column the deviation is nan.
+    should count as ties. With one column the sample deviation is nan.
     """
+    models, ranks = rank_table(values)
+    many = ranks.shape[1] > ddof
+    spread = ranks.std(1, ddof=ddof) if many else np.full(len(models), np.nan)
+    return {model: (float(m), float(s)) for model, m, s in zip(models, ranks.mean(1), spread, strict=True)}
+
+
+def rank_table(values: Any) -> tuple[list[str], np.ndarray]:
+    """Names of the models and their rank in each column, (models, columns); ties share the mean rank."""
     models, columns, table = _as_table(values)
     if not table.size:
         raise DataError("mean_ranks: the table is empty; give at least one model and one column")
     if np.isnan(table).any():
         row, column = np.argwhere(np.isnan(table))[0]
         raise DataError(f"mean_ranks: {models[row]} has no value for {columns[column]}; leave out one of the two")
-    ranks = _ranks_from_the_top(table)
-    spread = ranks.std(1, ddof=1) if table.shape[1] > 1 else np.full(len(models), np.nan)
-    return {model: (float(m), float(s)) for model, m, s in zip(models, ranks.mean(1), spread, strict=True)}
+    return models, _ranks_from_the_top(table)
 
 
 def _as_table(values: Any) -> tuple[list[str], list[Any], np.ndarray]:

@@ -62,8 +62,9 @@ def predict_run(
     remove_leftovers(out)
     trained.model.to(work.device)
     with reproducible(config.training.threads if config else None):
+        patients = _patients(table)
         for count, id_ in enumerate(ids, 1):
-            work.one(id_, _meta(trained, config, checkpoint, parts.get(id_)))
+            work.one(id_, {**_meta(trained, config, checkpoint, parts.get(id_)), "group": patients[id_]})
             if progress is not None:
                 progress(count, len(ids))
     _write_failures(Path(out), work.done.failed)
@@ -102,6 +103,14 @@ def case_file(id_: str) -> str:
     if len(name.encode()) > _LONGEST_NAME:
         name = f"{name.encode()[: _LONGEST_NAME - 20].decode(errors='ignore')}-{digest(id_)[:16]}"
     return name + ".npz"
+
+
+def _patients(table: Manifest) -> dict[str, str]:
+    """For every case the first id of its patient's cases: tells who belongs together without saying who it is."""
+    first: dict[str, str] = {}
+    for id_, group in sorted(table.groups.items()):
+        first.setdefault(group, id_)
+    return {id_: first[group] for id_, group in table.groups.items()}
 
 
 def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:

@@ -1,0 +1,221 @@
+"""Paired comparison: DeLong's published data, U-statistics by brute force, Holm by hand."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from evaluate.cases import bags, random_cases
+from scipy import stats
+
+from smmil.errors import ConfigError, DataError
+from smmil.evaluate import bootstrap_ci, compare, compare_models, delong, holm
+from smmil.evaluate.comparison import two_sided_p
+from smmil.evaluate.roc_test import auroc_covariance
+
+# albumin, total protein, K-G score and outcome of the 43 complete patients of DeLong, DeLong, Clarke-Pearson (1988)
+OVARIAN = """
+3.0 5.8 10 0  3.2 6.3 5 1  3.9 6.8 3 1  2.8 4.8 6 0  3.2 5.8 3 1  0.9 4.0 5 0  2.5 5.7 8 0  1.6 5.6 5 1  3.8 5.7 5 1
+3.7 6.7 6 1   3.2 5.4 4 1  3.8 6.6 6 1  4.1 6.6 5 1  3.6 5.7 5 1  4.3 7.0 4 1  3.6 6.7 4 0  2.3 4.4 6 1  4.2 7.6 4 0
+4.0 6.6 6 0   3.5 5.8 6 1  3.8 6.8 7 1  3.0 4.7 8 0  4.5 7.4 5 1  3.7 7.4 5 1  3.1 6.6 6 1  4.1 8.2 6 1  4.3 7.0 5 1
+4.3 6.5 4 1   3.2 5.1 5 1  2.6 4.7 6 1  3.3 6.8 6 0  1.7 4.0 7 0  3.7 6.1 5 1  3.3 6.3 7 1  4.2 7.7 6 1  3.5 6.2 5 1
+2.9 5.7 9 0   2.1 4.8 7 1  2.8 6.2 8 0  4.0 7.0 7 1  3.3 5.7 6 1  3.7 6.9 5 1  3.6 6.6 5 1
+"""
+
+
+def ovarian():
+    albumin, protein, score, outcome = np.array(OVARIAN.split(), dtype=float).reshape(-1, 4).T
+    return albumin, protein, 10 - score, outcome == 1
+
+
+def test_the_published_example_of_delong():
+    # areas, standard errors and contrasts to the K-G score as printed for these data
+    albumin, protein, score, truth = ovarian()
+    covariance = auroc_covariance(np.stack([albumin, score, protein]), truth)
+    assert np.sqrt(np.diag(covariance)) == pytest.approx([0.0927, 0.1028, 0.1000], abs=5e-5)
+    first, second = delong(albumin, score, truth), delong(protein, score, truth)
+    assert (first.auroc_a, first.auroc_b, second.auroc_a) == pytest.approx((0.7366, 0.7258, 0.6478), abs=5e-5)
+    assert (first.difference, first.std_error, first.p) == pytest.approx((0.0108, 0.0953, 0.9102), abs=5e-5)
+    assert (second.difference, second.std_error, second.p) == pytest.approx((-0.0780, 0.1046, 0.4561), abs=5e-5)
+
+
+def slow_covariance(a, b, truth):
+    """Covariance of two AUROCs from all pairs of pairs, written from the definition of the structural components."""
+
+    def wins(score):
+        return np.array([[(p > n) + 0.5 * (p == n) for n in score[~truth]] for p in score[truth]])
+
+    x, y = wins(a), wins(b)
+    m, n = x.shape
+    ten = sum((x[i].mean() - x.mean()) * (y[i].mean() - y.mean()) for i in range(m)) / (m - 1)
+    one = sum((x[:, j].mean() - x.mean()) * (y[:, j].mean() - y.mean()) for j in range(n)) / (n - 1)
+    return ten / m + one / n
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_covariances_agree_with_all_pairs_of_pairs_with_ties(seed):
+    rng = np.random.default_rng(seed)
+    truth = rng.permutation([True] * 7 + [False] * 9)
+    scores = rng.integers(0, 5, (2, 16)) + 2.0 * truth
+    found = auroc_covariance(scores, truth)
+    for i, j in product(range(2), repeat=2):
+        assert found[i, j] == pytest.approx(slow_covariance(scores[i], scores[j], truth), abs=1e-14)
+
+
+def test_delong_of_equal_scores_is_no_difference_and_of_tiny_samples_unknown():
+    truth, score = np.array([0, 0, 1, 1]) > 0, np.array([1.0, 3, 2, 4])
+    assert delong(score, score, truth).p == 1
+    assert delong(np.arange(4.0), np.arange(4.0) ** 2, truth)[2:6] == (0, 0, 0, 1)
+    alone = delong(score, -score, np.array([0, 0, 0, 1]) > 0)
+    assert np.isnan([alone.p, alone.low, alone.high]).all()
+
+
+def two_models(n=60, seed=0, better=1.0):
+    rng = np.random.default_rng(seed)
+    y, shared = np.arange(n) % 2, rng.normal(size=n)
+    strong, weak = 2 * better * y + shared, 0.8 * y + shared + 0.7 * rng.normal(size=n)
+    patients = [f"p{i // 2}" for i in range(n)]
+    return [bags(1 / (1 + np.exp(-z)), y, patients) for z in (strong, weak)]
+
+
+def test_a_difference_comes_with_interval_and_both_tests():
+    a, b = two_models()
+    found = compare(a, b, n=500)
+    assert found["difference"] == found["a"] - found["b"] == found["delong"]["difference"]
+    assert found["low"] < found["difference"] < found["high"]
+    assert found["delong"]["std_error"] == pytest.approx(found["std"], rel=0.35)
+    assert (found["n_units"], found["n_cases"]) == (30, 60)
+    assert any("DeLong takes the 60 cases of 30 patients as independent" in note for note in found["notes"])
+
+
+def test_exchanging_the_models_turns_the_sign_and_keeps_the_p_value():
+    a, b = two_models()
+    one, other = compare(a, b, n=300), compare(b, a, n=300)
+    assert other["difference"] == -one["difference"]
+    assert (other["p"], other["delong"]["p"]) == (one["p"], one["delong"]["p"])
+    assert (other["low"], other["high"]) == pytest.approx((-one["high"], -one["low"]))
+
+
+def test_both_models_see_the_same_resamples():
+    # the second model is the first with every probability halved: ranks are equal in every resample
+    a, _ = two_models()
+    halved = [replace(p, probs=p.probs / 2) for p in a]
+    found = compare(a, halved, n=100)
+    assert (found["difference"], found["low"], found["high"], found["p"], found["std"]) == (0, 0, 0, 1, 0)
+
+
+def test_the_paired_interval_of_a_mean_is_that_of_the_differences():
+    def mean_probability(predictions):
+        return float(np.mean([p.probs[-1] for p in predictions]))
+
+    rng = np.random.default_rng(0)
+    p, q = rng.random(30), rng.random(30)
+    found = compare(bags(p, [0] * 30), bags(q, [0] * 30), mean_probability, n=400, seed=5)
+    expected = stats.bootstrap((p - q,), np.mean, n_resamples=400, method="BCa", rng=np.random.default_rng(5))
+    assert (found["low"], found["high"]) == pytest.approx(tuple(expected.confidence_interval), rel=1e-9)
+
+
+def test_the_p_value_is_twice_the_smaller_tail_by_hand():
+    assert two_sided_p(np.array([-1.0, 1, 1, 1, 1, 1, 1, 1, 1])) == pytest.approx(2 * (1 + 1) / (9 + 1))
+    assert two_sided_p(np.array([0.0, 0, 0])) == 1
+    assert two_sided_p(np.array([1.0, np.nan, 2, 3])) == pytest.approx(2 / 4)
+    assert np.isnan(two_sided_p(np.array([np.nan])))
+
+
+def test_order_of_cases_does_not_matter_and_pairs_go_by_id():
+    a, b = random_cases(seed=1), random_cases(seed=2)
+    for metric in ("bag_auroc", "inst_auroc", "inst_pointing_game", "froc"):
+        assert compare(a, b, metric, n=60) == compare(a[::-1], b[5:] + b[:5], metric, n=60)
+
+
+def test_each_model_may_have_its_own_threshold():
+    a, b = random_cases(seed=1), random_cases(seed=2)
+    found = compare(a, b, "inst_f1", n=20, threshold=(0.2, 0.9))
+    assert found["a"] == bootstrap_ci(a, "inst_f1", n=20, threshold=0.2)["value"]
+    assert found["b"] == bootstrap_ci(b, "inst_f1", n=20, threshold=0.9)["value"]
+    assert found["threshold"] == [0.2, 0.9]
+    assert found["delong"] is None
+
+
+def test_cases_of_one_model_only_are_left_out_and_counted():
+    a, b = two_models()
+    found = compare(a[3:], b[:-1], n=50)
+    assert (found["n_cases"], found["only_in_a"], found["only_in_b"]) == (56, 1, 3)
+    assert any("1 cases only of the first model and 3 only of the second are left out" in n for n in found["notes"])
+
+
+def test_patients_named_by_one_model_only_are_used_for_both():
+    a, b = two_models()
+    bare = [replace(p, meta={}) for p in a]
+    assert compare(bare, b, n=50)["n_units"] == 30
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"y": 1}, "c0000: label 0 in the first model's file but 1 in the second's"),
+        ({"y_inst": np.array([1])}, "c0000: instance labels differ"),
+        ({"meta": {"patient": "other"}}, "c0000: belongs to patient other and p0"),
+    ],
+)
+def test_cases_that_are_not_the_same_are_refused(change, words):
+    a, b = two_models()
+    with pytest.raises(DataError, match=words):
+        compare(a, [replace(b[0], **change), *b[1:]])
+
+
+def test_nothing_in_common_and_doubles_are_refused():
+    a, b = two_models()
+    with pytest.raises(DataError, match="no case in common"):
+        compare(a[:5], b[10:])
+    with pytest.raises(DataError, match="second model has 61 predictions of 60 cases"):
+        compare(a, [*b, b[0]])
+
+
+def test_holm_by_hand():
+    # sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1 = 0.04, 0.06, 0.06, 0.04 -> never below the one before
+    assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm({"a": 0.5, "b": 0.9}) == {"a": 1.0, "b": 1.0}
+    assert holm([]) == []
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        holm([1.5])
+
+
+def test_holm_does_not_count_undefined_tests():
+    found = holm([0.02, float("nan"), 0.03])
+    assert found[::2] == pytest.approx([0.04, 0.04])
+    assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_holm_is_the_smallest_level_at_which_stepping_down_rejects(seed):
+    p = np.random.default_rng(seed).random(6) ** 3
+
+    def rejected(level):
+        done = np.zeros(6, dtype=bool)
+        for step, i in enumerate(np.argsort(p)):
+            if p[i] > level / (6 - step):
+                break
+            done[i] = True
+        return done
+
+    for i, corrected in enumerate(holm(p)):
+        assert corrected == 1 or rejected(corrected + 1e-12)[i]
+        assert not rejected(corrected - 1e-9)[i]
+
+
+def test_every_pair_of_models_is_compared_and_corrected():
+    a, b = two_models()
+    rows = compare_models({"a": a, "b": b, "c": two_models(seed=1)[1]}, n=200)
+    assert [(row["model"], row["other"]) for row in rows] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert [row["p_holm"] for row in rows] == holm([row["p"] for row in rows])
+    assert [row["p_holm_delong"] for row in rows] == holm([row["delong"]["p"] for row in rows])
+
+
+def test_models_may_be_compared_with_a_reference_only():
+    a, b = two_models()
+    cuts = {"a": 0.3, "b": 0.6, "c": 0.5}
+    rows = compare_models({"a": a, "b": b, "c": b}, "bag_f1", reference="b", n=50, threshold=cuts)
+    assert [(row["model"], row["threshold"]) for row in rows] == [("a", [0.3, 0.6]), ("c", [0.5, 0.6])]
+    with pytest.raises(ConfigError, match="reference: unknown model"):
+        compare_models({"a": a}, reference="zz")
