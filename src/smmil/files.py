@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 from smmil.errors import DataError
 
 _MARK = ".smmil-tmp-"
+_LONGEST_NAME = 180
 
 
 @contextmanager
@@ -73,3 +75,11 @@ def digest(*parts: bytes | memoryview | str) -> str:
         total.update(size.to_bytes(8, "little"))
         total.update(data)
     return total.hexdigest()
+
+
+def file_name(id_: str) -> str:
+    """A case's id as a file name: what file systems cannot hold is written as %XX, very long ones are cut."""
+    name = re.sub(r'[\x00-\x1f/\\:*?"<>|%]|^\.', lambda m: f"%{ord(m[0]):02X}", id_) or "%00"
+    if len(name.encode()) > _LONGEST_NAME:
+        name = f"{name.encode()[: _LONGEST_NAME - 20].decode(errors='ignore')}-{digest(id_)[:16]}"
+    return name

@@ -285,10 +285,10 @@ def grid_graph(coords: Any, step: Any, neighbours: int = 8) -> Graph:
     if not (np.isfinite(step).all() and (step > 0).all()):
         raise DataError(f"grid_graph: step must be positive, got {step.tolist()}")
     scaled = (points - points.min(0)) / step
-    cells = np.rint(scaled).astype(np.int64)
+    cells = np.rint(scaled)
     shape = cells.max(0) + 3
-    if np.abs(scaled - cells).max() < 1e-6 and np.prod(shape.astype(float)) < 64 * len(points) + 1e6:
-        graph = _lattice_graph(cells, shape, neighbours)
+    if np.abs(scaled - cells).max() < 1e-6 and np.prod(shape) < 64 * len(points) + 1e6:
+        graph = _lattice_graph(cells.astype(np.int64), shape.astype(np.int64), neighbours)
         if graph is not None:
             return graph
     norm = np.inf if neighbours == 8 else 1

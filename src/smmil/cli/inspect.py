@@ -8,22 +8,25 @@ import typer
 
 
 def inspect(
-    paths: Annotated[list[Path], typer.Argument(help="Bag files (.h5) or manifests (.csv, .parquet).")],
+    paths: Annotated[list[Path], typer.Argument(help="Feature files of any format, or manifests (.csv, .parquet).")],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, one object per file, for other programs.")
     ] = False,
 ) -> None:
-    """Show what is inside bag files and manifests, before any training.
+    """Show what is inside feature files and manifests, before any training.
 
-    For a bag: instances, features, coordinates, how many neighbours they have, where the features come from, and
-    whether the checksum matches. For a manifest: bags, labels, patients, splits, and files that are missing. When there
-    is anything to warn of, the exit code is 3.
+    For a bag (native, TRIDENT, CLAM, STAMP, torchmil, LazySlide, WSInfer): instances, features, coordinates, how many
+    neighbours they have, where the features come from, the rows that stand out, and whether the checksum matches. For
+    a manifest: bags, labels, patients, splits, and files that are missing. When there is anything to warn of, the exit
+    code is 3.
 
     Examples:
 
       smmil inspect bags/slide_0001.h5
 
       smmil inspect manifest.csv
+
+      smmil inspect slide.zarr/tables/uni_tiles
 
       smmil inspect bags/*.h5 --json > facts.json
     """
@@ -37,7 +40,9 @@ def inspect(
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    if path.suffix.lower() in (".csv", ".parquet"):
+    from smmil.formats import wsinfer
+
+    if path.suffix.lower() in (".csv", ".parquet") and not wsinfer.recognises(path):
         from smmil.data.summary import describe_manifest
 
         return describe_manifest(path)

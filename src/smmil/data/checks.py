@@ -144,7 +144,7 @@ def missing_files(manifest: "Manifest") -> list[str]:
     """One problem listing the bag and label files that do not exist."""
     wanted = [manifest.path_of(i) for i in manifest.ids]
     wanted += [p for i in manifest.ids if (p := manifest.instance_labels_of(i)) is not None]
-    missing = [str(p) for p in wanted if not p.is_file()]
+    missing = [str(p) for p in wanted if not p.exists()]
     return (
         [f"{len(missing)} files are missing: {_some(missing)}; paths count from {manifest.folder}"] if missing else []
     )

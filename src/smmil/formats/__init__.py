@@ -1,41 +1,99 @@
 """Feature files to bags and back; READERS is the ordered list of what can be read."""
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import torch
 
 from smmil.bag import Bag
 from smmil.errors import DataError
-from smmil.formats import native
+from smmil.formats import clam, hdf5, lazyslide, native, stamp, torchmil, trident, wsinfer
+from smmil.formats.boundary import boundary
+from smmil.formats.content import Stored, refuse_not_finite
 from smmil.formats.native import write_bag
+from smmil.formats.neighbours import refuse_isolated
 
-__all__ = ["READERS", "Reader", "read_bag", "read_provenance", "write_bag"]
-
-
-class Reader(Protocol):
-    """What a file of this folder offers to be listed in READERS."""
-
-    def recognises(self, path: Path) -> bool: ...
-
-    def read(self, path: Path, verify: bool) -> Bag: ...
-
-    def provenance(self, path: Path) -> dict[str, Any]: ...
+__all__ = ["READERS", "Reader", "all_facts", "find_reader", "load", "read_bag", "read_provenance", "write_bag"]
 
 
-READERS: tuple[Reader, ...] = (native,)
+@dataclass(frozen=True)
+class Reader:
+    """One way to read a bag. `recognises` looks into the file, `provenance` does not read features, `label` is rare."""
+
+    name: str
+    recognises: Callable[[Path], bool]
+    load: Callable[[Path], Stored]
+    provenance: Callable[[Path], dict[str, Any]]
+    label: Callable[[Path], int | None] = lambda _path: None
+
+
+def _hdf5(name: str) -> Callable[[Path], bool]:
+    return lambda path: hdf5.is_hdf5(path) and hdf5.layout(path) == name
+
+
+def _load_trident(path: Path) -> Stored:
+    return replace(native.load(path), provenance=json.dumps(trident.slide_facts(path)))
+
+
+READERS: tuple[Reader, ...] = (
+    Reader("native", _hdf5("native"), native.load, native.provenance),
+    Reader("trident", _hdf5("trident"), _load_trident, trident.stated),
+    Reader("clam", _hdf5("clam"), clam.load_h5, clam.provenance),
+    Reader("stamp", _hdf5("stamp"), stamp.load, stamp.provenance),
+    Reader("clam_pt", clam.is_pt, clam.load_pt, clam.provenance),
+    Reader("torchmil", torchmil.recognises, torchmil.load, torchmil.provenance, torchmil.label),
+    Reader("lazyslide", lazyslide.recognises, lazyslide.load, lazyslide.provenance),
+    Reader("wsinfer", wsinfer.recognises, wsinfer.load, wsinfer.provenance),
+)
 
 
 def read_bag(path: str | Path, *, verify: bool = True) -> Bag:
     """The bag in a feature file, with its neighbourhood. `verify` compares the stored checksum, where there is one."""
-    return _reader(Path(path)).read(Path(path), verify)
+    path = Path(path)
+    with boundary(path):
+        stored = load(path, verify=verify)
+        graph, frame = stored.graph(), stored.parsed_frame()
+        refuse_isolated(graph, json.loads(stored.rule), stored.coords, frame)
+        coords = None if stored.coords is None else torch.from_numpy(stored.coords)
+        y_inst = None if stored.y_inst is None else torch.from_numpy(stored.y_inst).long()
+        return Bag(stored.id, torch.from_numpy(stored.features), coords, frame, graph, y_inst=y_inst)
+
+
+def load(path: str | Path, *, verify: bool = True) -> Stored:
+    """The content of a feature file as arrays, sound and finite, before neighbours are found."""
+    path = Path(path)
+    with boundary(path):
+        stored = find_reader(path).load(path)
+        if verify and stored.sha256 is not None and stored.digest() != stored.sha256:
+            raise DataError("content does not match its checksum, the file is damaged; restore or extract it again")
+        refuse_not_finite(stored.features)
+        return stored
+
+
+def all_facts(path: str | Path, stored: Stored) -> dict[str, Any]:
+    """Everything a file says about its origin: what lies beside the features and what was found while loading."""
+    return {**read_provenance(path), **json.loads(stored.provenance)}
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:
     """Where the features of a file come from (encoder, recipe, licence, …), without reading the features."""
-    return _reader(Path(path)).provenance(Path(path))
+    path = Path(path)
+    with boundary(path):
+        return find_reader(path).provenance(path)
 
 
-def _reader(path: Path) -> Reader:
-    for reader in READERS:
-        if reader.recognises(path):
-            return reader
-    raise DataError(f"{path}: not a known feature file; expected HDF5 with the ending .h5 or .hdf5")
+def find_reader(path: str | Path) -> Reader:
+    """The first reader that recognises a file or folder by what is in it."""
+    path = Path(path)
+    with boundary(path):
+        if not path.exists():
+            raise FileNotFoundError
+        for reader in READERS:
+            if reader.recognises(path):
+                return reader
+        if hdf5.is_hdf5(path) and hdf5.layout(path) == "positions":
+            raise DataError("holds coordinates but no features; give the file of features that belongs to it")
+    raise DataError(f"{path}: not a known feature file; expected HDF5, .pt, .npy in a folder features_…, .zarr or .csv")

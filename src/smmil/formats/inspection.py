@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from smmil.formats import all_facts, find_reader
+from smmil.formats.boundary import boundary
 from smmil.formats.content import Stored
-from smmil.formats.native import explained, load, provenance
 from smmil.formats.neighbours import ALARM_FROM, ALARM_SHARE, nearest_distance
 from smmil.graph import Graph
 
@@ -15,13 +16,15 @@ from smmil.graph import Graph
 def describe(path: str | Path) -> dict[str, Any]:
     """What a feature file holds, as plain JSON values; only a file that cannot be read at all is an error."""
     path = Path(path)
-    with explained(path):
-        stored = load(path)
-        graph = stored.graph()
-        facts = {"file": str(path), "id": stored.id, **_rows(stored), **_place(stored), **_neighbours(stored, graph)}
-        facts["provenance"] = provenance(path)
+    with boundary(path):
+        reader = find_reader(path)
+        stored = reader.load(path)
+        facts = {"file": str(path), "format": reader.name, "id": stored.id, **_rows(stored), **_place(stored)}
+        facts.update(_neighbours(stored, stored.graph()))
+        facts["provenance"] = all_facts(path, stored)
         facts["checksum"] = _checksum(stored)
         facts["instance_labels"] = _counts(stored.y_inst)
+        facts["extreme_rows"] = _extremes(stored)
         return {**facts, "warnings": _warnings(facts)}
 
 
@@ -46,6 +49,21 @@ def _neighbours(stored: Stored, graph: Graph | None) -> dict[str, Any]:
     if graph is None:
         return {"graph": rule, "degrees": None, "isolated_share": None}
     return {"graph": rule, "degrees": _counts(graph.indptr.diff().numpy()), "isolated_share": graph.isolated_share}
+
+
+def _extremes(stored: Stored, shown: int = 3) -> dict[str, str]:
+    """The instances with the smallest and largest features: artefacts such as pen, glass or blank tiles stand out."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms = np.sqrt(np.einsum("ij,ij->i", stored.features, stored.features, dtype=np.float64))
+    order = np.argsort(norms, kind="stable")
+    order = order[np.isfinite(norms[order])]
+    ends = {"smallest_norm": order[:shown], "largest_norm": order[::-1][:shown]}
+    return {name: "; ".join(_row(stored, row, norms[row]) for row in rows) for name, rows in ends.items()}
+
+
+def _row(stored: Stored, row: int, norm: float) -> str:
+    place = "" if stored.coords is None else f" at ({', '.join(f'{v:.12g}' for v in stored.coords[row])})"
+    return f"row {row}{place}: {norm:.4g}"
 
 
 def _checksum(stored: Stored) -> str:

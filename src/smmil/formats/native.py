@@ -10,8 +10,7 @@ belong to the manifest.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,70 +19,31 @@ import numpy as np
 import torch
 
 from smmil.bag import Bag
-from smmil.errors import DataError, SmmilError
+from smmil.errors import DataError
 from smmil.files import replacing
 from smmil.formats import trident
+from smmil.formats.boundary import boundary
 from smmil.formats.content import Stored, check_shapes, int8, refuse_not_finite, stored_type
+from smmil.formats.hdf5 import OURS, dataset
 from smmil.formats.neighbours import full_rule, refuse_isolated
 from smmil.frame import Frame
-from smmil.graph import Graph
 
 FORMAT = 1
-OURS = ("smmil_format", "id", "frame", "graph", "provenance", "sha256")
-_DAMAGE = (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
-_LARGEST_PACKING = 1100
-
-
-def recognises(path: Path) -> bool:
-    return path.suffix.lower() in (".h5", ".hdf5")
-
-
-def read(path: Path, verify: bool = True) -> Bag:
-    """The bag of a native or TRIDENT file; a file that is damaged or makes no sense is refused by name."""
-    with explained(path):
-        stored = load(path)
-        if verify and stored.sha256 is not None and stored.digest() != stored.sha256:
-            raise DataError("content does not match its checksum, the file is damaged; restore or extract it again")
-        refuse_not_finite(stored.features)
-        graph, frame = stored.graph(), stored.parsed_frame()
-        refuse_isolated(graph, json.loads(stored.rule), stored.coords, frame)
-        return _bag(stored, frame, graph)
-
-
-def _bag(stored: Stored, frame: Frame | None, graph: Graph | None) -> Bag:
-    coords = None if stored.coords is None else torch.from_numpy(stored.coords)
-    y_inst = None if stored.y_inst is None else torch.from_numpy(stored.y_inst).long()
-    return Bag(stored.id, torch.from_numpy(stored.features), coords, frame, graph, y_inst=y_inst)
 
 
 def provenance(path: Path) -> dict[str, Any]:
     """Where the features come from, without reading them."""
-    with explained(path), h5py.File(path, "r", locking=False) as file:
+    with boundary(path), h5py.File(path, "r", locking=False) as file:
         texts = _texts(file)
         return json.loads(texts["provenance"]) if "provenance" in texts else trident.provenance(file)
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """The one boundary: whatever goes wrong inside leaves as a DataError that names the file."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; check the path column of the manifest") from None
-    except SmmilError as problem:
-        raise DataError(str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}") from None
-    except _DAMAGE as problem:
-        reason = " ".join(str(problem).split()) or type(problem).__name__
-        raise DataError(f"{path}: not readable as a feature file ({reason}); restore or extract it again") from None
 
 
 def load(path: Path) -> Stored:
     """Content of the file as arrays and texts; one read per dataset, in the stored type."""
     with h5py.File(path, "r", locking=False) as file:
-        limit = _LARGEST_PACKING * path.stat().st_size
-        arrays = {name: _array(file, name, limit) for name in ("features", "coords", "y_inst")}
+        arrays = {name: dataset(file, name) for name in ("features", "coords", "y_inst")}
         check_shapes(arrays)
-        pairs, weight = _array(file, "edges", limit), _array(file, "edge_weight", limit)
+        pairs, weight = dataset(file, "edges"), dataset(file, "edge_weight")
         texts = _texts(file)
         return Stored(
             id=texts.get("id", path.stem),
@@ -94,22 +54,6 @@ def load(path: Path) -> Stored:
             provenance=texts.get("provenance", "{}"),
             sha256=texts.get("sha256"),
         )
-
-
-def _array(file: h5py.File, name: str, limit: int) -> np.ndarray | None:
-    if name not in file:
-        return None
-    dataset = file[name]
-    if dataset.dtype.kind not in "fiu" or (name == "features" and dataset.dtype.kind != "f"):
-        raise DataError(
-            f"{name} must hold {'floating point ' if name == 'features' else ''}numbers, got {dataset.dtype}"
-        )
-    if dataset.nbytes > limit:
-        raise DataError(f"{name} claims {dataset.nbytes:,} bytes, more than the file can hold; the file is damaged")
-    array = np.empty(dataset.shape, dtype=dataset.dtype.newbyteorder("="))
-    if array.size:
-        dataset.read_direct(array)
-    return stored_type(name, array)
 
 
 def _texts(file: h5py.File) -> dict[str, str]:
@@ -134,7 +78,7 @@ def write_bag(
     provenance  plain JSON: encoder, recipe, licence, mpp, versions
     """
     path, rule = Path(path), full_rule(graph)
-    with explained(path):
+    with boundary(path):
         stored = _to_store(bag, rule, dict(provenance or {}))
         check_shapes({"features": stored.features, "coords": stored.coords, "y_inst": stored.y_inst})
         refuse_not_finite(stored.features)

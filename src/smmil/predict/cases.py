@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +13,13 @@ from smmil.bag import BagBatch
 from smmil.config import TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.errors import DataError, check_choice
-from smmil.files import digest, read_json, remove_leftovers, write_text
+from smmil.files import file_name, read_json, remove_leftovers, write_text
 from smmil.predict.inference import predict
 from smmil.predict.source import refuse_other_features, refuse_other_width
 from smmil.predict.trained import TrainedModel, load_trained
 from smmil.prediction import Prediction
 from smmil.runtime import choose_device, reproducible, versions
 
-_LONGEST_NAME = 180
 PARTS = ("train", "val", "test", "all")
 
 
@@ -98,11 +96,8 @@ class _Work:
 
 
 def case_file(id_: str) -> str:
-    """Name of a case's file: its id, with what file systems cannot hold written as %XX; very long ones are cut."""
-    name = re.sub(r'[\x00-\x1f/\\:*?"<>|%]|^\.', lambda m: f"%{ord(m[0]):02X}", id_)
-    if len(name.encode()) > _LONGEST_NAME:
-        name = f"{name.encode()[: _LONGEST_NAME - 20].decode(errors='ignore')}-{digest(id_)[:16]}"
-    return name + ".npz"
+    """Name of the file of a case's prediction."""
+    return file_name(id_) + ".npz"
 
 
 def _patients(table: Manifest) -> dict[str, str]:

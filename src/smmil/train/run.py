@@ -110,7 +110,7 @@ class _Run:
 
     def _mention_missing_test_bags(self) -> None:
         """Test bags are never opened in training, but their absence is better known now than at prediction."""
-        missing = [i for i in self.split.test if not self.manifest.path_of(i).is_file()]
+        missing = [i for i in self.split.test if not self.manifest.path_of(i).exists()]
         if missing:
             self.progress.said(f"note: files of {len(missing)} test bags are missing, such as {missing[0]}")
 

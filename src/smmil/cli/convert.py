@@ -1,0 +1,74 @@
+"""smmil convert"""
+
+import sys
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Target(StrEnum):
+    native = "native"
+    trident = "trident"
+    clam = "clam"
+    stamp = "stamp"
+    torchmil = "torchmil"
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="A feature file, a .zarr store, or a folder of them.")],
+    to: Annotated[Target, typer.Option("--to", help="Format to write.")],
+    out: Annotated[Path, typer.Option(help="Folder for the result; files of others in it are never overwritten.")],
+    mpp: Annotated[float | None, typer.Option(help="Micrometres per level-0 pixel, if the files do not say.")] = None,
+    encoder: Annotated[str | None, typer.Option(help="Name of the encoder, if the files do not say.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Table id,label, for torchmil's folder of labels.")] = None,
+) -> None:
+    """Turn feature files of TRIDENT, CLAM, STAMP, torchmil, LazySlide or WSInfer into those of another project.
+
+    Cases that are there already with the same content are kept. What the target format cannot hold is listed in
+    convert_notes.csv; cases that failed are listed in convert_failures.csv, and the exit code is 3.
+
+    [bold]Examples[/bold]
+
+      smmil convert clam_features --to native --out bags
+
+      smmil convert stamp_features --to trident --mpp 0.25 --out trident
+
+      smmil convert bags --to torchmil --labels labels.csv --out torchmil
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from smmil.formats.convert import convert as convert_files
+
+    console = Console(stderr=True)
+    columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("converting")
+        done = convert_files(
+            source,
+            to=to.value,
+            out=out,
+            mpp=mpp,
+            encoder=encoder,
+            labels=_read_labels(labels) if labels else None,
+            progress=lambda count, total: bars.update(task, completed=count, total=total),
+        )
+    print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
+    for note, cases in Counter(note for _, note in done.notes).most_common():
+        print(f"{note} ({cases} {'case' if cases == 1 else 'cases'})")
+    for reason, files in Counter(done.others.values()).most_common():
+        print(f"not converted: {files} {'file' if files == 1 else 'files'}, {reason}")
+    for reason in done.failed.values():
+        print(f"failed: {reason}", file=sys.stderr)
+    if done.failed:
+        print(f"the failures are listed in {out / 'convert_failures.csv'}", file=sys.stderr)
+        raise typer.Exit(3)
+
+
+def _read_labels(path: Path) -> dict[str, int]:
+    from smmil.data.foreign_tables import read_labels
+
+    return read_labels(path)

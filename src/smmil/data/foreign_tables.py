@@ -1,0 +1,183 @@
+"""Tables of CLAM, STAMP and torchmil to manifests: who is whose patient, which label, which split, which file."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from smmil.data.checks import label_of
+from smmil.data.manifest import Manifest
+from smmil.errors import DataError, MissingExtra, suggest
+from smmil.formats import torchmil
+from smmil.formats.boundary import boundary
+
+_CLAM_PLACES = ("", "h5_files", "pt_files")
+_ENDINGS = (".h5", ".pt", ".npy", ".zarr")
+
+
+def clam_manifest(
+    table: str | Path,
+    features: str | Path,
+    *,
+    split: str | Path | None = None,
+    classes: Sequence[str] | None = None,
+    folder: str | Path = ".",
+) -> Manifest:
+    """A manifest from CLAM's table (case_id, slide_id, label) and, if given, one of its splits_<i>.csv.
+
+    features  folder that holds h5_files or pt_files, or the files themselves
+    classes   the labels in the order 0, 1, …; needed when they are words
+    folder    where the manifest will lie; its paths count from there
+    """
+    rows = _read(table, ("case_id", "slide_id", "label"))
+    ids = rows["slide_id"].tolist()
+    content = {
+        "id": ids,
+        "path": [_path(_clam_file(Path(features), id_), folder) for id_ in ids],
+        "label": _indices(table, rows["label"], classes),
+        "group": rows["case_id"].tolist(),
+    }
+    if split is not None:
+        content["split"] = _marks(split, ids)
+    return _manifest(content, rows["label"], folder, table)
+
+
+def stamp_manifest(
+    clini: str | Path,
+    slides: str | Path,
+    features: str | Path,
+    *,
+    label: str,
+    classes: Sequence[str] | None = None,
+    patient: str = "PATIENT",
+    filename: str = "FILENAME",
+    folder: str | Path = ".",
+) -> Manifest:
+    """A manifest from STAMP's tables: `clini` (patient and label), `slides` (patient and file name below `features`).
+
+    Slides of a patient without a label, and patients without a slide, are an error that counts them.
+    """
+    people, files = _read(clini, (patient, label)), _read(slides, (patient, filename))
+    if (twice := people[patient][people[patient].duplicated()].tolist()) != []:
+        raise DataError(f"{clini}: patient {twice[0]!r} has two rows; keep one")
+    known = dict(zip(people[patient], people[label], strict=True))
+    for name, missing in (
+        (f"{slides}: no row in {clini} for the patient of", sorted(set(files[patient]) - set(known))),
+        (f"{clini}: no slide in {slides} for", sorted(set(known) - set(files[patient]))),
+    ):
+        if missing:
+            raise DataError(f"{name} {len(missing)} patients, such as {missing[0]!r}; add or remove the rows")
+    words = pd.Series([known[p] for p in files[patient]])
+    content = {
+        "id": [os.path.splitext(name)[0] for name in files[filename]],
+        "path": [_path(Path(features) / name, folder) for name in files[filename]],
+        "label": _indices(clini, words, classes),
+        "group": files[patient].tolist(),
+    }
+    return _manifest(content, words, folder, slides)
+
+
+def torchmil_manifest(root: str | Path, encoder: str, *, folder: str | Path = ".") -> Manifest:
+    """A manifest from torchmil's folder: splits.csv, features/features_<encoder>, labels and instance labels."""
+    root = Path(root)
+    rows = _read(root / "splits.csv", ("bag_name", "split"))
+    below = _torchmil_below(root, encoder)
+    ids = rows["bag_name"].tolist()
+    content = {
+        "id": ids,
+        "path": [_path(below / "features" / f"features_{encoder}" / f"{id_}.npy", folder) for id_ in ids],
+        "label": [_bag_label(below / "features" / f"features_{encoder}" / f"{id_}.npy") for id_ in ids],
+        "split": rows["split"].tolist(),
+        "instance_labels": [_sidecar(below, id_, folder) for id_ in ids],
+    }
+    return _manifest(content, None, folder, root / "splits.csv")
+
+
+def read_labels(path: str | Path) -> dict[str, int]:
+    """Class index of each case from a table with the columns id and label."""
+    rows = _read(path, ("id", "label"))
+    found = {id_: label_of(text, str(path)) for id_, text in zip(rows["id"], rows["label"], strict=True)}
+    return {id_: index for id_, index in found.items() if index is not None}
+
+
+def _read(path: str | Path, columns: Iterable[str]) -> pd.DataFrame:
+    """A CSV or Excel table as text, with these columns."""
+    path = Path(path)
+    try:
+        if path.suffix.lower() == ".xlsx":
+            table = pd.read_excel(path, dtype=str, keep_default_na=False)
+        else:
+            table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except ImportError:
+        raise MissingExtra("openpyxl", "tables", f"reading {path.name}") from None
+    except (OSError, ValueError, LookupError) as problem:
+        raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
+    for column in columns:
+        if column not in table:
+            raise DataError(f"{path}: column {column!r} is missing; {suggest(column, map(str, table.columns))}")
+        table[column] = table[column].str.strip()
+    return table
+
+
+def _indices(table: str | Path, words: pd.Series, classes: Sequence[str] | None) -> list[str]:
+    """Class indices of labels; words need the order of the classes, which is not for us to guess."""
+    found = sorted(set(words) - {""})
+    if classes is None:
+        if not all(word.isascii() and word.isdigit() for word in found):
+            raise DataError(f"{table}: labels are words ({', '.join(found[:5])}); give classes in the order 0, 1, …")
+        return words.tolist()
+    if (unknown := sorted(set(found) - set(classes))) != []:
+        raise DataError(f"{table}: label {unknown[0]!r} is not one of the classes {', '.join(classes)}")
+    order = {word: str(index) for index, word in enumerate(classes)}
+    return [order.get(word, "") for word in words]
+
+
+def _marks(split: str | Path, ids: list[str]) -> list[str]:
+    """Part of each slide; a slide that the split does not name is left empty."""
+    table = _read(split, ("train", "val", "test"))
+    parts: dict[str, str] = {}
+    for part in ("train", "val", "test"):
+        for id_ in table[part]:
+            if id_ and parts.setdefault(id_, part) != part:
+                raise DataError(f"{split}: slide {id_!r} is in {parts[id_]} and in {part}; keep it in one")
+    if (unknown := sorted(set(parts) - set(ids))) != []:
+        raise DataError(f"{split}: {len(unknown)} slides are not in the table, such as {unknown[0]!r}")
+    return [parts.get(id_, "") for id_ in ids]
+
+
+def _clam_file(features: Path, id_: str) -> Path:
+    places = [features / place / f"{id_}{ending}" for place in _CLAM_PLACES for ending in _ENDINGS]
+    return next((place for place in places if place.exists()), features / f"{id_}.h5")
+
+
+def _torchmil_below(root: Path, encoder: str) -> Path:
+    """The folder with features, labels and coordinates: patches_<size> of slides, the root of scans."""
+    places = [p for p in (root, *sorted(root.glob("patches_*"))) if (p / "features" / f"features_{encoder}").is_dir()]
+    if len(places) != 1:
+        raise DataError(f"{root}: features_{encoder} found in {len(places)} folders, expected one patches_<size>")
+    return places[0]
+
+
+def _bag_label(features: Path) -> str:
+    with boundary(features):
+        label = torchmil.label(features)
+    return "" if label is None else str(label)
+
+
+def _sidecar(below: Path, id_: str, folder: str | Path) -> str:
+    places = [below / name / f"{id_}.npy" for name in ("patch_labels", "slice_labels")]
+    return next((_path(place, folder) for place in places if place.exists()), "")
+
+
+def _path(path: Path, folder: str | Path) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()
+
+
+def _manifest(content: dict[str, list[str]], words: pd.Series | None, folder: str | Path, name: str | Path) -> Manifest:
+    table = pd.DataFrame(content, dtype=object)
+    if words is not None and list(words) != list(table["label"]):
+        table["label_name"] = list(words)
+    return Manifest(table, Path(folder), str(name))

@@ -1,0 +1,155 @@
+"""CLAM's files: h5_files/<id>.h5 (features, coords), pt_files/<id>.pt (features), patches/<id>.h5 (footprint)."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from smmil.errors import DataError
+from smmil.files import file_name
+from smmil.formats import hdf5
+from smmil.formats.content import Stored, check_shapes
+from smmil.formats.spacing import GRID, INFERRED, as_text, inferred, no_edges, spaced
+from smmil.formats.writing import Plan, footprint, h5_bytes, planar, unheld
+from smmil.frame import Frame
+
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
+
+
+def is_pt(path: Path) -> bool:
+    """Whether this is a tensor file of torch."""
+    return path.suffix.lower() == ".pt" and hdf5.starts_with(path, _ZIP, _PICKLE)
+
+
+def load_h5(path: Path) -> Stored:
+    """Features and coordinates; the footprint lies in the patch file, else the step is told from the coordinates."""
+    with h5py.File(path, "r", locking=False) as file:
+        features = hdf5.dataset(file, "features", "features")
+        coords = hdf5.dataset(file, "coords", "coords")
+        side = None if coords is None else _level0_side(file["coords"].attrs)
+    if features is None or coords is None:
+        raise DataError("there is no dataset 'coords'; for bags without positions use write_bag(..., graph='none')")
+    return _stored(path, features, coords, side)
+
+
+def load_pt(path: Path) -> Stored:
+    """Features of a tensor file; coordinates from the HDF5 file of the same name beside it, where there is one."""
+    features = _tensor(path)
+    for beside in (path.parent.parent / "h5_files" / f"{path.stem}.h5", *_patch_files(path)):
+        if beside.is_file():
+            with h5py.File(beside, "r", locking=False) as file:
+                coords = hdf5.dataset(file, "coords", "coords")
+                side = None if coords is None else _level0_side(file["coords"].attrs)
+            if coords is not None:
+                return _stored(path, features, coords, side)
+    check_shapes({"features": features, "coords": None, "y_inst": None})
+    return Stored(path.stem, features, provenance=json.dumps({"coords": "absent: no h5 file of this name beside it"}))
+
+
+def _tensor(path: Path) -> np.ndarray:
+    import torch
+
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(content, torch.Tensor) or content.layout != torch.strided:
+        raise DataError(f"holds a {type(content).__name__}, expected one tensor (instances, dimensions)")
+    if not content.is_floating_point() or content.dtype == torch.bfloat16:
+        raise DataError(f"features must be float16, float32 or float64, got {content.dtype}")
+    if content.numel() * content.element_size() > path.stat().st_size:
+        raise DataError("the tensor claims more numbers than the file holds; the file is damaged")
+    return np.ascontiguousarray(content.detach().numpy())
+
+
+def _stored(path: Path, features: np.ndarray, coords: np.ndarray, side: float | None) -> Stored:
+    check_shapes({"features": features, "coords": coords, "y_inst": None})
+    side = side or _side_from_patch_file(path)
+    if side is not None:
+        return Stored(path.stem, features, coords, frame=as_text(spaced((side,) * coords.shape[1], coords)), rule=GRID)
+    frame = inferred(coords)
+    if frame is None:
+        note = {"step": "unknown: one instance and no patch file"}
+        return Stored(path.stem, features, coords, no_edges(), rule='{"kind": "edges"}', provenance=json.dumps(note))
+    return Stored(
+        path.stem, features, coords, frame=as_text(frame), rule=GRID, provenance=json.dumps({"step": INFERRED})
+    )
+
+
+def _patch_files(path: Path) -> list[Path]:
+    """Where CLAM leaves the coordinates: beside the feature folders, or one folder further up."""
+    return [folder / "patches" / f"{path.stem}.h5" for folder in path.absolute().parents[1:3]]
+
+
+def _side_from_patch_file(path: Path) -> float | None:
+    for patches in _patch_files(path):
+        if patches.is_file():
+            with h5py.File(patches, "r", locking=False) as file:
+                return _level0_side(file["coords"].attrs) if "coords" in file else None
+    return None
+
+
+def _level0_side(attributes: Any) -> float | None:
+    """Footprint in level-0 pixels: the patch size at its level times the downsampling of that level."""
+    size, level = hdf5.number(attributes, "patch_size"), hdf5.number(attributes, "patch_level")
+    if size is None or level is None:
+        return None
+    return size * _factor(hdf5.numbers(attributes, "downsample"), int(level))
+
+
+def _factor(downsample: np.ndarray | None, level: int) -> float:
+    """Downsampling of a level, given as one number, as the pair (x, y) of this level, or as a list over levels."""
+    if downsample is None:
+        if level:
+            raise DataError(f"patches of level {level} without the attribute 'downsample'; extract this case again")
+        return 1.0
+    if downsample.ndim == 0:
+        return float(downsample)
+    is_pair = downsample.shape == (2,) and abs(downsample[0] / downsample[1] - 1) < 0.05
+    row = downsample if is_pair else np.atleast_1d(downsample[level])
+    return float(row[0])
+
+
+def provenance(_path: Path) -> dict[str, Any]:
+    """CLAM's files do not say which encoder made them."""
+    return {}
+
+
+def plan(stored: Stored, facts: dict[str, Any]) -> Plan:
+    """The three files of a case; CLAM holds square patches on a plane, and nothing about encoder or pixel size."""
+    coords, frame = planar(stored, "CLAM"), footprint(stored, "CLAM")
+    name = file_name(stored.id)
+    notes = unheld(stored, facts, spaced(frame.patch, coords), keeps=("patch_size", "level0_width", "level0_height"))
+    size = [facts[name] for name in ("level0_width", "level0_height") if facts.get(name)]
+    if len(size) < 2:
+        size = (coords.max(0) + np.ceil(frame.patch)).astype(int).tolist()
+        notes.append("assumed: level_dim is where the patches end, the size of the slide is not known")
+    if stored.features.dtype != np.float32:
+        notes.append(f"differs: features stay {stored.features.dtype}, CLAM itself writes float32")
+    return Plan(
+        {
+            f"patches/{name}.h5": lambda: h5_bytes({"coords": coords}, {"coords": _attributes(stored.id, frame, size)}),
+            f"h5_files/{name}.h5": lambda: h5_bytes({"features": stored.features, "coords": coords}),
+            f"pt_files/{name}.pt": lambda: _pt_bytes(stored.features),
+        },
+        notes,
+    )
+
+
+def _attributes(name: str, frame: Frame, size: list[int]) -> dict[str, Any]:
+    return {
+        "patch_size": np.int64(frame.patch[0]) if frame.patch[0].is_integer() else frame.patch[0],
+        "patch_level": np.int64(0),
+        "downsample": np.array([1.0, 1.0]),
+        "downsampled_level_dim": np.array(size, dtype=np.int64),
+        "level_dim": np.array(size, dtype=np.int64),
+        "name": name,
+    }
+
+
+def _pt_bytes(features: np.ndarray) -> bytes:
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(torch.from_numpy(features), buffer)
+    return buffer.getvalue()

@@ -1,0 +1,213 @@
+"""Feature files of one project to those of another, many at once; what a format cannot hold is listed."""
+
+import csv
+import io
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smmil.bag import Bag
+from smmil.errors import DataError, check_choice
+from smmil.files import digest, file_name, read_json, remove_leftovers, replacing, write_json, write_text
+from smmil.formats import all_facts, clam, find_reader, load, stamp, torchmil, trident, write_bag
+from smmil.formats.boundary import boundary
+from smmil.formats.content import Stored
+from smmil.formats.neighbours import refuse_isolated
+from smmil.formats.sources import find_bags
+from smmil.formats.spacing import as_text
+from smmil.formats.writing import Plan
+from smmil.frame import Frame
+
+TARGETS = ("native", "trident", "clam", "stamp", "torchmil")
+LEDGER, FAILURES, NOTES, LABELS = (
+    "convert_files.json",
+    "convert_failures.csv",
+    "convert_notes.csv",
+    "convert_labels.csv",
+)
+
+
+@dataclass
+class Converted:
+    """What was done: cases written now, cases that were there already, failures by file, notes by case."""
+
+    written: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    others: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+
+
+def convert(
+    source: str | Path,
+    *,
+    to: str,
+    out: str | Path,
+    mpp: float | None = None,
+    encoder: str | None = None,
+    labels: Mapping[str, int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Converted:
+    """Write every bag of a file or folder in the layout of another project below `out`.
+
+    mpp      micrometres per level-0 pixel, where the files do not say it
+    encoder  name of the encoder, where the files do not say it
+    labels   label of each case, for torchmil's folder of labels
+
+    Files that hold the right content already are kept, so an interrupted call can be repeated; files of somebody else
+    are never overwritten. Failures, notes, and labels the target cannot hold are written as tables beside the result.
+    """
+    check_choice(to, TARGETS, "target format")
+    if mpp is not None and not 0 < mpp < float("inf"):
+        raise DataError(f"mpp must be a positive number of micrometres, got {mpp}")
+    paths, others = find_bags(source, Path(out))
+    if not paths:
+        raise DataError(
+            f"{source}: no feature file found; expected .h5, .pt, .npy in a folder features_…, .zarr or .csv"
+        )
+    work = _Work(to, Path(out), mpp, encoder, dict(labels or {}), Converted(others=others))
+    try:
+        for count, path in enumerate(paths, 1):
+            work.one(path)
+            if progress is not None:
+                progress(count, len(paths))
+    finally:
+        work.write_tables()
+    return work.done
+
+
+@dataclass
+class _Work:
+    to: str
+    out: Path
+    mpp: float | None
+    encoder: str | None
+    labels: dict[str, int]
+    done: Converted
+    ledger: dict[str, str] = field(default_factory=dict)
+    claimed: dict[str, Path] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        path = self.out / LEDGER
+        self.ledger = dict(read_json(path)["files"]) if path.exists() else {}
+
+    def one(self, path: Path) -> None:
+        """Convert one case; what is wrong with it is noted and the others go on."""
+        try:
+            with boundary(path):
+                stored, plan = self._plan(path)
+            changed = self._place(plan, path)
+        except DataError as problem:
+            self.done.failed[str(path)] = str(problem)
+            return
+        (self.done.written if changed else self.done.kept).append(stored.id)
+        self.done.notes += [(stored.id, note) for note in plan.notes]
+
+    def _plan(self, path: Path) -> tuple[Stored, Plan]:
+        stored = load(path)
+        facts = all_facts(path, stored)
+        if self.encoder is not None:
+            _refuse_other("encoder", facts.get("encoder"), self.encoder)
+            facts["encoder"] = self.encoder
+        stored = _sized(stored, self.mpp, find_reader(path).name)
+        refuse_isolated(stored.graph(), json.loads(stored.rule), stored.coords, stored.parsed_frame())
+        label = self.labels.get(stored.id, find_reader(path).label(path))
+        if label is not None:
+            self.done.labels[stored.id] = label
+        return stored, _planned(self.to, stored, facts, label)
+
+    def _place(self, plan: Plan, source: Path) -> bool:
+        """Write the files that are not there yet; whether any had to be written."""
+        for relative in plan.files:
+            if (other := self.claimed.setdefault(relative, source)) != source:
+                raise DataError(f"{source}: would become {relative}, as {other} does already; convert them one by one")
+        for folder in {(self.out / relative).parent for relative in plan.files}:
+            remove_leftovers(folder)
+        changed = [self._put(relative, content()) for relative, content in plan.files.items()]
+        return any(changed)
+
+    def _put(self, relative: str, content: bytes) -> bool:
+        path, found = self.out / relative, None
+        if path.exists():
+            found = path.read_bytes()
+            if found == content:
+                self.ledger[relative] = digest(content)
+                return False
+            if self.ledger.get(relative) != digest(found):
+                raise DataError(f"{path}: is there already and was not written by smmil convert; choose another --out")
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+        self.ledger[relative] = digest(content)
+        return True
+
+    def write_tables(self) -> None:
+        """What happened, as tables beside the files; a table without rows is removed."""
+        if not self.out.is_dir():
+            if not self.done.failed:
+                return
+            self.out.mkdir(parents=True)
+        write_json(self.out / LEDGER, {"files": self.ledger})
+        _write_table(self.out / FAILURES, ("file", "reason"), list(self.done.failed.items()))
+        _write_table(self.out / NOTES, ("id", "note"), self.done.notes)
+        held = self.to == "torchmil"
+        _write_table(self.out / LABELS, ("id", "label"), [] if held else list(self.done.labels.items()))
+
+
+def _planned(to: str, stored: Stored, facts: dict[str, Any], label: int | None) -> Plan:
+    if to == "torchmil":
+        return torchmil.plan(stored, facts, label)
+    return {"native": _native_plan, "trident": trident.plan, "clam": clam.plan, "stamp": stamp.plan}[to](stored, facts)
+
+
+def _native_plan(stored: Stored, facts: dict[str, Any]) -> Plan:
+    """Our own file holds everything; the name of the case lies inside."""
+    return Plan({f"{file_name(stored.id)}.h5": lambda: _native_bytes(stored, facts)})
+
+
+def _native_bytes(stored: Stored, facts: dict[str, Any]) -> bytes:
+    rule = json.loads(stored.rule)
+    bag = Bag(
+        stored.id,
+        torch.from_numpy(stored.features),
+        None if stored.coords is None else torch.from_numpy(stored.coords),
+        stored.parsed_frame(),
+        stored.graph() if rule["kind"] == "edges" else None,
+        y_inst=None if stored.y_inst is None else torch.from_numpy(stored.y_inst),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        write_bag(Path(folder) / "bag.h5", bag, graph=rule, provenance=facts)
+        return (Path(folder) / "bag.h5").read_bytes()
+
+
+def _sized(stored: Stored, mpp: float | None, format_: str) -> Stored:
+    """The case with its pixel size, when it was given; micrometres become pixels."""
+    frame = stored.parsed_frame()
+    if mpp is None or frame is None:
+        return stored
+    if format_ == "stamp":
+        return stamp.in_pixels(stored, mpp)
+    if frame.spacing is not None:
+        _refuse_other("mpp", frame.spacing[0], mpp)
+        return stored
+    sized = Frame(frame.patch, (mpp,) * len(frame.patch), "um", frame.stride)
+    return replace(stored, frame=as_text(sized))
+
+
+def _refuse_other(name: str, stated: Any, given: Any) -> None:
+    if stated is not None and stated != given:
+        raise DataError(f"the file says {name} {stated!r}, but --{name} {given!r} was given; leave the option out")
+
+
+def _write_table(path: Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    if not rows:
+        path.unlink(missing_ok=True)
+        return
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    write_text(path, text.getvalue())

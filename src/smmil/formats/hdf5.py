@@ -1,0 +1,74 @@
+"""HDF5 feature files of several projects: which layout a file has, and its datasets read with care."""
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from smmil.errors import DataError
+from smmil.formats.content import stored_type
+
+OURS = ("smmil_format", "id", "frame", "graph", "provenance", "sha256")
+ENDINGS = (".h5", ".hdf5")
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_LARGEST_PACKING = 1100
+
+
+def is_hdf5(path: Path) -> bool:
+    """Whether a file is, or by its name should be, HDF5."""
+    return path.suffix.lower() in ENDINGS or starts_with(path, _SIGNATURE)
+
+
+def starts_with(path: Path, *signatures: bytes) -> bool:
+    """Whether the first bytes of a file are one of these; False for what is not a file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(max(map(len, signatures))).startswith(signatures)
+
+
+def layout(path: Path) -> str:
+    """Whose layout an HDF5 file has: native, trident, clam or stamp; "positions" without features, or "unknown".
+
+    Only names are looked at: in a damaged file, HDF5 can search for the text of an attribute for ever.
+    """
+    with h5py.File(path, "r", locking=False) as file:
+        if any(name in file.attrs for name in OURS):
+            return "native"
+        if "feats" in file:
+            return "stamp"
+        if "features" in file:
+            return "trident" if "coords" in file and "patch_size_level0" in file["coords"].attrs else "clam"
+        return "positions" if "coords" in file else "unknown"
+
+
+def dataset(file: h5py.File, name: str, like: str | None = None) -> np.ndarray | None:
+    """A dataset of numbers as the array `like` of a bag (by default its own name); None when it is absent.
+
+    What claims to be larger than the file can hold is refused before memory is taken.
+    """
+    if name not in file:
+        return None
+    found, like = file[name], like or name
+    if found.dtype.kind not in "fiu" or (like == "features" and found.dtype.kind != "f"):
+        raise DataError(f"{name} must hold {'floating point ' * (like == 'features')}numbers, got {found.dtype}")
+    if found.nbytes > _LARGEST_PACKING * Path(file.filename).stat().st_size:
+        raise DataError(f"{name} claims {found.nbytes:,} bytes, more than the file can hold; the file is damaged")
+    array = np.empty(found.shape, dtype=found.dtype.newbyteorder("="))
+    if array.size:
+        found.read_direct(array)
+    return stored_type(like, array)
+
+
+def numbers(attributes: Any, name: str) -> np.ndarray | None:
+    """A numeric attribute as an array; None when it is absent or a text."""
+    if name not in attributes or attributes.get_id(name).get_type().get_class() == h5py.h5t.STRING:
+        return None
+    return np.asarray(attributes[name], dtype=np.float64)
+
+
+def number(attributes: Any, name: str) -> float | None:
+    """A single numeric attribute; None when it is absent or a text."""
+    values = numbers(attributes, name)
+    return None if values is None else float(values.reshape(-1)[0])

@@ -1,0 +1,198 @@
+"""LazySlide's stores (SpatialData, zarr): a table <model>_tiles of features, the polygons of its tiles, a tile_spec.
+
+A path leads to the store when it holds one table, else to one of its tables: slide.zarr/tables/uni_tiles.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smmil.errors import DataError, MissingExtra
+from smmil.formats.content import Stored, check_shapes, stored_type
+from smmil.formats.spacing import GRID, as_text, spaced
+from smmil.frame import Frame
+
+_GROUP_FILES = ("zarr.json", ".zgroup")
+_LARGEST_PACKING = 1100
+_BOX = np.dtype([("order", "u1"), ("kind", "<u4"), ("rings", "<u4"), ("points", "<u4"), ("xy", "<f8", (5, 2))])
+
+
+def recognises(path: Path) -> bool:
+    """Whether this folder is a zarr store with tables, or one of its tables."""
+    store, _ = _store_and_table(path)
+    return (store / "tables").is_dir() and any((store / name).is_file() for name in _GROUP_FILES)
+
+
+def _store_and_table(path: Path) -> tuple[Path, str | None]:
+    place = path.absolute()
+    return (place.parents[1], place.name) if place.parent.name == "tables" else (place, None)
+
+
+def load(path: Path) -> Stored:
+    """Features of the table with the corners of its tiles in level-0 pixels, matched by tile id."""
+    store, name = _store_and_table(path)
+    root = _opened(store)
+    table_name = _table_name(store, name)
+    table, attributes = root[f"tables/{table_name}"], dict(root.attrs)
+    region = _region(dict(table.attrs))
+    features = _matrix(table["X"], store / "tables" / table_name / "X")
+    ids, boxes = _tiles(store / "shapes" / region / "shapes.parquet", str(table.attrs.get("instance_key", "tile_id")))
+    boxes = boxes[_rows_of(_ids(table, features), ids)]
+    coords = stored_type("coords", np.ascontiguousarray(boxes[:, :2]))
+    check_shapes({"features": features, "coords": coords, "y_inst": None})
+    frame = _frame(attributes, region, boxes, coords)
+    facts = json.dumps(_facts(attributes, region, table_name))
+    return Stored(store.stem, features, coords, frame=as_text(frame), rule=GRID, provenance=facts)
+
+
+def _opened(store: Path) -> Any:
+    try:
+        import zarr
+    except ImportError:
+        raise MissingExtra("zarr", "lazyslide", f"reading {store.name}") from None
+    return zarr.open_group(store, mode="r", use_consolidated=False)
+
+
+def _table_name(store: Path, name: str | None) -> str:
+    if name is not None:
+        return name
+    tables = sorted(p.name for p in (store / "tables").iterdir() if any((p / f).is_file() for f in _GROUP_FILES))
+    tables = [name for name in tables if name.endswith("_tiles")] or tables
+    if len(tables) == 1:
+        return tables[0]
+    if not tables:
+        raise DataError("the store has no table of features; extract them first")
+    raise DataError(f"the store has {len(tables)} tables; give one of them, such as {store.name}/tables/{tables[0]}")
+
+
+def _region(attributes: dict[str, Any]) -> str:
+    """Name of the shapes a table describes."""
+    region = attributes.get("region") or "tiles"
+    if isinstance(region, list) and len(region) == 1:
+        region = region[0]
+    if not isinstance(region, str) or "/" in region or region.startswith("."):
+        raise DataError(f"the table describes {region!r}, expected the name of one set of tiles")
+    return region
+
+
+def _matrix(group: Any, folder: Path) -> np.ndarray:
+    """The features, stored dense or as a sparse matrix."""
+    limit = _LARGEST_PACKING * sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    encoding = str(group.attrs.get("encoding-type", "array"))
+    if not hasattr(group, "shape"):
+        return _sparse(group, encoding, limit)
+    _refuse_claims(group, limit)
+    dense = np.asarray(group[...])
+    if dense.dtype.kind != "f":
+        raise DataError(f"X must hold floating point numbers, got {dense.dtype}")
+    if dense.ndim == 2 and group.nchunks_initialized < group.nchunks and (dense == group.fill_value).all(1).any():
+        raise DataError(f"X: {group.nchunks - group.nchunks_initialized} of {group.nchunks} chunks are missing")
+    return np.ascontiguousarray(dense)
+
+
+def _refuse_claims(array: Any, limit: int) -> None:
+    size = int(np.prod(array.shape, dtype=float)) * array.dtype.itemsize
+    if size > max(limit, 1 << 20):
+        raise DataError(f"an array claims {size:,} bytes, more than the store can hold; the store is damaged")
+
+
+def _sparse(group: Any, encoding: str, limit: int) -> np.ndarray:
+    from scipy.sparse import csc_matrix, csr_matrix
+
+    kinds = {"csr_matrix": csr_matrix, "csc_matrix": csc_matrix}
+    if encoding not in kinds:
+        raise DataError(f"X is stored as {encoding!r}, expected a dense array, csr_matrix or csc_matrix")
+    for name in ("data", "indices", "indptr"):
+        _refuse_claims(group[name], limit)
+    parts = tuple(np.asarray(group[name][...]) for name in ("data", "indices", "indptr"))
+    rows, columns = (int(v) for v in group.attrs["shape"])
+    if parts[0].dtype.kind != "f" or rows * columns * parts[0].dtype.itemsize > 1000 * max(limit, 1 << 20):
+        raise DataError(f"X of {rows:,} x {columns:,} {parts[0].dtype} makes no sense; the store is damaged")
+    matrix = kinds[encoding](parts, shape=(rows, columns))
+    matrix.check_format(full_check=True)
+    return np.ascontiguousarray(matrix.toarray())
+
+
+def _ids(table: Any, features: np.ndarray) -> np.ndarray:
+    """Tile id of each row of the table."""
+    key = str(table.attrs.get("instance_key", "tile_id"))
+    column = table[f"obs/{key}"]
+    _refuse_claims(column, 1 << 27)
+    ids = np.asarray(column[...])
+    if ids.shape != features.shape[:1]:
+        raise DataError(f"obs/{key} has the shape {ids.shape} for {len(features):,} rows of features")
+    if len(np.unique(ids)) != len(ids):
+        raise DataError(f"obs/{key}: a tile appears twice; extract this case again")
+    return ids
+
+
+def _rows_of(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Where each wanted tile stands among the shapes."""
+    order = np.argsort(present, kind="stable")
+    place = np.searchsorted(present, wanted, sorter=order).clip(max=len(present) - 1)
+    rows = order[place]
+    missing = int((present[rows] != wanted).sum())
+    if missing:
+        raise DataError(f"{missing:,} of {len(wanted):,} rows of features have no tile of their id; extract again")
+    return rows
+
+
+def _tiles(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of the tiles and their boxes (x, y, width, height)."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    if not table.num_rows:
+        raise DataError(f"{path.parent.name}: there are no tiles")
+    named = next((name for name in (key, "__index_level_0__") if name in table.column_names), None)
+    ids = np.arange(table.num_rows) if named is None else table[named].to_numpy()
+    return ids, _boxes(table["geometry"].to_pylist())
+
+
+def _boxes(polygons: list[bytes]) -> np.ndarray:
+    """Rectangles written as well-known binary: one closed ring of five points each."""
+    if any(p is None or len(p) != _BOX.itemsize for p in polygons):
+        raise DataError("tiles must be rectangles; other shapes have no footprint")
+    records = np.frombuffer(b"".join(polygons), dtype=_BOX)
+    if not (
+        (records["order"] == 1) & (records["kind"] == 3) & (records["rings"] == 1) & (records["points"] == 5)
+    ).all():
+        raise DataError("tiles must be rectangles; other shapes have no footprint")
+    low, high = records["xy"].min(1), records["xy"].max(1)
+    return np.concatenate([low, high - low], axis=1)
+
+
+def _frame(attributes: dict[str, Any], region: str, boxes: np.ndarray, coords: np.ndarray) -> Frame:
+    """Footprint from the polygons, step from the tile_spec, pixel size from the slide's properties."""
+    sizes = np.unique(np.round(boxes[:, 2:], 6), axis=0)
+    if len(sizes) != 1:
+        raise DataError(f"tiles of {len(sizes)} different sizes; a bag needs one footprint")
+    mpp = (attributes.get("slide_properties") or {}).get("mpp")
+    spacing, unit = ((float(mpp),) * 2, "um") if mpp else (None, "px")
+    frame = spaced(tuple(sizes[0].tolist()), coords, spacing, unit)
+    spec = (attributes.get("tile_spec") or {}).get(region)
+    if not spec:
+        return frame
+    scale = float(spec.get("base_downsample", 1.0))
+    step = tuple(float(int(spec[f"stride_{side}"] * scale)) for side in ("width", "height"))
+    return Frame(frame.patch, spacing, unit, None if step == frame.patch else step)
+
+
+def _facts(attributes: dict[str, Any], region: str, table: str) -> dict[str, Any]:
+    properties, spec = attributes.get("slide_properties") or {}, (attributes.get("tile_spec") or {}).get(region) or {}
+    stated = {
+        "encoder": table.removesuffix(f"_{region}"),
+        "mpp": properties.get("mpp"),
+        "tile_mpp": spec.get("mpp"),
+        "patch_size": spec.get("width"),
+    }
+    return {name: value for name, value in stated.items() if value is not None}
+
+
+def provenance(path: Path) -> dict[str, Any]:
+    """Encoder and pixel sizes, from the names and attributes of the store."""
+    store, name = _store_and_table(path)
+    root, table = _opened(store), _table_name(store, name)
+    return _facts(dict(root.attrs), _region(dict(root[f"tables/{table}"].attrs)), table)

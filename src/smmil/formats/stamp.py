@@ -1,0 +1,135 @@
+"""STAMP's files: <extractor>/<slide>.h5 with feats (float16) and coords in micrometres.
+
+The oldest files have no attributes; their coordinates count pixels of which 224 are 256 µm.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from smmil.errors import DataError
+from smmil.files import file_name
+from smmil.formats import hdf5
+from smmil.formats.content import Stored, check_shapes
+from smmil.formats.heap import open_for_texts
+from smmil.formats.neighbours import nearest_distance
+from smmil.formats.spacing import GRID, as_text, spaced
+from smmil.formats.trident import text
+from smmil.formats.writing import Plan, encoder_of, folder_name, footprint, h5_bytes, planar, unheld
+from smmil.frame import Frame
+
+OLD_PIXELS, OLD_UM = 224.0, 256.0
+LAYOUT = "2.1.0"
+KEEPS = ("encoder", "stamp_version", "code_hash", "tile_size_px", "tile_size_um", "patch_size")
+
+
+def load(path: Path) -> Stored:
+    """Features and coordinates as stored; the frame says how many micrometres one unit is."""
+    with h5py.File(path, "r", locking=False) as file:
+        features = hdf5.dataset(file, "feats", "features")
+        coords = hdf5.dataset(file, "coords", "coords")
+        if features is None or coords is None:
+            raise DataError("there is no dataset 'coords': features of a whole slide or patient, not of tiles")
+        check_shapes({"features": features, "coords": coords, "y_inst": None})
+        side, um_per_unit = _tile(path, file.attrs, coords)
+    frame = spaced((side,) * coords.shape[1], coords, (um_per_unit,) * coords.shape[1], "um")
+    return Stored(path.stem, features, coords, frame=as_text(frame), rule=GRID)
+
+
+def _tile(path: Path, attributes: Any, coords: np.ndarray) -> tuple[float, float]:
+    """Side of a tile in coordinate units, and micrometres per unit."""
+    side = hdf5.number(attributes, "tile_size_um")
+    if side is not None:
+        return side, 1.0
+    side = hdf5.number(attributes, "tile_size")
+    if side is None:
+        apart = nearest_distance(coords)
+        side = OLD_PIXELS if np.isnan(apart) else apart
+    elif round(side) != OLD_PIXELS or _unit(path) == "um":
+        return side, 1.0
+    if round(side) != OLD_PIXELS:
+        raise DataError(
+            f"no tile size in the file, and tiles are {side:g} apart, not 224 as in old files; extract again"
+        )
+    return OLD_PIXELS, OLD_UM / OLD_PIXELS
+
+
+def _unit(path: Path) -> str:
+    with open_for_texts(path) as file:
+        return text(file.attrs.get("unit", ""))
+
+
+def provenance(path: Path) -> dict[str, Any]:
+    """Extractor, version and tile size, as far as the file names them."""
+    with open_for_texts(path) as file:
+        names = {"extractor": "encoder", "stamp_version": "stamp_version", "code_hash": "code_hash"}
+        facts: dict[str, Any] = {ours: text(file.attrs[name]) for name, ours in names.items() if name in file.attrs}
+        for name in ("tile_size_um", "tile_size_px"):
+            if (value := hdf5.number(file.attrs, name)) is not None:
+                facts[name] = int(value) if value.is_integer() else value
+        return facts
+
+
+def in_pixels(stored: Stored, mpp: float) -> Stored:
+    """The same case in level-0 pixels of this size; rounding errors of single precision are taken out."""
+    frame = stored.parsed_frame()
+    if frame is None or frame.spacing is None or stored.coords is None:
+        raise DataError("coordinates without a known size cannot be turned into pixels")
+    scale = frame.spacing[0] / mpp
+    coords, patch, step = (_near_whole(np.asarray(v) * scale) for v in (stored.coords, frame.patch, frame.step))
+    exact = coords.astype(np.int64) if (coords == np.rint(coords)).all() else coords
+    stride = None if np.array_equal(patch, step) else tuple(step.tolist())
+    new = Frame(tuple(patch.tolist()), (mpp,) * coords.shape[1], "um", stride)
+    return Stored(
+        stored.id, stored.features, exact, stored.edges, stored.y_inst, as_text(new), stored.rule, stored.provenance
+    )
+
+
+def _near_whole(values: np.ndarray) -> np.ndarray:
+    """Whole numbers, when that is what the values are up to the rounding of single precision."""
+    whole = np.rint(values)
+    rounding = max(1e-3, float(np.abs(values).max(initial=0)) * 2**-22)
+    return whole if np.abs(values - whole).max(initial=0) < min(rounding, 0.1) else values
+
+
+def plan(stored: Stored, facts: dict[str, Any]) -> Plan:
+    """The file of a case; pixels need a known size to become micrometres."""
+    coords, frame = planar(stored, "STAMP"), footprint(stored, "STAMP")
+    if frame.spacing is None or frame.unit != "um":
+        raise DataError("STAMP stores micrometres, but the size of a pixel is not known here; give --mpp")
+    um = frame.spacing[0]
+    placed, side = _smallest_float(coords * um), frame.patch[0] * um
+    kept = spaced((side / um,) * 2, coords, (um,) * 2, "um")
+    notes = unheld(stored, facts, kept, KEEPS)
+    if um != 1.0:
+        notes.append(f"lost: pixels as unit, {um:g} um each (read it again with --mpp {um:g} to have them back)")
+    if stored.features.dtype != np.float16:
+        notes.append(f"differs: features stay {stored.features.dtype}, STAMP itself writes float16")
+    encoder = encoder_of(facts, notes)
+    attributes = _attributes(facts, encoder, side, frame.patch[0], notes)
+    arrays = {"coords": placed, "feats": stored.features}
+    return Plan({f"{folder_name(encoder)}/{file_name(stored.id)}.h5": lambda: h5_bytes(arrays, root=attributes)}, notes)
+
+
+def _smallest_float(values: np.ndarray) -> np.ndarray:
+    """float32, as STAMP stores coordinates, when nothing is lost by it; else float64."""
+    small = values.astype(np.float32)
+    return small if np.array_equal(small.astype(np.float64), values) else values.astype(np.float64)
+
+
+def _attributes(facts: dict[str, Any], encoder: str, um: float, pixels: float, notes: list[str]) -> dict[str, Any]:
+    seen = facts.get("tile_size_px", facts.get("patch_size"))
+    if seen is None:
+        seen = round(pixels)
+        notes.append(f"assumed: the encoder saw tiles of {seen} px, their size at level 0")
+    return {
+        "stamp_version": str(facts.get("stamp_version", LAYOUT)),
+        "extractor": encoder,
+        "unit": "um",
+        "tile_size_um": float(um),
+        "tile_size_px": int(seen),
+        "code_hash": str(facts.get("code_hash", "smmil")),
+        "feat_type": "tile",
+    }

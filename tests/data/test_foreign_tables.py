@@ -1,0 +1,112 @@
+import foreign_files as foreign
+import numpy as np
+import pytest
+
+from smmil.data.foreign_tables import clam_manifest, read_labels, stamp_manifest, torchmil_manifest
+from smmil.data.manifest import Manifest
+from smmil.errors import DataError
+
+CELLS = foreign.cells()
+X = foreign.features(len(CELLS))
+
+
+def clam_study(folder):
+    for name in ("007", "008", "009"):
+        foreign.clam_files(folder / "feats", X, CELLS * 512, name=name, patch_size=512)
+    (folder / "t.csv").write_text("case_id,slide_id,label\np1,007,tumor\np1,008,tumor\np2,009,normal\n")
+    (folder / "splits_0.csv").write_text(",train,val,test\n0,007,,009\n1,008,,\n")
+    return folder
+
+
+def test_clams_table_and_split_become_a_manifest_that_reads(tmp_path):
+    clam_study(tmp_path)
+    manifest = clam_manifest(
+        tmp_path / "t.csv",
+        tmp_path / "feats",
+        split=tmp_path / "splits_0.csv",
+        classes=["normal", "tumor"],
+        folder=tmp_path,
+    )
+    manifest.write(tmp_path / "manifest.csv")
+    back = Manifest.read(tmp_path / "manifest.csv")
+    back.check(training=False)
+    assert back.labels == {"007": 1, "008": 1, "009": 0}
+    assert back.groups == {"007": "p1", "008": "p1", "009": "p2"}
+    assert back.splits == {"007": "train", "008": "train", "009": "test"}
+    assert back.path_of("008") == tmp_path / "feats" / "h5_files" / "008.h5"
+    assert list(back.table["label_name"]) == ["tumor", "tumor", "normal"]
+    assert back.bag("009").n == len(X)
+
+
+def test_the_order_of_classes_is_not_guessed(tmp_path):
+    clam_study(tmp_path)
+    with pytest.raises(DataError, match=r"labels are words \(normal, tumor\); give classes"):
+        clam_manifest(tmp_path / "t.csv", tmp_path / "feats")
+    with pytest.raises(DataError, match="label 'normal' is not one of the classes"):
+        clam_manifest(tmp_path / "t.csv", tmp_path / "feats", classes=["healthy", "tumor"])
+
+
+def test_a_slide_in_two_parts_or_in_no_table_is_refused(tmp_path):
+    clam_study(tmp_path)
+    options = {"classes": ["normal", "tumor"], "split": tmp_path / "splits_0.csv"}
+    (tmp_path / "splits_0.csv").write_text(",train,val,test\n0,007,007,\n")
+    with pytest.raises(DataError, match="slide '007' is in train and in val"):
+        clam_manifest(tmp_path / "t.csv", tmp_path / "feats", **options)
+    (tmp_path / "splits_0.csv").write_text(",train,val,test\n0,007,7,\n")
+    with pytest.raises(DataError, match="1 slides are not in the table, such as '7'"):
+        clam_manifest(tmp_path / "t.csv", tmp_path / "feats", **options)
+
+
+def stamp_study(folder, slides):
+    (folder / "clini.csv").write_text("PATIENT,MSI,AGE\nB,MSI-H,50\nA,MSS,60\n")
+    (folder / "slides.csv").write_text("PATIENT,FILENAME\n" + "".join(f"{p},{f}\n" for p, f in slides))
+    for _, name in slides:
+        foreign.stamp_file(folder, X, CELLS * 256.0, name=name.removesuffix(".h5"), **foreign.STAMP)
+    return folder / "clini.csv", folder / "slides.csv", folder / "ctranspath-abc"
+
+
+def test_stamps_tables_join_patients_to_slides_whatever_the_order_of_rows(tmp_path):
+    tables = stamp_study(tmp_path, [("A", "a1.h5"), ("B", "b1.h5"), ("A", "a2.h5")])
+    manifest = stamp_manifest(*tables, label="MSI", classes=["MSS", "MSI-H"], folder=tmp_path)
+    assert manifest.labels == {"a1": 0, "b1": 1, "a2": 0}
+    assert manifest.groups == {"a1": "A", "b1": "B", "a2": "A"}
+    manifest.check(training=False)
+
+
+def test_patients_without_slides_and_slides_without_patients_are_counted(tmp_path):
+    tables = stamp_study(tmp_path, [("A", "a1.h5")])
+    with pytest.raises(DataError, match=r"no slide in .* for 1 patients, such as 'B'"):
+        stamp_manifest(*tables, label="MSI", classes=["MSS", "MSI-H"])
+    tables = stamp_study(tmp_path, [("A", "a1.h5"), ("B", "b.h5"), ("C", "c.h5")])
+    with pytest.raises(DataError, match="patient of 1 patients, such as 'C'"):
+        stamp_manifest(*tables, label="MSI", classes=["MSS", "MSI-H"])
+    with pytest.raises(DataError, match=r"column 'MSX' is missing; did you mean MSI"):
+        stamp_manifest(*tables, label="MSX")
+
+
+def test_torchmils_folder_becomes_a_manifest_with_labels_and_sidecars(tmp_path):
+    for name, label in (("a", 1), ("b", 0)):
+        y_inst = np.zeros(len(X), int)
+        y_inst[0] = label
+        foreign.torchmil_files(tmp_path, X, CELLS * 512, name=name, label=label, y_inst=y_inst)
+    (tmp_path / "splits.csv").write_text("bag_name,split\na,train\nb,test\n")
+    manifest = torchmil_manifest(tmp_path, "UNI", folder=tmp_path)
+    manifest.check(training=False)
+    assert manifest.labels == {"a": 1, "b": 0}
+    assert manifest.splits == {"a": "train", "b": "test"}
+    assert manifest.bag("a").y_inst.sum() == 1
+    with pytest.raises(DataError, match="features_uni found in 0 folders"):
+        torchmil_manifest(tmp_path, "uni")
+
+
+def test_damaged_labels_are_named(tmp_path):
+    foreign.torchmil_files(tmp_path, X, CELLS * 512, name="a", label=1)
+    (tmp_path / "splits.csv").write_text("bag_name,split\na,train\n")
+    (tmp_path / "patches_512" / "labels" / "a.npy").write_bytes(b"\x93NUMPY\x01")
+    with pytest.raises(DataError, match=r"a\.npy"):
+        torchmil_manifest(tmp_path, "UNI")
+
+
+def test_a_table_of_labels_keeps_leading_zeros(tmp_path):
+    (tmp_path / "l.csv").write_text("id,label\n007,1\n008,\n")
+    assert read_labels(tmp_path / "l.csv") == {"007": 1}
