@@ -259,7 +259,151 @@ def gtp(classes=2):
     return w, run
 
 
+def setmil(classes=2, depth=6):
+    w = Weights()
+    w.add("cls_token", 1, 1, 192)
+    w["pos_embed"] = _sines(577, 192)[None]
+    parts = {"channel_reduce.reduce.attention": (25 * DIM, 128)}
+    parts |= {f"aspp.p{i + 1}.attention": (128 * k * k, 64) for i, k in enumerate((3, 5, 7))}
+    for name, (inside, out) in parts.items():
+        w.norm(f"{name}.norm1", inside)
+        w.layer(f"{name}.attn.qkv", 3 * out, inside, bias=False)
+        w.layer(f"{name}.attn.proj", out, out)
+        w.norm(f"{name}.norm2", out)
+        w.layer(f"{name}.mlp.fc1", out, out)
+        w.layer(f"{name}.mlp.fc2", out, out)
+    for name in (f"blocks.{i}" for i in range(depth)):
+        w.norm(f"{name}.norm1", 192)
+        w.layer(f"{name}.attn.qkv", 576, 192, bias=False)
+        w.layer(f"{name}.attn.proj", 192, 192)
+        w.norm(f"{name}.norm2", 192)
+        w.layer(f"{name}.mlp.fc1", 768, 192)
+        w.layer(f"{name}.mlp.fc2", 192, 768)
+        w.add(f"{name}.attn.rpe_q.lookup_table_bias", 16, 8)
+    w.norm("norm", 192)
+    w.layer("head", classes, 192)
+    for name in w:
+        if name.endswith("weight") and w[name].ndim == 2:
+            w[name] *= 0.3
+
+    def think(name, y):
+        hidden = F.gelu(affine(w, f"{name}.mlp.fc1", layer_norm(w, f"{name}.norm2", y)))
+        return y + affine(w, f"{name}.mlp.fc2", hidden)
+
+    def windows(name, board, kernel, stride):
+        x = F.unfold(board[None], kernel, stride=stride, padding=kernel // 2)[0].T
+        q, k, v = affine(w, f"{name}.attn.qkv", layer_norm(w, f"{name}.norm1", x)).chunk(3, 1)
+        mixed = (q @ k.T * x.shape[1] ** -0.5).softmax(1) @ v
+        return think(name, v + affine(w, f"{name}.attn.proj", mixed))
+
+    def run(bag):
+        columns, rows = ((bag.coords - bag.coords.min(0).values) / 512).round().long().T
+        rows, columns = rows + (47 - rows.max()) // 2, columns + (47 - columns.max()) // 2
+        board = torch.zeros(DIM, 48, 48)
+        board[:, rows, columns] = bag.x.T
+        tokens = windows("channel_reduce.reduce.attention", board, 5, 2).T.reshape(128, 24, 24)
+        levels = [windows(f"aspp.p{i + 1}.attention", tokens, k, 1) for i, k in enumerate((3, 5, 7))]
+        x = torch.cat([w["cls_token"][0], torch.cat(levels, 1)]) + w["pos_embed"][0]
+        for name in (f"blocks.{i}" for i in range(depth)):
+            q, k, v = (
+                affine(w, f"{name}.attn.qkv", layer_norm(w, f"{name}.norm1", x))
+                .reshape(-1, 3, 16, 12)
+                .permute(1, 2, 0, 3)
+            )
+            maps = (q @ k.mT * 12**-0.5 + w[f"{name}.attn.rpe_q.lookup_table_bias"][:, _buckets(24)]).softmax(-1)
+            x = x + affine(w, f"{name}.attn.proj", (maps @ v).permute(1, 0, 2).reshape(-1, 192))
+            x = think(name, x)
+        scores = maps.mean(0)[0, 1:].reshape(24, 24)[rows // 2, columns // 2]
+        return affine(w, "head", layer_norm(w, "norm", x[:1])), scores[:, None]
+
+    return w, run
+
+
+def _sines(n, dim):
+    angle = torch.arange(n)[:, None] / 10000 ** (2 * (torch.arange(dim) // 2) / dim)
+    return torch.where(torch.arange(dim) % 2 == 0, angle.sin(), angle.cos())
+
+
+def _buckets(side):
+    """Euclidean distance, rounded, in pieces: 0, 1, then 2 and 3 and no more; 7 for the class token."""
+    place = (
+        torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).reshape(-1, 2).double()
+    )
+    apart = torch.cdist(place, place).round()
+    far = (1.9 + (apart.clamp_min(1) / 1.9).log() / math.log(15.2 / 1.9) * 1.9).round().clamp_max(3.8).int()
+    inner = torch.where(apart > 1.9, far, apart.int()) + 3
+    return F.pad(inner, (1, 0, 1, 0), value=7).long()
+
+
+def iibmil(classes=2, z=32, depth=2):
+    w = Weights()
+    widths = (2 * z, 4 * z, 2 * z, 2 * z, z)
+
+    def transformer(name, hidden, crossing=False):
+        for kind in ("self_attn", "cross_attn") if crossing else ("self_attn",):
+            w.add(f"{name}.{kind}.in_proj_weight", 3 * z, z)
+            w.add(f"{name}.{kind}.in_proj_bias", 3 * z)
+            w.layer(f"{name}.{kind}.out_proj", z, z)
+        w.layer(f"{name}.linear1", hidden, z)
+        w.layer(f"{name}.linear2", z, hidden)
+        for i in (1, 2, 3) if crossing else (1, 2):
+            w.norm(f"{name}.norm{i}", z)
+
+    for i in range(depth):
+        for j, (a, b) in enumerate(zip((z if i else DIM, *widths), widths, strict=False)):
+            w.layer(f"patch_encoder.depth_{i}.{4 * j}", b, a)
+            w.norm(f"patch_encoder.depth_{i}.{4 * j + 2}", b)
+        transformer(f"patch_encoder.trans_{i}.layers.0", 2048)
+        w.layer(f"patch_encoder.res_{i}", z, DIM)
+        transformer(f"patch_encoder.encode_{i}.layers.0", 64)
+    w.layer("patch_encoder.patch_to_embedding", z, DIM)
+    transformer("patch_encoder.transformer_encoder.layers.0", 64)
+    w.norm("patch_encoder.mlp_head.0", z)
+    w.layer("patch_encoder.mlp_head.1", classes, z)
+    for i in range(2):
+        transformer(f"wsi_aggregator.decoder.layers.{i}", 2 * z, crossing=True)
+    w.add("query_embed.weight", 5, z)
+    w.layer("wsi_classifier", classes, 5 * z)
+    w.add("prototypes", classes, z)
+
+    def attend(name, query, key, value, heads):
+        parts = zip(
+            (query, key, value), w[f"{name}.in_proj_weight"].chunk(3), w[f"{name}.in_proj_bias"].chunk(3), strict=True
+        )
+        q, k, v = (F.linear(x, a, b).reshape(len(x), heads, -1).transpose(0, 1) for x, a, b in parts)
+        mixed = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+        return affine(w, f"{name}.out_proj", mixed.transpose(0, 1).reshape(len(query), z))
+
+    def feed(name, x):
+        return affine(w, f"{name}.linear2", affine(w, f"{name}.linear1", x).relu())
+
+    def encode(i, h, x):
+        for j in range(5):
+            part = f"patch_encoder.depth_{i}"
+            h = layer_norm(w, f"{part}.{4 * j + 2}", affine(w, f"{part}.{4 * j}", h).tanh())
+        name = f"patch_encoder.trans_{i}.layers.0"
+        h = layer_norm(w, f"{name}.norm1", h + attend(f"{name}.self_attn", h, h, h, 2))
+        h = layer_norm(w, f"{name}.norm2", h + feed(name, h))
+        return h + affine(w, f"patch_encoder.res_{i}", x).relu()
+
+    def run(bag):
+        h = bag.x
+        for i in range(depth):
+            h = encode(i, h, bag.x)
+        judged = affine(w, "patch_encoder.mlp_head.1", layer_norm(w, "patch_encoder.mlp_head.0", h))
+        t = w["query_embed.weight"]
+        for name in (f"wsi_aggregator.decoder.layers.{i}" for i in range(2)):
+            t = layer_norm(w, f"{name}.norm2", t + attend(f"{name}.self_attn", t, t, t, 4))
+            t = layer_norm(w, f"{name}.norm1", t + attend(f"{name}.cross_attn", t, h, h, 4))
+            t = layer_norm(w, f"{name}.norm3", t + feed(name, t))
+        return affine(w, "wsi_classifier", t.reshape(1, -1)), judged[:, 1:] - judged[:, :1]
+
+    return w, run
+
+
 PROGRAMS = {
+    "iibmil": [iibmil(), iibmil(depth=3)],
+    "setmil": [setmil()],
     "gtp": [gtp(), gtp(3)],
     "clam": [clam("single"), clam("multi", classes=3), clam("single", place=2)],
     "dsmil": [dsmil(1), dsmil(3, passing_v=True), dsmil(2, nonlinear=False, extractor=True)],

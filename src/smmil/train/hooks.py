@@ -5,13 +5,15 @@ parameter_groups()  method: [{"params": [...], "lr_scale": 0.1}], groups with op
                     `lr_scale` multiplies the learning rate of the schedule
 before_step()       method: called when the gradients are complete, before they are used (clipping of its own)
 after_step()        method: called when the weights have changed (prototypes, memory banks)
+training_state      attribute: beginnings of names in the state dict that only training needs (soft labels of training
+                    instances); they are in the checkpoint to go on from, not in the selected weights
 
 State that these methods keep belongs into buffers, so that it is saved with the weights and resuming stays exact.
 """
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def bag_weight(model: nn.Module) -> float:
@@ -37,3 +39,9 @@ def before_step(model: nn.Module) -> None:
 def after_step(model: nn.Module) -> None:
     if hasattr(model, "after_step"):
         model.after_step()  # type: ignore[operator]
+
+
+def lasting_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict without what only training needs."""
+    passing = tuple(getattr(model, "training_state", ()))
+    return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(passing)}

@@ -20,7 +20,7 @@ from smmil.predict import feature_source
 from smmil.runtime import choose_device, reproducible, seed_step, versions
 from smmil.train.checkpoint import State, load_checkpoint, save_checkpoint
 from smmil.train.folder import RunFolder, outcome
-from smmil.train.hooks import parameter_groups
+from smmil.train.hooks import lasting_state, parameter_groups
 from smmil.train.interrupt import Interrupted, StopRequest, stop_on_signals
 from smmil.train.loop import Job, fit
 from smmil.train.progress import Progress
@@ -153,7 +153,7 @@ class _Run:
 
     def _keep(self, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
         facts = {"model": self.shape, "features": self.features, "selected_by": name, **chosen, **self.identity}
-        return {**chosen, "weights": save_weights(self.folder.weights(name), self.model.state_dict(), facts)}
+        return {**chosen, "weights": save_weights(self.folder.weights(name), lasting_state(self.model), facts)}
 
     def _write_facts(self, state: State, status: str) -> None:
         facts = {
