@@ -1,0 +1,119 @@
+"""A pretrained network that turns tiles into feature vectors, the same bits whatever the batch and the threads."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from smmil.encoders.parallel import in_order
+from smmil.encoders.resize import resize
+from smmil.encoders.table import Colour
+from smmil.errors import DataError
+
+# Tiles that go through the network together. Always the same number, filled up with grey when fewer are left:
+# libraries choose their kernels by shape, and another kernel may round differently.
+# Four on a processor: larger groups leave its cache and take longer per tile.
+_GROUP_ON_PROCESSOR = 4
+_GROUP_ON_CARD = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """Tiles in, vectors out, and where the network came from.
+
+    id        name@revision: the revision is a digest of the weights; an input side other than the usual is added
+    dim       length of a feature vector
+    pixels    side of the square the network sees; other tiles are resized to it
+    mean      subtracted from colours in [0, 1] …
+    std       … before dividing by this
+    mpp       micrometres per pixel it was trained at; None: natural images, any
+    autocast  whether the network computes in 16 bits: faster on many devices, differs in the third digit
+    """
+
+    id: str
+    dim: int
+    pixels: int
+    mean: Colour
+    std: Colour
+    mpp: float | None
+    licence: str
+    source: str
+    network: nn.Module
+    device: torch.device
+    autocast: bool = False
+
+    @property
+    def group(self) -> int:
+        """Tiles that go through the network together."""
+        return _GROUP_ON_PROCESSOR if self.device.type == "cpu" else _GROUP_ON_CARD
+
+    def encode(self, tiles: np.ndarray) -> np.ndarray:
+        """float16 (n, dim) for square tiles, uint8 or float32 in [0, 1], of shape (n, side, side, 3).
+
+        On a processor several groups of tiles run side by side, each on one thread (as many as
+        `torch.get_num_threads()` allows): the result does not depend on their number, and cores do not wait.
+        """
+        check_tiles(tiles)
+        groups = (tiles[start : start + self.group] for start in range(0, len(tiles), self.group))
+        return self.join(self.encode_groups(groups))
+
+    def encode_groups(self, groups: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """float16 features of each group of at most `group` checked tiles, in their order."""
+        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        return in_order(lambda group: _as_half(self._features(group), self.id), groups, threads)
+
+    def join(self, features: Iterable[np.ndarray]) -> np.ndarray:
+        return np.concatenate([np.empty((0, self.dim), np.float16), *features])
+
+    def provenance(self) -> dict[str, Any]:
+        """What a feature file should remember about its encoder, as plain values."""
+        names = ("id", "dim", "pixels", "mean", "std", "mpp", "licence", "source", "autocast")
+        values = {name: getattr(self, name) for name in names}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def _features(self, tiles: np.ndarray) -> np.ndarray:
+        """float32 (n, dim) of at most `group` tiles."""
+        with torch.inference_mode(), self._precision():
+            features = self.network(self._images(tiles))
+        return features[: len(tiles)].float().cpu().numpy()
+
+    def _images(self, tiles: np.ndarray) -> Tensor:
+        """Normalised images (group, 3, pixels, pixels), the missing ones grey."""
+        pixels = torch.from_numpy(np.ascontiguousarray(tiles)).to(self.device).permute(0, 3, 1, 2).float()
+        full = pixels.new_full((self.group, *pixels.shape[1:]), 0.5)
+        full[: len(tiles)] = pixels / 255 if tiles.dtype == np.uint8 else pixels
+        mean, std = (torch.tensor(colour, device=self.device).view(3, 1, 1) for colour in (self.mean, self.std))
+        images = (resize(full, self.pixels) - mean) / std
+        return images.contiguous(memory_format=torch.channels_last)
+
+    def _precision(self) -> torch.autocast:
+        kind = torch.bfloat16 if self.device.type == "cpu" else torch.float16
+        return torch.autocast(self.device.type, dtype=kind, enabled=self.autocast)
+
+
+def check_tiles(tiles: np.ndarray) -> np.ndarray:
+    """The tiles themselves, if an encoder can take them."""
+    if tiles.ndim != 4 or tiles.shape[3] != 3 or tiles.shape[1] != tiles.shape[2] or tiles.shape[1] == 0:
+        raise DataError(f"tiles: got shape {tiles.shape}, expected (n, side, side, 3); pad or crop them to squares")
+    if tiles.dtype == np.uint8:
+        return tiles
+    if tiles.dtype != np.float32:
+        raise DataError(f"tiles: got {tiles.dtype} values, expected uint8 or float32 in [0, 1]; convert them")
+    if tiles.size and not (tiles.min() >= 0 and tiles.max() <= 1):
+        span = f"{tiles.min():g} to {tiles.max():g}"
+        raise DataError(f"tiles: got float32 values from {span}, expected [0, 1]; apply a window or divide by 255")
+    return tiles
+
+
+def _as_half(features: np.ndarray, name: str) -> np.ndarray:
+    """Rounded to 16 bits; what does not fit is an error, not an infinity in a file."""
+    with np.errstate(over="ignore"):
+        half = features.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise DataError(
+            f"encoder {name}: some features are not finite in 16 bits; check the weights, or use autocast=False"
+        )
+    return half

@@ -1,0 +1,34 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from smmil.encoders import torchvision_import
+from smmil.encoders.torchvision_import import prepare_torchvision
+
+
+@pytest.fixture
+def declared(monkeypatch):
+    """Counts declarations instead of making them."""
+    calls = []
+    monkeypatch.setattr(torchvision_import, "_declare", lambda: calls.append(1))
+    return calls
+
+
+def installed(monkeypatch, folder, version: str, cuda: str | None) -> None:
+    (folder / "version.py").write_text(f"__version__ = '{version}'\ngit_version = 'x'\nfrom torchvision import gone\n")
+    spec = SimpleNamespace(origin=str(folder / "__init__.py"))
+    monkeypatch.setattr(torchvision_import, "find_spec", lambda name: spec)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "expected"),
+    [("0.28.0+cu130", None, 1), ("0.28.0+cu130", "13.0", 0), ("0.28.0+cpu", None, 0), ("0.28.0", None, 0)],
+)
+def test_operators_are_declared_only_for_a_cuda_build_beside_a_torch_without(
+    version, cuda, expected, declared, monkeypatch, tmp_path
+):
+    installed(monkeypatch, tmp_path, version, cuda)
+    prepare_torchvision("a test")
+    assert len(declared) == expected
