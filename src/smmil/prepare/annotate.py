@@ -1,0 +1,234 @@
+"""Annotations to instance labels: what share of every instance an expert marked, kept in a file beside the bag."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from smmil.annotations.asap import read_asap
+from smmil.annotations.boundary import explained
+from smmil.annotations.boxes import is_boxes, read_boxes, read_table
+from smmil.annotations.coverage import pixel_share, polygon_share
+from smmil.annotations.geojson import read_geojson
+from smmil.annotations.masks import PANDA, SUFFIXES, open_mask
+from smmil.annotations.rsna import ANY, labels_in_order, read_slice_labels
+from smmil.bag import Bag
+from smmil.data.instance_labels import read_instance_labels
+from smmil.errors import ConfigError, DataError, check_choice
+from smmil.files import digest, replacing
+
+SHAPES = {"asap": read_asap, "geojson": read_geojson, "boxes": read_boxes}
+KINDS = ("auto", *SHAPES, "label-image", *PANDA, "volume", "rsna")
+Bounds = tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceLabels:
+    """One label per instance, and where they come from.
+
+    labels  int8: 1 annotated, 0 not, -1 unknown        share  annotated share of the instance's area, 0 to 1
+    about   kind, coverage, checksums of annotation and coordinates, notes
+    """
+
+    labels: np.ndarray
+    share: np.ndarray
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def annotate_case(
+    bag: Bag,
+    annotation: str | Path,
+    *,
+    kind: str = "auto",
+    coverage: float = 0.5,
+    mpp: float | None = None,
+    bounds: Bounds | None = None,
+    positive: Collection[Any] | None = None,
+    slices: Sequence[str] | None = None,
+    complete: bool = True,
+) -> InstanceLabels:
+    """Label every instance of a bag by an annotation file: positive when more than `coverage` of it is annotated.
+
+    kind      one of KINDS; auto: by the name of the file, and for .csv by its columns
+    coverage  for patches; a CT slice is positive as soon as one voxel of it is annotated
+    mpp       micrometres per pixel of the annotation, when it is not drawn in level-0 pixels
+    bounds    x, y, width, height of the scanned area: where coordinates of GeoJSON count from (QuPath), and those of a
+              label image of exactly that size
+    positive  classes or codes that are lesions, where the file has others as well; of RSNA the subtypes
+    slices    SOPInstanceUID of every instance, for labels given per slice (`Volume.sop_uids`)
+    complete  False: not all lesions were marked, so what is not positive is unknown
+    """
+    path = Path(annotation)
+    if not 0 <= coverage < 1:
+        raise ConfigError(f"coverage must be at least 0 and less than 1, got {coverage}")
+    kind = _kind(path) if check_choice(kind, KINDS, "kind of annotation") == "auto" else kind
+    if kind in ("rsna", "volume"):
+        rule = {"rule": "any annotation in the slice", "coverage": 0.0}
+        share, more = _of_scan(bag, path, kind, positive, slices)
+    else:
+        rule = {"rule": "more than coverage of the area", "coverage": coverage}
+        share, more = _of_patches(bag, path, kind, mpp, bounds, positive)
+    labels = np.where(share > rule["coverage"], 1, 0 if complete else -1).astype(np.int8)
+    return InstanceLabels(labels, share, {**_origin(bag, path), "kind": kind, "complete": complete, **rule, **more})
+
+
+def negative_case(bag: Bag) -> InstanceLabels:
+    """Labels of a case that holds no lesion at all, such as a slide of the class normal: 0 everywhere."""
+    about = {"kind": "negative case", "coords": _coords_digest(bag)}
+    return InstanceLabels(np.zeros(bag.n, np.int8), np.zeros(bag.n), about)
+
+
+def write_labels(path: str | Path, labels: InstanceLabels) -> None:
+    """Write the sidecar that the column instance_labels of a manifest names, atomically.
+
+    A .csv file with one row per instance: label, share, and about (JSON, in the first row only).
+    """
+    if Path(path).suffix.lower() != ".csv":
+        raise ConfigError(f"{path}: instance labels with their shares are written as .csv")
+    about = [""] * len(labels.labels)
+    about[0] = json.dumps(labels.about, sort_keys=True, ensure_ascii=False)
+    table = pd.DataFrame({"label": labels.labels, "share": labels.share, "about": about})
+    with replacing(path) as temporary:
+        table.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def read_labels(path: str | Path) -> InstanceLabels:
+    """What `write_labels` wrote."""
+    path = Path(path)
+    labels = read_instance_labels(path)
+    with explained(path, "instance labels"):
+        table = pd.read_csv(path, keep_default_na=False)
+        share = table["share"].to_numpy(np.float64)
+        about = json.loads(table["about"].iloc[0])
+    if not isinstance(about, dict) or not ((share >= 0) & (share <= 1)).all():
+        raise DataError(f"{path}: the columns share and about make no sense; write the labels again")
+    return InstanceLabels(labels.astype(np.int8), share, about)
+
+
+def _kind(path: Path) -> str:
+    name = path.name.lower()
+    if name.endswith((".nii", ".nii.gz")):
+        return "volume"
+    if name.endswith(("_mask.tif", "_mask.tiff")):
+        raise DataError(
+            f"{path}: named like a mask of PANDA, whose codes differ between its two providers; "
+            f"give the kind: {', '.join(PANDA)}, or label-image for any other mask"
+        )
+    known = {".xml": "asap", ".geojson": "geojson", ".json": "geojson", **dict.fromkeys(SUFFIXES, "label-image")}
+    if path.suffix.lower() in known:
+        return known[path.suffix.lower()]
+    if path.suffix.lower() == ".csv":
+        return _kind_of_table(path)
+    raise DataError(f"{path}: cannot tell what kind of annotation this is; choose from: {', '.join(KINDS[1:])}")
+
+
+def _kind_of_table(path: Path) -> str:
+    with explained(path, "a table"):
+        columns = set(read_table(path).columns)
+    if {"id", "label"} <= columns:
+        return "rsna"
+    if is_boxes(columns):
+        return "boxes"
+    raise DataError(f"{path}: neither ID,Label of slices nor x,y,width,height of boxes; rename the columns")
+
+
+def _of_patches(
+    bag: Bag, path: Path, kind: str, mpp: float | None, bounds: Bounds | None, positive: Collection[Any] | None
+) -> tuple[np.ndarray, dict[str, Any]]:
+    scale = _scale(bag, mpp)
+    if kind in SHAPES:
+        shapes = SHAPES[kind](path, positive)
+        offset = tuple(bounds[:2]) if kind == "geojson" and bounds is not None else (0, 0)
+        share = polygon_share(_boxes(bag, scale, offset), shapes.area)
+        return share, {"scale": scale, "offset": list(offset), "notes": list(shapes.notes)}
+    image = open_mask(path, kind, positive)
+    offset = _mask_offset((image.width * scale, image.height * scale), bounds)
+    boxes = _boxes(bag, scale, offset)
+    _refuse_outside(path, boxes, image.width, image.height)
+    return pixel_share(boxes, image.lesions(boxes)), {"scale": scale, "offset": list(offset)}
+
+
+def _scale(bag: Bag, mpp: float | None) -> float:
+    """Level-0 pixels per pixel of the annotation."""
+    if mpp is None:
+        return 1.0
+    if not 0 < mpp < float("inf"):
+        raise ConfigError(f"mpp of the annotation must be positive, got {mpp}")
+    if bag.frame is None or bag.frame.spacing is None or bag.frame.unit != "um":
+        raise DataError(
+            f"{bag.id}: the pixel size of the slide is not known, so mpp={mpp:g} of its annotation is no help"
+        )
+    return mpp / bag.frame.spacing[0]
+
+
+def _boxes(bag: Bag, scale: float, offset: Sequence[float]) -> np.ndarray:
+    """(n, 4) first and last corner of every instance in pixels of the annotation."""
+    if (
+        bag.coords is None
+        or bag.frame is None
+        or bag.coords.ndim != 2
+        or min(bag.coords.shape[1], len(bag.frame.patch)) < 2
+    ):
+        raise DataError(f"{bag.id}: areas need coordinates x, y and the size of a patch; this bag has no such frame")
+    corner = bag.coords[:, :2].numpy().astype(np.float64) - np.asarray(offset, dtype=np.float64)
+    return np.hstack([corner, corner + bag.frame.patch[:2]]) / scale
+
+
+def _mask_offset(extent: tuple[float, float], bounds: Bounds | None) -> tuple[float, float]:
+    """The corner of the scanned area when the mask has exactly its size, else that of the slide."""
+    if bounds is None or len(bounds) < 4 or any(abs(a - b) > 1 for a, b in zip(extent, bounds[2:4], strict=True)):
+        return 0.0, 0.0
+    return float(bounds[0]), float(bounds[1])
+
+
+def _refuse_outside(path: Path, boxes: np.ndarray, width: int, height: int) -> None:
+    outside = np.flatnonzero((boxes[:, :2] >= (width, height)).any(1) | (boxes[:, 2:] <= 0).any(1))
+    if len(outside):
+        raise DataError(
+            f"{path}: {len(outside):,} of {len(boxes):,} instances lie outside the {width} x {height} mask; "
+            "if it is smaller than the slide, give its pixel size (mpp), else it belongs to another slide"
+        )
+
+
+def _of_scan(
+    bag: Bag, path: Path, kind: str, positive: Collection[Any] | None, slices: Sequence[str] | None
+) -> tuple[np.ndarray, dict[str, Any]]:
+    if kind == "rsna":
+        if slices is None or len(slices) != bag.n:
+            got = "none" if slices is None else f"{len(slices)}"
+            raise DataError(f"{path}: labels per slice need the name of each of {bag.n} slices, got {got}")
+        with explained(path, "labels of slices"):
+            marked = labels_in_order(read_slice_labels(path), slices, positive or (ANY,))
+        return marked.astype(np.float64), {}
+    return _voxel_share(bag, path, positive), {}
+
+
+def _voxel_share(bag: Bag, path: Path, positive: Collection[int] | None) -> np.ndarray:
+    """Annotated share of every slice of a label volume, which is turned as the scan itself is."""
+    from smmil.images.volume import open_volume
+
+    volume = open_volume(path)
+    if len(volume) != bag.n:
+        raise DataError(f"{path}: {len(volume)} slices for a scan of {bag.n}; the label volume is of another scan")
+    pages = [volume.slice_hu(index) for index in range(bag.n)]
+    seen = np.unique(np.concatenate([np.unique(page) for page in pages]))
+    if positive is None and len(seen[seen != 0]) > 1:
+        raise DataError(
+            f"{path}: holds the codes {', '.join(f'{c:g}' for c in seen[:10])}; say which are lesions (positive)"
+        )
+    return np.array([(page != 0 if positive is None else np.isin(page, list(positive))).mean() for page in pages])
+
+
+def _origin(bag: Bag, path: Path) -> dict[str, Any]:
+    with explained(path, "an annotation"):
+        content = path.read_bytes()
+    return {"annotation": path.name, "digest": digest(content), "coords": _coords_digest(bag)}
+
+
+def _coords_digest(bag: Bag) -> str:
+    """Checksum of where the instances are: labels of another tiling do not fit even when their number does."""
+    return digest(str(bag.n) if bag.coords is None else np.ascontiguousarray(bag.coords.numpy(), dtype="<f8").data)[:16]
