@@ -8,7 +8,7 @@ import typer
 
 from smmil.errors import SmmilError
 
-VERBS = ("demo", "source", "train", "predict", "evaluate", "convert", "convert-weights", "models", "inspect", "doctor")
+VERBS = ("demo", "source", "train", "predict", "evaluate", "export", "convert", "convert-weights", "models", "inspect", "doctor")
 
 app = typer.Typer(
     name="smmil",

@@ -1,0 +1,86 @@
+"""smmil export"""
+
+import sys
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Target(StrEnum):
+    geojson = "geojson"
+    dicom_pm = "dicom-pm"
+    dicom_seg = "dicom-seg"
+    nifti = "nifti"
+    tiff = "tiff"
+    csv = "csv"
+    parquet = "parquet"
+    png = "png"
+
+
+def export(
+    predictions: Annotated[list[Path], typer.Argument(help="Files of predictions (.npz), or folders of them.")],
+    to: Annotated[Target, typer.Option("--to", help="Format to write.")],
+    out: Annotated[Path, typer.Option(help="File for a single prediction; folder for several.")],
+    threshold: Annotated[
+        float | None, typer.Option(help="Instances with at least this score are positive: regions, segments, colours.")
+    ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(help="Slide or CT series of the case; for several cases the folder that holds them, named by id."),
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Longest side of a png, in pixels. [default: 2048]")] = None,
+    column: Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")] = None,
+    deidentify: Annotated[
+        bool, typer.Option(help="DICOM: take nothing from the image that tells who the patient is.")
+    ] = True,
+    replace_uids: Annotated[
+        bool, typer.Option("--replace-uids", help="DICOM: also replace UIDs; the file no longer finds its image.")
+    ] = False,
+) -> None:
+    """Write score maps as files that other programs open: QuPath, OHIF, 3D Slicer, ASAP, spreadsheets.
+
+    Scores keep their place: bounds of the slide, geometry of the scan. For research use only.
+
+    [bold]Examples[/bold]
+
+      smmil export predictions/slide_7.npz --to geojson --threshold 1.5 --image slide_7.mrxs --out slide_7.geojson
+
+      smmil export predictions --to csv --out tables
+
+      smmil export predictions/ct_3.npz --to nifti --image scans/ct_3 --out ct_3_heat.nii.gz
+
+      smmil export predictions/ct_3.npz --to dicom-seg --threshold 0 --image scans/ct_3 --out ct_3.dcm
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from smmil.exports import export as export_predictions
+
+    console = Console(stderr=True)
+    columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("exporting", total=None)
+        done = export_predictions(
+            predictions,
+            to.value,
+            out,
+            image=image,
+            threshold=threshold,
+            column=column,
+            size=size,
+            deidentify=deidentify,
+            keep_uids=not replace_uids,
+            progress=lambda count, total: bars.update(task, completed=count, total=total),
+        )
+    where = done.written[0] if len(done.written) == 1 and not done.failed else out
+    print(f"{where}: {len(done.written)} written, {len(done.failed)} failed")
+    for note, cases in Counter(note for _, note in done.notes).most_common():
+        print(f"note: {note} ({cases} {'case' if cases == 1 else 'cases'})")
+    for reason in done.failed.values():
+        print(f"failed: {reason}", file=sys.stderr)
+    if done.failed:
+        print(f"the failures are listed in {out / 'export_failures.csv'}", file=sys.stderr)
+        raise typer.Exit(3)

@@ -1,0 +1,187 @@
+"""Predictions to files of one format: one case to one file, several to a folder."""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from smmil.errors import ConfigError, DataError, SmmilError, check_choice
+from smmil.exports.case import Case
+from smmil.exports.dicom import write_parametric_map, write_segmentation
+from smmil.exports.geojson import write_geojson
+from smmil.exports.nifti import write_nifti
+from smmil.exports.picture import write_png
+from smmil.exports.table import write_csv, write_parquet
+from smmil.exports.tiff import write_tiff
+from smmil.files import file_name, write_text
+from smmil.prediction import Prediction, load_predictions
+
+_FAILURES = "export_failures.csv"
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a format is written, what its files end with (the first is our choice), and what it takes or must have."""
+
+    write: Callable[[Case, Path], None]
+    endings: tuple[str, ...]
+    takes: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+
+
+_CUT, _SIZED, _IMAGE = frozenset({"threshold"}), frozenset({"size"}), frozenset({"image"})
+FORMATS = {
+    "geojson": Format(write_geojson, (".geojson", ".json"), takes=_CUT),
+    "dicom-pm": Format(write_parametric_map, ("_map.dcm", ".dcm"), needs=_IMAGE),
+    "dicom-seg": Format(write_segmentation, ("_seg.dcm", ".dcm"), takes=_CUT, needs=_IMAGE | _CUT),
+    "nifti": Format(write_nifti, ("_heat.nii.gz", ".nii.gz", ".nii"), needs=_IMAGE),
+    "tiff": Format(write_tiff, (".tif", ".tiff")),
+    "csv": Format(write_csv, (".csv",), takes=_CUT),
+    "parquet": Format(write_parquet, (".parquet",), takes=_CUT),
+    "png": Format(write_png, (".png",), takes=_CUT | _SIZED),
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, what could not be and why, and what to know about it: (case, note)."""
+
+    written: list[Path] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+
+def export(
+    predictions: Prediction | str | Path | Iterable[str | Path],
+    to: str,
+    out: str | Path,
+    *,
+    image: str | Path | None = None,
+    threshold: float | None = None,
+    column: int | None = None,
+    size: int | None = None,
+    deidentify: bool = True,
+    keep_uids: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Exported:
+    """Write predictions (files, folders of them, or one Prediction) as one of FORMATS, atomically.
+
+    out    the file for a single case (or an existing folder); for several cases a folder, one file each
+    image  slide or CT series of a single case; for several, a folder with an entry named like each case's id
+    See `Case` for the other options. A single case that cannot be written is an error; of several, the others go on.
+    """
+    format_ = FORMATS[check_choice(to, FORMATS, "--to")]
+    _check_options(to, format_, image, threshold, size, deidentify, keep_uids)
+    cases = [predictions] if isinstance(predictions, Prediction) else load_predictions(predictions)
+    wishes: dict[str, Any] = {"threshold": threshold, "column": column, "deidentify": deidentify}
+    wishes |= {"keep_uids": keep_uids}
+    wishes |= {} if size is None else {"size": size}
+    place = Path(image) if image is not None else None
+    if len(cases) == 1:
+        done = Exported()
+        _write(format_, Case(cases[0], place, **wishes), _single_path(Path(out), cases[0].id, to, format_), done)
+        return done
+    return _several(cases, format_, Path(out), place, wishes, progress)
+
+
+def _several(
+    cases: list[Prediction],
+    format_: Format,
+    out: Path,
+    images: Path | None,
+    wishes: dict[str, Any],
+    progress: Callable[[int, int], None] | None,
+) -> Exported:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: {len(cases)} predictions need a folder, and this is a file; name a folder")
+    table = None if images is None else image_table(images)
+    done = Exported()
+    for count, prediction in enumerate(cases, 1):
+        path = out / (file_name(prediction.id) + format_.endings[0])
+        try:
+            own = None if table is None else _image_of(prediction.id, table, images)
+            _write(format_, Case(prediction, own, **wishes), path, done)
+        except SmmilError as problem:
+            done.failed[prediction.id] = str(problem)
+        if progress is not None:
+            progress(count, len(cases))
+    _write_failures(out, done.failed)
+    return done
+
+
+def _write(format_: Format, case: Case, path: Path, done: Exported) -> None:
+    """Write one case and note it; never over the image that is read."""
+    if case.image is not None and path.exists() and path.samefile(case.image):
+        raise ConfigError(f"--out {path}: this is the image itself; choose another name or folder")
+    format_.write(case, path)
+    done.written.append(path)
+    done.notes.extend((case.id, note) for note in case.notes)
+
+
+def image_table(folder: Path) -> dict[str, Path]:
+    """{id: entry of the folder}, by full name and by name without its ending; ids never become paths."""
+    if not folder.is_dir():
+        raise ConfigError(f"--image {folder}: for several predictions name the folder that holds one image per case")
+    table: dict[str, Path] = {}
+    for entry in sorted(p for p in folder.iterdir() if not p.name.startswith(".")):
+        stem = re.sub(r"(\.nii)?\.[A-Za-z0-9]{1,5}$", "", entry.name) or entry.name
+        table.setdefault(stem, entry)
+        table[entry.name] = entry
+    return table
+
+
+def _image_of(id_: str, table: dict[str, Path], folder: Path | None) -> Path:
+    if id_ not in table:
+        raise DataError(f"{id_}: no image of this name in {folder}; name its slide or folder like the case")
+    return table[id_]
+
+
+def _single_path(out: Path, id_: str, to: str, format_: Format) -> Path:
+    if out.is_dir():
+        return out / (file_name(id_) + format_.endings[0])
+    if not out.name.lower().endswith(format_.endings):
+        plain = [ending for ending in format_.endings if ending.startswith(".")]
+        raise ConfigError(f"--out {out}: a {to} file ends with {' or '.join(plain)}; or name an existing folder")
+    return out
+
+
+def _check_options(
+    to: str,
+    format_: Format,
+    image: str | Path | None,
+    threshold: float | None,
+    size: int | None,
+    deidentify: bool,
+    keep_uids: bool,
+) -> None:
+    """An option that would be ignored is refused, as is one that is missing or makes no sense."""
+    for name, value in (("threshold", threshold), ("size", size)):
+        if value is not None and name not in format_.takes:
+            users = ", ".join(other for other, f in FORMATS.items() if name in f.takes)
+            raise ConfigError(f"--{name} {value}: {to} has no use for it; it is for {users}")
+    for name, missing in (("threshold", threshold is None), ("image", image is None)):
+        if missing and name in format_.needs:
+            what = "a score above which an instance is positive" if name == "threshold" else "the DICOM or NIfTI source"
+            raise ConfigError(f"--to {to}: needs --{name}, {what}")
+    if threshold is not None and not isfinite(threshold):
+        raise ConfigError(f"--threshold {threshold}: must be a finite number")
+    if size is not None and not 16 <= size <= 20_000:
+        raise ConfigError(f"--size {size}: must be from 16 to 20000 pixels")
+    if not keep_uids and (not deidentify or not to.startswith("dicom")):
+        raise ConfigError("--replace-uids: is part of the de-identification of dicom-pm and dicom-seg only")
+    if image is not None and not Path(image).exists():
+        raise DataError(f"--image {image}: no such file or folder")
+
+
+def _write_failures(out: Path, failed: dict[str, str]) -> None:
+    path = out / _FAILURES
+    if not failed:
+        path.unlink(missing_ok=True)
+        return
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([("id", "reason"), *failed.items()])
+    write_text(path, text.getvalue())

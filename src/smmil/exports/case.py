@@ -1,0 +1,124 @@
+"""One case on its way out: its prediction, the image it belongs to, and what was asked for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from smmil.errors import ConfigError, DataError
+from smmil.evaluate.instances import instance_score
+from smmil.exports.provenance import provenance
+from smmil.images import Slide, Volume, open_slide, open_volume
+from smmil.prediction import Prediction
+
+# Scores of these kinds are log-odds of the instance itself, so they can be read as probabilities.
+_LOG_ODDS = ("instance logit", "instance log-odds")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What an export works from.
+
+    image       the slide, or the folder of the CT series, that the instances were cut from; None: not at hand
+    threshold   instances with at least this score are called positive; None: nobody is called anything
+    column      score column of models with more than two
+    size        longest side of pictures, in pixels
+    deidentify  leave out whatever DICOM headers of the image say about a person
+    keep_uids   let DICOM exports point at the image they belong to
+    notes       what the reader of the export should know; filled while it is written
+    """
+
+    prediction: Prediction
+    image: Path | None = None
+    threshold: float | None = None
+    column: int | None = None
+    size: int = 2048
+    deidentify: bool = True
+    keep_uids: bool = True
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return self.prediction.id
+
+    @cached_property
+    def score(self) -> np.ndarray:
+        """(n,) the score that counts, as precise as it was stored."""
+        return instance_score(self.prediction, self.column).astype(self.prediction.scores.dtype)
+
+    @cached_property
+    def positive(self) -> np.ndarray | None:
+        """(n,) which instances reach the threshold, decided as in `smmil evaluate`."""
+        return None if self.threshold is None else self.score.astype(np.float64) >= self.threshold
+
+    @cached_property
+    def percentile(self) -> np.ndarray:
+        """(n,) share of the case's instances that score no higher: 1 is the hottest."""
+        from scipy.stats import rankdata
+
+        return rankdata(self.score, method="max") / len(self.score)
+
+    @cached_property
+    def probability(self) -> np.ndarray:
+        """(n,) probability of each instance, where the scores are log-odds or probabilities; else nan.
+
+        An attention weight is no probability, and none is made up for it.
+        """
+        kind = str(self.prediction.meta.get("score_kind", ""))
+        scores = self.prediction.scores.astype(np.float64)
+        if kind in _LOG_ODDS:
+            return _from_log_odds(scores, self.column)
+        if "probability" in kind and self.score.min() >= 0 and self.score.max() <= 1:
+            return self.score.astype(np.float64)
+        return np.full(len(scores), np.nan)
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        """Where the scores come from, as plain texts."""
+        return provenance(self.prediction)
+
+    @property
+    def axes(self) -> int:
+        """Number of coordinates: 2 on a slide, 1 (slices) or 3 (boxes) in a scan."""
+        if self.prediction.coords is None:
+            raise DataError(f"{self.id}: this export needs coords, which the prediction does not store; predict again")
+        return int(self.prediction.coords.shape[1])
+
+    def need_slide(self, what: str) -> None:
+        """Refuse a scan where a slide is meant."""
+        if self.axes != 2:
+            raise DataError(
+                f"{self.id}: {what} is for slides, but this case has {self.axes} coordinate(s) per instance, as scans "
+                "have; choose nifti, dicom-pm, dicom-seg, csv, parquet or png"
+            )
+
+    @contextmanager
+    def slide(self) -> Iterator[Slide | None]:
+        """The slide, open for reading; None when no image was given."""
+        if self.image is None:
+            yield None
+            return
+        with open_slide(self.image) as slide:
+            yield slide
+
+    def volume(self, what: str) -> Volume:
+        """The scan with its geometry; an error that asks for it when no image was given."""
+        return open_volume(self.need_image(what, "the folder of its DICOM series or its NIfTI file"))
+
+    def need_image(self, what: str, kind: str) -> Path:
+        """The image, without which this export has no place in the patient."""
+        if self.image is None:
+            raise ConfigError(f"{self.id}: {what} needs the image the case was made from; give --image {kind}")
+        return self.image
+
+
+def _from_log_odds(scores: np.ndarray, column: int | None) -> np.ndarray:
+    """Sigmoid of the only column, or the softmax over several, at the chosen (else the last) one."""
+    from scipy.special import expit, softmax
+
+    if scores.shape[1] == 1:
+        return expit(scores[:, 0])
+    return softmax(scores, axis=1)[:, -1 if column is None else column]

@@ -1,0 +1,15 @@
+"""Every example of the page on exports runs, and what it claims is true."""
+
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "exports.md"
+
+
+def test_every_example_of_the_page_holds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert examples
+    for example in examples:
+        exec(compile(example, str(PAGE), "exec"), {})
+    assert (tmp_path / "slide.png").stat().st_size > 500
