@@ -10,7 +10,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[slides,ct,lazyslide,tables,dask]' --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[slides,ct,lazyslide,tables,slurm,dask]' --group dev
 	touch $@
 
 demo: install  ## train ABMIL and SmAP on synthetic slides, compare them, draw maps beside the truth
@@ -31,6 +31,9 @@ test-all: lint  ## the slow checks too
 bench: install  ## ratios against torchmil, ABMIL and the matrix products that cannot be avoided
 	$(BIN)/pip install --quiet --disable-pip-version-check --group bench
 	$(BIN)/python benchmarks/sm_step.py
+	$(BIN)/python benchmarks/reading.py
+	$(BIN)/python benchmarks/encoding.py
+	$(BIN)/python benchmarks/models.py
 
 docs: install  ## the documentation as a web site in site/
 	$(BIN)/pip install --quiet --disable-pip-version-check --group docs

@@ -1,23 +1,36 @@
-"""The whole road once, on synthetic slides: train, predict, evaluate, map, report."""
+"""The whole road once, from pixels: slides and scans are drawn, prepared, learned, predicted, judged and mapped."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smmil.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
-from smmil.data.manifest import Manifest
-from smmil.data.synthetic import synthetic_slides, write_synthetic
+from smmil.data.stained_slides import stained_slides
+from smmil.data.synthetic_ct import synthetic_ct_scans
 from smmil.errors import DataError
 from smmil.evaluate import summary
 from smmil.files import write_json
 from smmil.maps import side_by_side
 from smmil.predict import predict_run
 from smmil.prediction import Prediction, load_predictions
+from smmil.prepare import Recipe, plan, run
 from smmil.report import comparison_page
+from smmil.runtime import available_cores
 from smmil.train import Progress, train
 
 MODELS = ("abmil", "sm_ap")
-SLIDES, SEED, SHOWN = 150, 0, 6
+SLIDES, SCANS, SEED, SHOWN = 80, 30, 0, 6
+SLIDE_RECIPE = Recipe(kind="slide", tile_um=96.0, pixels=96, encoder_pixels=96)
+SCAN_RECIPE = Recipe(kind="ct", encoder_pixels=128)
+SLIDE_LEAD = (
+    "Two models, the same slides, only slide labels for training. The slides are synthetic pyramids, tiled and encoded "
+    "with an ImageNet network. ABMIL looks at each patch alone; SmAP smooths its attention over neighbouring patches. "
+    "Judged on slides neither model has seen."
+)
+SCAN_LEAD = (
+    "The same for CT: synthetic head scans as DICOM series, every slice an instance, only the scan's label for "
+    "training. Judged on scans neither model has seen."
+)
 
 
 @dataclass(frozen=True)
@@ -28,13 +41,53 @@ class DemoResult:
     results: dict[str, dict[str, Any]]
 
 
-def run_demo(out: str | Path, *, progress: Progress | None = None) -> DemoResult:
-    """Train ABMIL and SmAP with the paper's settings on the same slides and compare them; resumes where it stopped.
+@dataclass(frozen=True)
+class _Study:
+    """Test predictions and numbers of both models on one kind of image."""
 
-    The difficulty is the default of the synthetic set. It was fixed before any model with Sm was run on it.
+    test: dict[str, list[Prediction]]
+    results: dict[str, dict[str, Any]]
+
+
+def run_demo(out: str | Path, *, progress: Progress | None = None) -> DemoResult:
+    """Compare ABMIL and SmAP with the paper's settings, on slides and on CT scans; resumes where it stopped.
+
+    The difficulty is the default of the synthetic sets. It was fixed before any model with Sm was run on them.
     """
     out, progress = Path(out), progress or Progress()
-    manifest = _slides(out / "data", progress)
+    progress.said(f"drawing {SLIDES} synthetic slides")
+    labels = stained_slides(out / "data", SLIDES, seed=SEED, workers=available_cores())
+    slides = _study(_prepared(out / "data" / "slides", labels, SLIDE_RECIPE, out / "bags", progress), out, progress)
+    scans_table = _drawn_scans(out / "ct" / "data", progress)
+    manifest = _prepared(out / "ct" / "data" / "scans", scans_table, SCAN_RECIPE, out / "ct" / "bags", progress)
+    scans = _study(manifest, out / "ct", progress)
+    progress.said("drawing maps and writing the pages")
+    _page(out / "ct.html", scans, _maps(out / "ct" / "maps", scans), "CT scans", SCAN_LEAD, _next_steps(out))
+    steps = ["The same on CT scans: open ct.html beside this page", *_next_steps(out)]
+    page = _page(out / "report.html", slides, _maps(out / "maps", slides), "slides", SLIDE_LEAD, steps)
+    return DemoResult(page, slides.results)
+
+
+def _drawn_scans(folder: Path, progress: Progress) -> Path:
+    """The table of the demo's scans, written unless it is there (it is written last)."""
+    if not (folder / "labels.csv").exists():
+        progress.said(f"drawing {SCANS} synthetic CT scans")
+        synthetic_ct_scans(folder, SCANS, seed=SEED)
+    return folder / "labels.csv"
+
+
+def _prepared(images: Path, labels: Path, recipe: Recipe, out: Path, progress: Progress) -> Path:
+    """The manifest of the bags made from a folder of images."""
+    todo = plan([images], out, recipe, labels=labels)
+    progress.said(f"preparing {len(todo.jobs)} cases: tiles or slices through {todo.encoder}")
+    done = run(todo, executor="processes", workers=available_cores())
+    if done.failures or done.manifest is None:
+        raise DataError(f"{out}: {len(done.failures)} cases could not be prepared, see failures.csv there")
+    return done.manifest
+
+
+def _study(manifest: Path, out: Path, progress: Progress) -> _Study:
+    """Train both models, predict validation and test cases, and measure."""
     for name in MODELS:
         progress.said(f"training {name}")
         train(_config(manifest, name), out / "runs" / name, progress=progress)
@@ -44,18 +97,7 @@ def run_demo(out: str | Path, *, progress: Progress | None = None) -> DemoResult
     validation = {name: load_predictions(out / "validation" / name) for name in MODELS}
     results = {name: summary(test[name], validation=validation[name]) for name in MODELS}
     write_json(out / "metrics.json", results)
-    progress.said("drawing maps and writing the page")
-    page = comparison_page(
-        out / "report.html",
-        results=results,
-        maps=_maps(out / "maps", test),
-        notes=_notes(results),
-        next_steps=_next_steps(out),
-        title="smmil demo: ABMIL and SmAP on synthetic slides",
-        lead="Two models, the same slides, only slide labels for training. ABMIL looks at each patch alone; SmAP "
-        "smooths its attention over neighbouring patches. Judged on slides neither model has seen.",
-    )
-    return DemoResult(page, results)
+    return _Study(test, results)
 
 
 def _config(manifest: Path, model: str) -> TrainConfig:
@@ -66,52 +108,52 @@ def _config(manifest: Path, model: str) -> TrainConfig:
     )
 
 
-def _slides(folder: Path, progress: Progress) -> Path:
-    """The manifest of the demo's slides, written unless all of them are there and sound."""
-    manifest = folder / "manifest.csv"
-    try:
-        Manifest.read(manifest).check_files()
-    except DataError:
-        progress.said(f"writing {SLIDES} synthetic slides to {folder}")
-        write_synthetic(folder, synthetic_slides(SLIDES, seed=SEED))
-    return manifest
+def _page(
+    path: Path, study: _Study, maps: list[tuple[str, str, Path]], what: str, lead: str, next_steps: list[str]
+) -> Path:
+    return comparison_page(
+        path,
+        results=study.results,
+        maps=maps,
+        notes=_notes(study.results, what),
+        next_steps=next_steps,
+        title=f"smmil demo: ABMIL and SmAP on synthetic {what}",
+        lead=lead,
+    )
 
 
-def _maps(folder: Path, predictions: dict[str, list[Prediction]]) -> list[tuple[str, str, Path]]:
-    """Truth and both maps for the first positive test slides and one negative, chosen by name, not by success."""
-    cases = {p.id: {name: found[i] for name, found in predictions.items()} for i, p in enumerate(predictions["abmil"])}
-    positive = [i for i, found in cases.items() if found["abmil"].y == 1][: SHOWN - 1]
-    negative = [i for i, found in cases.items() if found["abmil"].y == 0][:1]
+def _maps(folder: Path, study: _Study) -> list[tuple[str, str, Path]]:
+    """Truth and both maps for the first positive test cases and one negative, chosen by name, not by success."""
+    first = study.test[MODELS[0]]
+    cases = {p.id: {name: found[i] for name, found in study.test.items()} for i, p in enumerate(first)}
+    positive = [p.id for p in first if p.y == 1][: SHOWN - 1]
+    negative = [p.id for p in first if p.y == 0][:1]
     drawn = []
     for case in positive + negative:
         path = folder / f"{case}.png"
         side_by_side(cases[case], path)
         chances = ", ".join(f"{name} {p.positive_prob:.2f}" for name, p in cases[case].items())
-        kind = "with a lesion" if case in positive else "without a lesion"
-        drawn.append((case, f"A slide {kind}. Probability of a lesion: {chances}.", path))
+        kind = "With a lesion" if case in positive else "Without a lesion"
+        drawn.append((case, f"{kind}. Probability of a lesion: {chances}.", path))
     return drawn
 
 
-def _notes(results: dict[str, dict[str, Any]]) -> list[str]:
+def _notes(results: dict[str, dict[str, Any]], what: str) -> list[str]:
     plain, smooth = (results[name]["instance"]["positive_bags"]["auroc"] for name in MODELS)
-    verdict = (
-        f"Within positive slides SmAP finds the lesion better than ABMIL here (AUROC {smooth:.3f} against {plain:.3f})."
-        if smooth > plain
-        else f"Within positive slides SmAP does not find the lesion better than ABMIL here ({smooth:.3f} against "
-        f"{plain:.3f})."
-    )
+    verdict = "finds the lesion better than" if smooth > plain else "does not find the lesion better than"
     return [
-        verdict,
-        "One seed, one split, a few dozen test slides: differences of a few hundredths may be chance.",
-        "The slides are synthetic: lesions are connected and lone look-alikes are planted, which suits smoothing.",
+        f"Within positive {what} SmAP {verdict} ABMIL here (AUROC {smooth:.3f} against {plain:.3f}).",
+        f"One seed, one split, a handful of test {what}: differences of a few hundredths, or more, may be chance.",
+        f"The {what} are synthetic: lesions are connected, which suits smoothing.",
     ]
 
 
 def _next_steps(out: Path) -> list[str]:
-    run = out / "runs" / "sm_ap"
+    manifest = out / "bags" / "manifest.csv"
     return [
-        f"Look into a bag: smmil inspect {out / 'data' / 'bags' / 'slide_0000.h5'}",
-        f"Train another model: smmil train --manifest {out / 'data' / 'manifest.csv'} --model sm_tap --out runs/sm_tap",
-        f"Predict with a trained one: smmil predict {run} --out predictions/sm_ap --part test",
-        "Your own features: write a table with the columns id, path, label (and patient as group); see docs/data.md",
+        f"See what was taken as tissue: the pictures in {out / 'bags' / 'previews'}",
+        f"Look into a bag: smmil inspect {out / 'bags' / 'bags' / 'stained_0000.h5'}",
+        f"Train another model: smmil train --manifest {manifest} --model sm_tap --out runs/sm_tap",
+        f"Maps for QuPath: smmil export {out / 'predictions' / 'sm_ap'} --to geojson --out maps",
+        "Your own slides: smmil prepare slides --labels labels.csv --out study; see docs/prepare.md",
     ]

@@ -8,7 +8,21 @@ import typer
 
 from smmil.errors import SmmilError
 
-VERBS = ("demo", "source", "train", "predict", "evaluate", "export", "convert", "convert-weights", "models", "inspect", "doctor")
+VERBS = (
+    "demo",
+    "source",
+    "prepare",
+    "train",
+    "predict",
+    "evaluate",
+    "report",
+    "export",
+    "convert",
+    "convert-weights",
+    "models",
+    "inspect",
+    "doctor",
+)
 
 app = typer.Typer(
     name="smmil",
@@ -23,6 +37,8 @@ app = typer.Typer(
 for _verb in VERBS:
     _name = _verb.replace("-", "_")
     app.command(_verb)(getattr(import_module(f"smmil.cli.{_name}"), _name))
+
+app.add_typer(import_module("smmil.cli.experiment").app, name="experiment")
 
 
 def _print_version(wanted: bool) -> None:

@@ -11,14 +11,14 @@ def demo(
         "smmil-demo"
     ),
 ) -> None:
-    """Train ABMIL and SmAP on synthetic slides, compare them, and draw their maps beside the truth.
+    """Draw synthetic slides and CT scans, prepare them, train ABMIL and SmAP, and show their maps beside the truth.
 
     [bold]Example[/bold]
 
       smmil demo --out ./smmil-demo
 
-    Takes a minute or two on two cores. Open report.html afterwards; what it was made from lies beside it. Repeat the
-    command after an interruption: it goes on where it stopped.
+    Takes about two minutes on two cores. Open report.html afterwards; what it was made from lies beside it. Repeat
+    the command after an interruption: it goes on where it stopped.
     """
     from rich.console import Console
 

@@ -1,0 +1,180 @@
+"""smmil experiment run | status | tables | figures | trust"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Grids of training runs: run what is missing, then write tables and figures.\n\n"
+    "Start with: smmil experiment run configs/paper/main.yaml --out study --toy",
+)
+Config = Annotated[Path, typer.Argument(help="YAML file of a study.")]
+Out = Annotated[Path, typer.Option(help="Folder of the study; runs in it are shared by all studies.")]
+Data = Annotated[
+    list[str] | None, typer.Option("--data", help="Where data lie: CRCHISTO=manifest.csv. Also from the environment.")
+]
+Only = Annotated[list[str] | None, typer.Option("--set", help="Only these data sets.")]
+Toy = Annotated[bool, typer.Option("--toy", help="Everything tiny and synthetic, to see that it works.")]
+
+
+class Executor(StrEnum):
+    serial = "serial"
+    processes = "processes"
+    dask = "dask"
+    submitit = "submitit"
+
+
+@app.command("run")
+def run(
+    config: Config,
+    out: Out,
+    data: Data = None,
+    only: Only = None,
+    toy: Toy = False,
+    executor: Annotated[Executor, typer.Option(help="Where runs are executed.")] = Executor.serial,
+    workers: Annotated[int | None, typer.Option(help="Runs at once; one thread each.")] = None,
+    address: Annotated[str | None, typer.Option("--dask", help="Address of a Dask scheduler.")] = None,
+    slurm: Annotated[
+        list[str] | None, typer.Option(help="Parameter of submitit, such as slurm_partition=gpu, timeout_min=600.")
+    ] = None,
+) -> None:
+    """Train and measure what is missing; repeat the command to go on after an interruption.
+
+    Examples:
+
+        smmil experiment run configs/paper/main.yaml --out study --executor processes --workers 2
+
+        smmil experiment run configs/paper/crchisto.yaml --out study --data CRCHISTO=crchisto/manifest.csv
+    """
+    from smmil.cli.experiment_bars import GridBars
+    from smmil.experiments.runner import run_study
+    from smmil.train import Interrupted
+
+    study = _study(config, data, toy)
+    try:
+        with GridBars() as bars:
+            report = run_study(
+                study,
+                out,
+                executor=executor.value,
+                workers=workers,
+                only=only or (),
+                address=address,
+                slurm=_parameters(slurm),
+                on_begin=bars.begun,
+                on_run=bars.ended,
+            )
+    except Interrupted as stopped:
+        print(f"{stopped}", file=sys.stderr)
+        raise typer.Exit(128 + stopped.signal) from None
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(130) from None
+    _tell(report, out / study.name)
+
+
+def _tell(report: Any, folder: Path) -> None:
+    for line in report.left_out:
+        print(line)
+    print(f"{folder / 'results.csv'}: {len(report.done)} runs done now, {len(report.before)} there already", end="")
+    print(f", {len(report.failed)} failed")
+    if report.failed:
+        from smmil.files import write_text
+        from smmil.train.folder import table_text
+
+        rows = [{"run": label, "reason": reason} for label, reason in report.failed.items()]
+        write_text(folder / "failures.csv", table_text(rows))
+        for label, reason in report.failed.items():
+            print(f"failed: {label}: {reason}", file=sys.stderr)
+        print(f"the failures are listed in {folder / 'failures.csv'}", file=sys.stderr)
+        raise typer.Exit(3)
+    (folder / "failures.csv").unlink(missing_ok=True)
+
+
+@app.command("status")
+def status(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
+    """How many runs are done, running, failed and missing, by data set; failures with their reason."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from smmil.experiments.runner import run_states
+
+    states = run_states(_study(config, data, toy), out, only=only or ())
+    sets = list(dict.fromkeys(label.split(" · ")[0] for runs in states.values() for label, _ in runs))
+    table = Table()
+    for column in ("data set", *states):
+        table.add_column(column, justify="left" if column == "data set" else "right")
+    for name in sets:
+        counts = [sum(label.split(" · ")[0] == name for label, _ in runs) for runs in states.values()]
+        table.add_row(name, *map(str, counts))
+    Console().print(table)
+    for label, reason in states["failed"]:
+        print(f"failed: {label}: {reason}")
+
+
+@app.command("tables")
+def tables(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
+    """Write the tables of the study from the runs that are done: Markdown, LaTeX, CSV, the paper's numbers beside."""
+    from smmil.experiments.output import write_tables
+
+    for path in write_tables(_study(config, data, toy), out, only=only or ()):
+        print(path)
+
+
+@app.command("figures")
+def figures(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
+    """Draw the figures of the study from the runs that are done: PNG and SVG."""
+    from smmil.experiments.output import write_figures
+
+    paths, failed = write_figures(_study(config, data, toy), out, only=only or ())
+    for path in paths:
+        print(path)
+    for name, reason in failed.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(3)
+
+
+@app.command("trust")
+def trust(
+    config: Config,
+    out: Out,
+    data: Data = None,
+    only: Only = None,
+    toy: Toy = False,
+    executor: Annotated[Executor, typer.Option(help="Where the extra runs are executed.")] = Executor.serial,
+    workers: Annotated[int | None, typer.Option(help="Runs at once.")] = None,
+) -> None:
+    """Ask whether the maps deserve trust: seeds, deletion and insertion, inverted maps, random labels, positions."""
+    from smmil.experiments.trust import trust_report
+
+    study = _study(config, data, toy)
+    for path in trust_report(study, out, only=only or (), executor=executor.value, workers=workers):
+        print(path)
+
+
+def _study(config: Path, data: list[str] | None, toy: bool) -> Any:
+    from smmil.experiments.study import load_study
+    from smmil.experiments.toy import toy_study
+    from smmil.experiments.variables import parse_variables
+
+    study = load_study(config, parse_variables(data or []))
+    return toy_study(study) if toy else study
+
+
+def _parameters(texts: list[str] | None) -> dict[str, Any]:
+    """key=value pairs with values read as YAML, so that numbers are numbers."""
+    from smmil.config import parse_yaml
+    from smmil.errors import ConfigError
+
+    found = {}
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--slurm {text!r}: expected key=value, such as timeout_min=600")
+        found[key.strip()] = parse_yaml(value, f"--slurm {text}")
+    return found

@@ -1,0 +1,190 @@
+"""smmil prepare"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from smmil.prepare import Plan, Summary
+
+
+class Kind(StrEnum):
+    auto = "auto"
+    slide = "slide"
+    ct = "ct"
+    points = "points"
+
+
+class Executor(StrEnum):
+    auto = "auto"
+    serial = "serial"
+    processes = "processes"
+    dask = "dask"
+
+
+def prepare(
+    sources: Annotated[
+        list[Path], typer.Argument(help="Folders or files: slides, DICOM folders, NIfTI volumes, plain images.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for bags/, previews/, manifest.csv, cases.csv, failures.csv.")],
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Table id,label with optional columns patient, split, path, annotation, tissue, mpp."),
+    ] = None,
+    kind: Annotated[Kind, typer.Option(help="What the images are; auto: told from the files.")] = Kind.auto,
+    recipe: Annotated[Path | None, typer.Option(help="YAML file with the choices below; options win over it.")] = None,
+    encoder: Annotated[str | None, typer.Option(help="Encoder; efficientnet-lite0 comes with the program.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="File with the encoder's weights, where it needs one.")] = None,
+    encoder_pixels: Annotated[
+        int | None, typer.Option(help="Side at which the encoder looks; default: as it was trained. Less is faster.")
+    ] = None,
+    tile_um: Annotated[float | None, typer.Option(help="Width of a tile in micrometres (256).")] = None,
+    tile_px: Annotated[int | None, typer.Option(help="Or: width in pixels, together with --tile-mpp.")] = None,
+    tile_mpp: Annotated[float | None, typer.Option(help="Micrometres per pixel at which tiles are read.")] = None,
+    overlap_um: Annotated[float | None, typer.Option(help="How far neighbouring tiles overlap (0).")] = None,
+    tissue_share: Annotated[float | None, typer.Option(help="Share of a tile that must be tissue (0.25).")] = None,
+    mpp: Annotated[
+        float | None, typer.Option(help="Micrometres per pixel at full resolution, for files that do not say.")
+    ] = None,
+    window: Annotated[
+        list[str] | None, typer.Option(help="CT window by name or centre/width; once or three times.")
+    ] = None,
+    triplets: Annotated[bool, typer.Option(help="CT: a slice with its neighbours as colours (one --window).")] = False,
+    points: Annotated[Path | None, typer.Option(help="Table image,x,y[,label]: a crop around every point.")] = None,
+    crop_px: Annotated[int | None, typer.Option(help="Side of a crop around a point, in pixels (27).")] = None,
+    coverage: Annotated[float, typer.Option(help="Annotated share above which an instance is positive.")] = 0.5,
+    executor: Annotated[Executor, typer.Option(help="Where to work; auto: one process per core.")] = Executor.auto,
+    workers: Annotated[int | None, typer.Option(help="Number of worker processes.")] = None,
+    dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
+    device: Annotated[str, typer.Option(help="Device of the encoder: auto, cpu, cuda, cuda:1.")] = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace bags of another recipe in --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")] = False,
+) -> None:
+    """Turn slides or scans into bags: find tissue, cut tiles, encode them; ready for smmil train.
+
+    Every case becomes one file in bags/ and one picture in previews/ that shows what was taken as tissue. A run can be
+    stopped at any time and repeated: finished cases are recognised by their content and kept. Cases that fail do not
+    stop the others; they are listed in failures.csv, and the exit code is 3.
+
+    [bold]Examples[/bold]
+
+      smmil prepare slides --labels labels.csv --out study
+
+      smmil prepare slides --labels labels.csv --tile-um 256 --encoder resnet50 --out study --dry-run
+
+      smmil prepare scans --labels labels.csv --window brain --window subdural --window stroke --out ct
+
+      smmil prepare png --points nuclei.csv --crop-px 27 --labels labels.csv --out nuclei
+
+      smmil train --set data.manifest=study/manifest.csv --set model.name=sm_ap --out run
+    """
+    from smmil.prepare import load_recipe, plan
+
+    chosen = {
+        "kind": None if kind is Kind.auto else kind.value,
+        "encoder": encoder,
+        "encoder_pixels": encoder_pixels,
+        "tile_um": tile_um,
+        "tile_px": tile_px,
+        "tile_mpp": tile_mpp,
+        "overlap_um": overlap_um,
+        "tissue": None if tissue_share is None else {"share": tissue_share},
+        "windows": tuple(window) if window else None,
+        "triplets": triplets or None,
+        "crop_px": crop_px,
+    }
+    todo = plan(
+        sources,
+        out,
+        load_recipe(recipe, chosen),
+        labels=labels,
+        points=points,
+        mpp=mpp,
+        weights=weights,
+        device=device,
+        coverage=coverage,
+    )
+    _announce(todo)
+    if dry_run:
+        _show_dry(todo)
+        return
+    place, count = _place(executor, workers, dask, len(todo.jobs))
+    _finish(_run(todo, executor=place, workers=count, address=dask, overwrite=overwrite), todo)
+
+
+def _place(executor: Executor, workers: int | None, dask: str | None, cases: int) -> tuple[str, int | None]:
+    """Where to work: one process per core, unless there is one case or core only, or the user chose otherwise."""
+    from smmil.runtime import available_cores
+
+    if executor is not Executor.auto:
+        return executor.value, workers
+    if dask is not None:
+        return "dask", workers
+    workers = min(workers or available_cores(), cases)
+    return ("serial", None) if workers == 1 else ("processes", workers)
+
+
+def _announce(todo: "Plan") -> None:
+    print(f"{len(todo.jobs)} {todo.recipe.kind} case(s), encoder {todo.encoder}", file=sys.stderr)
+    if todo.missing:
+        print(f"{len(todo.missing)} row(s) of the table have no image, first: {todo.missing[0][1]}", file=sys.stderr)
+    if todo.unlisted:
+        print(f"{len(todo.unlisted)} image(s) are not in the table, first: {todo.unlisted[0]}", file=sys.stderr)
+
+
+def _show_dry(todo: "Plan") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from smmil.prepare.preflight import preflight
+
+    table = Table()
+    for name in ("id", "status", "instances", "mpp of the file", "tile µm wanted", "tile µm used"):
+        table.add_column(name, justify="left" if name in ("id", "status") else "right")
+    for job in todo.jobs:
+        line = preflight(job)
+        numbers = (line.mpp_level0, line.wanted_um, line.used_um)
+        table.add_row(line.id, line.status, str(line.instances), *("" if n is None else f"{n:.5g}" for n in numbers))
+    Console().print(table)
+
+
+def _run(todo: "Plan", **options: Any) -> "Summary":
+    """Run with a bar; Ctrl-C ends the workers and says how to go on."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeRemainingColumn as Left
+
+    from smmil.prepare import run
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("preparing", total=len(todo.jobs))
+
+        def on_case(outcome: Any) -> None:
+            value, id_ = outcome.value, outcome.task.case.id
+            said = outcome.error or (value.status if value.status == "no tissue" else f"{value.instances:,} instances")
+            bars.update(bar, advance=1, description=id_)
+            console.print(f"{id_}: {said}", highlight=False, markup=False, soft_wrap=True)
+
+        try:
+            return run(todo, on_case=on_case, **options)
+        except KeyboardInterrupt:
+            bars.stop()
+            console.print("stopped; what is done is kept, repeat the command to go on", highlight=False)
+            raise typer.Exit(130) from None
+
+
+def _finish(done: "Summary", todo: "Plan") -> None:
+    failed = len(done.failures)
+    print(f"{todo.out}: {done.count('written')} written, {done.count('kept')} there already, {failed} failed or empty")
+    if done.manifest is not None:
+        print(f"next: smmil train --set data.manifest={done.manifest} --set model.name=sm_ap --out run")
+    if failed:
+        for id_, _, reason in done.failures[:10]:
+            print(f"failed: {id_}: {reason}", file=sys.stderr)
+        print(f"all failures are listed in {todo.out / 'failures.csv'}", file=sys.stderr)
+        raise typer.Exit(3)

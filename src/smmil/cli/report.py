@@ -1,0 +1,70 @@
+"""smmil report"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    where: Annotated[
+        list[Path], typer.Argument(help="Runs with predictions, or folders of .npz predictions; one per model.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    slides: Annotated[
+        Path | None, typer.Option(help="Folder of slides, or CSV table (id, slide): pictures below the maps.")
+    ] = None,
+    validation: Annotated[
+        list[Path] | None,
+        typer.Option(help="Predictions on validation cases, to choose the instance threshold; one per model."),
+    ] = None,
+    threshold: Annotated[float | None, typer.Option(help="Instance threshold; else the best on --validation.")] = None,
+    column: Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")] = None,
+    resamples: Annotated[int, typer.Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    max_mb: Annotated[float, typer.Option(help="Largest size of the page; pictures are made to fit.")] = 30.0,
+) -> None:
+    """One self-contained page about one or several models: numbers, curves, every case with its map.
+
+    It works offline, from disk, and sends nothing anywhere.
+
+    [bold]Examples[/bold]
+
+      smmil report runs/first --out report.html
+
+      smmil report predictions/abmil predictions/sm_ap --validation val/abmil --validation val/sm_ap
+
+      smmil report predictions --slides slides/ --title "Lymph nodes, second reading"
+    """
+    import math
+
+    from smmil.errors import ConfigError
+    from smmil.report import write_report
+
+    if threshold is not None and (validation or not math.isfinite(threshold)):
+        raise ConfigError(f"--threshold {threshold}: give either a finite number or --validation, not both")
+    done = write_report(
+        where,
+        out,
+        slides=slides,
+        validation=validation or (),
+        threshold=threshold,
+        column=column,
+        resamples=resamples,
+        title=title,
+        licences=known_licences(),
+        max_mb=max_mb,
+    )
+    print(f"{done.page}: {done.n_cases} cases, {', '.join(done.models)}, {done.n_bytes / 1e6:.1f} MB")
+    for id_, reason in done.without_picture.items():
+        print(f"no picture: {id_}: {reason}", file=sys.stderr)
+    if done.without_picture:
+        raise typer.Exit(3)
+
+
+def known_licences() -> dict[str, str]:
+    """Licence of every encoder in our table, for predictions that name the encoder but not its licence."""
+    from smmil.encoders.table import encoder_info, list_encoders
+
+    return {name: encoder_info(name).licence for name in list_encoders()}

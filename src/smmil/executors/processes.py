@@ -1,0 +1,152 @@
+"""Tasks in processes of this machine. A worker that is killed is replaced, and its task is tried again."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from smmil.executors.outcome import Outcome, attempt, lost
+
+# In company; once more follows alone, in case all workers together needed too much memory.
+_TRIES = 2
+_GRACE_S = 5.0
+Job = tuple[int, Any]
+
+
+class _Worker:
+    """A fresh process, the pipe to it, and the job it has in hand."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        # Not forked: locks held by threads of this process would stay locked for ever in the copy.
+        fresh = multiprocessing.get_context("spawn")
+        self.pipe, other = fresh.Pipe()
+        self.process = fresh.Process(target=_work, args=(other, function), daemon=True)
+        self.process.start()
+        other.close()
+        self.job: Job | None = None
+
+    def give(self, job: Job) -> None:
+        self.job = job
+        # Killed in this moment? That is noticed when its answer is awaited.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send(job)
+
+    def answer(self) -> Outcome[Any, Any] | None:
+        """The outcome of the job; None when the worker was killed. A worker that failed by itself found a bug."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+        if (code := self.process.exitcode or 0) > 0:
+            raise RuntimeError(f"task {self.job}: a worker stopped with exit code {code}; its own message is above")
+        return None
+
+    def end(self) -> None:
+        """Ask it to stop, so that it can take its temporary files with it; insist after a while."""
+        self.process.terminate()
+        self.process.join(_GRACE_S)
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def run_in_processes(
+    function: Callable[[Any], Any],
+    tasks: Sequence[Any],
+    workers: int | None,
+    on_done: Callable[[Outcome[Any, Any]], Any],
+) -> list[Outcome[Any, Any]]:
+    """See `run_tasks`. Tasks that lost their worker twice are left for the end, where one worker has all the memory."""
+    workers = workers or _cores()
+    outcomes, alone = _round(function, deque(enumerate(tasks)), workers, _TRIES, on_done)
+    more, hopeless = _round(function, deque(alone), 1, 1, on_done)
+    given_up: list[Outcome[Any, Any]] = [lost(index, task, _TRIES + 1) for index, task in hopeless]
+    for outcome in given_up:
+        on_done(outcome)
+    return outcomes + more + given_up
+
+
+def _round(
+    function: Callable[[Any], Any],
+    todo: deque[Job],
+    workers: int,
+    tries: int,
+    on_done: Callable[[Outcome[Any, Any]], Any],
+) -> tuple[list[Outcome[Any, Any]], list[Job]]:
+    """All jobs, each in up to `tries` workers: the outcomes, and the jobs whose workers were all killed."""
+    outcomes: list[Outcome[Any, Any]] = []
+    lost_jobs: list[Job] = []
+    deaths = dict.fromkeys((index for index, _ in todo), 0)
+    crew: list[_Worker] = []
+    try:
+        while todo or any(worker.job for worker in crew):
+            _employ(crew, function, todo, workers)
+            for worker in _ready(crew):
+                job, outcome = worker.job, worker.answer()
+                assert job is not None
+                if outcome is not None:
+                    worker.job = None
+                    outcomes.append(outcome)
+                    on_done(outcome)
+                    continue
+                crew.remove(worker)
+                worker.end()
+                deaths[job[0]] += 1
+                (todo if deaths[job[0]] < tries else lost_jobs).append(job)
+    finally:
+        for worker in crew:
+            worker.end()
+    return outcomes, lost_jobs
+
+
+def _employ(crew: list[_Worker], function: Callable[[Any], Any], todo: deque[Job], workers: int) -> None:
+    """Give a job to everyone without one; as many new workers as there is work for, but no more than allowed."""
+    for worker in crew:
+        if worker.job is None and todo:
+            worker.give(todo.popleft())
+    while todo and len(crew) < workers:
+        crew.append(_Worker(function))
+        crew[-1].give(todo.popleft())
+
+
+def _ready(crew: list[_Worker]) -> list[_Worker]:
+    """Workers with an answer, or dead: a pipe whose other end is gone is ready too."""
+    busy: dict[Any, _Worker] = {worker.pipe: worker for worker in crew if worker.job is not None}
+    return [busy[pipe] for pipe in wait(list(busy))]
+
+
+def _work(pipe: Connection, function: Callable[[Any], Any]) -> None:
+    """The life of a worker: jobs until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process decides
+    signal.signal(signal.SIGTERM, _leave)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            index, task = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(attempt(function, index, task))
+
+
+def _leave(*_: Any) -> None:
+    """Unwind, so that temporary files go too; nobody wants to hear what breaks on the way out."""
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (the process ends here)
+    sys.exit(128 + signal.SIGTERM)
+
+
+def _end_with_parent() -> None:
+    """When the main process is killed, nobody waits for the answer: stop at once instead of working on unseen."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

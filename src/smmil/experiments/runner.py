@@ -1,0 +1,163 @@
+"""Runs what is missing of a study, in any executor, and never repeats what is done."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from smmil.errors import check_choice
+from smmil.executors import EXECUTORS, Outcome, run_tasks
+from smmil.experiments.grid import Grid, Run, make_grid
+from smmil.experiments.locks import alone
+from smmil.experiments.results import results_table, write_results
+from smmil.experiments.single import BUSY, Job, finished, is_busy, perform
+from smmil.experiments.study import Study
+from smmil.files import read_json, remove_leftovers, write_text
+
+WAYS = (*EXECUTORS, "submitit")
+OnRun = Callable[[str, str | None], Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a study lies: runs and data are shared by all studies of the folder, results are its own."""
+
+    out: Path
+    name: str
+
+    @property
+    def own(self) -> Path:
+        return self.out / self.name
+
+    def run(self, key: str) -> Path:
+        return self.out / "runs" / key
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done: labels of runs done now and before, reasons of those that failed, data sets left out."""
+
+    done: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def run_study(
+    study: Study,
+    out: str | Path,
+    *,
+    executor: str = "serial",
+    workers: int | None = None,
+    only: Sequence[str] = (),
+    address: str | None = None,
+    slurm: dict[str, Any] | None = None,
+    on_begin: Callable[[int, int], Any] | None = None,
+    on_run: OnRun | None = None,
+) -> Report:
+    """Train and measure every run of the study that is not done yet, then write one table of all results.
+
+    executor  serial, processes, dask or submitit (a SLURM array; `slurm` holds its parameters)
+    on_begin  is told how many runs are done already and how many there are
+    on_run    is told the label of each run that ends, and the reason if it failed
+
+    Killed at any moment and called again it goes on; the table has the same bytes whatever happened on the way and
+    whichever executor did the work. A run that fails does not stop the others; it is tried again by the next call.
+    """
+    check_choice(executor, WAYS, "executor")
+    place = Place(Path(out), study.name)
+    grid = make_grid(study, place.out / "data", only=only)
+    done = {run.key for run in grid.runs if finished(place.run(run.key)) is not None}
+    jobs = {run.key: _job(run, place) for run in grid.runs if run.key not in done}
+    report = Report(before=[run.label for run in grid.runs if run.key in done], left_out=grid.left_out)
+    place.own.mkdir(parents=True, exist_ok=True)
+    if on_begin is not None:
+        on_begin(len(done), len(grid.runs))
+    _perform_all(list(jobs.values()), report, _way(executor, workers, address, slurm, place), on_run)
+    with alone(place.own / "lock", wait=True):
+        remove_leftovers(place.own)
+        write_text(place.own / "grid.csv", grid_text(grid.runs))
+        write_results(collect(grid, place), place.own)
+    return report
+
+
+def _job(run: Run, place: Place) -> Job:
+    return Job(str(place.run(run.key).absolute()), run.label, run.config)
+
+
+def _perform_all(jobs: list[Job], report: Report, way: Callable[..., Any], on_run: OnRun | None) -> None:
+    """Every job once; those in the hands of another process again at the end, then waiting for it."""
+    busy: list[Job] = []
+
+    def note(outcome: Outcome[Job, str]) -> None:
+        if outcome.ok and outcome.value == BUSY:
+            busy.append(replace(outcome.task, wait=True))
+            return
+        if outcome.ok:
+            report.done.append(outcome.task.label)
+        else:
+            report.failed[outcome.task.label] = str(outcome.error)
+        if on_run is not None:
+            on_run(outcome.task.label, outcome.error)
+
+    way(perform, jobs, on_done=note)
+    if busy:
+        way(perform, busy, on_done=note)
+
+
+def _way(
+    executor: str, workers: int | None, address: str | None, slurm: dict[str, Any] | None, place: Place
+) -> Callable[..., Any]:
+    """A function (function, tasks, on_done) that runs tasks in the executor asked for."""
+    if executor == "submitit":
+        from smmil.experiments.slurm import run_on_slurm
+
+        return lambda function, tasks, on_done: run_on_slurm(
+            function, tasks, on_done, folder=place.out / "slurm", workers=workers, parameters=slurm or {}
+        )
+    return lambda function, tasks, on_done: run_tasks(function, tasks, executor, workers, on_done, address=address)
+
+
+def collect(grid: Grid, place: Place) -> Any:
+    """Table of the runs that are done, one row each."""
+    rows = []
+    for run in grid.runs:
+        row = finished(place.run(run.key), thorough=False)
+        if row is not None:
+            rows.append({"run": run.key, **run.facts, **row})
+    return results_table(rows)
+
+
+def load_results(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> Any:
+    """Table of what is done of a study so far."""
+    place = Place(Path(out), study.name)
+    return collect(make_grid(study, place.out / "data", only=only), place)
+
+
+def run_states(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> dict[str, list[tuple[str, str]]]:
+    """Labels by state: done, running (a living process has it), failed (with the reason), missing."""
+    place = Place(Path(out), study.name)
+    found: dict[str, list[tuple[str, str]]] = {state: [] for state in ("done", "running", "failed", "missing")}
+    for run in make_grid(study, place.out / "data", only=only).runs:
+        state, reason = _state(place.run(run.key))
+        found[state].append((run.label, reason))
+    return found
+
+
+def _state(folder: Path) -> tuple[str, str]:
+    if finished(folder, thorough=False) is not None:
+        return "done", ""
+    if is_busy(folder):
+        return "running", ""
+    if (folder / "failure.json").exists():
+        return "failed", str(read_json(folder / "failure.json").get("reason", ""))
+    return "missing", ""
+
+
+def grid_text(runs: Sequence[Run]) -> str:
+    """The names of the runs beside what they mean, as CSV."""
+    from pandas import DataFrame
+
+    return DataFrame([{"run": r.key, "label": r.label, **r.facts} for r in runs]).to_csv(
+        index=False, lineterminator="\n"
+    )

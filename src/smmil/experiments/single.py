@@ -1,0 +1,131 @@
+"""One run from its settings to its row: train, predict validation and test, measure; what is done is never repeated."""
+
+import json
+import math
+import multiprocessing
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smmil.config import TrainConfig
+from smmil.errors import DataError, SmmilError
+from smmil.evaluate.folders import without_nan
+from smmil.experiments.locks import alone
+from smmil.experiments.measure import learned_alpha, measured_row
+from smmil.files import digest, read_json, remove_leftovers, write_json, write_text
+from smmil.predict import predict_run
+from smmil.prediction import load_predictions
+from smmil.train import Interrupted, train
+
+FORMAT = 1  # of result.json; a new one has metrics computed again, without training
+PARTS = ("val", "test")
+BUSY = "busy"
+# What a model or a library may throw at one run; the study goes on and the traceback is kept. A full disk is not
+# among them: it would fail every other run too.
+_MISHAPS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker needs to know about a run: where it lies, how it is trained, and whether to wait for another."""
+
+    folder: str
+    label: str
+    config: TrainConfig
+    wait: bool = False
+
+
+def perform(job: Job) -> str:
+    """Bring one run to its end and say `done`; `busy` when another process has it in hand and this one may not wait.
+
+    Killed at any moment and repeated, it goes on from the last checkpoint and ends with the same bytes.
+    """
+    folder = Path(job.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder / "lock", job.wait) as mine:
+        if not mine:
+            return BUSY
+        remove_leftovers(folder)
+        if finished(folder) is None:
+            _perform(job, folder)
+    return "done"
+
+
+def _perform(job: Job, folder: Path) -> None:
+    try:
+        _train_and_measure(job, folder)
+    except Interrupted as stopped:
+        if multiprocessing.parent_process() is None:
+            raise
+        sys.exit(128 + stopped.signal)  # a worker that was asked to go has saved its state; nobody waits for words
+    except SmmilError as problem:
+        write_json(folder / "failure.json", {"label": job.label, "reason": str(problem)})
+        raise
+    except _MISHAPS as problem:
+        write_text(folder / "traceback.txt", traceback.format_exc())
+        reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}; see {folder / 'traceback.txt'}"
+        write_json(folder / "failure.json", {"label": job.label, "reason": reason})
+        raise DataError(f"{job.label}: {reason}") from problem
+
+
+def _train_and_measure(job: Job, folder: Path) -> None:
+    trained = train(job.config, folder / "train")
+    for part in PARTS:
+        done = predict_run(folder / "train", out=folder / part, part=part, device=job.config.training.device)
+        if done.failed:
+            id_, reason = next(iter(done.failed.items()))
+            raise DataError(f"{len(done.failed)} {part} bags cannot be predicted, such as {id_}: {reason}")
+    row = {
+        "epoch": trained.best["epoch"],
+        "weights": trained.best["weights"],
+        "parameters": read_json(folder / "train" / "run.json")["parameters"],
+        "val_auroc": trained.best["auroc"],
+        "val_loss": trained.best["loss"],
+        "alpha": learned_alpha(trained.history, trained.best["epoch"]),
+        **measured_row(*(load_predictions(folder / part) for part in PARTS)),
+    }
+    _write_result(folder, row)
+
+
+def _write_result(folder: Path, row: dict[str, Any]) -> None:
+    """result.json: the row, the digest of every prediction it rests on, and a seal over both."""
+    files = {f"{part}/{p.name}": _bytes_digest(p) for part in PARTS for p in sorted((folder / part).glob("*.npz"))}
+    content = {"format": FORMAT, "row": without_nan(row), "files": files}
+    write_json(folder / "result.json", {**content, "seal": _seal(content)})
+    for name in ("failure.json", "traceback.txt"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def finished(folder: Path, *, thorough: bool = True) -> dict[str, Any] | None:
+    """The row of a run that is done, else None; thorough: the predictions it rests on are read back as well."""
+    try:
+        content = read_json(folder / "result.json")
+        seal = content.pop("seal")
+        if content["format"] != FORMAT or seal != _seal(content):
+            return None
+        same = all(_is_there(folder / name, mark, thorough) for name, mark in content["files"].items())
+    except (DataError, KeyError, TypeError, AttributeError):
+        return None  # absent or damaged: the run is brought to its end again, from what is still sound
+    return {key: math.nan if value is None else value for key, value in content["row"].items()} if same else None
+
+
+def _is_there(path: Path, mark: str, thorough: bool) -> bool:
+    return path.is_file() and (not thorough or _bytes_digest(path) == mark)
+
+
+def _bytes_digest(path: Path) -> str:
+    return digest(path.read_bytes())
+
+
+def _seal(content: dict[str, Any]) -> str:
+    return digest(json.dumps(content, sort_keys=True))
+
+
+def is_busy(folder: Path) -> bool:
+    """Whether a living process has this run in hand."""
+    if not (folder / "lock").exists():
+        return False
+    with alone(folder / "lock", wait=False) as mine:
+        return not mine

@@ -1,0 +1,217 @@
+"""What a study consists of: data sets, variants of models, learning rates, seeds, tables and figures."""
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from smmil.config import Count, Positive, Whole, checked, parse_yaml
+from smmil.errors import ConfigError, suggest
+from smmil.evaluate import METRIC_NAMES
+from smmil.experiments.variables import filled_in
+
+Kind = Literal["slides", "scans"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Synthetic(_Section):
+    """A synthetic set: how many bags, the seed, and options of `synthetic_slides` or `synthetic_scans`."""
+
+    kind: Kind
+    bags: Count = 150
+    seed: Whole = 0
+    options: dict[str, Any] = {}
+
+
+class Dataset(_Section):
+    """Bags and how they are split.
+
+    name         as in tables; `dataset` and `extractor` name the column of the paper it stands beside
+    manifest     path of a table of bags; None with `missing`, the variable nobody has set
+    training     settings of every run on this set; `training_of` those of one variant or group of variants
+    """
+
+    name: str
+    dataset: str = ""
+    extractor: str = ""
+    manifest: str | None = None
+    missing: str | None = None
+    synthetic: Synthetic | None = None
+    kind: Kind = "slides"
+    folds: Count = 5
+    val_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    split_seed: Whole = 0
+    splits: str | None = None
+    training: dict[str, Any] = {}
+    training_of: dict[str, dict[str, Any]] = {}
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> "Dataset":
+        if sum(v is not None for v in (self.manifest, self.missing, self.synthetic)) != 1:
+            raise ValueError(f"data set {self.name!r} needs either a manifest or a synthetic set")
+        return self
+
+
+class Variant(_Section):
+    """A model with its options and training settings, under the name it has in tables.
+
+    group    models that are ranked together: no_global or global (interactions among all instances)
+    family   independent, local, global or global_local
+    setting  the value of the option a figure sweeps over, such as {alpha: 0.5}
+    """
+
+    name: str
+    model: str
+    options: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    group: str = "no_global"
+    family: Literal["independent", "local", "global", "global_local"] = "independent"
+    setting: dict[str, Any] = {}
+
+
+class Table(_Section):
+    """One table: metrics as columns of every data set; `paper` names the table of the paper to stand beside.
+
+    rank_by  "all": one mean rank over all columns; "extractor": nothing but ranks, by extractor; None: no ranks
+    mixed    extractors whose columns are ranked with those of another, as the paper did in its table 6
+    """
+
+    name: str
+    title: str = ""
+    metrics: list[str]
+    paper: str | None = None
+    variants: list[str] | None = None
+    rank_by: Literal["all", "extractor"] | None = None
+    mixed: dict[str, list[str]] = {}
+
+    @model_validator(mode="after")
+    def _metrics_exist(self) -> "Table":
+        for metric in self.metrics:
+            if metric.partition("@")[0] not in METRIC_NAMES:
+                raise ValueError(f"unknown metric {metric!r}; {suggest(metric, METRIC_NAMES)}")
+        return self
+
+
+class FigureSpec(_Section):
+    """One figure: its kind (see `figures.KINDS`) and what it shows."""
+
+    name: str
+    kind: Literal["sweep", "histograms", "maps", "examples", "critical_difference"]
+    title: str = ""
+    setting: str | None = None
+    metrics: list[str] = ["inst_auroc", "bag_auroc"]
+    variants: list[str] | None = None
+    cases: Count = 3
+
+
+class Study(_Section):
+    """Everything that is to be trained and shown; equal content is trained once, whatever study asks for it."""
+
+    name: str
+    title: str = ""
+    datasets: list[Dataset]
+    variants: list[Variant]
+    learning_rates: list[Positive] = [1e-4, 1e-5]
+    folds: list[Whole] | None = None
+    seeds: list[Whole] = [0]
+    training: dict[str, Any] = {}
+    ddof: Literal[0, 1] = 1
+    reference: str | None = None
+    tests: list[str] = ["inst_auroc", "bag_auroc"]
+    tables: list[Table] = []
+    figures: list[FigureSpec] = []
+
+    @model_validator(mode="after")
+    def _names_are_unique_and_known(self) -> "Study":
+        for what, names in (
+            ("data set", [d.name for d in self.datasets]),
+            ("variant", [v.name for v in self.variants]),
+        ):
+            twice = sorted({n for n in names if names.count(n) > 1})
+            if twice or not names:
+                raise ValueError(f"{what} {twice[0]!r} is given twice" if twice else f"no {what} given")
+        known = {v.name for v in self.variants}
+        asked = [n for named in _chosen_names(self) for n in named]
+        asked += [self.reference] if self.reference else []
+        wrong = [n for n in asked if n not in known]
+        if wrong:
+            raise ValueError(f"unknown variant {wrong[0]!r}; {suggest(wrong[0], known)}")
+        return self
+
+
+def _chosen_names(study: "Study") -> list[list[str]]:
+    return [table.variants or [] for table in study.tables] + [figure.variants or [] for figure in study.figures]
+
+
+def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> Study:
+    """The study in a YAML file; names of data sets and variants may be those of the paper's protocol.
+
+    variables  values for ${NAME} in paths; the environment is asked for what is not given here
+    """
+    path = Path(path)
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path}: not readable as text ({problem}); give the path of a study in YAML") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected keys name, datasets, variants; got {type(content).__name__}")
+    known = protocol()
+    for part in ("datasets", "variants"):
+        entries = [_entry(item, known[part], f"{path}: {part}") for item in _listed(content, part, path)]
+        content[part] = [one for entry in entries for one in _swept(entry, f"{path}: {part}")]
+    content["datasets"] = [filled_in(d, variables or {}, path.parent) for d in content["datasets"]]
+    return checked(Study, {"name": path.stem, **content}, str(path))
+
+
+def protocol() -> dict[str, dict[str, dict[str, Any]]]:
+    """Data sets and variants of the paper, by name."""
+    text = files(__package__).joinpath("protocol.yaml").read_text(encoding="utf-8")
+    return parse_yaml(text, "protocol.yaml")
+
+
+def _listed(content: dict[str, Any], part: str, path: Path) -> list[Any]:
+    found = content.get(part)
+    if not isinstance(found, list) or not found:
+        raise ConfigError(f"{path}: {part}: expected a list of names or definitions, got {found!r}")
+    return found
+
+
+def _entry(item: Any, known: Mapping[str, dict[str, Any]], where: str) -> dict[str, Any]:
+    """A definition: the protocol's by name, or one given here, which may start `from` one of the protocol's."""
+    if isinstance(item, str):
+        item = {"name": item, "from": item}
+    if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+        raise ConfigError(f"{where}: expected a name or a definition with a name, got {item!r}")
+    source = item.get("from")
+    if source is not None and source not in known:
+        raise ConfigError(f"{where}: unknown name {source!r}; {suggest(str(source), known)}")
+    return {**known.get(source or "", {}), **{k: v for k, v in item.items() if k != "from"}}
+
+
+def _swept(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """One definition per value of `sweep: {option: [values]}`; {} in the name stands for the value."""
+    sweep = entry.pop("sweep", None)
+    if sweep is None:
+        return [entry]
+    if not isinstance(sweep, dict) or len(sweep) != 1 or "{}" not in entry["name"]:
+        raise ConfigError(f"{where}: {entry['name']!r}: a sweep needs one option with its values, and {{}} in the name")
+    option, values = next(iter(sweep.items()))
+    target = "synthetic" if "synthetic" in entry else "options"
+    return [_with_value(entry, target, option, value) for value in values]
+
+
+def _with_value(entry: dict[str, Any], target: str, option: str, value: Any) -> dict[str, Any]:
+    changed = {**entry, "name": entry["name"].replace("{}", str(value))}
+    if target == "synthetic":
+        inner = entry["synthetic"]
+        return {**changed, "synthetic": {**inner, "options": {**inner.get("options", {}), option: value}}}
+    if option.startswith("penalty."):
+        penalty = {**entry.get("training", {}).get("penalty", {}), option.removeprefix("penalty."): value}
+        return {**changed, "training": {**entry.get("training", {}), "penalty": penalty}, "setting": {option: value}}
+    return {**changed, "options": {**entry.get("options", {}), option: value}, "setting": {option: value}}

@@ -1,0 +1,96 @@
+"""Which slides and scans there are below the folders a user names."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from smmil.errors import ConfigError, DataError
+from smmil.images.dicom_file import is_dicom, kind_of, read_tags
+from smmil.images.plain import SUFFIXES
+
+_SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", *SUFFIXES)
+_SCANS = (".nii", ".nii.gz")
+_DICOM = (".dcm", ".dicom", ".ima")
+_LOOKS = 5
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file or folder with the pixels of one case; `name` is its path below the folder given, without ending."""
+
+    path: Path
+    name: str
+    kind: str | None
+
+    @property
+    def stem(self) -> str:
+        return self.name.rpartition("/")[2]
+
+
+def find_sources(roots: Iterable[str | Path], skip: Path | None = None) -> list[Source]:
+    """Slides and scans in the given folders and files, in the order of their names; `skip` is our own output."""
+    found: dict[Path, Source] = {}
+    folders = [Path(root) for root in roots]
+    for root in folders:
+        if not root.exists():
+            raise DataError(f"{root}: no such file or folder")
+        for path in [root] if root.is_file() else _inside(root, skip):
+            found.setdefault(path.resolve(), Source(path, _name(path, root), source_kind(path)))
+    if not found:
+        raise DataError(
+            f"{', '.join(map(str, folders))}: no slides or scans found; "
+            f"looked for {', '.join(_SLIDES + _SCANS)} and DICOM files"
+        )
+    return sorted(found.values(), key=lambda source: source.name)
+
+
+def _inside(folder: Path, skip: Path | None) -> Iterator[Path]:
+    """Pictures of a folder and its subfolders. A folder with DICOM files is one case."""
+    if skip is not None and folder.resolve() == skip.resolve():
+        return
+    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    files = [path for path in entries if path.is_file()]
+    if _some_dicom(files):
+        yield folder
+    yield from (path for path in files if _ending(path) in _SLIDES + _SCANS)
+    companions = {path.with_suffix("") for path in files if path.suffix.lower() == ".mrxs"}
+    for path in entries:
+        if path.is_dir() and path not in companions:
+            yield from _inside(path, skip)
+
+
+def _some_dicom(files: list[Path]) -> list[Path]:
+    return [path for path in files if path.suffix.lower() in _DICOM or (not path.suffix and is_dicom(path))]
+
+
+def _ending(path: Path) -> str:
+    return ".nii.gz" if path.name.lower().endswith(".nii.gz") else path.suffix.lower()
+
+
+def _name(path: Path, root: Path) -> str:
+    relative = path.name if path == root else path.relative_to(root).as_posix()
+    return relative.removesuffix(path.name[-len(_ending(path)) :]) if path.is_file() and _ending(path) else relative
+
+
+def source_kind(path: Path) -> str | None:
+    """slide or ct; None when that cannot be told here, because the file is damaged."""
+    if path.is_file() and _ending(path) not in _DICOM:
+        return "ct" if _ending(path) in _SCANS else "slide"
+    files = [path] if path.is_file() else _some_dicom(sorted(p for p in path.iterdir() if p.is_file()))
+    for file in files[:_LOOKS]:
+        try:
+            modality = kind_of(read_tags(file))
+        except DataError:
+            continue  # the case itself will say so when its turn comes
+        return "slide" if modality == "SM" else "ct"
+    return None
+
+
+def settle_kind(sources: list[Source]) -> str:
+    """What the sources are, when the user did not say; slides and scans in one run are refused."""
+    examples = {source.kind: source.path for source in reversed(sources) if source.kind is not None}
+    if len(examples) > 1:
+        raise ConfigError(
+            f"both slides ({examples['slide']}) and scans ({examples['ct']}); choose with --kind slide or ct"
+        )
+    return next(iter(examples), "slide")

@@ -1,0 +1,145 @@
+"""Many cases: what is to be done, doing it anywhere, and the tables that say what was done."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from smmil.config import checked
+from smmil.errors import ConfigError
+from smmil.executors import Outcome, run_tasks
+from smmil.files import read_json, remove_leftovers, write_json
+from smmil.prepare.case import prepare_case
+from smmil.prepare.encode import encoder_of
+from smmil.prepare.find import Source, find_sources, settle_kind
+from smmil.prepare.job import Case, Job, Prepared
+from smmil.prepare.recipe import Recipe
+from smmil.prepare.record import Summary, record
+from smmil.prepare.table import cases_from_table, cases_without_labels
+from smmil.runtime import available_cores
+
+OnCase = Callable[[Outcome[Job, Prepared]], Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run will do: its jobs, and what was left aside while looking for cases."""
+
+    jobs: tuple[Job, ...]
+    recipe: Recipe
+    encoder: str
+    out: Path
+    missing: tuple[tuple[str, str], ...] = ()
+    unlisted: tuple[Path, ...] = ()
+
+
+def plan(
+    sources: Iterable[str | Path],
+    out: str | Path,
+    recipe: Recipe,
+    *,
+    labels: str | Path | None = None,
+    points: str | Path | None = None,
+    mpp: float | None = None,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    coverage: float = 0.5,
+) -> Plan:
+    """Find the cases and check what can be checked before the first pixel is read; the encoder is loaded once.
+
+    A recipe that does not say its kind gets it from what is found.
+
+    mpp        micrometres per level-0 pixel, for files that do not say (a column mpp in `labels` wins)
+    coverage   an instance is positive when more than this share of it is annotated
+    """
+    out = Path(out)
+    found = find_sources(sources, skip=out)
+    if "kind" not in recipe.model_fields_set:
+        recipe = _of_kind(recipe, "points" if points is not None else settle_kind(found))
+    if (recipe.kind == "points") != (points is not None):
+        raise ConfigError("--points: a table of points and the kind 'points' belong together; give both")
+    found = _fitting(found, recipe.kind)
+    cases = cases_from_table(labels, found, mpp) if labels is not None else cases_without_labels(found, mpp)
+    encoder = encoder_of(recipe.encoder, _path(weights), device, recipe.autocast, recipe.encoder_pixels)
+    digest = recipe.digest(encoder.id)
+    common: dict[str, Any] = {"points": _path(points), "weights": _path(weights), "device": device}
+    annotated = any(case.annotation is not None for case in cases.cases)
+    common |= {"coverage": coverage, "negatives_known": annotated}
+    jobs = tuple(Job(_absolute(case), recipe, digest, out.resolve(), **common) for case in cases.cases)
+    return Plan(jobs, recipe, encoder.id, out, cases.missing, cases.unlisted)
+
+
+def _of_kind(recipe: Recipe, kind: str) -> Recipe:
+    """The same choices for another kind, checked again."""
+    return checked(Recipe, recipe.model_dump(exclude={"tile_px", "tile_mpp"}) | {"kind": kind}, "the recipe")
+
+
+def _fitting(found: list[Source], kind: str) -> list[Source]:
+    """Sources of this kind, and damaged ones that might be."""
+    fitting = [s for s in found if s.kind in (None, "ct" if kind == "ct" else "slide")]
+    if not fitting:
+        raise ConfigError(f"{found[0].path}: is no source for the kind {kind!r}; choose with --kind slide or ct")
+    return fitting
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path).resolve()
+
+
+def _absolute(case: Case) -> Case:
+    """Paths that mean the same file in another process; links are not followed, since tables know their names."""
+    others = (case.tissue, case.annotation, case.instance_labels)
+    tissue, annotation, labels = (None if path is None else path.absolute() for path in others)
+    return replace(case, source=case.source.absolute(), tissue=tissue, annotation=annotation, instance_labels=labels)
+
+
+def run(
+    todo: Plan,
+    *,
+    executor: str = "serial",
+    workers: int | None = None,
+    address: str | None = None,
+    overwrite: bool = False,
+    on_case: OnCase | None = None,
+) -> Summary:
+    """Prepare every case that is not done yet, and write manifest.csv, cases.csv and (if any) failures.csv."""
+    _claim(todo, overwrite)
+    for job in todo.jobs:
+        for path in (job.bag_path, job.preview_path, job.labels_path):
+            remove_leftovers(path.parent)
+    remove_leftovers(todo.out)
+    jobs = [replace(job, threads=_threads(executor, workers, len(todo.jobs))) for job in todo.jobs]
+    outcomes = run_tasks(prepare_case, jobs, executor, workers, on_case, address=address)
+    return record(todo.out, outcomes, todo.missing)
+
+
+def _threads(executor: str, workers: int | None, cases: int) -> int | None:
+    """Threads per case, so that all cores are busy and none is fought over; features do not depend on it."""
+    if executor == "serial":
+        return None
+    cores = available_cores()
+    return 1 if executor == "dask" else max(1, cores // min(workers or cores, cases))
+
+
+def _claim(todo: Plan, overwrite: bool) -> None:
+    """One folder, one recipe: bags made in two ways must never be mixed, nor hours of work lost by a typing error."""
+    path = todo.out / "recipe.json"
+    ours = {"encoder": todo.encoder, "settings": json.loads(json.dumps(todo.recipe.settings()))}
+    if path.exists() and not overwrite:
+        theirs = read_json(path)
+        if theirs != ours:
+            raise ConfigError(
+                f"{todo.out}: holds bags of another recipe ({_differences(theirs, ours)}); "
+                "choose another --out, or --overwrite to make them again"
+            )
+    write_json(path, ours)
+
+
+def _differences(theirs: Any, ours: dict[str, Any]) -> str:
+    try:
+        old, new = ({"encoder": r["encoder"], **r["settings"]} for r in (theirs, ours))
+    except (TypeError, KeyError):
+        return "its recipe.json is damaged"
+    keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    return "; ".join(f"{key}: {old.get(key)} there, {new.get(key)} now" for key in keys)

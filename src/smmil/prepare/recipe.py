@@ -1,0 +1,177 @@
+"""Every choice that changes pixels or features, in one frozen object with a fingerprint."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from smmil.config import checked, parse_yaml
+from smmil.errors import ConfigError
+from smmil.files import digest
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Side = Annotated[int, Field(ge=1, le=8192)]
+KINDS = ("slide", "ct", "points")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class TissueRecipe(_Part):
+    """Where the tissue is, and how much of it a tile needs.
+
+    method         otsu: saturation above Otsu's threshold; none: everything inside the bounds is tissue
+    resolution_um  size of a mask pixel, the same for every slide whatever its magnification
+    lowest         Otsu's threshold on saturation (0 to 1) is kept between these two: blank glass is not split into
+    highest        halves, and neither is a slide without any glass
+    darkest        pixels darker than this (0 to 1) are ink, folds or the edge of the scan
+    smallest_um2   smaller pieces are dust
+    hole_um2       smaller holes are filled
+    share          a tile is kept when at least this share of its area is tissue
+    origin         where outlines and annotations in GeoJSON count from: level0 (TRIDENT) or bounds (QuPath)
+    """
+
+    method: Literal["otsu", "none"] = "otsu"
+    resolution_um: Positive = 8.0
+    lowest: Share = 0.05
+    highest: Share = 0.15
+    darkest: Share = 0.1
+    smallest_um2: NotNegative = 10_000.0
+    hole_um2: NotNegative = 10_000.0
+    share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    origin: Literal["level0", "bounds"] = "level0"
+
+
+class Recipe(_Part):
+    """From the pixels of a case to its instances and their features.
+
+    kind         slide: tiles on a lattice; points: crops around given points; ct: slices
+    tile_um      width of a tile; or give tile_px and tile_mpp, and it is their product
+    pixels       side in pixels at which a tile is read; None: what the encoder takes
+    overlap_um   how far neighbouring tiles overlap
+    reader       library that decodes slides; None: the usual one for the file
+    max_damaged  a slide fails when more than this share of its tiles cannot be decoded
+    crop_px      side of a crop around a point, in pixels of the image
+    first_pixel  whether the coordinates of points begin at 0 or at 1
+    neighbours   nearest points that are neighbours of a point
+    windows      CT: three windows as colours, or one
+    triplets     CT: the slice below, itself and the slice above as colours, through a single window
+    encoder      name of an encoder, or `package.module:function` that gives one
+    autocast     encoder in 16 bits
+    encoder_pixels  side at which the encoder looks at an instance; None: what it was trained on. Less is faster
+    """
+
+    kind: Literal["slide", "ct", "points"] = "slide"
+    tile_um: Positive = 256.0
+    tile_px: Side | None = None
+    tile_mpp: Positive | None = None
+    pixels: Side | None = None
+    overlap_um: NotNegative = 0.0
+    tissue: TissueRecipe = TissueRecipe()
+    reader: Literal["openslide", "tifffile", "pillow"] | None = None
+    max_damaged: Share = 0.1
+    crop_px: Side = 27
+    first_pixel: Literal[0, 1] = 1
+    neighbours: Annotated[int, Field(ge=1)] = 5
+    windows: tuple[str, ...] = ("brain", "subdural", "stroke")
+    triplets: bool = False
+    encoder: str = "efficientnet-lite0"
+    autocast: bool = False
+    encoder_pixels: Side | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tile_from_pixels(cls, content: Any) -> Any:
+        """Two ways to say the same size become the same recipe."""
+        if not isinstance(content, dict) or (content.get("tile_px") is None and content.get("tile_mpp") is None):
+            return content
+        px, mpp = content.get("tile_px"), content.get("tile_mpp")
+        if (
+            not isinstance(px, int)
+            or not isinstance(mpp, int | float)
+            or content.get("tile_um") not in (None, px * mpp)
+        ):
+            raise ValueError("give tile_um, or tile_px together with tile_mpp")
+        if content.get("pixels") not in (None, px):
+            raise ValueError(f"tile_px is {px}, so pixels cannot be {content['pixels']}; leave one out")
+        return content | {"tile_um": float(px * mpp), "pixels": px, "tile_mpp": float(mpp)}
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "Recipe":
+        if self.overlap_um >= self.tile_um:
+            raise ValueError(f"an overlap of {self.overlap_um:g} µm leaves nothing of a tile of {self.tile_um:g} µm")
+        if self.tissue.lowest > self.tissue.highest:
+            raise ValueError("tissue.lowest must not be above tissue.highest")
+        if self.kind == "ct":
+            self._check_windows()
+        return self
+
+    def _check_windows(self) -> None:
+        from smmil.images.windows import parse_window
+
+        if self.triplets and len(self.windows) != 1:
+            raise ValueError(f"triplets need a single window, got {', '.join(self.windows)}")
+        if len(self.windows) not in (1, 3):
+            raise ValueError(f"give one window or three (the colours), got {len(self.windows)}")
+        for name in self.windows:
+            try:
+                parse_window(name)
+            except ConfigError as problem:
+                raise ValueError(str(problem)) from None
+
+    def settings(self) -> dict[str, Any]:
+        """The choices that count for this kind, as plain data: a CT recipe does not change with a tile size."""
+        dumped = self.model_dump(mode="json", exclude={"tile_px", "tile_mpp"})
+        return {name: value for name, value in dumped.items() if name in _SHARED or name in _OWN[self.kind]}
+
+    def digest(self, encoder_id: str) -> str:
+        """Fingerprint of these choices and of the encoder's weights (`name@revision`)."""
+        return digest(json.dumps(self.settings(), sort_keys=True), encoder_id)[:16]
+
+
+_SHARED = ("kind", "encoder", "autocast", "encoder_pixels")
+_OWN = {
+    "slide": ("tile_um", "pixels", "overlap_um", "tissue", "reader", "max_damaged"),
+    "points": ("pixels", "reader", "max_damaged", "crop_px", "first_pixel", "neighbours"),
+    "ct": ("windows", "triplets"),
+}
+
+
+def load_recipe(path: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe in a YAML file with changes on top; unknown keys are refused by name."""
+    content: dict[str, Any] = {}
+    if path is not None:
+        content = _content(Path(path))
+    merged = _merged(content, {name: value for name, value in (changes or {}).items() if value is not None})
+    return checked(Recipe, _as_pydantic(merged), "the recipe" if path is None else str(path))
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of a YAML recipe") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path}: not readable as text ({problem})") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected lines such as tile_um: 256, got {type(content).__name__}")
+    return content
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """A size given on top replaces the size below, in whichever of its two forms that was given."""
+    sizes = ("tile_um", "tile_px", "tile_mpp")
+    if any(name in above for name in sizes):
+        below = {name: value for name, value in below.items() if name not in sizes}
+    inner = {**below.get("tissue", {}), **above.get("tissue", {})} if "tissue" in above else below.get("tissue")
+    return below | above | ({} if inner is None else {"tissue": inner})
+
+
+def _as_pydantic(content: dict[str, Any]) -> dict[str, Any]:
+    """Lists as YAML has them become tuples, which a frozen recipe keeps."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}

@@ -1,0 +1,83 @@
+"""What a run did, in tables: the manifest of all bags, the cases, and the failures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from smmil.data.manifest import Manifest
+from smmil.executors import Outcome
+from smmil.files import replacing
+from smmil.prepare.job import Job, Prepared
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did: outcomes in the order of the cases, the manifest of all bags, and what has none."""
+
+    outcomes: tuple[Outcome[Job, Prepared], ...]
+    manifest: Path | None
+    failures: tuple[tuple[str, str, str], ...] = ()
+
+    def count(self, status: str) -> int:
+        return sum(o.value is not None and o.value.status == status for o in self.outcomes)
+
+
+def record(out: Path, outcomes: Sequence[Outcome[Job, Prepared]], missing: Sequence[tuple[str, str]] = ()) -> Summary:
+    """Write manifest.csv, cases.csv and, if there are any, failures.csv; what was mended is no longer listed."""
+    failures = [_failure(o) for o in outcomes if not o.ok or _empty(o)]
+    failures += [(id_, "", reason) for id_, reason in missing]
+    _write_table(out / "cases.csv", [_row(o) for o in outcomes])
+    if failures:
+        _write_table(out / "failures.csv", [dict(zip(("id", "path", "reason"), f, strict=True)) for f in failures])
+    else:
+        (out / "failures.csv").unlink(missing_ok=True)
+    done = [o for o in outcomes if o.ok and not _empty(o)]
+    manifest = out / "manifest.csv" if done else None
+    if manifest is not None:
+        Manifest(_manifest_table(done), out).write(manifest)
+    return Summary(tuple(outcomes), manifest, tuple(failures))
+
+
+def _empty(outcome: Outcome[Job, Prepared]) -> bool:
+    return outcome.value is not None and outcome.value.status == "no tissue"
+
+
+def _failure(outcome: Outcome[Job, Prepared]) -> tuple[str, str, str]:
+    case = outcome.task.case
+    nothing = f"no tissue found; look at {outcome.task.preview_path} and adjust the tissue settings, or give a mask"
+    return case.id, str(case.source), outcome.error or nothing
+
+
+def _row(outcome: Outcome[Job, Prepared]) -> dict[str, Any]:
+    done = outcome.value or Prepared("failed")
+    return {
+        "id": outcome.task.case.id,
+        "status": "no tissue" if _empty(outcome) else "done" if outcome.ok else "failed",
+        "instances": done.instances,
+        "damaged": done.damaged,
+        "mpp_level0": done.mpp_level0,
+        "mpp_read": done.mpp_read,
+        "notes": outcome.error or "; ".join(done.notes),
+    }
+
+
+def _manifest_table(done: Sequence[Outcome[Job, Prepared]]) -> pd.DataFrame:
+    """Columns that smmil train reads; those that nobody filled are left out."""
+    rows = []
+    for outcome in done:
+        job, case = outcome.task, outcome.task.case
+        labelled = outcome.value is not None and outcome.value.labelled
+        sidecar = job.labels_path.relative_to(job.out).as_posix() if labelled else ""
+        path = job.bag_path.relative_to(job.out).as_posix()
+        given = {"label": case.label, "group": case.patient, "split": case.split, "instance_labels": sidecar}
+        rows.append({"id": case.id, "path": path, **given})
+    table = pd.DataFrame(rows)
+    return table[[c for c in table if c in ("id", "path") or (table[c] != "").any()]]
+
+
+def _write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    with replacing(path) as temporary:
+        pd.DataFrame(rows).to_csv(temporary, index=False, lineterminator="\n")

@@ -1,0 +1,170 @@
+"""The table of labels, and which source belongs to which of its rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import pandas as pd
+
+from smmil.data import checks
+from smmil.errors import DataError, suggest
+from smmil.prepare.find import Source
+from smmil.prepare.job import Case
+
+_OWN = (
+    "id",
+    "path",
+    "label",
+    "patient",
+    "group",
+    "split",
+    "annotation",
+    "annotation_kind",
+    "annotation_complete",
+    "instance_labels",
+    "tissue",
+    "mpp",
+)
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Cases to prepare; `missing`: ids of rows without an image, with the reason; `unlisted`: images without a row."""
+
+    cases: tuple[Case, ...]
+    missing: tuple[tuple[str, str], ...] = ()
+    unlisted: tuple[Path, ...] = ()
+
+
+def cases_without_labels(sources: Sequence[Source], mpp: float | None = None) -> Cases:
+    """Every source is a case, named after its file."""
+    _refuse_same_stem(sources)
+    return Cases(tuple(Case(_checked_id(source.stem, str(source.path)), source.path, mpp=mpp) for source in sources))
+
+
+def cases_from_table(path: str | Path, sources: Sequence[Source], mpp: float | None = None) -> Cases:
+    """One case per row of a table id,label[,patient,split,path,annotation,tissue,mpp]; paths count from the table.
+
+    Without `path` the id must be the name of a file without ending, or its path below the folder of slides.
+    """
+    path = Path(path)
+    table = _read(path)
+    cases, missing, used = [], [], set()
+    for values in table.itertuples(index=False, name=None):
+        row = dict(zip(_OWN, values, strict=True))
+        source = _source(row, path, sources)
+        if source is None:
+            missing.append(
+                (row["id"], f"{path}: no slide or scan is called {row['id']!r}; {_near(row['id'], sources)}")
+            )
+            continue
+        used.add(source.resolve())
+        cases.append(_case(row, source, path, mpp))
+    if not cases:
+        raise DataError(missing[0][1] + f" (none of the {len(missing)} rows has an image)")
+    unlisted = tuple(s.path for s in sources if s.path.resolve() not in used)
+    return Cases(tuple(cases), tuple(missing), unlisted)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; give a table with the columns id, label") from None
+    except (OSError, ValueError, LookupError) as problem:
+        raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
+    table = checks.as_text(table)
+    if "id" not in table:
+        raise DataError(f"{path}: column 'id' is missing; {suggest('id', map(str, table.columns))}")
+    if table.empty:
+        raise DataError(f"{path}: the table has no rows; add one row per slide")
+    stand_in = table.assign(path=[f"{id_}.h5" for id_ in table["id"]])
+    checks.raise_all(str(path), checks.table_problems(stand_in, training=False))
+    for id_ in table["id"]:
+        _checked_id(id_, str(path))
+    return table.reindex(columns=_OWN, fill_value="")
+
+
+def _checked_id(id_: str, where: str) -> str:
+    """An id becomes a file name: no way out of the folder, nothing hidden, nothing unprintable."""
+    parts = id_.split("/")
+    if not id_.isprintable() or "\\" in id_ or any(not part or part.startswith(".") for part in parts):
+        raise DataError(f"{where}: id {id_!r} cannot name a file; use letters, digits, '-', '_' and '/' for subfolders")
+    return id_
+
+
+def _source(row: dict[str, str], table: Path, sources: Sequence[Source]) -> Path | None:
+    if row["path"]:
+        given = table.parent / row["path"]
+        return given if given.exists() else _named(row["path"], sources)
+    return _named(row["id"], sources)
+
+
+def _named(name: str, sources: Sequence[Source]) -> Path | None:
+    """The source with this relative path (with or without ending), or else with this stem, which must be unique."""
+    exact = [s for s in sources if name == s.name or (name.startswith(s.name) and s.path.name == Path(name).name)]
+    if exact and (len(exact) == 1 or "/" in name):
+        _refuse_same(exact)
+        return exact[0].path
+    alike = [source for source in sources if source.stem == name]
+    _refuse_same(alike)
+    return alike[0].path if alike else None
+
+
+def _refuse_same(sources: Sequence[Source]) -> None:
+    if len(sources) > 1:
+        raise DataError(
+            f"{sources[0].path} and {sources[1].path} are both called {sources[0].stem!r}; "
+            "give them ids with their folder (folder/name), or a column path in the table of labels"
+        )
+
+
+def _refuse_same_stem(sources: Sequence[Source]) -> None:
+    places: dict[str, list[Source]] = {}
+    for source in sources:
+        places.setdefault(source.stem, []).append(source)
+    for alike in places.values():
+        _refuse_same(alike)
+
+
+def _near(name: str, sources: Sequence[Source]) -> str:
+    return suggest(name, [source.stem for source in sources[:10000]][:50])
+
+
+def _case(row: dict[str, str], source: Path, table: Path, mpp: float | None) -> Case:
+    beside = {
+        name: table.parent / row[name] if row[name] else None for name in ("tissue", "annotation", "instance_labels")
+    }
+    return Case(
+        row["id"],
+        source,
+        row["label"],
+        row["group"] or row["patient"],
+        row["split"],
+        _mpp(row["mpp"], row["id"], table) or mpp,
+        beside["tissue"],
+        beside["annotation"],
+        row["annotation_kind"] or "auto",
+        _complete(row["annotation_complete"], row["id"], table),
+        beside["instance_labels"],
+    )
+
+
+def _complete(text: str, id_: str, table: Path) -> bool:
+    """Whether everything that is not annotated is known to be free of lesions."""
+    if text.lower() not in ("", "yes", "no"):
+        raise DataError(f"{table}: annotation_complete of {id_!r} is {text!r}; expected yes or no")
+    return text.lower() != "no"
+
+
+def _mpp(text: str, id_: str, table: Path) -> float | None:
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not (isfinite(value) and value > 0):
+        raise DataError(f"{table}: {id_}: mpp is {text!r}; expected micrometres per pixel, such as 0.25, or nothing")
+    return value

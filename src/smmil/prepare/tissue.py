@@ -1,0 +1,131 @@
+"""Where on a slide there is tissue: a mask of fixed resolution, drawn here or given by the user."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smmil.errors import DataError, MissingExtra
+from smmil.images import Slide, need_mpp
+from smmil.prepare.recipe import TissueRecipe
+
+
+@dataclass(frozen=True, eq=False)
+class TissueMask:
+    """True where there is tissue. Pixel [i, j] covers level 0 from origin + (j, i) · scale on."""
+
+    mask: np.ndarray
+    scale: tuple[float, float]
+    origin: tuple[float, float] = (0.0, 0.0)
+
+    def shares(self, coords: np.ndarray, footprint: float) -> np.ndarray:
+        """The share of tissue, 0 to 1, in each square with its corner at `coords` (n, 2) and this side; exact."""
+        corners = coords - np.array(self.origin)
+        left, top = (corners / self.scale).T
+        right, bottom = ((corners + footprint) / self.scale).T
+        total = np.pad(self.mask.astype(np.float64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+        area = _at(total, bottom, right) - _at(total, top, right) - _at(total, bottom, left) + _at(total, top, left)
+        share = area * self.scale[0] * self.scale[1] / footprint**2
+        return np.clip(np.round(share, 9), 0, 1)  # rounded: sums of parts of pixels differ in the last digits
+
+
+def _at(total: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The integral image between its grid points: linear along each axis, which is exact inside a pixel."""
+    y, x = np.clip(y, 0, total.shape[0] - 1), np.clip(x, 0, total.shape[1] - 1)
+    i, j = (np.minimum(v.astype(np.int64), n - 2) for v, n in zip((y, x), total.shape, strict=True))
+    v, h = y - i, x - j
+    upper = total[i, j] * (1 - h) + total[i, j + 1] * h
+    lower = total[i + 1, j] * (1 - h) + total[i + 1, j + 1] * h
+    return upper * (1 - v) + lower * v
+
+
+def tissue_mask(slide: Slide, recipe: TissueRecipe, given: Path | None = None) -> TissueMask:
+    """The mask of a slide: from `given` (an image or GeoJSON outlines) or by the recipe's method."""
+    if given is not None:
+        if given.suffix.lower() in (".geojson", ".json"):
+            from smmil.prepare.outlines import mask_from_outlines
+
+            return mask_from_outlines(slide, given, recipe)
+        return mask_from_image(slide, given)
+    if recipe.method == "none":
+        return _everything(slide)
+    side = max(1, ceil(max(slide.size) * need_mpp(slide) / recipe.resolution_um))
+    picture = slide.thumbnail(side)
+    pixel_um2 = (picture.scale * need_mpp(slide)) ** 2
+    mask = tidy(coloured(picture.image, recipe), recipe.smallest_um2 / pixel_um2, recipe.hole_um2 / pixel_um2)
+    return TissueMask(mask, (picture.scale, picture.scale))
+
+
+def _everything(slide: Slide) -> TissueMask:
+    """One mask pixel that is exactly the scanned area."""
+    x, y, width, height = slide.bounds
+    return TissueMask(np.ones((1, 1), bool), (width, height), (x, y))
+
+
+def coloured(image: np.ndarray, recipe: TissueRecipe) -> np.ndarray:
+    """True where an RGB image is saturated more than Otsu's threshold (kept within the recipe's limits)."""
+    from scipy.ndimage import median_filter
+
+    brightest, faintest = image.max(2).astype(np.float32), image.min(2).astype(np.float32)
+    saturation = (brightest - faintest) / np.maximum(brightest, 1)
+    saturation[brightest < recipe.darkest * 255] = 0
+    saturation = median_filter(saturation, 3)
+    return saturation > threshold(saturation, recipe.lowest, recipe.highest)
+
+
+def threshold(saturation: np.ndarray, lowest: float, highest: float) -> float:
+    """Otsu's threshold between two limits."""
+    try:
+        from skimage.filters import threshold_otsu
+    except ModuleNotFoundError:
+        raise MissingExtra("scikit-image", "slides", "finding tissue") from None
+    if saturation.min() == saturation.max():
+        return lowest
+    return float(np.clip(threshold_otsu(saturation), lowest, highest))
+
+
+def tidy(mask: np.ndarray, smallest: float, hole: float) -> np.ndarray:
+    """The mask without pieces of fewer than `smallest` pixels and without holes of fewer than `hole`."""
+    return ~_without_small(~_without_small(mask, smallest), hole)
+
+
+def _without_small(mask: np.ndarray, pixels: float) -> np.ndarray:
+    from scipy.ndimage import label
+
+    pieces, count = label(mask, np.ones((3, 3)))
+    sizes = np.bincount(pieces.ravel(), minlength=count + 1)
+    kept = sizes >= pixels
+    kept[0] = False
+    return kept[pieces]
+
+
+def mask_from_image(slide: Slide, path: Path) -> TissueMask:
+    """A mask that somebody drew over the whole slide, at any resolution: tissue is where it is not black."""
+    image = _read_image(path)
+    mask = np.asarray(image.reshape(*image.shape[:2], -1).any(2))
+    rows, columns = mask.shape
+    scale = (slide.size[0] / columns, slide.size[1] / rows)
+    # One mask pixel more or less along an axis is rounding; anything else is another slide or a cropped mask.
+    if abs(slide.size[0] / scale[1] - columns) > 1.5 and abs(slide.size[1] / scale[0] - rows) > 1.5:
+        raise DataError(
+            f"{path}: {columns} x {rows} pixels do not have the shape of the slide ({slide.size[0]} x "
+            f"{slide.size[1]}); give a mask of the whole slide"
+        )
+    return TissueMask(mask, scale)
+
+
+def _read_image(path: Path) -> np.ndarray:
+    """Pixels of a PNG or TIFF mask; whatever the reading library says is told in one line."""
+    from PIL import Image, UnidentifiedImageError
+
+    damage: Sequence[Any] = (OSError, ValueError, SyntaxError, EOFError, UnidentifiedImageError, MemoryError)
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "PA", "CMYK") else image)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check where the tissue masks lie") from None
+    except (*damage, Image.DecompressionBombError) as problem:
+        raise DataError(f"{path}: not readable as a mask image ({problem}); write it again as PNG") from None

@@ -1,0 +1,103 @@
+"""Model card and data card: where the numbers come from, and what they are not for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smmil.evaluate.cases import units_of
+from smmil.prediction import Prediction
+from smmil.report.private import safe_text
+from smmil.report.sources import Source
+
+UNSTATED = "not stated"
+INTENDED_USE = (
+    "Research use only. Not a medical device: not for diagnosis, treatment or any decision about a patient.",
+    "Scores show where a model looked, not where disease is. A hot region is a hint, its absence proves nothing.",
+    "Numbers hold for cases like these: same scanners, staining, patients and way of choosing them.",
+)
+
+
+def model_card(source: Source, licences: Mapping[str, str]) -> list[tuple[str, str]]:
+    """What is known about one model, as (fact, value); what nobody stated is called so. No other field is shown."""
+    meta, run = source.predictions[0].meta, source.run
+    features = _mapping(meta.get("features")) or _mapping(run.get("features"))
+    split, made = _mapping(meta.get("split")), _mapping(run.get("model"))
+    encoder = features.get("encoder")
+    rows = [
+        ("Model", meta.get("model") or made.get("name")),
+        ("Options", _pairs(_mapping(made.get("options")))),
+        ("Parameters", f"{run['parameters']:,}" if isinstance(run.get("parameters"), int) else None),
+        ("Scores are", meta.get("score_kind")),
+        ("Encoder", encoder),
+        ("Encoder licence", _licence(meta, features, encoder, licences)),
+        ("Features made by recipe", _short(features.get("recipe"))),
+        ("Trained until", _pairs({"checkpoint": meta.get("checkpoint"), "epoch": meta.get("epoch")})),
+        ("Seed", meta.get("seed")),
+        ("Split", _pairs({"part": split.get("part"), "fold": split.get("fold"), "id": _short(split.get("digest"))})),
+        ("Split sizes (cases)", _pairs(_sizes(_mapping(run.get("bags"))))),
+        ("Weights (SHA-256)", _short(meta.get("weights"))),
+        ("Settings (SHA-256)", _short(meta.get("config") or run.get("config"))),
+        ("Software", _pairs(_mapping(meta.get("versions")) or _mapping(run.get("versions")))),
+    ]
+    return [(name, UNSTATED if value in (None, "") else safe_text(value)) for name, value in rows]
+
+
+def data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
+    """Size and labels of the cases in this report; of patients only their number."""
+    labels = [p.y for p in predictions if p.y is not None]
+    counts = {f"class {label}": labels.count(label) for label in sorted(set(labels))}
+    instances = sum(p.n for p in predictions)
+    known = sum(int((p.y_inst >= 0).sum()) for p in predictions if p.y_inst is not None)
+    positive = sum(int((p.y_inst > 0).sum()) for p in predictions if p.y_inst is not None)
+    sizes = sorted(p.n for p in predictions)
+    units, notes = units_of(predictions)
+    patients = UNSTATED if notes and len(set(units)) == len(predictions) else f"{len(set(units)):,}"
+    return [
+        ("Cases", f"{len(predictions):,}"),
+        ("Labels", _pairs(counts) or "none"),
+        ("Without label", f"{len(predictions) - len(labels):,}"),
+        ("Patients", patients),
+        ("Instances", f"{instances:,} (per case {sizes[0]:,} to {sizes[-1]:,}, median {sizes[len(sizes) // 2]:,})"),
+        ("Instance labels", f"{known:,} known, {positive:,} of them positive" if known else "none"),
+        ("Parts of the split", _parts(predictions)),
+        ("Coordinates", _coordinates(predictions)),
+    ]
+
+
+def _licence(meta: dict[str, Any], features: dict[str, Any], encoder: Any, licences: Mapping[str, str]) -> str:
+    named = str(encoder).split("@")[0]  # name@revision
+    stated = features.get("licence") or meta.get("licence") or licences.get(named)
+    return str(stated) if stated else f"{UNSTATED}; check the terms of the encoder before use"
+
+
+def _parts(predictions: Sequence[Prediction]) -> str:
+    parts = [_mapping(p.meta.get("split")).get("part") or UNSTATED for p in predictions]
+    return _pairs({str(part): parts.count(part) for part in dict.fromkeys(parts)})
+
+
+def _coordinates(predictions: Sequence[Prediction]) -> str:
+    frames = {p.frame for p in predictions}
+    if len(frames) > 1:
+        return f"{len(frames)} different frames"
+    frame = next(iter(frames))
+    if frame is None:
+        return UNSTATED
+    size = " x ".join(f"{v:g}" for v in frame.patch)
+    spacing = "size unknown" if frame.spacing is None else f"{frame.spacing[0]:g} {frame.unit.replace('um', 'µm')}"
+    return f"instances of {size} steps, one step = {spacing}"
+
+
+def _sizes(bags: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of the parts in the order of their use."""
+    return {part: bags.get(part) for part in ("train", "val", "test")}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+
+
+def _short(digest: Any) -> str | None:
+    return None if digest in (None, "") else safe_text(digest)[:12]

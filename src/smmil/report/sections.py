@@ -1,0 +1,142 @@
+"""The sections of a report as HTML: summary, curves, table of cases, cards."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from smmil.report.card import INTENDED_USE, data_card, model_card
+from smmil.report.cases import Case
+from smmil.report.chart import SLOTS
+from smmil.report.numbers import ROWS, Results, Row, interval_of, remarks, value_of
+from smmil.report.sources import Source
+
+_TILES = (
+    ("Case AUROC", ("bag", "auroc"), "tells positive from negative cases"),
+    ("Localisation AUROC", ("instance", "positive_bags", "auroc"), "finds the lesion within positive cases"),
+    ("FROC", ("froc", "froc"), "lesions found at ¼ to 8 false alarms per case"),
+)
+
+
+def summary_section(sources: Sequence[Source], results: Results) -> str:
+    """Tiles with the numbers that matter most, the table of all, and remarks."""
+    notes = "".join(f"<li>{escape(note)}</li>" for note in remarks(results))
+    said = f'<details class="remarks"><summary>Remarks on these numbers</summary><ul>{notes}</ul></details>'
+    return (
+        f'<section id="summary"><h2>Summary</h2><div class="tiles">{_tiles(sources, results)}</div>'
+        f'{_metrics(results)}<p class="hint">{escape(_how(results))}</p>{said if notes else ""}</section>'
+    )
+
+
+def curves_section(charts: Sequence[str]) -> str:
+    """All figures in a grid that fits the window."""
+    inside = "".join(charts) or '<p class="hint">No label is known, so there are no curves.</p>'
+    return f'<section id="curves"><h2>Curves</h2><div class="charts">{inside}</div></section>'
+
+
+def cases_section(models: Sequence[str], cases: Sequence[Case]) -> str:
+    """Filters and an empty table; the program fills it. Worst mistakes come first."""
+    options = "".join(f'<option value="{i}">{escape(name)}</option>' for i, name in enumerate(models))
+    kinds = dict.fromkeys(s["outcome"] for case in cases for s in case.facts["said"] if s)
+    labels = sorted({case.facts["y"] for case in cases if case.facts["y"] is not None})
+    return (
+        '<section id="cases"><h2>Cases</h2><p class="hint">Worst mistakes first. Choose a case to look at its map; '
+        "<kbd>↑</kbd> <kbd>↓</kbd> move, <kbd>Enter</kbd> opens.</p>"
+        f'<form class="filters" id="filters" role="search" aria-label="Filter cases">'
+        f'<label>Model <select id="table-model">{options}</select></label>'
+        '<label>Search <input id="search" type="search" placeholder="case id" autocomplete="off"></label>'
+        f'<label>Label <select id="label-filter"><option value="">all</option>{_choices(labels)}</select></label>'
+        f'<label>Outcome <select id="outcome-filter"><option value="">all</option>{_choices(kinds)}</select></label>'
+        '<output id="count" aria-live="polite"></output></form>'
+        '<div class="wide"><table id="case-table"><caption class="unseen">Cases, predictions and maps</caption>'
+        "<thead><tr></tr></thead><tbody></tbody></table></div>"
+        '<p class="hint" id="nothing" hidden>No case fits these filters.</p></section>'
+    )
+
+
+def card_section(sources: Sequence[Source], licences: Mapping[str, str]) -> str:
+    """One card per model, one for the data, and what all this is not for."""
+    cards = [_card(f"Model: {source.name}", model_card(source, licences)) for source in sources]
+    cards.append(_card("Data in this report", data_card(sources[0].predictions)))
+    use = "".join(f"<li>{escape(line)}</li>" for line in INTENDED_USE)
+    return (
+        f'<section id="card"><h2>Model and data card</h2><div class="cards">{"".join(cards)}'
+        f'<article class="card use"><h3>Intended use</h3><ul>{use}</ul></article></div></section>'
+    )
+
+
+def _tiles(sources: Sequence[Source], results: Results) -> str:
+    first = sources[0].predictions
+    positive = sum(1 for p in first if p.y)
+    size = f"{positive} positive, {sum(p.n for p in first):,} instances"
+    tiles = [f'<div class="tile"><h3>Cases</h3><p class="big">{len(first):,}</p><p>{size}</p></div>']
+    for heading, path, words in _TILES:
+        row = next(r for r in ROWS if r.path == path)
+        values = [(name, value_of(found, row), interval_of(found, row)) for name, found in results.items()]
+        if any(value is not None for _, value, _ in values):
+            lines = "".join(_tile_line(slot, *value, len(values) > 1) for slot, value in enumerate(values))
+            tiles.append(f'<div class="tile"><h3>{heading}</h3>{lines}<p>{words}</p></div>')
+    return "".join(tiles)
+
+
+def _tile_line(slot: int, name: str, value: float | None, ends: tuple[float, float] | None, several: bool) -> str:
+    key = f'<span class="key m{slot % SLOTS}"></span><span class="who">{escape(name)}</span>' if several else ""
+    spread = "" if ends is None else f' <small title="95 % interval">{ends[0]:.2f} – {ends[1]:.2f}</small>'
+    return f'<p class="big{" several" if several else ""}">{key}{_number(value)}{spread}</p>'
+
+
+def _metrics(results: Results) -> str:
+    head = "".join(
+        f'<th scope="col"><span class="key m{slot % SLOTS}"></span>{escape(name)}</th>'
+        for slot, name in enumerate(results)
+    )
+    measured = [row for row in ROWS if any(value_of(found, row) is not None for found in results.values())]
+    body = []
+    for group in dict.fromkeys(row.group for row in measured):
+        body.append(f'<tr class="group"><th scope="colgroup" colspan="{len(results) + 1}">{escape(group)}</th></tr>')
+        body += [_metric_row(row, results) for row in measured if row.group == group]
+    if not body:
+        return ""
+    return (
+        '<div class="wide"><table class="metrics"><caption class="unseen">Metrics with 95 % intervals</caption>'
+        f'<thead><tr><th scope="col">Metric</th>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    )
+
+
+def _metric_row(row: Row, results: Results) -> str:
+    values = [value_of(found, row) for found in results.values()]
+    printed = [row.better * round(v, 3) for v in values if v is not None]
+    best = max(printed) if row.better and len(set(printed)) > 1 else None
+    cells = []
+    for value, found in zip(values, results.values(), strict=True):
+        mark = (
+            ' class="best"' if best is not None and value is not None and row.better * round(value, 3) == best else ""
+        )
+        ends = interval_of(found, row)
+        spread = "<small></small>" if ends is None else f"<small>{ends[0]:.3f} – {ends[1]:.3f}</small>"
+        cells.append(f"<td{mark}>{_number(value)}{spread}</td>")
+    return f'<tr><th scope="row">{escape(row.name)}</th>{"".join(cells)}</tr>'
+
+
+def _how(results: Results) -> str:
+    """How intervals and thresholds came about."""
+    parts = []
+    ci = next((c for found in results.values() for c in found.get("ci", {}).values()), None)
+    if ci:
+        parts.append(f"Small numbers: 95 % intervals, {ci['n_resamples']:,} resamples of patients.")
+    for name, found in results.items():
+        cut = found["threshold"]
+        if cut["value"] is not None:
+            parts.append(f"Instance threshold of {name}: {cut['value']:.4g} ({cut['source']}).")
+    return " ".join([*parts, "Cases are called positive from a probability of 0.5 on. Marked: best value of a row."])
+
+
+def _card(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    lines = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows)
+    return f'<article class="card"><h3>{escape(title)}</h3><dl>{lines}</dl></article>'
+
+
+def _choices(values: object) -> str:
+    return "".join(f'<option value="{escape(str(v))}">{escape(str(v))}</option>' for v in values)  # type: ignore[attr-defined]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

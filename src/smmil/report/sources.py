@@ -1,0 +1,79 @@
+"""From what a user names (runs, folders of predictions, files) to models with their predictions."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smmil.errors import DataError
+from smmil.evaluate.folders import named_folders
+from smmil.files import read_json
+from smmil.prediction import Prediction, load_predictions
+
+
+@dataclass(frozen=True)
+class Source:
+    """One model: a name to show, what it said about the cases, and run.json of its run (empty when there is none)."""
+
+    name: str
+    predictions: Sequence[Prediction]
+    run: dict[str, Any] = field(default_factory=dict)
+
+
+def load_sources(places: Sequence[str | Path]) -> list[Source]:
+    """One source per model; a run stands for the predictions in its folder `predictions`."""
+    runs = [Path(p) for p in places if run_of(Path(p)) is not None]
+    found = [(_run_name(place), _predictions_of(place), _facts(place)) for place in runs]
+    others = named_folders([p for p in places if Path(p) not in runs])
+    found += [(Path(name).name, files, {}) for name, files in others.items()]
+    if not found:
+        raise DataError("nothing to report; name a run or a folder of predictions written by smmil predict")
+    names = _distinct([name for name, _, _ in found])
+    return [Source(name, load_predictions(files), run) for name, (_, files, run) in zip(names, found, strict=True)]
+
+
+def run_of(place: Path) -> Path | None:
+    """The run that a folder is, or whose `predictions` it is."""
+    candidates = (place, place.resolve().parent if place.resolve().name == "predictions" else place)
+    return next((p for p in candidates if (p / "run.json").is_file()), None)
+
+
+def _run_name(place: Path) -> str:
+    run = run_of(place)
+    assert run is not None  # only called for runs
+    return run.resolve().name
+
+
+def _facts(place: Path) -> dict[str, Any]:
+    run = run_of(place)
+    facts = read_json(run / "run.json") if run is not None else {}
+    if not isinstance(facts, dict):
+        raise DataError(f"{run}/run.json: not the facts of a run; train it again")
+    return facts
+
+
+def _predictions_of(place: Path) -> list[Path]:
+    """The folder with the run's predictions: `predictions`, or its only subfolder, or the one called test."""
+    run = run_of(place)
+    assert run is not None  # only called for runs
+    folder = run / "predictions"
+    if any(folder.glob("*.npz")):
+        return [folder]
+    inner = {p.parent.name: p.parent for p in sorted(folder.glob("*/*.npz"))}
+    if len(inner) == 1 or "test" in inner:
+        return [inner.get("test", next(iter(inner.values())))]
+    if inner:
+        raise DataError(f"{folder}: holds {', '.join(inner)}; name one of these folders")
+    raise DataError(f"{run}: has no predictions yet; run: smmil predict {run} --out {folder}")
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Names without repetition: the second `a` becomes `a (2)`."""
+    given: list[str] = []
+    for name in names:
+        count, shown = 1, name
+        while shown in given:
+            count += 1
+            shown = f"{name} ({count})"
+        given.append(shown)
+    return given

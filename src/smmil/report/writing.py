@@ -1,0 +1,90 @@
+"""Predictions to one HTML file: the report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from smmil.errors import ConfigError
+from smmil.files import write_text
+from smmil.prediction import Prediction
+from smmil.report.cases import Case, all_cases
+from smmil.report.document import document
+from smmil.report.figures import figures
+from smmil.report.numbers import measure
+from smmil.report.pictures import CasePicture, all_pictures
+from smmil.report.private import safe_text
+from smmil.report.sources import Source, load_sources
+
+LARGEST_MB = 30.0
+_SCORES_SHARE = 0.55  # of the file for scores; beyond this they are stored with 8 bits instead of 16
+_PAGE_BYTES = 1_000_000  # program, style and numbers
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: the page, its models and number of cases, its size, and cases left without a picture."""
+
+    page: Path
+    models: list[str]
+    n_cases: int
+    n_bytes: int
+    without_picture: dict[str, str] = field(default_factory=dict)
+
+
+def write_report(
+    places: Sequence[str | Path],
+    out: str | Path,
+    *,
+    slides: str | Path | None = None,
+    validation: Sequence[str | Path] = (),
+    threshold: float | None = None,
+    column: int | None = None,
+    resamples: int = 1000,
+    title: str | None = None,
+    licences: Mapping[str, str] | None = None,
+    max_mb: float = LARGEST_MB,
+) -> Written:
+    """Write one self-contained page about runs or folders of predictions.
+
+    slides     folder of slides or CSV table (id, slide) for pictures below the maps
+    licences   {encoder: its licence}, where the predictions do not state it
+    max_mb     pictures are made smaller and scores coarser (8 bits) rather than pass this size
+    """
+    if max_mb < 2:
+        raise ConfigError(f"max_mb: got {max_mb}, expected at least 2; the page itself needs 1 MB")
+    sources = load_sources(places)
+    models = {source.name: source.predictions for source in sources}
+    results = measure(models, validation=validation, threshold=threshold, column=column, resamples=resamples)
+    room = int(max_mb * 1e6) - _PAGE_BYTES
+    cases = _fitting_cases(models, column, room)
+    pictures, missing = _pictures(cases, slides, room)
+    text = document(
+        sources,
+        results,
+        cases,
+        pictures,
+        figures(models, results, column),
+        title=safe_text(title or f"Report: {', '.join(models)}"),
+        licences=licences or {},
+        column=column,
+    )
+    write_text(out, text)
+    return Written(Path(out), list(models), len(cases), len(text.encode()), missing)
+
+
+def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | None, room: int) -> list[Case]:
+    cases = all_cases(models, column)
+    if _size(cases) <= _SCORES_SHARE * room:
+        return cases
+    return all_cases(models, column, bits=8)
+
+
+def _pictures(cases: list[Case], slides: str | Path | None, room: int) -> tuple[dict[str, CasePicture], dict[str, str]]:
+    return ({}, {}) if slides is None else all_pictures(cases, slides, max(0, room - _size(cases)))
+
+
+def _size(cases: Sequence[Case]) -> int:
+    return sum(len(r.packed) + 400 for case in cases for r in case.rasters if r is not None)
+
+
+__all__ = ["LARGEST_MB", "Source", "Written", "write_report"]

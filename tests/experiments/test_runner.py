@@ -1,0 +1,220 @@
+"""The runner: what is done stays done, what is broken is mended, and the table is the same whatever happened."""
+
+import multiprocessing
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from experiments.studies import (
+    copied,
+    epochs_trained,
+    manifest_study,
+    run_quietly,
+    table_bytes,
+    tiny_set,
+    tiny_study,
+    variant,
+)
+
+from smmil.data import synthetic_slides, write_synthetic
+from smmil.data.manifest import Manifest
+from smmil.data.splits import make_splits
+from smmil.errors import ConfigError
+from smmil.experiments import single
+from smmil.experiments.locks import alone
+from smmil.experiments.results import choose_learning_rates
+from smmil.experiments.runner import run_states, run_study
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["smmil.experiments.runner", "smmil.models.sm_ap", "sklearn.model_selection"])
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Labels of the runs that were really trained in this process."""
+    begun = []
+    real = single.train
+    monkeypatch.setattr(
+        single, "train", lambda config, out: (begun.append(Path(out).parent.name), real(config, out))[1]
+    )
+    return begun
+
+
+def test_a_finished_study_is_not_trained_again(finished_study, trainings, tmp_path):
+    out = copied(finished_study, tmp_path / "again")
+    report = run_study(tiny_study(), out)
+    assert (trainings, report.done, len(report.before)) == ([], [], 8)
+    assert table_bytes(out) == table_bytes(finished_study)
+
+
+def test_a_run_that_somebody_else_finished_meanwhile_is_left_alone(finished_study, trainings):
+    run = single_grid(tiny_study(), finished_study).runs[0]
+    folder = finished_study / "runs" / run.key
+    before = (folder / "result.json").stat().st_mtime_ns
+    assert single.perform(single.Job(str(folder), run.label, run.config)) == "done"
+    assert (trainings, (folder / "result.json").stat().st_mtime_ns) == ([], before)
+
+
+def test_another_study_in_the_same_folder_shares_its_runs(finished_study, trainings, tmp_path):
+    out = copied(finished_study, tmp_path / "shared")
+    more = tiny_study(name="more", variants=[variant("Renamed"), variant("Max", "max_pool", options={"dim": 6})])
+    report = run_study(more, out)
+    assert len(trainings) == len(report.done) == 4
+    old, new = (pd.read_csv(out / name / "results.csv") for name in ("tiny", "more"))
+    shared = {"ABMIL": old, "Renamed": new}
+    one, two = (t[t["variant"] == v].drop(columns="variant").reset_index(drop=True) for v, t in shared.items())
+    assert one.equals(two)
+
+
+@pytest.mark.parametrize("damage", ["lost prediction", "flipped bit", "result cut off", "result edited"])
+def test_what_is_damaged_is_mended_without_training(finished_study, tmp_path, damage):
+    out = copied(finished_study, tmp_path / "damaged")
+    folder = sorted((out / "runs").iterdir())[0]
+    victim = sorted((folder / "test").glob("*.npz"))[0]
+    if damage == "lost prediction":
+        victim.unlink()
+    elif damage == "flipped bit":
+        data = bytearray(victim.read_bytes())
+        data[len(data) // 2] ^= 1
+        victim.write_bytes(data)
+    else:
+        text = (folder / "result.json").read_text()
+        changed = text[: len(text) // 2] if damage == "result cut off" else text.replace('"n_test": ', '"n_test": 1')
+        assert changed != text
+        (folder / "result.json").write_text(changed)
+    report = run_study(tiny_study(), out)
+    assert len(report.done) == 1
+    assert table_bytes(out) == table_bytes(finished_study)
+    assert epochs_trained(out) == epochs_trained(finished_study)
+
+
+def test_a_failing_run_does_not_stop_the_others_and_is_tried_again(tmp_path, trainings):
+    bad = variant("Bad", "sm_ap", options={"dim": 6, "att_dim": 3, "where": "nowhere"})
+    study = tiny_study(variants=[bad, variant("ABMIL")], learning_rates=[1e-2], folds=[0])
+    for _ in range(2):
+        report = run_study(study, tmp_path)
+        assert list(report.failed) == ["tiny · Bad · lr 0.01 · seed 0 · fold 0"]
+        assert "did you mean" in str(report.failed) or "where" in str(report.failed)
+    assert len(trainings) == 3  # the good one once, the bad one twice
+    states = run_states(study, tmp_path)
+    assert [len(states[s]) for s in ("done", "running", "failed", "missing")] == [1, 0, 1, 0]
+    assert "where" in states["failed"][0][1]
+    assert len(pd.read_csv(tmp_path / "tiny/results.csv")) == 1
+
+
+def test_a_mishap_inside_a_model_is_kept_with_its_traceback(tmp_path):
+    broken = variant("Broken", "experiments.broken_model:Broken", options={})
+    report = run_study(tiny_study(variants=[broken], learning_rates=[1e-2], folds=[0]), tmp_path)
+    assert "ZeroDivisionError" in next(iter(report.failed.values()))
+    assert "1 / 0" in next((tmp_path / "runs").glob("*/traceback.txt")).read_text()
+
+
+def test_states_before_and_while_running(tmp_path):
+    study = tiny_study(learning_rates=[1e-2], folds=[0])
+    assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 0, 0, 2]
+    key = sorted(r.key for r in single_grid(study, tmp_path).runs)[0]
+    folder = tmp_path / "runs" / key
+    folder.mkdir(parents=True)
+    with alone(folder / "lock", wait=False) as mine:
+        assert mine
+        assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 1, 0, 1]
+    assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 0, 0, 2]
+
+
+def single_grid(study, out):
+    from smmil.experiments.grid import make_grid
+
+    return make_grid(study, Path(out) / "data")
+
+
+def test_killed_at_random_moments_the_table_is_the_same_and_no_epoch_is_repeated(finished_study, tmp_path):
+    chance, out, hits = random.Random(4), tmp_path / "killed", 0
+    for _ in range(4):
+        process = PROCESSES.Process(target=run_quietly, args=(out,))
+        process.start()
+        process.join(chance.uniform(0.3, 2.5))
+        process.kill()
+        process.join()
+        hits += process.exitcode == -9
+    assert hits >= 2
+    run_study(tiny_study(), out)
+    assert table_bytes(out) == table_bytes(finished_study)
+    assert all(count <= 2 for count in epochs_trained(out).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "dask", "submitit"])
+def test_every_executor_gives_the_same_table(finished_study, tmp_path, executor):
+    pytest.importorskip({"dask": "distributed", "submitit": "submitit"}.get(executor, "smmil"))
+    study, whole = tiny_study(folds=[0], learning_rates=[1e-2]), pd.read_csv(finished_study / "tiny/results.csv")
+    run_study(study, tmp_path, executor=executor, workers=2, slurm={"cluster": "local"})
+    expected = whole[(whole["fold"] == 0) & (whole["lr"] == 1e-2)].reset_index(drop=True)
+    assert pd.read_csv(tmp_path / "tiny/results.csv").equals(expected)
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_study_do_not_train_the_same_run_twice(finished_study, tmp_path):
+    both = [PROCESSES.Process(target=run_quietly, args=(tmp_path,)) for _ in range(2)]
+    for process in both:
+        process.start()
+        time.sleep(0.1)
+    for process in both:
+        process.join()
+    assert [p.exitcode for p in both] == [0, 0]
+    assert table_bytes(tmp_path) == table_bytes(finished_study)
+    assert set(epochs_trained(tmp_path).values()) == {2}
+
+
+def test_an_unknown_executor_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean submitit"):
+        run_study(tiny_study(), tmp_path, executor="submit")
+
+
+@pytest.fixture(scope="module")
+def bags(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bags")
+    return write_synthetic(folder, synthetic_slides(14, size=(10, 14), dim=4, seed=1, lesion=(0.1, 0.3)))
+
+
+def test_labels_of_test_cases_change_neither_weights_nor_rates_nor_thresholds(bags, tmp_path):
+    """The test part is marked; its labels are then exchanged, and everything is trained again."""
+    manifest = Manifest.read(bags)
+    test = make_splits(manifest, folds=2, val_share=0.5, test_share=0.3)[0].test
+    swapped = tmp_path / "swapped"
+    shutil.copytree(bags.parent, swapped)
+    for folder, exchange in ((bags.parent, False), (swapped, True)):
+        table = manifest.table.copy()
+        chosen = table["id"].isin(test)
+        table.loc[chosen, "split"] = "test"
+        table.loc[chosen, "instance_labels"] = ""  # they would contradict an exchanged label
+        if exchange:
+            table.loc[chosen, "label"] = table.loc[chosen, "label"].map({"0": "1", "1": "0"})
+        table.to_csv(folder / "marked.csv", index=False)
+    found = []
+    for name, folder in (("a", bags.parent), ("b", swapped)):
+        study = manifest_study(folder / "marked.csv", variants=[variant("SmAP", "sm_ap")])
+        run_study(study, tmp_path / name)
+        found.append(pd.read_csv(tmp_path / name / "tiny/results.csv"))
+    one, two = found
+    for column in ("weights", "threshold", "epoch", "val_auroc", "val_loss"):
+        assert list(one[column]) == list(two[column])
+    assert choose_learning_rates(one) == choose_learning_rates(two)
+    assert list(one["bag_auroc"]) == pytest.approx(list(1 - two["bag_auroc"]))
+
+
+def test_order_of_the_table_and_reading_ahead_do_not_change_a_number(bags, tmp_path):
+    small = {"variants": [variant("SmAP", "sm_ap")], "learning_rates": [1e-2], "folds": [0]}
+    run_study(manifest_study(bags, **small), tmp_path / "a")
+    Manifest(Manifest.read(bags).table[::-1].reset_index(drop=True), bags.parent).write(bags.parent / "reversed.csv")
+    training = {"epochs": 2, "warmup_epochs": 0, "workers": 1}
+    run_study(manifest_study(bags.parent / "reversed.csv", training=training, **small), tmp_path / "b")
+    assert table_bytes(tmp_path / "a") == table_bytes(tmp_path / "b")
+
+
+def test_only_some_data_sets_may_be_asked_for(tmp_path):
+    study = tiny_study(datasets=[tiny_set(), tiny_set("other", split_seed=5)], learning_rates=[1e-2], folds=[0])
+    run_study(study, tmp_path, only=["other"])
+    assert set(pd.read_csv(tmp_path / "tiny/results.csv")["set"]) == {"other"}

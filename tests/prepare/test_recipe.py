@@ -1,0 +1,80 @@
+"""A recipe says the same thing in one way only, and refuses what it does not know."""
+
+import pytest
+
+from smmil.errors import ConfigError
+from smmil.prepare import Recipe, load_recipe
+
+CHANGES = [
+    {"tile_um": 128.0},
+    {"pixels": 96},
+    {"overlap_um": 8.0},
+    {"reader": "tifffile"},
+    {"encoder": "resnet50"},
+    {"autocast": True},
+    {"max_damaged": 0.2},
+    {"tissue": {"share": 0.5}},
+    {"tissue": {"method": "none"}},
+    {"tissue": {"resolution_um": 4.0}},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_every_choice_that_changes_pixels_changes_the_fingerprint(change):
+    assert load_recipe(None, change).digest("e@1") != Recipe().digest("e@1")
+
+
+def test_other_weights_are_another_recipe():
+    assert Recipe().digest("resnet50@a") != Recipe().digest("resnet50@b")
+
+
+def test_a_tile_in_pixels_and_the_same_tile_in_micrometres_are_one_recipe():
+    in_pixels = load_recipe(None, {"tile_px": 512, "tile_mpp": 0.5})
+    assert in_pixels.tile_um == 256
+    assert in_pixels.pixels == 512
+    assert in_pixels.digest("e") == load_recipe(None, {"tile_um": 256.0, "pixels": 512}).digest("e")
+
+
+def test_choices_for_slides_do_not_change_a_recipe_for_scans():
+    assert Recipe(kind="ct").digest("e") == Recipe(kind="ct", tile_um=99.0).digest("e")
+    assert Recipe(kind="ct").digest("e") != Recipe(kind="ct", windows=("brain",)).digest("e")
+    assert Recipe(kind="points").digest("e") != Recipe(kind="points", neighbours=8).digest("e")
+
+
+def test_options_win_over_the_file_also_in_the_other_form(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("tile_px: 512\ntile_mpp: 0.5\ntissue: {share: 0.5, lowest: 0.02}\nwindows: [brain, bone, lung]\n")
+    assert load_recipe(path).tile_um == 256
+    changed = load_recipe(path, {"tile_um": 100.0, "tissue": {"share": 0.1}, "encoder": None})
+    assert changed.tile_um == 100
+    assert changed.pixels is None
+    assert (changed.tissue.share, changed.tissue.lowest) == (0.1, 0.02)
+    assert changed.windows == ("brain", "bone", "lung")
+    assert changed.encoder == "efficientnet-lite0"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"tile_mu": 256.0}, "tile_mu: unknown key; did you mean tile_um"),
+        ({"tissue": {"shar": 0.5}}, "tissue.shar: unknown key; did you mean share"),
+        ({"tile_um": -1.0}, "tile_um"),
+        ({"tile_px": 512}, "tile_px together with tile_mpp"),
+        ({"tile_um": 10.0, "overlap_um": 10.0}, "leaves nothing"),
+        ({"kind": "ct", "windows": ("brain", "bone")}, "one window or three"),
+        ({"kind": "ct", "windows": ("brian",)}, "did you mean brain"),
+        ({"kind": "ct", "triplets": True}, "single window"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(content, words):
+    with pytest.raises(ConfigError, match=words):
+        load_recipe(None, content)
+
+
+def test_a_file_that_is_no_recipe_is_refused(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    with pytest.raises(ConfigError, match="no such file"):
+        load_recipe(path)
+    path.write_text("- 1\n- 2\n")
+    with pytest.raises(ConfigError, match="expected lines such as tile_um"):
+        load_recipe(path)

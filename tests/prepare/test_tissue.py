@@ -1,0 +1,159 @@
+"""Tissue masks: shares against counting, blank and full slides, dust and holes, masks and outlines of others."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from prepare import makers
+
+from smmil.errors import DataError
+from smmil.images import open_slide
+from smmil.prepare import TissueRecipe
+from smmil.prepare.tissue import TissueMask, tidy, tissue_mask
+
+PLAIN = TissueRecipe(resolution_um=4.0, smallest_um2=0.0, hole_um2=0.0)
+
+
+def slide_of(tmp_path, image, mpp=0.5, **options):
+    return open_slide(makers.write_slide(tmp_path / "slide.svs", image, mpp, **options))
+
+
+def share_by_counting(mask, scale, origin, x, y, side):
+    """Every level-0 pixel asked for its mask pixel."""
+    count = 0
+    for i in range(y, y + side):
+        for j in range(x, x + side):
+            r, c = int((i - origin[1]) // scale[1]), int((j - origin[0]) // scale[0])
+            count += 0 <= r < mask.shape[0] and 0 <= c < mask.shape[1] and bool(mask[r, c])
+    return count / side**2
+
+
+def test_shares_equal_the_counted_pixels():
+    rng = np.random.default_rng(0)
+    mask, scale, origin = rng.random((9, 7)) < 0.5, (4, 3), (5, -2)
+    coords = rng.integers(-10, 30, (60, 2))
+    expected = [share_by_counting(mask, scale, origin, x, y, 6) for x, y in coords.tolist()]
+    assert TissueMask(mask, scale, origin).shares(coords, 6) == pytest.approx(expected, abs=1e-9)
+
+
+def test_parts_of_mask_pixels_count_in_part():
+    mask = TissueMask(np.array([[True, False]]), (2.5, 2.5))
+    assert mask.shares(np.array([[0.0, 0.0], [2.0, 0.0], [1.25, 0.0]]), 2.5).tolist() == pytest.approx([1, 0.2, 0.5])
+
+
+def test_glass_and_tissue_are_told_apart_to_the_mask_pixel(tmp_path):
+    image = makers.painted(256, 320, (64, 48, 160, 128, makers.TISSUE))
+    with slide_of(tmp_path, image) as slide:
+        found = tissue_mask(slide, PLAIN)
+    assert found.scale == (8, 8)
+    expected = np.zeros((32, 40), bool)
+    expected[6:22, 8:28] = True
+    wrong = found.mask != expected
+    assert wrong.sum() <= 4  # the median rounds the four corners
+    assert not wrong[7:21, 9:27].any()
+
+
+@pytest.mark.parametrize(("colour", "spread", "share"), [(makers.GLASS, 4, 0.0), (makers.TISSUE, 20, 1.0)])
+def test_blank_glass_is_not_split_in_two_and_neither_is_a_slide_without_glass(tmp_path, colour, spread, share):
+    patches = np.random.default_rng(0).integers(-spread, spread + 1, (16, 16, 3)).repeat(16, 0).repeat(16, 1)
+    image = np.clip(np.array(colour) + patches, 0, 255).astype(np.uint8)
+    with slide_of(tmp_path, image) as slide:
+        assert tissue_mask(slide, PLAIN).mask.mean() == share
+
+
+def test_ink_and_black_borders_are_no_tissue(tmp_path):
+    image = makers.painted(256, 256, (0, 0, 128, 256, (18, 2, 9)), (128, 0, 64, 256, makers.TISSUE))
+    with slide_of(tmp_path, image) as slide:
+        mask = tissue_mask(slide, PLAIN).mask
+    assert not mask[:, :15].any()
+    assert mask[:, 17:23].all()
+
+
+def test_dust_goes_and_small_holes_are_filled():
+    mask = np.zeros((20, 20), bool)
+    mask[2:14, 2:14] = True
+    mask[5:7, 5:7] = False
+    mask[9:12, 9:12] = False
+    mask[17:19, 17:19] = True
+    tidied = tidy(mask, smallest=5, hole=5)
+    assert not tidied[16:, 16:].any()
+    assert tidied[5:7, 5:7].all()
+    assert not tidied[9:12, 9:12].any()
+    assert tidied.sum() == 144 - 9
+    assert np.array_equal(tidy(mask, smallest=4, hole=4), mask)  # exactly as many pixels are enough
+
+
+def test_sizes_of_dust_count_in_micrometres_whatever_the_magnification(tmp_path):
+    recipe = TissueRecipe(resolution_um=4.0, smallest_um2=300.0, hole_um2=0.0)
+    for zoom, mpp in ((1, 1.0), (4, 0.25)):
+        image = makers.painted(128, 128, (16, 16, 12, 12, makers.TISSUE), (64, 64, 24, 24, makers.TISSUE))
+        folder = tmp_path / str(zoom)
+        with slide_of(folder, image.repeat(zoom, 0).repeat(zoom, 1), mpp) as slide:
+            mask = tissue_mask(slide, recipe).mask
+        assert mask.shape == (32, 32)
+        assert not mask[:10, :10].any()
+        assert mask[17:21, 17:21].all()
+
+
+def test_without_a_method_everything_inside_the_bounds_is_tissue(tmp_path):
+    path = makers.write_slide(tmp_path / "s.scn", makers.glass(96, 128), 0.5, flavour="leica", bounds_offset=(64, 32))
+    with open_slide(path) as slide:
+        mask = tissue_mask(slide, TissueRecipe(method="none"))
+        x, y, width, height = slide.bounds
+    corners = np.array([[x, y], [x - 16, y], [x + width - 16, y + height - 8], [x + width, y]])
+    assert mask.shares(corners, 32).tolist() == [1, 0.5, 0.5 * 0.25, 0]
+
+
+def test_a_given_mask_wins_and_must_have_the_shape_of_the_slide(tmp_path):
+    drawn = np.zeros((32, 40), np.uint8)
+    drawn[4:8, 10:20] = 255
+    Image.fromarray(drawn).save(tmp_path / "mask.png")
+    Image.fromarray(drawn[:20]).save(tmp_path / "cropped.png")
+    (tmp_path / "broken.png").write_bytes((tmp_path / "mask.png").read_bytes()[:40])
+    with slide_of(tmp_path, makers.glass(256, 320)) as slide:
+        mask = tissue_mask(slide, PLAIN, tmp_path / "mask.png")
+        assert mask.shares(np.array([[80, 32], [72, 32], [200, 200]]), 16).tolist() == [1, 0.5, 0]
+        with pytest.raises(DataError, match=r"cropped.png: 40 x 20 pixels do not have the shape of the slide"):
+            tissue_mask(slide, PLAIN, tmp_path / "cropped.png")
+        for name in ("broken.png", "absent.png"):
+            with pytest.raises(DataError, match=name):
+                tissue_mask(slide, PLAIN, tmp_path / name)
+
+
+def ring(x, y, side):
+    return [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]]
+
+
+@pytest.mark.parametrize("origin", ["level0", "bounds"])
+def test_outlines_with_holes_count_from_level_0_or_from_the_bounds(tmp_path, origin):
+    path = makers.write_slide(tmp_path / "s.scn", makers.glass(256, 256), 0.5, flavour="leica", bounds_offset=(64, 32))
+    one = {"type": "Polygon", "coordinates": [ring(64, 64, 128), ring(96, 96, 32)]}
+    two = {"type": "MultiPolygon", "coordinates": [[ring(0, 0, 16)], [ring(200, 200, 16)]]}
+    outlines = tmp_path / "s.geojson"
+    features = [{"type": "Feature", "geometry": shape} for shape in (one, two)]
+    outlines.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    with open_slide(path) as slide:
+        mask = tissue_mask(slide, PLAIN.model_copy(update={"origin": origin}), outlines)
+    shift = np.array((64, 32) if origin == "bounds" else (0, 0))
+    corners = np.array([[64, 64], [96, 96], [0, 0], [200, 200], [144, 144], [24, 24]]) + shift
+    assert mask.shares(corners, 16).tolist() == [1, 0, 1, 1, 1, 0]
+
+
+def test_a_mask_pixel_belongs_to_an_outline_when_its_centre_does(tmp_path):
+    outlines = tmp_path / "s.geojson"
+    outlines.write_text(json.dumps({"type": "Polygon", "coordinates": [ring(66, 61, 128)]}))
+    with slide_of(tmp_path, makers.glass(256, 256)) as slide:
+        mask = tissue_mask(slide, PLAIN, outlines).mask
+    expected = np.zeros((32, 32), bool)
+    expected[8:24, 8:24] = True  # centres from 68 to 188 in both axes
+    assert np.array_equal(mask, expected)
+
+
+@pytest.mark.parametrize("text", ["{", "3", '{"type": "Point", "coordinates": [1, 2]}', '{"type": "Feature"}',
+                                  '{"type": "Polygon", "coordinates": [[[1, 2], [3]]]}',
+                                  '{"type": "Polygon", "coordinates": [[[1, 2], [3, 4], ["a", 5]]]}'])  # fmt: skip
+def test_outlines_that_make_no_sense_are_refused_by_name(tmp_path, text):
+    (tmp_path / "bad.geojson").write_text(text)
+    with slide_of(tmp_path, makers.glass(64, 64)) as slide, pytest.raises(DataError, match=r"bad\.geojson"):
+        tissue_mask(slide, PLAIN, tmp_path / "bad.geojson")

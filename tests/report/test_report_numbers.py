@@ -1,0 +1,141 @@
+"""Numbers, curves and order of a report against hand-made values and the rooms they come from."""
+
+import numpy as np
+import pytest
+from report.lesion_cases import save_all, slide_case
+
+from smmil.evaluate import bag_metrics, bootstrap_ci
+from smmil.evaluate.ranking import auprc, auroc
+from smmil.prediction import Prediction
+from smmil.report.cases import all_cases, outcome, verdict
+from smmil.report.curves import froc_lines, precision_lines, reliability_lines, roc_lines
+from smmil.report.figures import figures
+from smmil.report.numbers import ROWS, interval_of, measure, remarks, value_of
+
+
+def bag(name, p, y):
+    return Prediction(name, np.atleast_1d(p), [0.0], y=y)
+
+
+def random_bags(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, n)
+    said = np.clip(0.25 + 0.5 * labels + 0.3 * rng.normal(size=n), 0, 1)
+    return [bag(f"c{i:03}", p, int(y)) for i, (p, y) in enumerate(zip(said, labels, strict=True))]
+
+
+def test_the_area_below_the_drawn_roc_is_the_auroc():
+    cases = random_bags(400)
+    line = roc_lines({"m": cases})[0]
+    probs, y = np.array([p.positive_prob for p in cases]), np.array([p.y for p in cases])
+    assert np.trapezoid(line.y, line.x) == pytest.approx(auroc(probs, y > 0), abs=0.004)
+    assert (line.x[0], line.y[0], line.x[-1], line.y[-1]) == (0, 0, 1, 1)
+    assert len(line.x) <= len(cases) + 1
+
+
+def test_a_long_curve_is_thinned_without_losing_area_or_ends():
+    cases = random_bags(20_000)
+    line = roc_lines({"m": cases})[0]
+    probs, y = np.array([p.positive_prob for p in cases]), np.array([p.y for p in cases])
+    assert len(line.x) < 3000
+    assert np.trapezoid(line.y, line.x) == pytest.approx(auroc(probs, y > 0), abs=3e-4)
+    assert (line.x[-1], line.y[-1]) == (1, 1)
+
+
+def test_a_hand_made_roc_and_precision_curve():
+    cases = [bag("a", 0.9, 1), bag("b", 0.8, 0), bag("c", 0.7, 1), bag("d", 0.1, 0)]
+    roc = roc_lines({"m": cases})[0]
+    assert list(zip(roc.x, roc.y, strict=True)) == [(0, 0), (0, 0.5), (0.5, 0.5), (0.5, 1), (1, 1)]
+    curve = precision_lines({"m": cases})[0]
+    np.testing.assert_allclose(curve.x, [0, 0.5, 0.5, 1, 1])
+    np.testing.assert_allclose(curve.y, [1, 1, 0.5, 2 / 3, 0.5])
+    steps = np.sum(np.diff(curve.x) * curve.y[1:])
+    assert steps == pytest.approx(auprc(np.array([0.9, 0.8, 0.7, 0.1]), np.array([1, 0, 1, 0]) > 0))
+
+
+def test_several_classes_get_a_curve_each():
+    rng = np.random.default_rng(0)
+    cases = [bag(f"c{i}", rng.dirichlet([1, 1, 1]), i % 3) for i in range(30)]
+    assert [line.name for line in roc_lines({"m": cases})] == ["m, class 0", "m, class 1", "m, class 2"]
+    assert {line.slot for line in roc_lines({"a": random_bags(), "b": random_bags()})} == {0, 1}
+
+
+def test_empty_bins_are_not_drawn_as_zero():
+    line = reliability_lines({"m": [bag("a", 0.95, 1), bag("b", 0.95, 0), bag("c", 0.05, 0)]})[0]
+    np.testing.assert_allclose(line.x, [0.05, 0.95])
+    np.testing.assert_allclose(line.y, [0, 0.5])
+    assert list(line.sizes) == [1, 2]
+
+
+def test_the_froc_line_is_a_staircase_that_ends_at_eight():
+    cases = {"m": [slide_case(f"s{i}", i, y=i % 2, noise=2.0) for i in range(8)]}
+    line = froc_lines(measure(cases, resamples=0))[0]
+    assert (line.x[0], line.x[-1]) == (0, 8)
+    assert (np.diff(line.y) >= 0).all()
+    assert not ((np.diff(line.x) > 0.02) & (np.diff(line.y) > 0.004)).any()
+
+
+def test_numbers_are_those_of_the_evaluation():
+    cases = random_bags()
+    found = measure({"m": cases}, resamples=200)["m"]
+    row = ROWS[0]
+    ci = bootstrap_ci(cases, "bag_auroc", n=200)
+    assert value_of(found, row) == bag_metrics(cases)["auroc"]
+    assert interval_of(found, row) == (ci["low"], ci["high"])
+    assert all(value_of(found, r) is None for r in ROWS if r.group.startswith("Where"))
+
+
+def test_nothing_labelled_still_gives_a_report():
+    cases = [Prediction(f"c{i}", [0.4], [1.0, 2.0]) for i in range(3)]
+    found = measure({"m": cases}, resamples=50)
+    assert all(value_of(found["m"], row) is None for row in ROWS)
+    assert figures({"m": cases}, found) == []
+    assert any("no case has a label" in note for note in remarks(found))
+
+
+def test_instance_f1_appears_with_a_threshold_only():
+    cases = [slide_case(f"s{i}", i, y=i % 2) for i in range(6)]
+    f1 = next(row for row in ROWS if row.interval == "inst_f1")
+    assert value_of(measure({"m": cases}, resamples=0)["m"], f1) is None
+    found = measure({"m": cases}, resamples=50, threshold=1.5)["m"]
+    assert value_of(found, f1) > 0.9
+    assert interval_of(found, f1) is not None
+
+
+def test_the_threshold_is_chosen_on_validation_cases(tmp_path):
+    (tmp_path / "m").mkdir()
+    save_all(tmp_path / "m", [slide_case(f"v{i}", i + 20, y=1, noise=0.2) for i in range(4)])
+    found = measure({"m": [slide_case("t", 1)]}, validation=[tmp_path / "m"], resamples=0)["m"]
+    assert 0.5 < found["threshold"]["value"] < 3.5
+    assert "validation" in found["threshold"]["source"]
+
+
+@pytest.mark.parametrize(
+    ("y", "answer", "classes", "word"),
+    [(1, 1, 2, "correct"), (1, 0, 2, "missed"), (0, 1, 2, "false alarm"), (None, 1, 2, "unlabelled"),
+     (2, 1, 3, "wrong"), (0, 0, 3, "correct")],
+)  # fmt: skip
+def test_outcomes_in_one_word(y, answer, classes, word):
+    assert outcome(y, answer, classes) == word
+
+
+def test_error_is_one_minus_the_probability_of_the_true_class():
+    assert verdict(bag("a", 0.3, 1))["error"] == pytest.approx(0.7)
+    assert verdict(bag("a", 0.3, 0))["error"] == pytest.approx(0.3)
+    three = verdict(bag("a", [0.2, 0.5, 0.3], 2))
+    assert (three["answer"], three["p"], three["outcome"]) == (1, 0.5, "wrong")
+    assert three["error"] == pytest.approx(0.7)
+    assert verdict(bag("a", 0.5, None))["error"] is None
+
+
+def test_worst_mistakes_come_first_and_unlabelled_last():
+    cases = [bag("fine", 0.9, 1), bag("awful", 0.95, 0), bag("unknown", 0.5, None), bag("bad", 0.3, 1)]
+    assert [case.id for case in all_cases({"m": cases})] == ["awful", "bad", "fine", "unknown"]
+
+
+def test_a_case_that_one_model_lacks_is_kept():
+    both = all_cases({"a": [bag("x", 0.2, 1)], "b": [bag("x", 0.9, 1), bag("y", 0.9, 0)]})
+    assert {case.id: [said is None for said in case.facts["said"]] for case in both} == {
+        "x": [False, False],
+        "y": [True, False],
+    }
