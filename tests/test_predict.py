@@ -236,3 +236,14 @@ def test_a_prediction_tells_which_cases_share_a_patient_without_naming_him(run, 
     assert stored[ids[0]]["group"] == stored[ids[1]]["group"] == min(ids[:2])
     assert len({meta["group"] for meta in stored.values()}) == len(ids) - 1
     assert "Jane" not in str(stored)
+
+
+def test_a_prediction_carries_what_exports_need_of_the_slide(run, bags_of, tmp_path):
+    path = next((bags_of / "bags").glob("*.h5"))
+    facts = {"level0_width": 4096, "level0_height": 2048, "bounds": [8, 16, 4000, 2000], "mpp_level0": 0.25}
+    write_bag(path, read_bag(path), provenance={"encoder": "synthetic-5", "licence": "CC0", **facts})
+    predict_run(run, out=tmp_path / "p", manifest=bags_of / "manifest.csv")
+    found = {p.id: p.meta for p in map(Prediction.load, (tmp_path / "p").glob("*.npz"))}
+    assert found[path.stem]["slide"] == {"size": [4096, 2048], "bounds": [8, 16, 4000, 2000], "mpp": 0.25}
+    assert found[path.stem]["licence"] == "CC0"
+    assert sum("slide" in meta for meta in found.values()) == 1

@@ -60,7 +60,7 @@ def run_demo(out: str | Path, *, progress: Progress | None = None) -> DemoResult
     slides = _study(_prepared(out / "data" / "slides", labels, SLIDE_RECIPE, out / "bags", progress), out, progress)
     scans_table = _drawn_scans(out / "ct" / "data", progress)
     manifest = _prepared(out / "ct" / "data" / "scans", scans_table, SCAN_RECIPE, out / "ct" / "bags", progress)
-    scans = _study(manifest, out / "ct", progress)
+    scans = _study(manifest, out / "ct", progress, batch_size=1)  # so few scans need every step they can get
     progress.said("drawing maps and writing the pages")
     _page(out / "ct.html", scans, _maps(out / "ct" / "maps", scans), "CT scans", SCAN_LEAD, _next_steps(out))
     steps = ["The same on CT scans: open ct.html beside this page", *_next_steps(out)]
@@ -86,11 +86,11 @@ def _prepared(images: Path, labels: Path, recipe: Recipe, out: Path, progress: P
     return done.manifest
 
 
-def _study(manifest: Path, out: Path, progress: Progress) -> _Study:
+def _study(manifest: Path, out: Path, progress: Progress, batch_size: int = 4) -> _Study:
     """Train both models, predict validation and test cases, and measure."""
     for name in MODELS:
         progress.said(f"training {name}")
-        train(_config(manifest, name), out / "runs" / name, progress=progress)
+        train(_config(manifest, name, batch_size), out / "runs" / name, progress=progress)
         for part, folder in (("val", "validation"), ("test", "predictions")):
             predict_run(out / "runs" / name, out=out / folder / name, part=part)
     test = {name: load_predictions(out / "predictions" / name) for name in MODELS}
@@ -100,11 +100,11 @@ def _study(manifest: Path, out: Path, progress: Progress) -> _Study:
     return _Study(test, results)
 
 
-def _config(manifest: Path, model: str) -> TrainConfig:
+def _config(manifest: Path, model: str, batch_size: int) -> TrainConfig:
     return TrainConfig(
         data=DataConfig(manifest=str(manifest)),
         model=ModelConfig(name=model),
-        training=TrainingConfig(threads=2, checkpoint_minutes=1),
+        training=TrainingConfig(threads=2, checkpoint_minutes=1, batch_size=batch_size),
     )
 
 

@@ -7,7 +7,10 @@ from smmil.prediction import load_predictions
 
 def test_the_demo_leaves_a_page_predictions_and_maps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "SLIDES", 40)
+    monkeypatch.setattr(demo, "SLIDES", 24)
+    monkeypatch.setattr(demo, "SCANS", 16)
+    monkeypatch.setattr(demo, "SLIDE_RECIPE", demo.SLIDE_RECIPE.model_copy(update={"encoder_pixels": 32}))
+    monkeypatch.setattr(demo, "SCAN_RECIPE", demo.SCAN_RECIPE.model_copy(update={"encoder_pixels": 32}))
     monkeypatch.setattr(demo, "TrainingConfig", lambda **given: TrainingConfig(**{**given, "epochs": 2, "threads": 1}))
     first = demo.run_demo("demo")
     page = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
@@ -18,6 +21,10 @@ def test_the_demo_leaves_a_page_predictions_and_maps(tmp_path, monkeypatch):
         assert {p.y for p in test} == {0, 1}
         assert not {p.id for p in test} & {p.id for p in load_predictions(tmp_path / "demo/validation" / name)}
     assert len(list((tmp_path / "demo/maps").glob("*.png"))) >= 2
+    assert "CT scans" in (tmp_path / "demo/ct.html").read_text(encoding="utf-8")
+    for name in demo.MODELS:
+        scans = load_predictions(tmp_path / "demo/ct/predictions" / name)
+        assert all(p.y_inst is not None and p.coords.shape[1] == 1 for p in scans)
     again = demo.run_demo("demo")
     assert again.results == first.results
     assert (tmp_path / "demo/report.html").read_text(encoding="utf-8") == page

@@ -15,7 +15,7 @@ from smmil.data.manifest import Manifest
 from smmil.errors import DataError, check_choice
 from smmil.files import file_name, read_json, remove_leftovers, write_text
 from smmil.predict.inference import predict
-from smmil.predict.source import refuse_other_features, refuse_other_width
+from smmil.predict.source import image_facts, refuse_other_features, refuse_other_width
 from smmil.predict.trained import TrainedModel, load_trained
 from smmil.prediction import Prediction
 from smmil.runtime import choose_device, reproducible, versions
@@ -92,6 +92,7 @@ class _Work:
     def _predict(self, id_: str, meta: dict[str, Any]) -> Prediction:
         bag = self.table.bag(id_)
         refuse_other_width(self.trained.facts, id_, bag.x.shape[1])
+        meta = {**meta, **image_facts(self.table.path_of(id_))}
         return predict(self.trained.model, [BagBatch.pack([bag])], meta=meta, device=self.device)[0]
 
 

@@ -1,6 +1,7 @@
 """Where features come from: a model is only used on what it was trained on."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from smmil.data.manifest import Manifest
@@ -26,6 +27,16 @@ def feature_source(table: Manifest, ids: Iterable[str]) -> dict[str, Any]:
             if value is not None and shared[key] is None:
                 shared[key], first[key] = value, id_
     return shared
+
+
+def image_facts(path: Path) -> dict[str, Any]:
+    """What exports and reports need of the image behind a bag: size, bounds and pixel size of a slide, the licence."""
+    stated = read_provenance(path)
+    facts: dict[str, Any] = {"licence": stated["licence"]} if stated.get("licence") else {}
+    if stated.get("bounds") is None or stated.get("level0_width") is None:
+        return facts
+    size = [stated["level0_width"], stated["level0_height"]]
+    return facts | {"slide": {"size": size, "bounds": stated["bounds"], "mpp": stated.get("mpp_level0")}}
 
 
 def refuse_other_features(facts: dict[str, Any], table: Manifest, ids: Iterable[str]) -> None:

@@ -1,0 +1,77 @@
+"""Where instance labels come from: an annotation, a list, or the knowledge that a case has no lesion."""
+
+import numpy as np
+import pytest
+from prepare import makers
+
+from smmil.data import Manifest
+from smmil.errors import DataError
+from smmil.prepare import plan, run
+
+BOX = "x,y,width,height,class\n0,0,96,96,1\n"
+
+
+@pytest.fixture
+def slides(tmp_path):
+    for name in ("s0", "s1"):
+        image = makers.painted(192, 192, background=makers.TISSUE)
+        makers.write_slide(tmp_path / "slides" / f"{name}.svs", image, mpp=1.0)
+    return tmp_path / "slides"
+
+
+def prepared(slides, table, **changes):
+    """Labels by case, None where there are none; and the failures."""
+    (slides.parent / "labels.csv").write_text(table)
+    recipe = makers.recipe(32.0, tissue={"method": "none"}, **changes)
+    done = run(plan([slides], slides.parent / "out", recipe, labels=slides.parent / "labels.csv"))
+    manifest = Manifest.read(done.manifest)
+    labels = {id_: manifest.bag(id_).y_inst for id_ in manifest.ids}
+    return {id_: None if y is None else y.tolist() for id_, y in labels.items()}, done.failures
+
+
+def test_a_negative_case_beside_annotated_ones_has_no_positive_instance(slides):
+    (slides.parent / "lesion.csv").write_text(BOX)
+    labels, _ = prepared(slides, "id,label,annotation\ns0,1,lesion.csv\ns1,0,\n")
+    assert sum(labels["s0"]) == 9
+    assert labels["s1"] == [0] * 36
+
+
+def test_without_any_annotation_nothing_is_known_about_instances(slides):
+    labels, _ = prepared(slides, "id,label\ns0,1\ns1,0\n")
+    assert labels == {"s0": None, "s1": None}
+
+
+def test_of_an_incomplete_annotation_the_rest_is_unknown(slides):
+    (slides.parent / "lesion.csv").write_text(BOX)
+    table = "id,label,annotation,annotation_complete,annotation_kind\ns0,1,lesion.csv,no,boxes\ns1,0,,,\n"
+    labels, _ = prepared(slides, table)
+    assert sorted(set(labels["s0"])) == [-1, 1]
+
+
+def test_an_unknown_kind_of_annotation_fails_its_case(slides):
+    (slides.parent / "lesion.csv").write_text(BOX)
+    _, failures = prepared(slides, "id,label,annotation,annotation_kind\ns0,1,lesion.csv,box\ns1,0,,\n")
+    assert "did you mean boxes" in str(failures)
+
+
+def test_completeness_is_yes_or_no(slides):
+    (slides.parent / "lesion.csv").write_text(BOX)
+    with pytest.raises(DataError, match="expected yes or no"):
+        prepared(slides, "id,label,annotation,annotation_complete\ns0,1,lesion.csv,perhaps\ns1,0,,\n")
+
+
+def test_labels_known_instance_by_instance_are_taken_over_in_order(slides):
+    known = np.arange(36) % 2
+    np.save(slides.parent / "known.npy", known)
+    labels, _ = prepared(slides, "id,label,instance_labels\ns0,1,known.npy\ns1,0,\n")
+    assert labels["s0"] == known.tolist()
+
+
+def test_labels_of_another_number_are_refused(slides):
+    np.save(slides.parent / "known.npy", np.zeros(35, dtype=int))
+    _, failures = prepared(slides, "id,label,instance_labels\ns0,1,known.npy\ns1,0,\n")
+    assert "35 labels, but s0 has 36 instances" in str(failures)
+
+
+def test_a_smaller_look_of_the_encoder_is_another_recipe():
+    assert makers.recipe().digest("e") != makers.recipe(encoder_pixels=64).digest("e")
