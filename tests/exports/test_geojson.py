@@ -190,3 +190,10 @@ def test_a_prediction_without_footprint_or_places_is_refused(tmp_path):
         export(lattice([(0, 0)], [1], coords=None), "geojson", tmp_path / "a.geojson")
     with pytest.raises(DataError, match=r"is for slides, but this case has 1 coordinate"):
         export(lattice([(0,)], [1]), "geojson", tmp_path / "a.geojson")
+
+
+def test_a_map_is_not_laid_over_another_slide(tmp_path):
+    slide, prediction = slide_case(tmp_path, "aperio")
+    other = Prediction(**{**vars(prediction), "meta": {**prediction.meta, "slide": {"size": [9999, 10]}}})
+    with pytest.raises(DataError, match=r"made from a slide of 9999 × 10 pixels, but .* has"):
+        export(other, "geojson", tmp_path / "map.geojson", image=slide)

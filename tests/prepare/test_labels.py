@@ -5,7 +5,7 @@ import pytest
 from prepare import makers
 
 from smmil.data import Manifest
-from smmil.errors import DataError
+from smmil.errors import ConfigError, DataError
 from smmil.prepare import plan, run
 
 BOX = "x,y,width,height,class\n0,0,96,96,1\n"
@@ -75,3 +75,49 @@ def test_labels_of_another_number_are_refused(slides):
 
 def test_a_smaller_look_of_the_encoder_is_another_recipe():
     assert makers.recipe().digest("e") != makers.recipe(encoder_pixels=64).digest("e")
+
+
+def test_a_manifest_does_not_outlive_the_cases_it_names(slides):
+    prepared(slides, "id,label\ns0,1\ns1,0\n")
+    for path in slides.iterdir():
+        path.write_bytes(b"damaged")
+    recipe = makers.recipe(32.0, tissue={"method": "none"})
+    done = run(plan([slides], slides.parent / "out", recipe, labels=slides.parent / "labels.csv"))
+    assert done.manifest is None
+    assert not (slides.parent / "out" / "manifest.csv").exists()
+
+
+def test_two_names_of_a_patient_must_agree(slides):
+    with pytest.raises(DataError, match="keep one of the two"):
+        prepared(slides, "id,label,patient,group\ns0,1,p,q\ns1,0,r,r\n")
+
+
+@pytest.mark.parametrize("wrong", [{"mpp": 0.0}, {"mpp": float("nan")}, {"coverage": 1.0}, {"coverage": float("nan")}])
+def test_numbers_that_cannot_be_meant_are_refused_before_anything_starts(slides, wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        plan([slides], slides.parent / "out", makers.recipe(), **wrong)
+
+
+def test_a_function_that_gives_no_encoder_is_told(slides):
+    with pytest.raises(ConfigError, match=r"gives str; expected a smmil\.encoders\.Encoder"):
+        plan([slides], slides.parent / "out", makers.recipe(encoder="os:getcwd"))
+
+
+def test_a_folder_without_bags_is_free_for_another_recipe(slides):
+    (slides.parent / "labels.csv").write_text("id,label\ns0,1\ns1,0\n")
+    for path in slides.iterdir():
+        path.write_bytes(b"damaged")
+    for tile in (32.0, 64.0):
+        done = run(plan([slides], slides.parent / "out", makers.recipe(tile), labels=slides.parent / "labels.csv"))
+        assert len(done.failures) == 2
+
+
+def test_points_of_unknown_images_and_outside_the_image_are_told(slides):
+    points = slides.parent / "points.csv"
+    points.write_text("image,x,y\ns0,50,50\ns0,60,60\ns1,9999,5\nother,1,1\n")
+    recipe = makers.recipe(kind="points", crop_px=9, neighbours=1)
+    done = run(plan([slides], slides.parent / "out", recipe, points=points))
+    reasons = {id_: reason for id_, _, reason in done.failures}
+    assert "not among the cases" in reasons["other"]
+    assert "1 points lie outside the image, such as x=9999, y=5" in reasons["s1"]
+    assert "s0" not in reasons

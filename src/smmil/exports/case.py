@@ -102,7 +102,18 @@ class Case:
             yield None
             return
         with open_slide(self.image) as slide:
+            self._refuse_other(slide)
             yield slide
+
+    def _refuse_other(self, slide: Slide) -> None:
+        """The prediction may know the size of its slide: a map over another one would point at nothing."""
+        told = self.prediction.meta.get("slide")
+        size = told.get("size") if isinstance(told, dict) else None
+        if size is not None and tuple(size) != tuple(slide.size):
+            raise DataError(
+                f"{self.id}: was made from a slide of {size[0]} × {size[1]} pixels, but {self.image} has "
+                f"{slide.size[0]} × {slide.size[1]}; give the slide it was made from"
+            )
 
     def volume(self, what: str) -> Volume:
         """The scan with its geometry; an error that asks for it when no image was given."""

@@ -28,9 +28,12 @@ def encoder_of(name: str, weights: Path | None, device: str, autocast: bool, pix
     if not colon or module in _NAMESPACES or not module.replace(".", "_").isidentifier():
         return load_encoder(name, weights=weights, device=device, autocast=autocast, pixels=pixels)
     try:
-        return getattr(import_module(module), function)()
+        made = getattr(import_module(module), function)()
     except (ImportError, AttributeError) as problem:
         raise ConfigError(f"encoder {name!r}: {problem}; expected package.module:function") from None
+    if not isinstance(made, Encoder):
+        raise ConfigError(f"encoder {name!r}: gives {type(made).__name__}; expected a smmil.encoders.Encoder")
+    return made
 
 
 @dataclass(eq=False)

@@ -14,6 +14,7 @@ from smmil.prepare.case import prepare_case
 from smmil.prepare.encode import encoder_of
 from smmil.prepare.find import Source, find_sources, settle_kind
 from smmil.prepare.job import Case, Job, Prepared
+from smmil.prepare.points import stray_images
 from smmil.prepare.recipe import Recipe
 from smmil.prepare.record import Summary, record
 from smmil.prepare.table import cases_from_table, cases_without_labels
@@ -54,6 +55,7 @@ def plan(
     coverage   an instance is positive when more than this share of it is annotated
     """
     out = Path(out)
+    _check_numbers(mpp, coverage)
     found = find_sources(sources, skip=out)
     if "kind" not in recipe.model_fields_set:
         recipe = _of_kind(recipe, "points" if points is not None else settle_kind(found))
@@ -67,7 +69,15 @@ def plan(
     annotated = any(case.annotation is not None for case in cases.cases)
     common |= {"coverage": coverage, "negatives_known": annotated}
     jobs = tuple(Job(_absolute(case), recipe, digest, out.resolve(), **common) for case in cases.cases)
-    return Plan(jobs, recipe, encoder.id, out, cases.missing, cases.unlisted)
+    strays = [] if points is None else stray_images(points, [case.source.stem for case in cases.cases])
+    return Plan(jobs, recipe, encoder.id, out, (*cases.missing, *strays), cases.unlisted)
+
+
+def _check_numbers(mpp: float | None, coverage: float) -> None:
+    if mpp is not None and not 0 < mpp < float("inf"):
+        raise ConfigError(f"--mpp must be a positive number of micrometres, got {mpp}")
+    if not 0 <= coverage < 1:
+        raise ConfigError(f"--coverage must be at least 0 and less than 1, got {coverage}")
 
 
 def _of_kind(recipe: Recipe, kind: str) -> Recipe:
@@ -126,7 +136,7 @@ def _claim(todo: Plan, overwrite: bool) -> None:
     """One folder, one recipe: bags made in two ways must never be mixed, nor hours of work lost by a typing error."""
     path = todo.out / "recipe.json"
     ours = {"encoder": todo.encoder, "settings": json.loads(json.dumps(todo.recipe.settings()))}
-    if path.exists() and not overwrite:
+    if path.exists() and not overwrite and any((todo.out / "bags").rglob("*.h5")):
         theirs = read_json(path)
         if theirs != ours:
             raise ConfigError(

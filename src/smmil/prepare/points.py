@@ -1,5 +1,6 @@
 """Crops around given points, such as nuclei: the instances of an image that is no lattice of tiles."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,13 @@ def read_points(path: str | Path, image: str) -> Points:
     if len(wrong):
         raise DataError(f"{path}: line {rows.index[wrong[0]] + 2}: x and y must be numbers; correct the table")
     return Points(xy, _labels(rows, path))
+
+
+def stray_images(path: str | Path, known: Iterable[str]) -> list[tuple[str, str]]:
+    """Images of the table that are none of the cases, each with the reason why its points are left out."""
+    names = _table(Path(path))["image"].astype(str).str.strip()
+    strays = sorted(set(names) - {name for name in set(names) if {name, Path(name).stem} & set(known)})
+    return [(name, f"{path}: points of {name!r}, which is not among the cases") for name in strays]
 
 
 def _table(path: Path) -> pd.DataFrame:

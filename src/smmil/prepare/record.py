@@ -35,9 +35,11 @@ def record(out: Path, outcomes: Sequence[Outcome[Job, Prepared]], missing: Seque
     else:
         (out / "failures.csv").unlink(missing_ok=True)
     done = [o for o in outcomes if o.ok and not _empty(o)]
-    manifest = out / "manifest.csv" if done else None
-    if manifest is not None:
-        Manifest(_manifest_table(done), out).write(manifest)
+    manifest = out / "manifest.csv"
+    if not done:
+        manifest.unlink(missing_ok=True)  # one of an earlier run would name cases that have failed since
+        return Summary(tuple(outcomes), None, tuple(failures))
+    Manifest(_manifest_table(done), out).write(manifest)
     return Summary(tuple(outcomes), manifest, tuple(failures))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from smmil.errors import DataError
 from smmil.frame import Frame
 from smmil.images import Slide
 from smmil.prepare.points import Points
@@ -47,6 +48,13 @@ def select_points(slide: Slide, recipe: Recipe, points: Points) -> Selection:
     patch = (recipe.crop_px, recipe.crop_px)
     frame = Frame(patch) if slide.mpp is None else Frame(patch, (slide.mpp, slide.mpp), "um")
     corners = points.corners(recipe)
+    outside = ((corners >= slide.size) | (corners + recipe.crop_px <= 0)).any(1)
+    if outside.any():
+        x, y = points.xy[outside][0].tolist()
+        raise DataError(
+            f"{slide.path}: {int(outside.sum())} points lie outside the image, such as x={x:g}, y={y:g}; "
+            f"it has {slide.size[0]} × {slide.size[1]} pixels"
+        )
     rule = {"kind": "knn", "k": recipe.neighbours}
     return Selection(corners, recipe.crop_px, frame, rule, candidates=len(corners))
 

@@ -136,6 +136,8 @@ def _case(row: dict[str, str], source: Path, table: Path, mpp: float | None) -> 
     beside = {
         name: table.parent / row[name] if row[name] else None for name in ("tissue", "annotation", "instance_labels")
     }
+    if row["group"] and row["patient"] and row["group"] != row["patient"]:
+        raise DataError(f"{table}: {row['id']!r} has both a group and another patient; keep one of the two columns")
     return Case(
         row["id"],
         source,

@@ -32,7 +32,16 @@ def model_card(source: Source, licences: Mapping[str, str]) -> list[tuple[str, s
         ("Features made by recipe", _short(features.get("recipe"))),
         ("Trained until", _pairs({"checkpoint": meta.get("checkpoint"), "epoch": meta.get("epoch")})),
         ("Seed", meta.get("seed")),
-        ("Split", _pairs({"part": split.get("part"), "fold": split.get("fold"), "id": _short(split.get("digest"))})),
+        (
+            "Split",
+            _pairs(
+                {
+                    "part": " + ".join(parts_of(source.predictions)),
+                    "fold": split.get("fold"),
+                    "id": _short(split.get("digest")),
+                }
+            ),
+        ),
         ("Split sizes (cases)", _pairs(_sizes(_mapping(run.get("bags"))))),
         ("Weights (SHA-256)", _short(meta.get("weights"))),
         ("Settings (SHA-256)", _short(meta.get("config") or run.get("config"))),
@@ -67,6 +76,12 @@ def _licence(meta: dict[str, Any], features: dict[str, Any], encoder: Any, licen
     named = str(encoder).split("@")[0]  # name@revision
     stated = features.get("licence") or meta.get("licence") or licences.get(named)
     return str(stated) if stated else f"{UNSTATED}; check the terms of the encoder before use"
+
+
+def parts_of(predictions: Sequence[Prediction]) -> list[str]:
+    """The parts of the split that the cases come from, where they say so."""
+    parts = {_mapping(p.meta.get("split")).get("part") for p in predictions}
+    return sorted(str(part) for part in parts if part)
 
 
 def _parts(predictions: Sequence[Prediction]) -> str:

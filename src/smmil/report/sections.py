@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from smmil.report.card import INTENDED_USE, data_card, model_card
+from smmil.report.card import INTENDED_USE, data_card, model_card, parts_of
 from smmil.report.cases import Case
 from smmil.report.chart import SLOTS
 from smmil.report.numbers import ROWS, Results, Row, interval_of, remarks, value_of
@@ -21,9 +21,20 @@ def summary_section(sources: Sequence[Source], results: Results) -> str:
     notes = "".join(f"<li>{escape(note)}</li>" for note in remarks(results))
     said = f'<details class="remarks"><summary>Remarks on these numbers</summary><ul>{notes}</ul></details>'
     return (
-        f'<section id="summary"><h2>Summary</h2><div class="tiles">{_tiles(sources, results)}</div>'
+        f'<section id="summary"><h2>Summary</h2>{_seen_before(sources)}'
+        f'<div class="tiles">{_tiles(sources, results)}</div>'
         f'{_metrics(results)}<p class="hint">{escape(_how(results))}</p>{said if notes else ""}</section>'
     )
+
+
+def _seen_before(sources: Sequence[Source]) -> str:
+    """A warning where a model is judged on cases it was trained or selected on."""
+    told = [(s.name, [part for part in parts_of(s.predictions) if part in ("train", "val")]) for s in sources]
+    names = [f"{name} ({' and '.join(parts)})" for name, parts in told if parts]
+    if not names:
+        return ""
+    text = f"Not a fair test: {', '.join(names)} includes cases the model was trained or selected on. Use --part test."
+    return f'<p class="hint" role="note"><strong>{escape(text)}</strong></p>'
 
 
 def curves_section(charts: Sequence[str]) -> str:
