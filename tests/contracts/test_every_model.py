@@ -274,6 +274,43 @@ def test_unknown_options_are_refused_by_name(name):
         build(name, dimm=3)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("clam", {"dropout": -1}),
+        ("clam", {"dropout": "abc"}),
+        ("trans_mil", {"dropout": 1}),
+        ("camil", {"self_loops": "maybe"}),
+        ("camil", {"knn": 7.5}),
+        ("patch_gcn", {"knn": "abc"}),
+        ("iib_mil", {"instance_weight": None}),
+        ("deep_graph_surv", {"dim": 1.5}),
+        ("clam", {"bag_weight": [1]}),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(name, options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        create_model(name, DIM, **options)
+
+
+# Time grows with the square of n; their pools are those of other models, or they read single tokens.
+PAIRWISE = ("set_mil", "iib_mil", "transformer_abmil", "sm_tap")
+
+
+@pytest.mark.parametrize("name", [m for m in CANDIDATES if plain(m) not in PAIRWISE])
+def test_mixed_precision_pools_with_all_digits(name):
+    """Sums over thousands of instances in 16 bits would stop growing; products may lose a few digits."""
+    batch, model = pack(grid_bag(3000)), build(name).train()
+    torch.manual_seed(0)
+    wide = model(batch)
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow = model(batch)
+    assert torch.allclose(wide.logits, narrow.logits.float(), atol=0.05)
+    for term, value in wide.losses.items():
+        assert float(narrow.losses[term].detach()) == pytest.approx(float(value.detach()), rel=0.05, abs=0.02)
+
+
 def test_unknown_models_get_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean sm_ap"):
         create_model("sm_app", 4)

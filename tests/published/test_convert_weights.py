@@ -9,11 +9,13 @@ from bags import STEP, grid_bag
 from programs import DIM, PROGRAMS
 
 from smmil.bag import Bag, BagBatch
+from smmil.config import load_config
 from smmil.data import synthetic_slides, write_synthetic
 from smmil.errors import ConfigError, DataError
 from smmil.predict import predict_run
 from smmil.prediction import Prediction
 from smmil.published import LAYOUTS, convert_weights, import_weights
+from smmil.train import train
 
 CASES = [(layout, number) for layout, programs in PROGRAMS.items() for number in range(len(programs))]
 
@@ -144,3 +146,29 @@ def test_a_converted_model_predicts_on_a_manifest(tmp_path):
         np.testing.assert_allclose(found.scores, scores, rtol=1e-3, atol=1e-5)
     with pytest.raises(DataError, match="give them with --manifest"):
         predict_run(tmp_path / "clam", out=tmp_path / "other")
+
+
+def test_parts_of_losses_and_parallel_training_are_taken_off(tmp_path):
+    weights = {k.replace("attention_net.", "attention_net.module."): v for k, v in PROGRAMS["clam"][0][0].items()}
+    weights["instance_loss_fn.labels"] = torch.zeros(2)
+    lightning = {"state_dict": {f"model.module.{k}": v for k, v in weights.items()}}
+    found = import_weights(saved(tmp_path, lightning), "clam")
+    assert found.dropped == ["instance_loss_fn.labels"]
+
+
+def test_weights_of_a_failed_training_are_refused_by_name(tmp_path):
+    weights = {k: v.clone() for k, v in PROGRAMS["clam"][0][0].items()}
+    weights["classifiers.bias"][0] = float("nan")
+    with pytest.raises(DataError, match=r"classifiers\.bias holds NaN"):
+        import_weights(saved(tmp_path, weights), "clam")
+
+
+def test_a_converted_model_is_not_overwritten(tmp_path):
+    one, other = PROGRAMS["clam"][0][0], {k: v + 1 for k, v in PROGRAMS["clam"][0][0].items()}
+    for _ in range(2):
+        convert_weights(saved(tmp_path, dict(one)), "clam", tmp_path / "m")
+    with pytest.raises(DataError, match="another converted model"):
+        convert_weights(saved(tmp_path, other), "clam", tmp_path / "m")
+    config = load_config(None, ["data.manifest=none.csv", "model.name=abmil"])
+    with pytest.raises(DataError, match="not trained here"):
+        train(config, tmp_path / "m")

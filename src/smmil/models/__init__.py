@@ -69,6 +69,7 @@ def create_model(name: str, in_dim: int, n_classes: int = 1, **options: Any) -> 
         if option not in known:
             raise ConfigError(f"model {name}: unknown option {option!r}; {suggest(option, known)}")
     _check_sizes(name, {"in_dim": in_dim, "n_classes": n_classes, **options}, {"in_dim": 1, "n_classes": 1, **known})
+    _check_kinds(name, options, known)
     try:
         return model_class(name)(in_dim, n_classes, **options)
     except ConfigError as problem:
@@ -80,4 +81,19 @@ def _check_sizes(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> 
     for option, value in given.items():
         default = defaults[option]
         if type(default) is int and default > 0 and option != "steps" and not (type(value) is int and value > 0):
+            raise ConfigError(f"model {name}: {option} must be a whole number of at least 1, got {value!r}")
+
+
+def _check_kinds(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Switches are true or false, numbers are numbers, shares to drop lie in [0, 1), neighbours are counted."""
+    for option, value in given.items():
+        default, number = defaults[option], isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise ConfigError(f"model {name}: {option} must be true or false, got {value!r}")
+        if "dropout" in option and not (value is None and default is None) and not (number and 0 <= value < 1):
+            raise ConfigError(f"model {name}: {option} must be a number in [0, 1), got {value!r}")
+        if isinstance(default, float) and isinstance(value, bool | type(None) | list | dict):
+            raise ConfigError(f"model {name}: {option} must be a number, got {value!r}")
+        counted = option in ("knn", "head_dim", "dim", "att_dim") and default is None and value is not None
+        if counted and not (type(value) is int and value > 0):
             raise ConfigError(f"model {name}: {option} must be a whole number of at least 1, got {value!r}")

@@ -82,7 +82,12 @@ class GTP(nn.Module):
 
     def forward(self, batch: BagBatch) -> Output:
         graph = _as_built(batch)
-        h = self.sm("early", self._patches(batch.x.to(self.embed.weight.dtype), graph), batch)
+        dtype = self.embed.weight.dtype
+        h = self.sm("early", self._patches(batch.x.to(dtype), graph).to(dtype), batch)
+        with torch.autocast(h.device.type, enabled=False):  # sums over thousands of patches need all digits
+            return self._clustered(h, graph, batch)
+
+    def _clustered(self, h: Tensor, graph: Graph, batch: BagBatch) -> Output:
         assign = self.assign(h).softmax(1)
         clusters = weighted_sums(h, assign, batch.offsets)
         tokens = torch.cat([self.token.to(clusters.dtype).expand(len(batch), -1, -1), clusters], 1)

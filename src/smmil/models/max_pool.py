@@ -28,5 +28,5 @@ class MaxPool(nn.Module):
 
     def forward(self, batch: BagBatch) -> Output:
         h = self.sm("early", self.embed(batch.x.to(self.embed.weight.dtype)).relu(), batch)
-        scores = self.sm("late", self.head(h), batch)
+        scores = self.sm("late", self.head(h).to(self.embed.weight.dtype), batch)
         return Output(scores.gather(0, segment_argmax(scores, batch.offsets)), scores)

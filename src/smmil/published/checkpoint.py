@@ -1,5 +1,6 @@
 """A checkpoint of somebody else's program, read without running anything in it."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from torch import Tensor
 from smmil.errors import DataError
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
-PREFIXES = ("module.", "model.")
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
@@ -25,10 +25,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     tensors = _flat(content) if isinstance(content, Mapping) else {}
     if not tensors:
         raise DataError(f"{path}: holds no named tensors; save the state_dict() of the model")
-    for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    tensors = {re.sub(r"(^|\.)module\.", r"\1", name): tensor for name, tensor in tensors.items()}
+    if all(name.startswith("model.") for name in tensors):
+        tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    _refuse_not_finite(tensors, path)
     return tensors
+
+
+def _refuse_not_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise DataError(f"{path}: {name} holds NaN or Inf; the training it comes from has failed")
 
 
 def _load(path: Path) -> Any:

@@ -38,6 +38,7 @@ LAYOUT = Layout(
         linear(r"classifiers", "head"),
         linear(r"classifiers\.(\d+)", r"head.\1"),
         linear(r"instance_classifiers\.(\d+)", r"instance_heads.\1"),
+        (r"instance_loss_fn\..*", None),  # buffers of the SVM loss
     ),
     shape=_shape,
     arrange=_one_head,

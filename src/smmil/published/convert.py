@@ -12,7 +12,7 @@ from smmil.models import create_model
 from smmil.published.checkpoint import read_checkpoint
 from smmil.published.names import LAYOUTS
 from smmil.runtime import versions
-from smmil.weights import save_weights, tensors_digest
+from smmil.weights import read_weights, save_weights, tensors_digest
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ def convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:
     target = Path(out) / "checkpoints" / "best.safetensors"
     if (Path(out) / "config.yaml").exists():
         raise DataError(f"{out}: is the folder of a training run; use another --out folder")
+    if target.exists() and tensors_digest(read_weights(target)[0]) != tensors_digest(found.model.state_dict()):
+        raise DataError(f"{out}: holds another converted model; use another --out folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     facts = {
         "model": found.shape,

@@ -36,6 +36,8 @@ class RunFolder:
         stored = self.path / "config.yaml"
         if not stored.exists() and self.last.exists():
             raise DataError(f"{self.path}: has checkpoints but no config.yaml; restore it or use another --out folder")
+        if not stored.exists() and self.weights("best").exists():
+            raise DataError(f"{self.path}: holds a model that was not trained here; use another --out folder")
         if not stored.exists() and (foreign := self._foreign_files()):
             raise DataError(f"{self.path}: holds {foreign[0]}, which no run of smmil wrote; use another --out folder")
         differing = differing_keys(load_config(stored), config) if stored.exists() else []
