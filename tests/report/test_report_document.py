@@ -183,3 +183,15 @@ def test_equal_names_are_told_apart_without_their_folders(tmp_path):
     assert [s.name for s in load_sources([tmp_path / "a/m", tmp_path / "b/m"])] == ["m", "m (2)"]
     with pytest.raises(DataError, match="nothing to report"):
         load_sources([])
+
+
+def test_a_report_says_when_a_model_is_judged_on_cases_it_was_trained_on(tmp_path):
+    seen = {**META, "split": {**META["split"], "part": "train"}}
+    for name, metas in (("fair", [META, META]), ("mixed", [META, seen])):
+        cases = [slide_case(f"s{i}", i, y=i, meta=meta) for i, meta in enumerate(metas)]
+        save_all(tmp_path / name, cases)
+        write_report([tmp_path / name], tmp_path / f"{name}.html", resamples=0)
+    fair, mixed = ((tmp_path / f"{name}.html").read_text(encoding="utf-8") for name in ("fair", "mixed"))
+    assert "Not a fair test" not in fair
+    assert "Not a fair test: mixed (train)" in mixed
+    assert "test + train" in mixed
