@@ -109,8 +109,13 @@ def test_no_worker_outlives_the_main_process(tmp_path, how):
     script.write_text(PROGRAM)
     notes.mkdir()
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    main = subprocess.Popen([sys.executable, str(script), str(notes)], env=env, stderr=subprocess.DEVNULL)
-    _until(lambda: len(list(notes.iterdir())) == 2, 30)
+    main = subprocess.Popen(
+        [sys.executable, str(script), str(notes)],
+        env=env,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs inherit "ignored"
+    )
+    _until(lambda: len(list(notes.iterdir())) == 2, 60)
     os.kill(main.pid, how)
     main.wait(20)
     workers = [int(path.name) for path in notes.iterdir()]

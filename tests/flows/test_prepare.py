@@ -111,7 +111,11 @@ def test_ctrl_c_ends_the_workers_keeps_what_is_done_and_says_how_to_go_on(study)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PAUSE": "0.3"}
     words = (study / "slides", "--out", study / "out", *OPTIONS[:-1], "processes", "--workers", 1)
     main = subprocess.Popen(
-        [sys.executable, study / "main.py", *map(str, words)], env=env, stderr=subprocess.PIPE, text=True
+        [sys.executable, study / "main.py", *map(str, words)],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs inherit "ignored"
     )
     while not list(study.glob("out/bags/s*.h5")):
         assert main.poll() is None

@@ -241,7 +241,7 @@ def test_mixed_precision_runs_and_stays_close():
         ({"dim": 100}, "dim=100 must be a multiple of heads=8"),
         ({"form": "articel"}, "did you mean article"),
         ({"conv": "head"}, "did you mean heads"),
-        ({"knn": 0}, "knn must be at least 1"),
+        ({"knn": 0}, "knn must be a whole number of at least 1"),
         ({"conv": "heads", "dim": 96}, "head_dim a multiple of heads"),
     ],
 )
