@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from browser.screens import CHROMIUM, FLAGS
 from report.lesion_cases import write_slide_picture
+from scipy.ndimage import gaussian_filter
 
+from smmil.frame import Frame
 from smmil.prediction import Prediction
 from smmil.report import write_report
 
@@ -27,19 +29,31 @@ def seconds_to_open(path):
     return taken
 
 
+def tissue(rng, n, side=130):
+    """The n tiles of a round piece of tissue with a ragged border, in tiles of 5 pixels."""
+    y, x = np.mgrid[:side, :side] - side / 2
+    ragged = np.hypot(x, y) + gaussian_filter(rng.normal(size=(side, side)), 6) * 60
+    cells = np.sort(np.argsort(ragged.ravel())[:n])
+    return np.stack([cells % side, cells // side], 1) * 5
+
+
 @pytest.mark.slow
-def test_two_hundred_cases_stay_small_and_open_fast(tmp_path):
-    (tmp_path / "m").mkdir()
+def test_two_hundred_cases_of_two_models_stay_small_and_open_fast(tmp_path):
+    sizes = np.random.default_rng(1).integers(2_000, 10_001, 200)
+    for model in range(2):
+        (tmp_path / f"m{model}").mkdir()
+        for i, n in enumerate(sizes):
+            coords, rng = tissue(np.random.default_rng((i, 7)), n), np.random.default_rng((i, model))
+            lesion = np.hypot(*(coords - 320).T) < 50 * (i % 2)
+            scores = 2 * lesion + rng.normal(size=n)
+            case = Prediction(f"case {i}", [rng.random()], scores, coords=coords, frame=Frame((5, 5)), y=i % 2,
+                              y_inst=lesion.astype(int))  # fmt: skip
+            case.save(tmp_path / f"m{model}" / f"{i:03}.npz")
     picture = write_slide_picture(tmp_path / "one.png", 1)
-    side = np.arange(140)
-    coords = np.stack(np.meshgrid(side, side), -1).reshape(-1, 2) * 5
-    rng = np.random.default_rng(0)
-    for i in range(200):
-        scores = rng.normal(size=len(coords))
-        Prediction(f"case {i}", [rng.random()], scores, coords=coords, y=i % 2).save(tmp_path / "m" / f"{i:03}.npz")
     rows = "".join(f"case {i},{picture.name}\n" for i in range(200))
     (tmp_path / "slides.csv").write_text(f"id,slide\n{rows}", encoding="utf-8")
-    done = write_report([tmp_path / "m"], tmp_path / "r.html", slides=tmp_path / "slides.csv", resamples=0)
+    out = tmp_path / "r.html"
+    done = write_report([tmp_path / "m0", tmp_path / "m1"], out, slides=tmp_path / "slides.csv", resamples=0)
     assert done.without_picture == {}
-    assert 5e6 < done.n_bytes < 30e6
-    assert seconds_to_open(tmp_path / "r.html") < 3
+    assert 10e6 < done.n_bytes < 30e6
+    assert min(seconds_to_open(out) for _ in range(3)) < 3  # the best of three: a busy machine is not the page's fault

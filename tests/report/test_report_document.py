@@ -101,6 +101,13 @@ def test_the_page_says_what_it_is_for_and_where_it_comes_from(tmp_path):
     assert "check the terms of the encoder" in Reader(written(tmp_path, some_cases())).text
 
 
+def test_the_page_carries_the_licence_of_what_it_contains(tmp_path):
+    text = " ".join(Reader(written(tmp_path, some_cases())).text.split())
+    for words in ("OpenSeadragon (BSD-3-Clause)", "Copyright (C) 2009 CodePlex Foundation",
+                  "Redistributions in binary form must reproduce", 'PROVIDED BY THE COPYRIGHT HOLDERS'):  # fmt: skip
+        assert words in text, words
+
+
 def test_an_encoder_with_a_revision_finds_its_licence(tmp_path):
     meta = {**META, "features": {"encoder": "resnet50@12ab"}}
     page = written(tmp_path, [slide_case("s", meta=meta)], licences={"resnet50": "BSD-3-Clause"})

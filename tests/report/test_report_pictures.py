@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from smmil.errors import ConfigError, DataError
 from smmil.report import write_report
 from smmil.report.cases import all_cases
-from smmil.report.pictures import all_pictures, case_picture, find_slides
+from smmil.report.originals import Original, find_originals
+from smmil.report.pictures import all_pictures, case_picture
 
 ROOM = 10_000_000
 
@@ -33,7 +34,7 @@ def marked_slide(path, place):
 @pytest.mark.parametrize("room", [ROOM, 12_000])
 def test_a_tile_of_the_slide_lies_where_the_picture_says(tmp_path, place, room):
     case = all_cases({"m": [slide_case("s", 1, place=place)]})[0]
-    picture = case_picture(marked_slide(tmp_path / "s.png", place), case, room)
+    picture = case_picture(Original(marked_slide(tmp_path / "s.png", place)), case, room)
     image, (left, top, width, height) = pixels(picture), picture.area
     rows, columns = np.nonzero(image.mean(2) < 128)
     for found, start, size, side, tile in (
@@ -47,7 +48,7 @@ def test_a_tile_of_the_slide_lies_where_the_picture_says(tmp_path, place, room):
 
 def test_the_picture_covers_all_tissue_and_stays_on_the_slide(tmp_path):
     case = all_cases({"m": [slide_case("s", 2)]})[0]
-    left, top, width, height = case_picture(write_slide_picture(tmp_path / "s.png", 2), case, ROOM).area
+    left, top, width, height = case_picture(Original(write_slide_picture(tmp_path / "s.png", 2)), case, ROOM).area
     extent = case.rasters[0].facts["extent"]
     assert 0 <= left <= extent[0]
     assert 0 <= top <= extent[1]
@@ -57,7 +58,7 @@ def test_the_picture_covers_all_tissue_and_stays_on_the_slide(tmp_path):
 
 def test_less_room_gives_smaller_pictures(tmp_path):
     case = all_cases({"m": [slide_case("s", 2)]})[0]
-    path = write_slide_picture(tmp_path / "s.png", 2)
+    path = Original(write_slide_picture(tmp_path / "s.png", 2))
     large, small = (case_picture(path, case, room) for room in (ROOM, 15_000))
     assert len(small.jpeg) <= 15_000 < len(large.jpeg)
 
@@ -67,19 +68,19 @@ def test_slides_are_found_by_name_in_a_folder_or_in_a_table(tmp_path):
     (tmp_path / "m").mkdir()
     marked_slide(tmp_path / "m" / "x.png", (1, 1))
     (tmp_path / "slides.csv").write_text("id,slide\n007,m/x.png\nother,y.png\n", encoding="utf-8")
-    assert find_slides(tmp_path, ["s1", "s2"]) == {"s1": tmp_path / "s1.png"}
-    assert find_slides(tmp_path / "slides.csv", ["007"]) == {"007": tmp_path / "m" / "x.png"}
+    assert find_originals(tmp_path, ["s1", "s2"]) == {"s1": Original(tmp_path / "s1.png")}
+    assert find_originals(tmp_path / "slides.csv", ["007"]) == {"007": Original(tmp_path / "m" / "x.png")}
     (tmp_path / "wrong.csv").write_text("name,slide\n1,2\n", encoding="utf-8")
     with pytest.raises(DataError, match="expected id and slide"):
-        find_slides(tmp_path / "wrong.csv", ["1"])
+        find_originals(tmp_path / "wrong.csv", ["1"])
     with pytest.raises(DataError, match="no such folder"):
-        find_slides(tmp_path / "none", ["1"])
+        find_originals(tmp_path / "none", ["1"])
 
 
 def test_ids_never_lead_out_of_the_folder(tmp_path):
     (tmp_path / "in").mkdir()
     marked_slide(tmp_path / "secret.png", (1, 1))
-    assert find_slides(tmp_path / "in", ["../secret", "../secret.png", str(tmp_path / "secret.png")]) == {}
+    assert find_originals(tmp_path / "in", ["../secret", "../secret.png", str(tmp_path / "secret.png")]) == {}
 
 
 def test_missing_and_damaged_slides_are_named_and_the_others_go_on(tmp_path):
@@ -88,14 +89,16 @@ def test_missing_and_damaged_slides_are_named_and_the_others_go_on(tmp_path):
     cases = all_cases({"m": [slide_case(n, i) for i, n in enumerate(["good", "broken", "absent"])] + [scan_case("ct")]})
     found, failed = all_pictures(cases, tmp_path, ROOM)
     assert list(found) == ["good"]
-    assert sorted(failed) == ["absent", "broken"]
+    assert sorted(failed) == ["absent", "broken", "ct"]
+    assert failed["absent"] == "no slide of this name was found"
+    assert failed["ct"] == "no scan of this name was found"
 
 
-def test_a_wrong_slide_is_refused(tmp_path):
+def test_a_slide_too_small_for_the_tiles_is_refused(tmp_path):
     Image.fromarray(np.zeros((50, 50, 3), np.uint8)).save(tmp_path / "s.png")
     case = all_cases({"m": [slide_case("s", 0)]})[0]
     with pytest.raises(DataError, match="right slide"):
-        case_picture(tmp_path / "s.png", case, ROOM)
+        case_picture(Original(tmp_path / "s.png"), case, ROOM)
 
 
 def app():

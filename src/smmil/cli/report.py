@@ -13,7 +13,7 @@ def report(
     ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     slides: Annotated[
-        Path | None, typer.Option(help="Folder of slides, or CSV table (id, slide): pictures below the maps.")
+        Path | None, typer.Option(help="Folder of slides or scans, or CSV table (id, slide): pictures below the maps.")
     ] = None,
     validation: Annotated[
         list[Path] | None,
@@ -23,6 +23,10 @@ def report(
     column: Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")] = None,
     resamples: Annotated[int, typer.Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    window: Annotated[
+        str,
+        typer.Option(help="How slices of CT scans are shown: brain, lung, bone, … or centre/width in HU, as 40/80."),
+    ] = "brain",
     max_mb: Annotated[float, typer.Option(help="Largest size of the page; pictures are made to fit.")] = 30.0,
 ) -> None:
     """One self-contained page about one or several models: numbers, curves, every case with its map.
@@ -37,13 +41,13 @@ def report(
 
       smmil report predictions --slides slides/ --title "Lymph nodes, second reading"
     """
-    import math
-
+    from smmil.cli.evaluate import check_threshold
     from smmil.errors import ConfigError
     from smmil.report import write_report
 
-    if threshold is not None and (validation or not math.isfinite(threshold)):
-        raise ConfigError(f"--threshold {threshold}: give either a finite number or --validation, not both")
+    check_threshold(threshold, validation)
+    if resamples < 0 or resamples == 1:
+        raise ConfigError(f"--resamples {resamples}: expected 0 (no intervals) or at least 2")
     done = write_report(
         where,
         out,
@@ -55,8 +59,11 @@ def report(
         title=title,
         licences=known_licences(),
         max_mb=max_mb,
+        window=window,
     )
     print(f"{done.page}: {done.n_cases} cases, {', '.join(done.models)}, {done.n_bytes / 1e6:.1f} MB")
+    if done.n_bytes > max_mb * 1e6:
+        print(f"larger than --max-mb {max_mb:g}: report fewer cases, or leave out --slides", file=sys.stderr)
     for id_, reason in done.without_picture.items():
         print(f"no picture: {id_}: {reason}", file=sys.stderr)
     if done.without_picture:

@@ -9,9 +9,9 @@ import numpy as np
 from smmil.evaluate.instances import instance_score
 from smmil.files import replacing
 from smmil.maps import canvas
-from smmil.maps.histogram import score_shares
-from smmil.maps.overlay import draw_scores, draw_truth
-from smmil.maps.raster import rasterize, truth_values
+from smmil.maps.histogram import draw_histogram, score_shares
+from smmil.maps.overlay import draw_scores, draw_truth, panels_for
+from smmil.maps.raster import truth_values
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Point = tuple[Any, float, float]
+_PANEL = 3.2  # longer side of a map in inches
 _COLOURS = ("#1b6ca8", "#d95f02", "#4d9221", "#7b3294", "#8c6d31", "#636363")
 
 
@@ -75,12 +76,7 @@ def histograms(found: Mapping[str, Sequence[Prediction]], path: Path, title: str
     for ax in axes.flat[len(found) :]:
         ax.set_axis_off()
     for ax, (name, predictions) in zip(axes.flat, found.items(), strict=False):
-        shares = score_shares(predictions)
-        ax.stairs(shares.negative, shares.edges, fill=True, color="#7f8791", alpha=0.75, label="negative instances")
-        ax.stairs(shares.positive, shares.edges, fill=True, color=canvas.LESION, alpha=0.6, label="positive instances")
-        ax.set_title(canvas.plain(name, 30), fontsize=9, color=canvas.INK, parse_math=False)
-        ax.tick_params(labelsize=7)
-        ax.spines[["top", "right"]].set_visible(False)
+        draw_histogram(ax, score_shares(predictions), name)
     axes.flat[0].legend(fontsize=7, frameon=False)
     figure.suptitle(canvas.plain(title, 90), fontsize=9, color=canvas.INK, parse_math=False)
     return write_both(figure, path)
@@ -91,7 +87,7 @@ def maps(models: Mapping[str, Prediction], path: Path, title: str) -> list[Path]
     first = next(iter(models.values()))
     shown = truth_values(first)
     panels = [("truth", first)] * (shown is not None) + list(models.items())
-    figure, places = _panels(first, len(panels))
+    figure, places = panels_for(first, len(panels), _PANEL)
     if shown is not None:
         draw_truth(places[0], first, shown)
     for panel, (name, prediction) in zip(places[shown is not None :], models.items(), strict=True):
@@ -102,21 +98,13 @@ def maps(models: Mapping[str, Prediction], path: Path, title: str) -> list[Path]
 
 def examples(cases: Sequence[Prediction], agreement: Sequence[float], path: Path, title: str) -> list[Path]:
     """The labels of some cases, each with the share of neighbours that agree."""
-    figure, places = _panels(cases[0], len(cases))
+    figure, places = panels_for(cases[0], len(cases), _PANEL)
     for panel, case, share in zip(places, cases, agreement, strict=False):
         shown = truth_values(case)
         assert shown is not None
         draw_truth(panel, case, shown)
         canvas.bare(panel.map, f"{case.id}: {share:.1%} agree")
     return write_both(_headed(figure, title), path)
-
-
-def _panels(first: Prediction, count: int) -> tuple["Figure", list[canvas.Panel]]:
-    rows, columns = rasterize(first, np.zeros(first.n))[0].shape
-    if rows == 1:
-        return canvas.column_of_panels(count, 7, 0.4)
-    longest = max(rows, columns)
-    return canvas.row_of_panels(count, max(3.2 * columns / longest, 2.4), max(3.2 * rows / longest, 1.2))
 
 
 def _headed(figure: "Figure", title: str) -> "Figure":

@@ -1,10 +1,11 @@
 """One case on its way out: its prediction, the image it belongs to, and what was asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -106,13 +107,17 @@ class Case:
             yield slide
 
     def _refuse_other(self, slide: Slide) -> None:
-        """The prediction may know the size of its slide: a map over another one would point at nothing."""
+        """The prediction may know its slide: a map over another one would point at nothing."""
         told = self.prediction.meta.get("slide")
-        size = told.get("size") if isinstance(told, dict) else None
-        if size is not None and tuple(size) != tuple(slide.size):
+        remembered = told if isinstance(told, dict) else {}
+        self._refuse_unequal("pixels", remembered.get("size"), slide.size)
+        self._refuse_unequal("bounds (x, y, width, height)", remembered.get("bounds"), slide.bounds)
+
+    def _refuse_unequal(self, what: str, told: Any, found: tuple[int, ...]) -> None:
+        if told is not None and tuple(told) != tuple(found):
             raise DataError(
-                f"{self.id}: was made from a slide of {size[0]} × {size[1]} pixels, but {self.image} has "
-                f"{slide.size[0]} × {slide.size[1]}; give the slide it was made from"
+                f"{self.id}: was made from a slide of {what} {_times(told)}, but {self.image} has {_times(found)}; "
+                "give the slide it was made from"
             )
 
     def volume(self, what: str) -> Volume:
@@ -124,6 +129,10 @@ class Case:
         if self.image is None:
             raise ConfigError(f"{self.id}: {what} needs the image the case was made from; give --image {kind}")
         return self.image
+
+
+def _times(numbers: Sequence[int]) -> str:
+    return " × ".join(str(number) for number in numbers)
 
 
 def _from_log_odds(scores: np.ndarray, column: int | None) -> np.ndarray:

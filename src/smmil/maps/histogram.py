@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from smmil.errors import DataError
 from smmil.evaluate.instances import gather, known_instances
 from smmil.maps import canvas
 from smmil.prediction import Prediction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class Histogram(NamedTuple):
@@ -46,14 +49,19 @@ def score_histograms(
     axes = figure.subplots(1, len(predictions_by_model), squeeze=False, sharey=True)[0]
     for ax, (name, predictions) in zip(axes, predictions_by_model.items(), strict=True):
         found = score_shares(predictions, bins, column)
-        ax.stairs(found.negative, found.edges, fill=True, color="#7f8791", alpha=0.75, label="negative instances")
-        ax.stairs(found.positive, found.edges, fill=True, color=canvas.LESION, alpha=0.6, label="positive instances")
-        ax.set_title(canvas.plain(name, 40), fontsize=9, color=canvas.INK, parse_math=False)
+        draw_histogram(ax, found, name)
         ax.set_xlabel(
             f"score, 0 = {found.lowest:.3g}, 1 = {found.highest:.3g}\n(min and max of the set)", **canvas.SMALL
         )
-        ax.tick_params(labelsize=8)
-        ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("share of the instances", **canvas.SMALL)
     axes[0].legend(fontsize=8, frameon=False)
     return canvas.write_png(figure, path)
+
+
+def draw_histogram(axes: "Axes", shares: Histogram, title: str) -> None:
+    """Negative instances in grey and positive ones in the colour of lesions, below a title."""
+    axes.stairs(shares.negative, shares.edges, fill=True, color="#7f8791", alpha=0.75, label="negative instances")
+    axes.stairs(shares.positive, shares.edges, fill=True, color=canvas.LESION, alpha=0.6, label="positive instances")
+    axes.set_title(canvas.plain(title, 40), fontsize=9, color=canvas.INK, parse_math=False)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)

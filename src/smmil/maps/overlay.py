@@ -9,11 +9,14 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
 from smmil.maps import canvas
+from smmil.maps.points import dots_extent, draw_dots, draw_rings, scattered
 from smmil.maps.raster import Extent, rasterize, truth_values
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
 
@@ -34,7 +37,7 @@ def score_map(
     """
     shown = truth_values(prediction) if truth else None
     scores = instance_score(prediction, column)
-    figure, panels = canvas.row_of_panels(1 if shown is None else 2, *_panel_size(rasterize(prediction)[0].shape))
+    figure, panels = canvas.row_of_panels(1 if shown is None else 2, *_panel_size(_map_shape(prediction), 4.0))
     if shown is not None:
         draw_truth(panels[0], prediction, shown)
     kind = canvas.plain(str(prediction.meta.get("score_kind", "score")), 40)
@@ -54,12 +57,7 @@ def side_by_side(
     models = dict(predictions_by_model)
     first = _one_case(models)
     shown = truth_values(first)
-    count = len(models) + (shown is not None)
-    shape = rasterize(first, np.zeros(first.n))[0].shape
-    flat = shape[0] == 1
-    figure, panels = (
-        canvas.column_of_panels(count, 7, 0.4) if flat else canvas.row_of_panels(count, *_panel_size(shape))
-    )
+    figure, panels = panels_for(first, len(models) + (shown is not None))
     if shown is not None:
         draw_truth(panels.pop(0), first, shown)
     for panel, (name, prediction) in zip(panels, models.items(), strict=True):
@@ -67,6 +65,17 @@ def side_by_side(
         canvas.bare(panel.map, f"{name}: P = {prediction.probs[-1]:.3f}" if len(prediction.probs) < 3 else name)
     label = "label unknown" if first.y is None else f"label {first.y}"
     return canvas.write_with_headline(figure, f"{canvas.plain(first.id)}  ·  {label}", path)
+
+
+def panels_for(prediction: Prediction, count: int, longest: float = 4.0) -> tuple["Figure", list[canvas.Panel]]:
+    """A figure with `count` panels in the shape of the case: beside each other, or below each other for scans.
+
+    longest  longer side of a slide's panel in inches
+    """
+    shape = _map_shape(prediction)
+    if shape[0] == 1:
+        return canvas.column_of_panels(count, 7, 0.4)
+    return canvas.row_of_panels(count, *_panel_size(shape, longest))
 
 
 def draw_scores(
@@ -77,16 +86,26 @@ def draw_scores(
     colour_scale: str,
     above: str = "",
 ) -> None:
-    """The map, the outline of the known lesion on it, a scale bar and a colour bar that says what it spans."""
-    image, extent = rasterize(prediction, scores)
+    """The map, the outline of the known lesion on it, a scale bar and a colour bar that says what it spans.
+
+    Instances on no lattice are dots, and known lesions among them rings.
+    """
     low, high, scale = canvas.limits_of(scores, limits)
-    drawn = _show(panel.map, image, extent, cmap=canvas.colours(colour_scale), vmin=low, vmax=high)
+    how = {"cmap": canvas.colours(colour_scale), "vmin": low, "vmax": high}
     lesion = truth_values(prediction)
-    if lesion is not None:
-        _outline(panel.map, rasterize(prediction, lesion)[0] > 0.5, extent)
-    if image.shape[0] > 1:
+    if scattered(prediction):
+        drawn: ScalarMappable = draw_dots(panel.map, prediction, scores, **how)
+        extent, flat = dots_extent(prediction), False
+        if lesion is not None:
+            draw_rings(panel.map, prediction, lesion > 0.5)
+    else:
+        image, extent = rasterize(prediction, scores)
+        drawn, flat = _show(panel.map, image, extent, **how), image.shape[0] == 1
+        if lesion is not None:
+            _outline(panel.map, rasterize(prediction, lesion)[0] > 0.5, extent)
+    if not flat:
         canvas.scale_bar(panel.map, prediction, extent)
-    _colour_bar(drawn, panel, above + scale, beside=image.shape[0] == 1)
+    _colour_bar(drawn, panel, above + scale, beside=flat)
 
 
 def draw_truth(panel: canvas.Panel, prediction: Prediction, truth: np.ndarray) -> None:
@@ -94,11 +113,14 @@ def draw_truth(panel: canvas.Panel, prediction: Prediction, truth: np.ndarray) -
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    tissue, extent = rasterize(prediction, np.zeros(prediction.n))
-    known, _ = rasterize(prediction, truth)
-    kinds = np.where(np.isnan(tissue), np.nan, np.where(np.isnan(known), 0, np.where(known > 0.5, 2, 1)))
     palette = ListedColormap([canvas.UNKNOWN, canvas.TISSUE, canvas.LESION]).with_extremes(bad=canvas.PAPER)
-    _show(panel.map, kinds, extent, cmap=palette, vmin=-0.5, vmax=2.5)
+    if scattered(prediction):
+        kinds = _kinds(np.zeros(prediction.n), truth)
+        draw_dots(panel.map, prediction, kinds, cmap=palette, vmin=-0.5, vmax=2.5)
+    else:
+        tissue, extent = rasterize(prediction, np.zeros(prediction.n))
+        kinds = _kinds(tissue, rasterize(prediction, truth)[0])
+        _show(panel.map, kinds, extent, cmap=palette, vmin=-0.5, vmax=2.5)
     canvas.bare(panel.map, "truth")
     panel.bar.set_axis_off()
     names = [("lesion", canvas.LESION), ("other", canvas.TISSUE)]
@@ -108,6 +130,11 @@ def draw_truth(panel: canvas.Panel, prediction: Prediction, truth: np.ndarray) -
     panel.map.legend(handles=boxes, ncols=3, fontsize=8, frameon=False, **where)
 
 
+def _kinds(tissue: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """0 unknown, 1 other, 2 lesion, nan without tissue."""
+    return np.where(np.isnan(tissue), np.nan, np.where(np.isnan(known), 0, np.where(known > 0.5, 2, 1)))
+
+
 def _one_case(models: Mapping[str, Prediction]) -> Prediction:
     cases = {p.id for p in models.values()}
     if len(cases) != 1:
@@ -115,11 +142,19 @@ def _one_case(models: Mapping[str, Prediction]) -> Prediction:
     return next(iter(models.values()))
 
 
-def _panel_size(shape: tuple[int, ...]) -> tuple[float, float]:
-    """Width and height of a panel in inches for an image of that shape: the longer side gets 4."""
-    rows, columns = shape
-    longest = max(rows, columns)
-    return max(4.0 * columns / longest, 2.6), max(4.0 * rows / longest, 1.2)
+def _map_shape(prediction: Prediction) -> tuple[float, float]:
+    """Height and width of the map, in cells or, for dots, in coordinate units; a height of 1 is a scan."""
+    if scattered(prediction):
+        left, right, bottom, top = dots_extent(prediction)
+        return bottom - top, right - left
+    rows, columns = rasterize(prediction, np.zeros(prediction.n))[0].shape
+    return rows, columns
+
+
+def _panel_size(shape: tuple[float, float], longest: float) -> tuple[float, float]:
+    """Width and height of a panel in inches for a map of that shape, wide enough for the words below it."""
+    unit = longest / max(shape)
+    return max(unit * shape[1], 2.6), max(unit * shape[0], 1.2)
 
 
 def _show(axes: "Axes", image: np.ndarray, extent: Extent, **how: object) -> "AxesImage":
@@ -128,7 +163,7 @@ def _show(axes: "Axes", image: np.ndarray, extent: Extent, **how: object) -> "Ax
     return axes.imshow(image, extent=extent, interpolation=smoothing, aspect=aspect, **how)  # type: ignore[arg-type]
 
 
-def _colour_bar(drawn: "AxesImage", panel: canvas.Panel, label: str, beside: bool) -> None:
+def _colour_bar(drawn: "ScalarMappable", panel: canvas.Panel, label: str, beside: bool) -> None:
     figure = panel.map.get_figure(root=True)
     way = "vertical" if beside else "horizontal"
     bar = figure.colorbar(drawn, cax=panel.bar, orientation=way, extend="both")  # type: ignore[union-attr]

@@ -18,13 +18,14 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
     Returns (rows by columns image with the first row on top, extent): extent is left, right, bottom, top in coordinate
     units, as matplotlib's imshow wants it. Patches wider than the step overlap; a cell is the mean of all patches that
     cover it. Pieces of tissue with lattices of their own are moved to the nearest cell (half a step at most), and
-    instances that share a cell are averaged. Values that are nan do not count. One coordinate gives a single row.
+    instances that share a cell are averaged (instances on no lattice: see `smmil.maps.points`). Values that are nan do
+    not count. One coordinate gives a single row.
     """
     points = plane_coords(prediction)
     shown = np.asarray(instance_score(prediction) if values is None else values, dtype=np.float64).reshape(-1)
     if len(shown) != len(points):
         raise DataError(f"{prediction.id}: {len(shown):,} values for {len(points):,} instances; give one each")
-    step, reach = _lattice(prediction, points)
+    step, reach = lattice_of(prediction, points)
     origin = points.min(0)
     cells = np.floor((points - origin) / step + 0.5 + 1e-6).astype(np.int64)
     columns, rows = (int(v) for v in cells.max(0) + reach)
@@ -55,7 +56,7 @@ def truth_values(prediction: Prediction) -> np.ndarray | None:
     return np.where(prediction.y_inst < 0, np.nan, prediction.y_inst > 0)
 
 
-def _lattice(prediction: Prediction, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def lattice_of(prediction: Prediction, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cell size along x and y, and how many cells a patch covers."""
     if prediction.frame is None:
         return np.array([_smallest_gap(points[:, axis]) for axis in (0, 1)]), np.array([1, 1])

@@ -53,7 +53,7 @@ def model_card(source: Source, licences: Mapping[str, str]) -> list[tuple[str, s
 def data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     """Size and labels of the cases in this report; of patients only their number."""
     labels = [p.y for p in predictions if p.y is not None]
-    counts = {f"class {label}": labels.count(label) for label in sorted(set(labels))}
+    counts = {f"class {label}:": labels.count(label) for label in sorted(set(labels))}
     instances = sum(p.n for p in predictions)
     known = sum(int((p.y_inst >= 0).sum()) for p in predictions if p.y_inst is not None)
     positive = sum(int((p.y_inst > 0).sum()) for p in predictions if p.y_inst is not None)

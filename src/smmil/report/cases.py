@@ -22,7 +22,9 @@ class Case:
 
     @property
     def kind(self) -> str:
-        return next(r.facts["kind"] for r in self.rasters if r is not None)
+        """The best that any model's prediction allows: map, points, strip or list."""
+        kinds = {r.facts["kind"] for r in self.rasters if r is not None}
+        return next(kind for kind in ("map", "points", "strip", "list") if kind in kinds)
 
 
 def all_cases(models: Mapping[str, Sequence[Prediction]], column: int | None = None, bits: int = 16) -> list[Case]:

@@ -40,13 +40,13 @@ def curve_chart(
 ) -> str:
     """A figure with lines in the unit square (x up to `most`), a legend, and `words` that tell what it shows."""
     paper = _Paper((0, most), (0, 1))
-    drawn = [_grid(paper, _ticks(most), _ticks(1.0), axes)]
+    drawn = [_grid(paper, ticks(most), ticks(1.0), axes)]
     if diagonal:
         ends = (paper.right(0), paper.down(0), paper.right(most), paper.down(1))
         drawn.append('<line class="diagonal" x1="{}" y1="{}" x2="{}" y2="{}"/>'.format(*ends))
     drawn += [_path(paper, line) for line in lines]
     drawn += [_dots(paper, line) for line in lines if dots]
-    return _figure(title, "".join(drawn), words, [(line.name, f"m{line.slot % SLOTS}") for line in lines])
+    return _figure(title, "".join(drawn), words, [(line.name, _sample(line)) for line in lines])
 
 
 def histogram_chart(title: str, found: Histogram, *, words: str) -> str:
@@ -54,15 +54,15 @@ def histogram_chart(title: str, found: Histogram, *, words: str) -> str:
     top = float(max(found.positive.max(), found.negative.max())) or 1.0
     paper = _Paper((0, 1), (0, top * 1.05))
     ends = f"score, 0 = {found.lowest:.3g}, 1 = {found.highest:.3g}"
-    drawn = [_grid(paper, _ticks(1.0), [0, top / 2, top], (ends, "share of instances"))]
+    drawn = [_grid(paper, ticks(1.0), ticks(top * 1.05), (ends, "share of instances"))]
     drawn.append(_area(paper, found.edges, found.negative, "negative"))
     drawn.append(_area(paper, found.edges, found.positive, "positive"))
-    legend = [("negative instances", "negative"), ("positive instances", "positive")]
+    legend = [(f"{kind} instances", f'<span class="key {kind}"></span>') for kind in ("negative", "positive")]
     return _figure(title, "".join(drawn), words, legend)
 
 
 def _figure(title: str, drawing: str, words: str, legend: Sequence[tuple[str, str]]) -> str:
-    keys = "".join(f'<li><span class="key {kind}"></span>{escape(name)}</li>' for name, kind in legend)
+    keys = "".join(f"<li>{key}{escape(name)}</li>" for name, key in legend)
     return (
         f'<figure class="chart"><figcaption>{escape(title)}</figcaption>'
         f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{escape(f"{title}. {words}")}">'
@@ -72,14 +72,14 @@ def _figure(title: str, drawing: str, words: str, legend: Sequence[tuple[str, st
 
 def _grid(paper: _Paper, across: Sequence[float], up: Sequence[float], axes: tuple[str, str]) -> str:
     parts = []
-    for value in across:
+    for value, words in zip(across, tick_words(across), strict=True):
         x = paper.right(value)
         parts.append(f'<line class="grid" x1="{x}" y1="{_TOP}" x2="{x}" y2="{_HEIGHT - _BOTTOM}"/>')
-        parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - _BOTTOM + 15}" text-anchor="middle">{value:.3g}</text>')
-    for value in up:
+        parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - _BOTTOM + 15}" text-anchor="middle">{words}</text>')
+    for value, words in zip(up, tick_words(up), strict=True):
         y = paper.down(value)
         parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{value:.2f}</text>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{words}</text>')
     middle, height = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + _HEIGHT - _BOTTOM) / 2
     parts.append(f'<text class="axis" x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(axes[0])}</text>')
     turned = f'transform="translate(12 {height}) rotate(-90)"'
@@ -89,7 +89,18 @@ def _grid(paper: _Paper, across: Sequence[float], up: Sequence[float], axes: tup
 
 def _path(paper: _Paper, line: Line) -> str:
     points = " ".join(f"{paper.right(x)},{paper.down(y)}" for x, y in zip(line.x, line.y, strict=True))
-    return f'<polyline class="line m{line.slot % SLOTS}" points="{points}"/>'
+    return f'<polyline class="{_pen(line)}" points="{points}"/>'
+
+
+def _pen(line: Line) -> str:
+    """Classes of a line: colour and dashes."""
+    dash = line.slot if line.dash is None else line.dash
+    return f"line m{line.slot % SLOTS} d{dash % SLOTS}"
+
+
+def _sample(line: Line) -> str:
+    """A piece of the line for the legend, with its colour and dashes."""
+    return f'<svg class="sample" viewBox="0 0 44 10" aria-hidden="true"><path class="{_pen(line)}" d="M1 5h42"/></svg>'
 
 
 def _dots(paper: _Paper, line: Line) -> str:
@@ -109,5 +120,15 @@ def _area(paper: _Paper, edges: np.ndarray, shares: np.ndarray, kind: str) -> st
     return f'<polygon class="area {kind}" points="{points}"/>'
 
 
-def _ticks(most: float) -> list[float]:
-    return [most * k / 4 for k in range(5)]
+def ticks(most: float, about: int = 5) -> list[float]:
+    """Round numbers from 0 to at most `most`: about five steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** np.floor(np.log10(most / about))
+    step = min((f * power for f in (1, 2, 5, 10)), key=lambda s: abs(most / s - about))
+    return [step * k for k in range(int(most / step * (1 + 1e-9)) + 1)]
+
+
+def tick_words(values: Sequence[float]) -> list[str]:
+    """The numbers with as many digits as their distance needs, and no more."""
+    step = values[1] if len(values) > 1 else 1.0
+    digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
+    return ["0" if value == 0 else f"{value:.{digits}f}" for value in values]

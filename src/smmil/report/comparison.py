@@ -45,10 +45,12 @@ def comparison_page(
 
     "instance" is one set of metrics, or one for each pool. maps are (case id, caption, PNG) triples.
     """
-    bags = [_table("Whole cases", {m: r.get("bag") for m, r in results.items()}, BAG)]
+    whole = {m: r.get("bag") for m, r in results.items()}
+    same = _comparable(whole)
+    bags = [_table("Whole cases", whole, BAG, same)]
     pools = {name: [_pool(r, name) for r in results.values()] for name in POOLS}
     instances = [
-        _table(POOLS[name], dict(zip(results, found, strict=True)), INSTANCE)
+        _table(POOLS[name], dict(zip(results, found, strict=True)), INSTANCE, same)
         for name, found in pools.items()
         if any(found)
     ]
@@ -68,8 +70,12 @@ def comparison_page(
 
 def leaders(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """How often each model leads, then one sentence per deciding metric: who leads by how much, or that nobody does."""
-    sentences, wins = [], dict.fromkeys(results, 0)
-    for words, values in _contests(results):
+    sentences, wins, unfair = [], dict.fromkeys(results, 0), 0
+    for words, values, fair in _contests(results):
+        if not fair:
+            unfair += 1
+            sentences.append(f"{words}: not comparable, the models were not measured on the same.")
+            continue
         first, second, gap = _podium(values)
         if gap:
             wins[first] += 1
@@ -80,19 +86,23 @@ def leaders(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not sentences:
         return []
     counts = ", ".join(f"{model} leads in {count}" for model, count in wins.items())
-    return [f"Of {len(sentences)} comparisons {counts}; {len(sentences) - sum(wins.values())} are ties.", *sentences]
+    ties = len(sentences) - sum(wins.values()) - unfair
+    more = f", {unfair} are not comparable" if unfair else ""
+    return [f"Of {len(sentences)} comparisons {counts}; {ties} are ties{more}.", *sentences]
 
 
-def _contests(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, dict[str, float]]]:
-    """Deciding metrics for which at least two models have a value."""
+def _contests(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, dict[str, float], bool]]:
+    """Deciding metrics for which at least two models have a value, and whether these may be compared."""
     parts: list[tuple[str, list[Any]]] = [("whole cases", [r.get("bag") for r in results.values()])]
+    same = _comparable(dict(zip(results, parts[0][1], strict=True)))
     parts += [(POOLS[p][0].lower() + POOLS[p][1:], [_pool(r, p) for r in results.values()]) for p in POOLS]
     contests = []
     for words, found in parts:
+        fair = same and _comparable(dict(zip(results, found, strict=True)))
         for key in DECIDING:
             values = {n: v for n, f in zip(results, found, strict=True) if (v := _value(f, key)) is not None}
-            contests.append((f"{key.upper()}, {words}", values))
-    return [(words, values) for words, values in contests if len(values) > 1]
+            contests.append((f"{key.upper()}, {words}", values, fair))
+    return [contest for contest in contests if len(contest[1]) > 1]
 
 
 def _podium(values: Mapping[str, float]) -> tuple[str, str, float]:
@@ -101,11 +111,18 @@ def _podium(values: Mapping[str, float]) -> tuple[str, str, float]:
     return first, second, round(round(values[first], 3) - round(values[second], 3), 3)
 
 
-def _table(caption: str, found: Mapping[str, Any], measures: Sequence[Measure]) -> Table:
+def _table(caption: str, found: Mapping[str, Any], measures: Sequence[Measure], same_cases: bool = True) -> Table:
     kept = [m for m in measures if any(_value(f, m.key) is not None for f in found.values())]
     rows = [[model, *(_text(_value(f, m.key)) for m in kept)] for model, f in found.items()]
-    best = frozenset(cell for column, m in enumerate(kept, start=1) for cell in _best(rows, column, m.better))
-    return Table(f"{caption} ({_size(found)})", ["model", *(m.heading for m in kept)], rows, best)
+    fair = same_cases and _comparable(found)
+    best = frozenset(cell for column, m in enumerate(kept, start=1) for cell in _best(rows, column, m.better * fair))
+    warning = "" if fair else "; not comparable, so no best value is marked"
+    return Table(
+        f"{caption} ({' / '.join(_sizes(found)) or 'nothing measured'}{warning})",
+        ["model", *(m.heading for m in kept)],
+        rows,
+        best,
+    )
 
 
 def _best(rows: Sequence[Sequence[str]], column: int, better: int) -> list[tuple[int, int]]:
@@ -116,7 +133,8 @@ def _best(rows: Sequence[Sequence[str]], column: int, better: int) -> list[tuple
     return [(i, column) for i, value in values.items() if value == max(values.values())]
 
 
-def _size(found: Mapping[str, Any]) -> str:
+def _sizes(found: Mapping[str, Any]) -> list[str]:
+    """On what was measured; more than one entry when the models were not measured on the same."""
     sizes: dict[str, None] = {}
     for metrics in (f for f in found.values() if f):
         if "n_instances" in metrics:
@@ -125,7 +143,13 @@ def _size(found: Mapping[str, Any]) -> str:
             sizes[f"{_cases(metrics['n'])}, {metrics['n_positive']} positive"] = None
         elif "n_bags" in metrics:
             sizes[f"mean over {_cases(metrics['n_bags'])}"] = None
-    return " / ".join(sizes) or "nothing measured"
+    return list(sizes)
+
+
+def _comparable(found: Mapping[str, Any]) -> bool:
+    """Whether all models were measured on as many cases and instances, and nobody noted that they differ."""
+    notes = [note for metrics in found.values() for note in (metrics or {}).get("notes", [])]
+    return len(_sizes(found)) < 2 and not any("not comparable" in note for note in notes)
 
 
 def _cases(count: int) -> str:

@@ -16,23 +16,27 @@ from smmil.evaluate.instances import instance_score
 from smmil.maps import canvas
 from smmil.report.cases import Case
 from smmil.report.numbers import Results
-from smmil.report.pictures import CasePicture
+from smmil.report.pictures import AnyPicture
+from smmil.report.private import safe_text
 from smmil.report.sections import card_section, cases_section, curves_section, summary_section
+from smmil.report.slices import ScanPicture
 from smmil.report.sources import Source
 
-_PROGRAM = ("data.js", "paint.js", "table.js", "slide.js", "strip.js", "controls.js", "case.js", "start.js")
+_PROGRAM = ("data.js", "paint.js", "dots.js", "table.js", "slide.js", "points.js", "slices.js", "strip.js",
+            "controls.js", "case.js", "start.js")  # fmt: skip
 
 
 def document(
     sources: Sequence[Source],
     results: Results,
     cases: Sequence[Case],
-    pictures: Mapping[str, CasePicture],
+    pictures: Mapping[str, AnyPicture],
     charts: Sequence[str],
     *,
     title: str,
     licences: Mapping[str, str],
     column: int | None = None,
+    missing: Mapping[str, str] | None = None,
 ) -> str:
     """The whole page as text; the same content gives the same bytes."""
     viewer, program = _static("openseadragon.min.js"), _program()
@@ -49,7 +53,8 @@ def document(
         "style": _static("report.css"),
         "sections": "\n".join(sections),
         "version": escape(__version__),
-        "data": json_block(page_data(sources, results, cases, pictures, column)),
+        "licence": escape(_static("openseadragon-LICENSE.txt").strip()),
+        "data": json_block(page_data(sources, results, cases, pictures, column, missing or {})),
         "store": _store(cases, pictures),
         "viewer": viewer,
         "program": program,
@@ -63,15 +68,14 @@ def page_data(
     sources: Sequence[Source],
     results: Results,
     cases: Sequence[Case],
-    pictures: Mapping[str, CasePicture],
+    pictures: Mapping[str, AnyPicture],
     column: int | None = None,
+    missing: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What the program of the page knows from the start; scores and pictures are read from the store when needed."""
     return {
         "models": [_model(source, results[source.name], column) for source in sources],
-        "cases": [
-            {**case.facts, "picture": list(pictures[case.id].area) if case.id in pictures else None} for case in cases
-        ],
+        "cases": [{**case.facts, **_shown(pictures.get(case.id), (missing or {}).get(case.id))} for case in cases],
         "palettes": {name: _palette(name) for name in canvas.SCALES},
     }
 
@@ -96,7 +100,16 @@ def _model(source: Source, found: Mapping[str, Any], column: int | None) -> dict
     }
 
 
-def _store(cases: Sequence[Case], pictures: Mapping[str, CasePicture]) -> str:
+def _shown(picture: AnyPicture | None, reason: str | None) -> dict[str, Any]:
+    """What lies below the map: the place of a slide's picture, the layout of a scan's slices, or why there is none."""
+    return {
+        "picture": None if picture is None or picture.area is None else list(picture.area),
+        "slices": picture.layout if isinstance(picture, ScanPicture) else None,
+        "missing": None if reason is None else safe_text(reason),
+    }
+
+
+def _store(cases: Sequence[Case], pictures: Mapping[str, AnyPicture]) -> str:
     """Scores and pictures as text that the browser neither parses nor decodes before it is looked at."""
     parts = []
     for number, case in enumerate(cases):

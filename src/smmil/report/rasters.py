@@ -10,8 +10,10 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
 from smmil.maps import rasterize
+from smmil.maps.points import scattered
 from smmil.maps.raster import Extent, truth_values
 from smmil.prediction import Prediction
+from smmil.report.dots import byte_planes, pack_places
 
 # More cells than a screen has pixels are drawn in blocks; each block shows its highest score.
 MOST_CELLS = 2_000_000
@@ -20,10 +22,12 @@ UNKNOWN_TRUTH = 2
 
 @dataclass(frozen=True)
 class Raster:
-    """A packed map (slides), strip (scans: one coordinate) or list (no usable coordinates).
+    """A packed map (slides), dots (slides whose instances lie on no lattice), strip (scans: one coordinate) or list (no
+    usable coordinates).
 
     packed  base64 of gzip of: mask (1 bit per cell), then for the cells with tissue truth (1 byte: 0, 1, 2 = unknown)
-            and the score as whole number from 0 (lowest) to 2^bits - 1 (highest), all high bytes before all low bytes
+            and the score as whole number from 0 (lowest) to 2^bits - 1 (highest), all high bytes before all low bytes;
+            dots are one row of cells, from left to right, and end with their places (see `smmil.report.dots`)
     """
 
     facts: dict[str, Any]
@@ -33,27 +37,49 @@ class Raster:
 def pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> Raster:
     """The raster of a prediction's scores; scores are stored with `bits` (8 or 16) between lowest and highest."""
     scores = instance_score(prediction, column)
+    if scattered(prediction):
+        return _dots(prediction, scores, bits)
     kind, image, truth, extent, notes = _picture(prediction, scores)
+    facts = {"kind": kind, "extent": _corners(extent), "colours": _limits(scores), "notes": notes}
+    return _raster(facts, image, truth, bits)
+
+
+def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> Raster:
+    """Every instance at its own place."""
+    packed = pack_places(prediction)
+    labels = truth_values(prediction)
+    facts = {
+        "kind": "points",
+        "extent": _corners(packed.extent),
+        "colours": _limits(scores),
+        "notes": [packed.note],
+        "width": packed.width,
+    }
+    truth = None if labels is None else labels[None, packed.order]
+    return _raster(facts, scores[None, packed.order], truth, bits, packed.content)
+
+
+def _raster(facts: dict[str, Any], image: np.ndarray, truth: np.ndarray | None, bits: int, more: bytes = b"") -> Raster:
     there = ~np.isnan(image)
     shown = image[there]
-    facts = {
-        "kind": kind,
+    known = np.full(len(shown), UNKNOWN_TRUTH, np.uint8)
+    if truth is not None:
+        known = np.where(np.isnan(truth[there]), UNKNOWN_TRUTH, truth[there] > 0.5).astype(np.uint8)
+    facts |= {
         "rows": image.shape[0],
         "columns": image.shape[1],
-        "extent": [extent[0], extent[3], extent[1], extent[2]],
         "cells": int(there.sum()),
         "low": float(shown.min()),
         "high": float(shown.max()),
-        "colours": _limits(scores),
         "truth": truth is not None,
         "bits": bits,
-        "notes": notes,
     }
-    known = np.full(len(shown), UNKNOWN_TRUTH, np.uint8)
-    if truth is not None:
-        marked = truth[there]
-        known = np.where(np.isnan(marked), UNKNOWN_TRUTH, marked > 0.5).astype(np.uint8)
-    return Raster(facts, _packed(there, known, quantized(shown, bits), bits))
+    return Raster(facts, _packed(there, known, quantized(shown, bits), bits, more))
+
+
+def _corners(extent: Extent) -> list[float]:
+    """Left, top, right, bottom."""
+    return [extent[0], extent[3], extent[1], extent[2]]
 
 
 def quantized(values: np.ndarray, bits: int) -> np.ndarray:
@@ -63,11 +89,9 @@ def quantized(values: np.ndarray, bits: int) -> np.ndarray:
     return np.rint(scaled).astype(np.uint16)
 
 
-def _packed(there: np.ndarray, known: np.ndarray, numbers: np.ndarray, bits: int) -> str:
-    # equal bytes side by side compress better, so high and low bytes are kept apart
-    planes = [numbers >> 8, numbers & 255] if bits == 16 else [numbers]
-    parts = [np.packbits(there.ravel(), bitorder="little"), known, *(p.astype(np.uint8) for p in planes)]
-    content = b"".join(part.tobytes() for part in parts)
+def _packed(there: np.ndarray, known: np.ndarray, numbers: np.ndarray, bits: int, more: bytes) -> str:
+    scores = byte_planes(numbers) if bits == 16 else numbers.astype(np.uint8).tobytes()
+    content = np.packbits(there.ravel(), bitorder="little").tobytes() + known.tobytes() + scores + more
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
 
 

@@ -6,7 +6,8 @@ from html import escape
 from smmil.report.card import INTENDED_USE, data_card, model_card, parts_of
 from smmil.report.cases import Case
 from smmil.report.chart import SLOTS
-from smmil.report.numbers import ROWS, Results, Row, interval_of, remarks, value_of
+from smmil.report.comparable import other_cases, other_instances
+from smmil.report.numbers import CASES, INSTANCES, ROWS, Results, Row, interval_of, remarks, value_of
 from smmil.report.sources import Source
 
 _TILES = (
@@ -19,12 +20,30 @@ _TILES = (
 def summary_section(sources: Sequence[Source], results: Results) -> str:
     """Tiles with the numbers that matter most, the table of all, and remarks."""
     notes = "".join(f"<li>{escape(note)}</li>" for note in remarks(results))
+    unmarked = _unmarked(sources)
     said = f'<details class="remarks"><summary>Remarks on these numbers</summary><ul>{notes}</ul></details>'
     return (
         f'<section id="summary"><h2>Summary</h2>{_seen_before(sources)}'
         f'<div class="tiles">{_tiles(sources, results)}</div>'
-        f'{_metrics(results)}<p class="hint">{escape(_how(results))}</p>{said if notes else ""}</section>'
+        f'{_metrics(results, unmarked)}{_why_unmarked(unmarked)}<p class="hint">{escape(_how(results, unmarked))}</p>'
+        f"{said if notes else ''}</section>"
     )
+
+
+def _unmarked(sources: Sequence[Source]) -> dict[str, str]:
+    """Groups of metrics in which no value is called best, each with the reason: the models were not asked the same."""
+    models = {source.name: source.predictions for source in sources}
+    reasons = {CASES: other_cases(models), INSTANCES: other_instances(models)}
+    return {group: reason for group, reason in reasons.items() if reason is not None}
+
+
+def _why_unmarked(unmarked: Mapping[str, str]) -> str:
+    lines = []
+    for reason in dict.fromkeys(unmarked.values()):
+        groups = " and ".join(group for group, why in unmarked.items() if why == reason)
+        said = f"<strong>{escape(f'Not comparable: {reason}.')}</strong> No best value is marked in: {escape(groups)}."
+        lines.append(f'<p class="hint" role="note">{said}</p>')
+    return "".join(lines)
 
 
 def _seen_before(sources: Sequence[Source]) -> str:
@@ -90,11 +109,11 @@ def _tiles(sources: Sequence[Source], results: Results) -> str:
 
 def _tile_line(slot: int, name: str, value: float | None, ends: tuple[float, float] | None, several: bool) -> str:
     key = f'<span class="key m{slot % SLOTS}"></span><span class="who">{escape(name)}</span>' if several else ""
-    spread = "" if ends is None else f' <small title="95 % interval">{ends[0]:.2f} – {ends[1]:.2f}</small>'
+    spread = "" if ends is None else f' <small title="95 % interval">{ends[0]:.3f} – {ends[1]:.3f}</small>'
     return f'<p class="big{" several" if several else ""}">{key}{_number(value)}{spread}</p>'
 
 
-def _metrics(results: Results) -> str:
+def _metrics(results: Results, unmarked: Mapping[str, str]) -> str:
     head = "".join(
         f'<th scope="col"><span class="key m{slot % SLOTS}"></span>{escape(name)}</th>'
         for slot, name in enumerate(results)
@@ -103,7 +122,7 @@ def _metrics(results: Results) -> str:
     body = []
     for group in dict.fromkeys(row.group for row in measured):
         body.append(f'<tr class="group"><th scope="colgroup" colspan="{len(results) + 1}">{escape(group)}</th></tr>')
-        body += [_metric_row(row, results) for row in measured if row.group == group]
+        body += [_metric_row(row, results, group not in unmarked) for row in measured if row.group == group]
     if not body:
         return ""
     return (
@@ -112,10 +131,10 @@ def _metrics(results: Results) -> str:
     )
 
 
-def _metric_row(row: Row, results: Results) -> str:
+def _metric_row(row: Row, results: Results, marked: bool) -> str:
     values = [value_of(found, row) for found in results.values()]
     printed = [row.better * round(v, 3) for v in values if v is not None]
-    best = max(printed) if row.better and len(set(printed)) > 1 else None
+    best = max(printed) if marked and row.better and len(set(printed)) > 1 else None
     cells = []
     for value, found in zip(values, results.values(), strict=True):
         mark = (
@@ -127,7 +146,7 @@ def _metric_row(row: Row, results: Results) -> str:
     return f'<tr><th scope="row">{escape(row.name)}</th>{"".join(cells)}</tr>'
 
 
-def _how(results: Results) -> str:
+def _how(results: Results, unmarked: Mapping[str, str]) -> str:
     """How intervals and thresholds came about."""
     parts = []
     ci = next((c for found in results.values() for c in found.get("ci", {}).values()), None)
@@ -137,7 +156,10 @@ def _how(results: Results) -> str:
         cut = found["threshold"]
         if cut["value"] is not None:
             parts.append(f"Instance threshold of {name}: {cut['value']:.4g} ({cut['source']}).")
-    return " ".join([*parts, "Cases are called positive from a probability of 0.5 on. Marked: best value of a row."])
+    parts.append("Cases are called positive from a probability of 0.5 on.")
+    if len(results) > 1 and len(unmarked) < 2:
+        parts.append("Marked: best value of a row; where intervals overlap it may be chance.")
+    return " ".join(parts)
 
 
 def _card(title: str, rows: Sequence[tuple[str, str]]) -> str:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from smmil.errors import ConfigError
 from smmil.files import write_text
+from smmil.images.windows import Window
 from smmil.prediction import Prediction
 from smmil.report.cases import Case, all_cases
 from smmil.report.document import document
 from smmil.report.figures import figures
 from smmil.report.numbers import measure
-from smmil.report.pictures import CasePicture, all_pictures
+from smmil.report.pictures import AnyPicture, all_pictures
 from smmil.report.private import safe_text
 from smmil.report.sources import Source, load_sources
 
@@ -43,13 +44,16 @@ def write_report(
     title: str | None = None,
     licences: Mapping[str, str] | None = None,
     max_mb: float = LARGEST_MB,
+    window: Window = "brain",
 ) -> Written:
     """Write one self-contained page about runs or folders of predictions.
 
-    slides     folder of slides or CSV table (id, slide) for pictures below the maps
+    slides     folder of slides or scans, or CSV table (id, slide), for pictures below the maps
     licences   {encoder: its licence}, where the predictions do not state it
     max_mb     pictures are made smaller and scores coarser (8 bits) rather than pass this size
+    window     how slices of CT scans are shown: a name such as brain or lung, or centre/width in HU
     """
+    _refuse_folder(Path(out))
     if max_mb < 2:
         raise ConfigError(f"max_mb: got {max_mb}, expected at least 2; the page itself needs 1 MB")
     sources = load_sources(places)
@@ -57,7 +61,7 @@ def write_report(
     results = measure(models, validation=validation, threshold=threshold, column=column, resamples=resamples)
     room = int(max_mb * 1e6) - _PAGE_BYTES
     cases = _fitting_cases(models, column, room)
-    pictures, missing = _pictures(cases, slides, room)
+    pictures, missing = _pictures(cases, slides, room, window)
     text = document(
         sources,
         results,
@@ -67,6 +71,7 @@ def write_report(
         title=safe_text(title or f"Report: {', '.join(models)}"),
         licences=licences or {},
         column=column,
+        missing=missing,
     )
     write_text(out, text)
     return Written(Path(out), list(models), len(cases), len(text.encode()), missing)
@@ -79,8 +84,19 @@ def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | Non
     return all_cases(models, column, bits=8)
 
 
-def _pictures(cases: list[Case], slides: str | Path | None, room: int) -> tuple[dict[str, CasePicture], dict[str, str]]:
-    return ({}, {}) if slides is None else all_pictures(cases, slides, max(0, room - _size(cases)))
+def _pictures(
+    cases: list[Case], slides: str | Path | None, room: int, window: Window
+) -> tuple[dict[str, AnyPicture], dict[str, str]]:
+    return ({}, {}) if slides is None else all_pictures(cases, slides, max(0, room - _size(cases)), window)
+
+
+def _refuse_folder(out: Path) -> None:
+    """Told before the work, not after it."""
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder; name the page to write, such as {out / 'report.html'}")
+    inside = next((parent for parent in out.parents if parent.exists()), out)
+    if not inside.is_dir():
+        raise ConfigError(f"--out {out}: {inside} is a file, not a folder; choose another place")
 
 
 def _size(cases: Sequence[Case]) -> int:

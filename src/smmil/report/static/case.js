@@ -40,7 +40,7 @@ async function drawPanes() {
   closePanes();
   field("case-facts").textContent = caseWords(entry);
   const hosts = present.map(hostOf); // all of them first, so that every pane opens at its final size
-  field("panes").classList.toggle("stacked", loaded.some((cells) => cells.kind !== "map"));
+  field("panes").classList.toggle("stacked", loaded.some((cells) => !isFlat(cells)));
   shown.panes = present.map((m, i) => paneOf(hosts[i], m, loaded[i]));
   if (shown.panes.length === 2 && shown.panes.every((p) => p instanceof SlidePane)) linkZoom(...shown.panes);
   drawNotes(entry, models);
@@ -60,7 +60,8 @@ function hostOf(model) {
 }
 
 function paneOf(host, model, cells) {
-  const pane = new (cells.kind === "map" ? SlidePane : StripPane)(host, shown.number, model, cells);
+  const kinds = { map: SlidePane, points: PointsPane };
+  const pane = new (kinds[cells.kind] || StripPane)(host, shown.number, model, cells);
   pane.host = host;
   return pane;
 }
@@ -73,7 +74,7 @@ function legendOf() {
 
 function drawNotes(entry, models) {
   const missing = models.filter((m) => entry.said[m] === null).map((m) => `${DATA.models[m].name} has no prediction of this case`);
-  const notes = shown.panes.flatMap((pane) => pane.cells.notes);
+  const notes = [...(entry.missing ? [`no picture: ${entry.missing}`] : []), ...shown.panes.flatMap((pane) => pane.cells.notes)];
   const truth = shown.panes.some((pane) => pane.cells.truth) ? [] : ["no instance label is known: no outline"];
   field("case-notes").replaceChildren(...[...new Set([...missing, ...notes, ...truth])].map((n) => make("li", "", n)));
 }

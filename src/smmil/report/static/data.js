@@ -46,6 +46,7 @@ async function unpacked(key, raster) {
     cells.known[cell] = truth[i];
     i++;
   }
+  if (raster.kind === "points") Object.assign(cells, placesOf(bytes, raster), { order: coldestFirst(cells.scores) });
   return cells;
 }
 

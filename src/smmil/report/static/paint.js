@@ -63,6 +63,10 @@ function paintThumbnail(canvas, cells, limits, palette) {
   const ratio = Math.min(2, window.devicePixelRatio || 1);
   canvas.width = Math.round(canvas.clientWidth * ratio);
   canvas.height = Math.round(canvas.clientHeight * ratio);
+  if (cells.kind === "points") {
+    paintDotThumbnail(canvas, cells, limits, palette);
+    return;
+  }
   const small = document.createElement("canvas");
   paintHeat(small, cells, limits, palette, -Infinity);
   const [left, top, right, bottom] = cells.extent;

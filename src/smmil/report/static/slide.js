@@ -4,7 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 /** The rectangle that all panes of a case show, so that their zooms can be linked. */
 function worldOf(number) {
   const entry = DATA.cases[number];
-  const extents = entry.said.filter((s) => s && s.raster.kind === "map").map((s) => s.raster.extent);
+  const extents = entry.said.filter((s) => s && isFlat(s.raster)).map((s) => s.raster.extent);
   const left = Math.min(...extents.map((e) => e[0]));
   const top = Math.min(...extents.map((e) => e[1]));
   const right = Math.max(...extents.map((e) => e[2]));
@@ -15,6 +15,11 @@ function worldOf(number) {
   }
   const margin = 0.04 * Math.max(right - left, bottom - top);
   return { x: left - margin, y: top - margin, width: right - left + 2 * margin, height: bottom - top + 2 * margin };
+}
+
+/** Whether a raster lies in the plane of a slide, as tiles or as dots. */
+function isFlat(raster) {
+  return raster.kind === "map" || raster.kind === "points";
 }
 
 class SlidePane {
@@ -36,8 +41,7 @@ class SlidePane {
 
   open() {
     const picture = pictureOf(this.number);
-    const paper = getComputedStyle(document.documentElement).getPropertyValue("--tissue").trim();
-    const url = picture || paintTissue(this.cells, this.world, paper).toDataURL("image/png");
+    const url = picture || this.base().toDataURL("image/png");
     const viewer = OpenSeadragon({
       element: this.stage,
       tileSources: { type: "image", url, buildPyramid: false },
@@ -56,6 +60,12 @@ class SlidePane {
     });
     for (const change of ["animation", "resize", "open"]) viewer.addHandler(change, () => this.measure());
     return viewer;
+  }
+
+  /** What lies below the map when there is no picture of the slide. */
+  base() {
+    const paper = getComputedStyle(document.documentElement).getPropertyValue("--tissue").trim();
+    return paintTissue(this.cells, this.world, paper);
   }
 
   /** Heat map and outline lie where their cells are. */

@@ -8,14 +8,21 @@ class StripPane {
     this.canvas.setAttribute("aria-label", `Scores of ${DATA.cases[number].id} by ${DATA.models[model].name}`);
     this.readout = make("p", "readout");
     this.stage.append(this.canvas);
-    host.append(this.stage, this.readout);
+    const row = make("div", "strip-row");
+    row.append(this.stage);
+    host.append(row);
     this.places = this.order();
     this.span = this.places.length;
-    this.ready = Promise.resolve();
+    this.picture = cells.kind === "strip" && DATA.cases[number].slices ? new SliceView(row, number) : null;
+    host.append(this.readout);
+    this.ready = this.picture ? this.picture.ready : Promise.resolve();
+    this.chosen = cells.scores.reduce((best, score, i) => (score > (cells.scores[best] ?? -Infinity) ? i : best), -1);
     this.resized = new ResizeObserver(() => this.how && this.draw());
     this.resized.observe(this.stage);
     this.canvas.addEventListener("pointermove", (event) => this.read(event));
     this.canvas.addEventListener("pointerleave", () => { this.readout.textContent = ""; });
+    this.canvas.tabIndex = 0;
+    this.canvas.addEventListener("keydown", (event) => this.keys(event));
   }
 
   order() {
@@ -48,6 +55,44 @@ class StripPane {
       if (band) this.mark(pen, cell, x, Math.max(0.6, wide * 0.9), height - 30 - band, colours);
     });
     this.line(pen, colours);
+    this.showSlice(pen, colours);
+  }
+
+  /** The chosen slice: hottest at first, then the one under the hand; a mark below its bar says which it is. */
+  showSlice(pen, colours) {
+    if (!this.picture) return;
+    const place = this.places.indexOf(this.chosen);
+    this.picture.show(Math.round(this.name(place)), this.words(place));
+    if (place < this.from || place >= this.from + this.span) return;
+    const wide = (this.area.right - this.area.left) / this.span;
+    const x = this.area.left + (place - this.from + 0.45) * wide;
+    pen.fillStyle = colours.getPropertyValue("--ink");
+    pen.beginPath();
+    pen.moveTo(x, this.area.bottom + 1);
+    pen.lineTo(x - 5, this.area.bottom + 8);
+    pen.lineTo(x + 5, this.area.bottom + 8);
+    pen.fill();
+  }
+
+  words(i) {
+    return `${this.cells.kind === "strip" ? "slice" : "instance"} ${this.name(i)} · ${cellWords(this.cells, this.places[i])}`;
+  }
+
+  choose(name) {
+    const place = this.places.findIndex((cell, i) => this.name(i) === name && !Number.isNaN(this.cells.scores[cell]));
+    if (!this.picture || place < 0) return;
+    this.chosen = this.places[place];
+    this.draw();
+  }
+
+  /** Arrows go from slice to slice. */
+  keys(event) {
+    const by = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+    if (!by || !this.picture) return;
+    let place = this.places.indexOf(this.chosen) + by;
+    while (Number.isNaN(this.cells.scores[this.places[place]])) place += by;
+    if (place >= 0 && place < this.places.length) chooseSlice(this.name(place));
+    event.preventDefault();
   }
 
   level(score) {
@@ -106,7 +151,8 @@ class StripPane {
     const share = (event.offsetX - this.area.left) / (this.area.right - this.area.left);
     const i = this.from + Math.floor(share * this.span);
     const there = share >= 0 && share < 1 && i < this.places.length;
-    this.readout.textContent = there ? `${this.cells.kind === "strip" ? "slice" : "instance"} ${this.name(i)} · ${cellWords(this.cells, this.places[i])}` : "";
+    this.readout.textContent = there ? this.words(i) : "";
+    if (there && this.chosen !== this.places[i]) chooseSlice(this.name(i));
   }
 
   zoom(factor) {
@@ -124,4 +170,9 @@ class StripPane {
   close() {
     this.resized.disconnect();
   }
+}
+
+/** The same slice in all panes. */
+function chooseSlice(name) {
+  for (const pane of shown.panes) if (pane instanceof StripPane) pane.choose(name);
 }
