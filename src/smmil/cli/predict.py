@@ -3,9 +3,12 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from smmil.predict import Predicted
 
 
 class Part(StrEnum):
@@ -21,13 +24,33 @@ class Checkpoint(StrEnum):
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a run (the --out of smmil train).")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN | SOURCES...",
+            help="Folder of a run (the --out of smmil train). With --model: slides, scans, folders of them, a manifest "
+            "of bags, or bags.",
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the predictions, one .npz per case.")],
     part: Annotated[
         Part | None, typer.Option(help="Part of the run's split: test unless given, all with --manifest.")
     ] = None,
     manifest: Annotated[Path | None, typer.Option(help="Other bags than those of the run.")] = None,
-    checkpoint: Annotated[Checkpoint, typer.Option(help="Weights to use.")] = Checkpoint.best,
+    checkpoint: Annotated[Checkpoint | None, typer.Option(help="Weights of the run to use: best unless given.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Folder of a package (the --out of smmil package).")] = None,
+    labels: Annotated[Path | None, typer.Option(help="With --model: table id,label of the images.")] = None,
+    points: Annotated[
+        Path | None, typer.Option(help="With --model: table image,x,y, if it was trained on crops.")
+    ] = None,
+    mpp: Annotated[
+        float | None, typer.Option(help="With --model: micrometres per pixel, for slides that do not say.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="With --model: file with the encoder's weights.")] = None,
+    workers: Annotated[int | None, typer.Option(help="With --model: processes that prepare images.")] = None,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="With --model: run code outside smmil that the package names.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
     """Write what a trained model says about each case; cases that are there already are kept.
@@ -40,25 +63,70 @@ def predict(
 
       smmil predict runs/first --out elsewhere --manifest other.csv
 
+      smmil predict --model packages/first slide.svs --out predictions
+
     Go on with: smmil evaluate predictions --validation predictions_val
     """
+    from smmil.errors import ConfigError
+
+    of_a_run: dict[str, Any] = {"part": part, "manifest": manifest, "checkpoint": checkpoint}
+    of_images: dict[str, Any] = {"labels": labels, "points": points, "mpp": mpp, "weights": weights, "workers": workers}
+    idle = of_images | {"trust-code": trust_code or None} if model is None else of_a_run
+    for option in (option for option, value in idle.items() if value is not None):
+        raise ConfigError(f"--{option}: {'needs --model' if model is None else 'is for runs, not for --model'}")
+    if model is not None:
+        _finish(_from_package(model, sources, of_images, trust_code, out=out, device=device), out)
+        return
+    if len(sources) > 1:
+        raise ConfigError(f"{sources[1]}: give one run, or a package with --model and what it should look at")
+    chosen = {"part": part.value if part else None, "checkpoint": (checkpoint or Checkpoint.best).value}
+    _finish(_from_run(sources[0], manifest=manifest, **chosen, out=out, device=device), out)
+
+
+def _from_run(run: Path, **options: Any) -> "Predicted":
+    from smmil.predict import predict_run
+
+    with _bars() as bars:
+        task = bars.add_task("predicting")
+        moved = lambda count, total: bars.update(task, completed=count, total=total)  # noqa: E731
+        return predict_run(run, progress=moved, **options)
+
+
+def _from_package(
+    folder: Path, sources: list[Path], images: dict[str, Any], trust_code: bool, **options: Any
+) -> "Predicted":
+    """Prepare what is raw, then predict; Ctrl-C says how to go on."""
+    from smmil.packaging import Images, load_package, predict_package
+
+    package = load_package(folder, trust_code=trust_code)
+    with _bars() as bars:
+        task = bars.add_task("preparing", total=None)
+
+        def prepared(outcome: Any) -> None:
+            bars.update(task, advance=1, description=outcome.task.case.id)
+
+        def moved(count: int, total: int) -> None:
+            bars.update(task, description="predicting", completed=count, total=total)
+
+        try:
+            return predict_package(
+                package, sources, images=Images(**images), on_case=prepared, progress=moved, **options
+            )
+        except KeyboardInterrupt:
+            bars.stop()
+            print("stopped; what is done is kept, repeat the command to go on", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+def _bars() -> Any:
     from rich.console import Console
     from rich.progress import Progress
 
-    from smmil.predict import predict_run
-
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("predicting")
-        done = predict_run(
-            run,
-            out=out,
-            manifest=manifest,
-            part=part.value if part else None,
-            checkpoint=checkpoint.value,
-            device=device,
-            progress=lambda count, total: bars.update(task, completed=count, total=total),
-        )
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def _finish(done: "Predicted", out: Path) -> None:
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
     for reason in done.failed.values():
         print(f"failed: {reason}", file=sys.stderr)

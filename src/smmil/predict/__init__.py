@@ -1,12 +1,23 @@
 """A model and bags to Predictions; a finished run and a manifest to files of them."""
 
-from smmil.predict.cases import PARTS, Predicted, case_file, predict_run
+from smmil.predict.cases import (
+    PARTS,
+    Origin,
+    Predicted,
+    case_file,
+    origin_of,
+    predict_run,
+    predict_table,
+    run_config,
+    write_failures,
+)
 from smmil.predict.inference import on_device, outputs, predict, probabilities
 from smmil.predict.source import feature_source, refuse_other_features
-from smmil.predict.trained import CHECKPOINTS, TrainedModel, load_run, load_trained
+from smmil.predict.trained import CHECKPOINTS, TrainedModel, load_run, load_trained, rebuilt
 
 __all__ = [
     "CHECKPOINTS",
+    "Origin",
     "PARTS",
     "Predicted",
     "TrainedModel",
@@ -18,6 +29,11 @@ __all__ = [
     "outputs",
     "predict",
     "predict_run",
+    "predict_table",
+    "origin_of",
     "probabilities",
+    "rebuilt",
+    "run_config",
     "refuse_other_features",
+    "write_failures",
 ]

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,21 +51,55 @@ def predict_run(
     part  train, val or test as the run split them, or all; default: test, and all with another manifest.
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
-    trained, config = load_trained(run_dir, checkpoint), _config(Path(run_dir))
+    trained, config = load_trained(run_dir, checkpoint), run_config(Path(run_dir))
     table = Manifest.read(manifest or _own_manifest(config, run_dir))
     table.check_table(training=False)
     ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
+    origin = origin_of(config, checkpoint)
+    return predict_table(trained, table, ids, origin, out=out, parts=parts, device=device, progress=progress)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a Prediction tells about the training behind it, besides what the weights themselves know."""
+
+    checkpoint: str
+    fold: int | None = None
+    seed: int | None = None
+    threads: int | None = None
+
+
+def origin_of(config: TrainConfig | None, checkpoint: str) -> Origin:
+    """The same from the settings of a run; a model that was brought in has none."""
+    if config is None:
+        return Origin(checkpoint)
+    return Origin(checkpoint, config.data.fold, config.training.seed, config.training.threads)
+
+
+def predict_table(
+    trained: TrainedModel,
+    table: Manifest,
+    ids: Sequence[str],
+    origin: Origin,
+    *,
+    out: str | Path,
+    parts: Mapping[str, str] | None = None,
+    failed: Mapping[str, str] | None = None,
+    device: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> Predicted:
+    """One file in `out` for each of these bags; `failed` are cases that have no bag, to be listed with the others."""
     refuse_other_features(trained.facts, table, ids)
-    work = _Work(trained, table, Path(out), choose_device(device), Predicted())
+    work = _Work(trained, table, Path(out), choose_device(device), Predicted(failed=dict(failed or {})))
     remove_leftovers(out)
     trained.model.to(work.device)
-    with reproducible(config.training.threads if config else None):
+    with reproducible(origin.threads):
         patients = _patients(table)
         for count, id_ in enumerate(ids, 1):
-            work.one(id_, {**_meta(trained, config, checkpoint, parts.get(id_)), "group": patients[id_]})
+            work.one(id_, {**_meta(trained, origin, (parts or {}).get(id_)), "group": patients[id_]})
             if progress is not None:
                 progress(count, len(ids))
-    _write_failures(Path(out), work.done.failed)
+    write_failures(Path(out), work.done.failed)
     return work.done
 
 
@@ -119,7 +153,7 @@ def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
     return stored.id == id_ and stored.meta == {**stored.meta, **meta}
 
 
-def _config(run_dir: Path) -> TrainConfig | None:
+def run_config(run_dir: Path) -> TrainConfig | None:
     """Settings of the run; a model brought in with `smmil convert-weights` has none."""
     imported = not (run_dir / "config.yaml").exists() and not (run_dir / "split.json").exists()
     return None if imported else load_config(run_dir / "config.yaml")
@@ -147,22 +181,23 @@ def _chosen_ids(run_dir: Path, table: Manifest, part: str) -> tuple[list[str], d
     return ids, parts
 
 
-def _meta(trained: TrainedModel, config: TrainConfig | None, checkpoint: str, part: str | None) -> dict[str, Any]:
+def _meta(trained: TrainedModel, origin: Origin, part: str | None) -> dict[str, Any]:
     facts = trained.facts
     return {
         "model": facts["model"]["name"],
-        "checkpoint": checkpoint,
+        "checkpoint": origin.checkpoint,
         "epoch": facts["epoch"],
         "weights": trained.weights,
         "config": facts["config"],
         "features": facts["features"],
-        "split": {"part": part, "fold": config.data.fold if config else None, "digest": facts["split"]},
-        "seed": config.training.seed if config else None,
+        "split": {"part": part, "fold": origin.fold, "digest": facts["split"]},
+        "seed": origin.seed,
         "versions": versions(),
     }
 
 
-def _write_failures(out: Path, failed: dict[str, str]) -> None:
+def write_failures(out: Path, failed: Mapping[str, str]) -> None:
+    """failures.csv with the reason for every case that failed; none when there is nothing to tell."""
     path = out / "failures.csv"
     if not failed:
         path.unlink(missing_ok=True)

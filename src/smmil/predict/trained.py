@@ -1,10 +1,11 @@
 """A trained model, read back from the folder of its run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from smmil.config import TrainConfig, load_config
 from smmil.errors import DataError, check_choice
@@ -37,6 +38,11 @@ def load_trained(run_dir: str | Path, checkpoint: str = "best") -> TrainedModel:
             f"{run_dir}: no checkpoints/{checkpoint}.safetensors here; give the --out folder of smmil train"
         )
     tensors, facts = read_weights(path)
+    return rebuilt(tensors, facts, path)
+
+
+def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path) -> TrainedModel:
+    """The model that `facts` describe, with these weights in it, ready for use."""
     made = facts["model"]
     model = create_model(made["name"], made["in_dim"], made["n_classes"], **made["options"])
     try:

@@ -1,0 +1,56 @@
+"""smmil package"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Checkpoint(StrEnum):
+    best = "best"
+    lowest_loss = "lowest_loss"
+
+
+def package(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run (the --out of smmil train).")],
+    out: Annotated[Path, typer.Option(help="Folder for the package.")],
+    name: Annotated[str | None, typer.Option(help="Name of the model in its card; default: model and weights.")] = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Predictions of these weights: their metrics go into the card.")
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="Also model.onnx, checked against the model.")] = False,
+    licence: Annotated[str, typer.Option(help="Licence you give it under, such as apache-2.0.")] = "other",
+    checkpoint: Annotated[Checkpoint, typer.Option(help="Weights to use.")] = Checkpoint.best,
+    force: Annotated[bool, typer.Option("--force", help="Replace a package of the same run.")] = False,
+) -> None:
+    """Pack a trained model with its card, recipe and checksums into a folder others can use.
+
+    The folder has the layout of the Hugging Face hub. It names no patient, case, path, computer or person.
+
+    [bold]Examples[/bold]
+
+      smmil package runs/first --out packages/first
+
+      smmil package runs/first --out packages/first --predictions predictions --onnx --licence apache-2.0
+
+    Go on with: smmil predict --model packages/first slide.svs --out predictions
+    """
+    from smmil.packaging import write_package
+
+    done = write_package(
+        run,
+        out,
+        name=name,
+        checkpoint=checkpoint.value,
+        licence=licence,
+        predictions=predictions,
+        onnx=onnx,
+        force=force,
+    )
+    print(f"{out}: {', '.join(done.files)}")
+    for note in done.notes:
+        print(f"note: {note}", file=sys.stderr)
+    source = "slide.svs" if "recipe.json" in done.files else "manifest.csv"
+    print(f"next: smmil predict --model {out} {source} --out predictions")

@@ -1,0 +1,7 @@
+"""Trained models to give away: write a package, load it, and predict with it from raw images."""
+
+from smmil.packaging.loading import Package, load_package
+from smmil.packaging.raw import Images, predict_package
+from smmil.packaging.writing import Written, write_package
+
+__all__ = ["Images", "Package", "Written", "load_package", "predict_package", "write_package"]

@@ -1,0 +1,175 @@
+"""The model card: README.md with the header that the Hugging Face hub reads."""
+
+from typing import Any
+
+import yaml
+
+KINDS = {"ct": "ct", "slide": "pathology", "points": "pathology"}
+UNSTATED = "not stated"
+USE = """\
+**Research use only. Not a medical device: not for diagnosis, treatment or any decision about a patient.**
+
+Meant for research on weakly supervised classification: the model sees the instances (patches or slices) of one case and
+gives a probability for the case and a score for every instance. Not meant for other tissues, scanners, stainings, scan
+protocols or patients than those it was trained on without testing it there first, nor for screening, triage or any
+workflow in which nobody looks at the case.
+"""
+LIMITS = """\
+- Numbers hold for cases like those they were measured on: same scanners, staining, patients and way of choosing them.
+- Scores show where the model looked, not where disease is. A hot region is a hint, its absence proves nothing.
+- Labels of whole cases taught it; nobody told it which instances are diseased.
+- Probabilities are as calibrated as the training left them; check them before reading them as risks.
+- It knows only features of the encoder named above; features of another one are refused.
+"""
+SCORES = """\
+Every instance gets a score of the kind **{kind}**{columns}{meaning}. Higher is more suspicious. Scores are not
+probabilities and are to be ranked; a threshold must be chosen on validation cases.
+"""
+MEANINGS = {
+    "attention logit": "how much the instance counts in the average of its case, before the softmax; comparable "
+    "between cases",
+    "instance logit": "what the classifier says about the instance alone; comparable between cases",
+    "similarity to the critical instance": "how much it resembles the most suspicious instance of its case, which in a "
+    "negative case is a normal one; to be compared within one case",
+    "class token attention": "what the summary of the case takes from the instance; a share that shrinks as cases "
+    "grow, to be compared within one case",
+    "instance log-odds": "what the classifier says about the instance alone; comparable between cases",
+    "class activation": "what the instance adds to the decision about its case: its weight times the classifier's "
+    "answer; its mean is comparable between cases",
+    "GraphCAM": "relevance times gradient of the attention maps, never negative; to be compared within one case",
+}
+WARNINGS = {
+    "train": "Some of these cases were used in training: the numbers are too good.",
+    "val": "The weights were selected on some of these cases: the numbers are somewhat too good.",
+}
+
+
+def model_card(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | None, onnx: list[str] | None) -> str:
+    """The whole README.md from what config.json tells; kind is that of the recipe (slide, ct, points)."""
+    header = yaml.safe_dump(_header(config, numbers, kind), sort_keys=False, allow_unicode=True, width=1000)
+    parts = [
+        f"---\n{header}---\n\n# {config['name']}\n",
+        _what(config),
+        "## Intended use\n\n" + USE,
+        "## Training\n\n" + _training(config),
+        "## Evaluation\n\n" + _evaluation(numbers),
+        "## What the scores mean\n\n" + _scores(config),
+        "## How to use\n\n" + _how(config, kind, onnx),
+        "## Limitations\n\n" + LIMITS,
+        "## Provenance\n\n" + _provenance(config),
+    ]
+    return "\n".join(parts)
+
+
+def _header(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | None) -> dict[str, Any]:
+    other = config["licence"].lower() == "other"
+    licence = {"license": "other", "license_name": "not-stated"} if other else {"license": config["licence"].lower()}
+    tags = ["smmil", "multiple-instance-learning", "medical", "research-use-only", config["model"]["name"]]
+    tags += [KINDS[kind]] if kind in KINDS else []
+    index = {} if numbers is None else {"model-index": [{"name": config["name"], "results": [_results(numbers)]}]}
+    names = {} if numbers is None else {"metrics": list(dict.fromkeys(row["type"] for row in numbers["metrics"]))}
+    return {**licence, "library_name": "smmil", "pipeline_tag": "image-classification", "tags": tags, **names, **index}
+
+
+def _results(numbers: dict[str, Any]) -> dict[str, Any]:
+    keys = ("type", "name", "value")
+    metrics = [
+        {**{key: row[key] for key in keys}, "args": {"ci_low": row["low"], "ci_high": row["high"]}, "verified": False}
+        for row in numbers["metrics"]
+    ]
+    task = {"type": "image-classification", "name": "classification of cases from their instances"}
+    return {"task": task, "dataset": {"type": "private", "name": _judged(numbers)}, "metrics": metrics}
+
+
+def _judged(numbers: dict[str, Any]) -> str:
+    parts = [part if part == "other cases" else f"{part} part of the training study" for part in numbers["parts"]]
+    return " and ".join(parts)
+
+
+def _what(config: dict[str, Any]) -> str:
+    model, features = config["model"], config["features"]
+    options = ", ".join(f"{key}={value}" for key, value in model["options"].items()) or "all as by default"
+    rows = {
+        "Model": f"{model['name']} (multiple instance learning), {model['parameters']:,} parameters",
+        "Options": options,
+        "Input": f"bags of instances, {model['in_dim']} features each",
+        "Output": f"{', '.join(model['classes'])}; one score per instance ({model['score_kind']})",
+        "Encoder of the features": features["encoder_name"] or UNSTATED,
+        "Weights of the encoder": features["encoder_weights"] or UNSTATED,
+        "Licence of the encoder": features["encoder_licence"] or f"{UNSTATED}; check its terms before use",
+        "Licence of this model": UNSTATED if config["licence"].lower() == "other" else config["licence"],
+        "Software": f"smmil {config['smmil_version']}",
+    }
+    return _table(("", ""), rows.items())
+
+
+def _training(config: dict[str, Any]) -> str:
+    training = config["training"]
+    if not training["cases"]:
+        return (
+            "The model was trained elsewhere and brought into smmil; nothing is known here about its training data.\n"
+        )
+    rows = [(part, *_part(sizes)) for part, sizes in training["cases"].items()]
+    chosen = training["validation"]
+    text = (
+        f"\nWeights `{training['checkpoint']}`, selected at epoch {training['epoch']} on the validation part "
+        f"(AUROC {_number(chosen['auroc'])}, loss {_number(chosen['loss'])})."
+    )
+    settings = ", ".join(f"{key}={value}" for key, value in training["settings"].items())
+    return _table(("part", "cases", "patients", "cases per label"), rows) + text + f"\n\nSettings: {settings}.\n"
+
+
+def _part(sizes: dict[str, Any]) -> tuple[Any, Any, str]:
+    labels = ", ".join(f"{label}: {count}" for label, count in sizes.get("labels", {}).items())
+    return sizes["cases"], sizes.get("patients", UNSTATED), labels or UNSTATED
+
+
+def _evaluation(numbers: dict[str, Any] | None) -> str:
+    if numbers is None:
+        return "No predictions were given when this package was made, so nothing is claimed here.\n"
+    rows = [(row["name"], _number(row["value"]), _interval(row)) for row in numbers["metrics"]]
+    text = f"{numbers['cases']} labelled cases ({numbers['positive_cases']} positive): {_judged(numbers)}.\n"
+    text += "".join(f"\n**{warning}**\n" for part, warning in WARNINGS.items() if part in numbers["parts"])
+    text += "\nIntervals: 95 %, bootstrap over patients.\n\n" + _table(("metric", "value", "interval"), rows)
+    return text + "".join(f"\n- {note}" for note in numbers["notes"]) + ("\n" if numbers["notes"] else "")
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return UNSTATED if row["low"] is None or row["high"] is None else f"{row['low']:.4f} to {row['high']:.4f}"
+
+
+def _scores(config: dict[str, Any]) -> str:
+    model = config["model"]
+    columns = "" if model["n_classes"] == 1 else ", one column for all classes or one per class"
+    meaning = f" ({MEANINGS[model['score_kind']]})" if model["score_kind"] in MEANINGS else ""
+    return SCORES.format(kind=model["score_kind"], columns=columns, meaning=meaning)
+
+
+def _how(config: dict[str, Any], kind: str | None, onnx: list[str] | None) -> str:
+    sources = {"ct": "scans/", "slide": "slide.svs", "points": "image.png --points points.csv"}
+    raw = f"smmil predict --model FOLDER {sources[kind]} --out predictions\n" if kind in sources else ""
+    ending = (
+        "" if kind in sources else "\nThe recipe of its features is not part of the package: raw images are refused.\n"
+    )
+    text = f"```\npip install smmil\n{raw}smmil predict --model FOLDER manifest.csv --out predictions\n```\n{ending}"
+    text += '\n```python\nfrom smmil.packaging import load_package\n\nmodel = load_package("FOLDER").model\n```\n'
+    if onnx is not None:
+        text += (
+            f"\n`model.onnx` takes {', '.join(onnx)} of one bag of any size and gives logits and scores; it was "
+            "checked against the model itself.\n"
+        )
+    return text
+
+
+def _provenance(config: dict[str, Any]) -> str:
+    rows = {"weights": config["weights"], **config["training"]["hashes"], "recipe": config["features"]["recipe"]}
+    return _table(("what", "SHA-256 (or its beginning)"), [(k, v or UNSTATED) for k, v in rows.items()])
+
+
+def _table(heads: tuple[str, ...], rows: Any) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float | int) else UNSTATED

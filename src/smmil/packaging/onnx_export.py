@@ -1,0 +1,200 @@
+"""A trained model as one ONNX file for bags of any size, checked against the model itself before it is kept."""
+
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from smmil.bag import Bag, BagBatch
+from smmil.errors import ConfigError, DataError, MissingExtra
+from smmil.files import replacing
+from smmil.frame import Frame
+from smmil.graph import grid_graph
+from smmil.models import Output
+from smmil.packaging.plain_layers import plain_model
+from smmil.packaging.traced import OneBag, TracedGraph
+
+SIZES = (1, 2, 3, 50, 1000)
+TRACED_SIZE = 7
+RELATIVE, ABSOLUTE = 1e-4, 1e-5
+GRAPH_INPUTS = ("edges", "edge_weight")
+_STEP = 256
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class _Traceable(nn.Module):
+    """The model as a function of tensors: features (n, p) and, if it needs them, edges (2, e) with weights (e,)."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Tensor, edges: Tensor | None = None, edge_weight: Tensor | None = None):
+        graph = None
+        if edges is not None and edge_weight is not None:
+            graph = TracedGraph(edges[0], edges[1], edge_weight.double(), features.shape[0])
+        out = self.model(OneBag(features, graph))
+        return out.logits, out.scores
+
+
+def export_onnx(
+    model: nn.Module, name: str, in_dim: int, path: str | Path, facts: Mapping[str, str] | None = None
+) -> list[str]:
+    """Write the model to `path` and give the names of its inputs; an error, and no file, when it cannot be the same.
+
+    Inputs: features (n, p) float32; where neighbours count also edges (2, e) int64, every pair in both directions, and
+    edge_weight (e,) float32. Outputs: logits (1, c) and scores (n, k). n and e are free. `facts` go into the file.
+    """
+    _need_libraries()
+    try:
+        traceable = _Traceable(plain_model(model))
+        inputs = ["features", *(GRAPH_INPUTS if needs_graph(traceable, in_dim) else ())]
+        content = _without_traces(_trace(traceable, inputs, in_dim), facts or {})
+        compare(model, content, inputs, in_dim)
+    except (DataError, ConfigError) as problem:
+        raise _cannot(name, str(problem)) from None
+    # torch, onnxscript and onnxruntime share no error for what they cannot express
+    except Exception as problem:  # noqa: BLE001
+        what = "its program is bound to the size of the bag, or uses what ONNX lacks"
+        raise _cannot(name, f"{what}: {_first_line(problem)}") from None
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return inputs
+
+
+def _cannot(name: str, cause: str) -> ConfigError:
+    return ConfigError(f"model {name}: cannot be written as ONNX for bags of any size ({cause}); use --no-onnx")
+
+
+def _first_line(problem: BaseException) -> str:
+    """What the innermost error says, in one short line."""
+    while problem.__cause__ is not None:
+        problem = problem.__cause__
+    lines = [" ".join(line.split()) for line in _COLOUR.sub("", str(problem)).splitlines()]
+    return next(filter(None, lines), type(problem).__name__)[:120]
+
+
+def _need_libraries() -> None:
+    for library in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            __import__(library)
+        except ModuleNotFoundError:
+            raise MissingExtra(library, "onnx", "--onnx") from None
+
+
+def needs_graph(traceable: nn.Module, in_dim: int) -> bool:
+    """Whether the model asks for neighbours; an error when it asks for anything else but features."""
+    with torch.no_grad():
+        try:
+            traceable(torch.zeros(TRACED_SIZE, in_dim))
+        except DataError as problem:
+            if "'graph'" not in str(problem):
+                raise
+            return True
+    return False
+
+
+def _trace(traceable: nn.Module, inputs: list[str], in_dim: int) -> Any:
+    """The ONNX program (a protobuf) of one example, its sizes left open."""
+    n, e = torch.export.Dim("n"), torch.export.Dim("e")
+    open_sizes = {"features": {0: n}, "edges": {1: e}, "edge_weight": {0: e}}
+    example = _tensors(_bag(TRACED_SIZE, in_dim), inputs)
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            traceable,
+            tuple(example.values()),
+            dynamo=True,
+            dynamic_shapes=tuple(open_sizes[name] for name in inputs),
+            input_names=inputs,
+            output_names=["logits", "scores"],
+            verbose=False,
+        )
+    assert program is not None
+    return program.model_proto
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says about itself; its errors still come through."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _without_traces(program: Any, facts: Mapping[str, str]) -> bytes:
+    """The file without the exporter's notes, which name folders of this machine; with `facts` instead."""
+    for part in (program, program.graph, *program.functions):
+        part.ClearField("doc_string")
+        part.ClearField("metadata_props")
+    graph = program.graph
+    nodes = [*graph.node, *(node for function in program.functions for node in function.node)]
+    for entry in (*nodes, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        entry.ClearField("doc_string")
+        entry.ClearField("metadata_props")
+    for key, value in sorted(facts.items()):
+        program.metadata_props.add(key=key, value=value)
+    return program.SerializeToString(deterministic=True)
+
+
+def compare(model: nn.Module, content: bytes, inputs: list[str], in_dim: int, sizes: tuple[int, ...] = SIZES) -> None:
+    """An error unless onnxruntime and the model agree on bags of all these sizes."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+    for n in sizes:
+        bag = _bag(n, in_dim)
+        logits, scores = session.run(None, {k: v.numpy() for k, v in _tensors(bag, inputs).items()})
+        expected = _expected(model, bag)
+        for what, got, wanted in (("logits", logits, expected.logits), ("scores", scores, expected.scores)):
+            _refuse_difference(f"{what} of a bag of {n}", got, wanted.numpy())
+
+
+def _expected(model: nn.Module, bag: Bag) -> Output:
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            return model.eval().cpu()(BagBatch.pack([bag]).without_labels())
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _refuse_difference(what: str, got: np.ndarray, wanted: np.ndarray) -> None:
+    if got.shape != wanted.shape:
+        raise DataError(f"{what} have shape {got.shape} instead of {wanted.shape}")
+    if not np.allclose(got, wanted, rtol=RELATIVE, atol=ABSOLUTE):
+        raise DataError(f"{what} differ by up to {np.abs(got - wanted).max():.3g}")
+
+
+def _bag(n: int, in_dim: int) -> Bag:
+    """A patch of tissue with holes, lonely tiles and weighted neighbours; the same one for every call."""
+    rng = np.random.default_rng(n)
+    side = int(np.ceil((2 * n) ** 0.5))
+    cells = np.sort(rng.choice(side * side, n, replace=False))
+    coords = np.stack([cells % side, cells // side], 1) * _STEP
+    graph = grid_graph(coords, _STEP)
+    upper = graph.edges().numpy()[:, (graph.rows < graph.indices).numpy()]
+    woven = type(graph).from_edges(upper, rng.uniform(0.5, 2, upper.shape[1]), n)
+    x = torch.from_numpy(rng.standard_normal((n, in_dim), dtype=np.float32))
+    return Bag(f"bag of {n}", x, torch.from_numpy(coords), Frame((_STEP, _STEP)), woven)
+
+
+def _tensors(bag: Bag, inputs: list[str]) -> dict[str, Tensor]:
+    assert bag.graph is not None
+    every = {"features": bag.x, "edges": bag.graph.edges(), "edge_weight": bag.graph.weight.float()}
+    return {name: every[name] for name in inputs}

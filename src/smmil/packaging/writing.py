@@ -1,0 +1,130 @@
+"""A finished run as a folder that others can use: all of its files at once, or none."""
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smmil.errors import DataError
+from smmil.files import read_json, write_json, write_text
+from smmil.packaging.card import model_card
+from smmil.packaging.checksums import SUMS, write_sums
+from smmil.packaging.facts import RunFacts, run_facts
+from smmil.packaging.numbers import RESAMPLES, measure
+from smmil.weights import save_weights
+
+_MARK = ".smmil-package-"
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where a package lies, the files in it, and what the user should know."""
+
+    folder: Path
+    files: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def write_package(
+    run_dir: str | Path,
+    out: str | Path,
+    *,
+    name: str | None = None,
+    checkpoint: str = "best",
+    licence: str = "other",
+    predictions: str | Path | None = None,
+    onnx: bool = False,
+    force: bool = False,
+    resamples: int = RESAMPLES,
+) -> Written:
+    """Write the model of a run to the folder `out` in the layout of the Hugging Face hub.
+
+    predictions  folder of predictions of these weights: their metrics and intervals go into the card
+    onnx         also model.onnx, checked against the model itself
+    force        replace a package of the same run; anything else in `out` is never touched
+    """
+    out = Path(out).absolute()
+    found = run_facts(run_dir, checkpoint, name, licence)
+    refuse_occupied(out, found.config["run"], force)
+    numbers = None if predictions is None else measure(predictions, found.trained.weights, resamples)
+    with _replacing_folder(out) as folder:
+        _fill(folder, found, numbers, onnx)
+        files = tuple(sorted(path.name for path in folder.iterdir()))
+    return Written(out, files, found.notes)
+
+
+def refuse_occupied(out: Path, run: str, force: bool) -> None:
+    """An error if `out` holds anything but a package of this run that may be replaced."""
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out}: is a file; choose another --out")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not (out / SUMS).is_file() or not (out / "config.json").is_file():
+        raise DataError(f"{out}: is not empty and no package of smmil; choose another --out")
+    stored = read_json(out / "config.json")
+    if not isinstance(stored, dict) or stored.get("run") != run:
+        raise DataError(f"{out}: holds the package of another run; choose another --out")
+    if not force:
+        raise DataError(f"{out}: holds a package of this run already; choose another --out, or --force to replace it")
+
+
+def _fill(folder: Path, found: RunFacts, numbers: dict[str, Any] | None, onnx: bool) -> None:
+    config, trained, recipe = found.config, found.trained, found.source.recipe
+    note = {"model": trained.facts["model"], "weights": trained.weights}
+    if save_weights(folder / "model.safetensors", trained.model.state_dict(), note) != trained.weights:
+        raise DataError(
+            f"model {config['model']['name']}: does not hold the weights it was given; it cannot be packaged"
+        )
+    if recipe is not None:
+        settings = json.loads(json.dumps(recipe.settings()))
+        write_json(folder / "recipe.json", {"encoder": config["features"]["encoder"], "settings": settings})
+    inputs = _write_onnx(folder, found) if onnx else None
+    config = config | {"onnx_inputs": inputs, "evaluation": numbers}
+    write_json(folder / "config.json", config)
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # which is written for the owner alone
+    write_text(folder / "README.md", model_card(config, numbers, None if recipe is None else recipe.kind, inputs))
+    write_sums(folder)
+
+
+def _write_onnx(folder: Path, found: RunFacts) -> list[str]:
+    from smmil.packaging.onnx_export import export_onnx
+
+    config = found.config
+    facts = {"smmil": config["smmil_version"], "weights": config["weights"], "use": "research use only"}
+    model = config["model"]
+    return export_onnx(found.trained.model, model["name"], model["in_dim"], folder / "model.onnx", facts)
+
+
+@contextmanager
+def _replacing_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its place when the block ends well."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder, old = (out.with_name(f"{_MARK}{secrets.token_hex(4)}-{out.name}") for _ in range(2))
+    folder.mkdir()
+    try:
+        yield folder
+        if out.exists():
+            os.replace(out, old)
+        try:
+            os.replace(folder, out)
+        except OSError:
+            if old.exists():
+                os.replace(old, out)
+            raise
+        _remove_leftovers(out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_leftovers(out: Path) -> None:
+    """What was replaced now, and what a killed process left beside the same folder."""
+    ours = re.compile(re.escape(_MARK) + "[0-9a-f]{8}-" + re.escape(out.name))
+    for path in out.parent.iterdir():
+        if ours.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,172 @@
+"""ONNX files for bags of any size, checked against the model, or none at all."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bags import chain_bag, grid_bag, without_edges, woven_bag
+
+from smmil.bag import BagBatch
+from smmil.errors import ConfigError, MissingExtra
+from smmil.files import read_json
+from smmil.models import create_model
+from smmil.packaging import load_package, onnx_export, write_package
+from smmil.packaging.onnx_export import export_onnx
+
+for library in ("onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(library, reason="the extra onnx is not installed")
+
+EXPORTED = [
+    ("max_pool", {}),
+    ("abmil", {"gated": True}),
+    ("sm_ap", {"where": "mid"}),
+    ("sm_ap", {"where": "late"}),
+    ("sm_ap", {"steps": "exact", "alpha": 0.9}),
+    ("sm_ap", {"normalization": "rw"}),
+    ("clam", {}),
+    ("clam", {"branches": "multi", "sm": {"where": "early"}}),
+    ("dsmil", {}),
+    ("transformer_abmil", {}),
+    ("sm_tap", {}),
+    ("patch_gcn", {}),
+    ("deep_graph_surv", {}),
+    ("deep_graph_surv", {"variant": "gin"}),
+    ("gtp", {"score": "attention"}),
+]
+
+
+def run_file(path: Path, bag):
+    """What onnxruntime says about a bag."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    given = {"features": bag.x, "edges": bag.graph.edges(), "edge_weight": bag.graph.weight.float()}
+    names = [entry.name for entry in session.get_inputs()]
+    assert [entry.name for entry in session.get_outputs()] == ["logits", "scores"]
+    return session.run(None, {name: given[name].numpy() for name in names})
+
+
+def assert_same(model, path, bag):
+    with torch.no_grad():
+        wanted = model.eval()(BagBatch.pack([bag]))
+    logits, scores = run_file(path, bag)
+    np.testing.assert_allclose(logits, wanted.logits.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scores, wanted.scores.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def bags_of_many_sizes():
+    scans = [chain_bag(1), chain_bag(33)]
+    return [*(grid_bag(n, seed=n) for n in (1, 2, 3, 50, 1000)), woven_bag(40), without_edges(grid_bag(5)), *scans]
+
+
+@pytest.fixture(scope="module")
+def smooth(tmp_path_factory):
+    """A small SmAP and its file."""
+    torch.manual_seed(0)
+    model = create_model("sm_ap", 16, dim=12, att_dim=6, steps=3)
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    assert export_onnx(model, "sm_ap", 16, path, {"use": "research"}) == ["features", "edges", "edge_weight"]
+    return model, path
+
+
+def test_a_smooth_model_gives_the_same_for_bags_of_any_size(smooth):
+    for bag in bags_of_many_sizes():
+        assert_same(*smooth, bag)
+
+
+def test_neighbours_count_in_the_file(smooth):
+    bag = grid_bag(50, seed=1)
+    alone = replace(bag, graph=without_edges(bag).graph)
+    assert np.abs(run_file(smooth[1], bag)[1] - run_file(smooth[1], alone)[1]).max() > 1e-3
+
+
+def test_the_file_names_no_folder_of_this_machine(smooth):
+    import onnx
+
+    content = smooth[1].read_bytes()
+    for word in (b"site-packages", b"/smmil/", str(Path.home()).encode(), sys.prefix.encode(), b".py"):
+        assert word not in content, word
+    assert {entry.key: entry.value for entry in onnx.load(smooth[1]).metadata_props} == {"use": "research"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), EXPORTED, ids=lambda value: str(value))
+def test_each_of_these_models_gives_the_same_for_bags_of_any_size(name, options, tmp_path):
+    torch.manual_seed(0)
+    model = create_model(name, 16, **options)
+    export_onnx(model, name, 16, tmp_path / "model.onnx")
+    for bag in bags_of_many_sizes():
+        assert_same(model, tmp_path / "model.onnx", bag)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("patch_gcn", {"knn": 8}), ("dtfd_mil", {}), ("sm_ap", {"steps": "exact", "normalization": "rw"})],
+)
+def test_a_model_that_cannot_be_exported_is_named_and_leaves_no_file(name, options, tmp_path):
+    with pytest.raises(ConfigError, match=f"^model {name}: cannot be written as ONNX .*use --no-onnx$"):
+        export_onnx(create_model(name, 16, **options), name, 16, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["camil", "gtp", "iib_mil", "set_mil", "trans_mil"])
+def test_models_bound_to_one_size_give_an_error_and_never_a_wrong_file(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"^model {name}: cannot be written as ONNX .*use --no-onnx$"):
+        export_onnx(create_model(name, 16), name, 16, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_differs_from_the_model_is_not_kept(smooth, tmp_path, monkeypatch):
+    """The program of a model with other weights stands for an exporter that gets something wrong."""
+    import onnx
+
+    torch.manual_seed(1)
+    other = create_model("sm_ap", 16, dim=12, att_dim=6, steps=3)
+    monkeypatch.setattr(onnx_export, "_trace", lambda *_: onnx.load(smooth[1]))
+    with pytest.raises(ConfigError, match=r"model sm_ap: .*(logits|scores) of a bag of 1 differ by up to"):
+        export_onnx(other, "sm_ap", 16, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_difference_at_one_size_is_enough(smooth, monkeypatch):
+    model, path = smooth
+    names = ["features", "edges", "edge_weight"]
+    onnx_export.compare(model, path.read_bytes(), names, 16)
+    plain = onnx_export._expected
+
+    def changed(model, bag):
+        out = plain(model, bag)
+        return replace(out, scores=out.scores + (1e-3 if bag.n == 1000 else 0))
+
+    monkeypatch.setattr(onnx_export, "_expected", changed)
+    with pytest.raises(Exception, match=r"scores of a bag of 1000 differ by up to 0\.001"):
+        onnx_export.compare(model, path.read_bytes(), names, 16)
+
+
+def test_a_package_with_onnx_loads_and_tells_its_inputs(road, tmp_path, monkeypatch, smooth):
+    import onnx
+
+    monkeypatch.setattr(onnx_export, "_trace", lambda *_: onnx.load(smooth[1]))
+    monkeypatch.setattr(onnx_export, "compare", lambda *_: None)
+    done = write_package(road.run, tmp_path / "p", onnx=True)
+    assert "model.onnx" in done.files
+    assert read_json(tmp_path / "p" / "config.json")["onnx_inputs"] == ["features", "edges", "edge_weight"]
+    assert "`model.onnx` takes features, edges, edge_weight" in (tmp_path / "p" / "README.md").read_text()
+    load_package(tmp_path / "p", trust_code=True)
+
+
+def test_a_model_that_cannot_be_exported_leaves_no_package(road, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_export, "_trace", lambda *_: 1 / 0)
+    with pytest.raises(ConfigError, match="--no-onnx"):
+        write_package(road.run, tmp_path / "p", onnx=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_libraries_are_named_with_the_way_to_get_them(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingExtra, match=r"onnxscript.*smmil\[onnx\]"):
+        export_onnx(create_model("abmil", 4), "abmil", 4, tmp_path / "x.onnx")
