@@ -245,6 +245,8 @@ def _explain(kind: type[BaseModel], error: Any) -> str:
         return f"{dotted}: unknown key; {suggest(path[-1], _fields_at(kind, path[:-1]))}"
     if error["type"] == "missing":
         return f"{dotted}: missing; it must be given"
+    if error["type"] == "value_error":  # a check of ours, in whole words already
+        return f"{dotted}: {error['ctx']['error']}" if dotted else str(error["ctx"]["error"])
     expected = error["msg"].replace("Input should be", "expected")
     for theirs, ours in _PLAIN_WORDS.items():
         expected = expected.replace(theirs, ours)

@@ -265,10 +265,11 @@ def test_commas_are_asked_for_by_name(study, tmp_path, smmil_main):
 
 
 def test_a_threshold_is_a_number_and_comes_from_one_place(tmp_path, smmil_main):
-    for extra in (["--threshold", "nan"], ["--threshold", "0.5", "--validation", tmp_path]):
+    wrong = {"finite": ["--threshold", "nan"], "not both": ["--threshold", "0.5", "--validation", tmp_path]}
+    for words, extra in wrong.items():
         code, _, noted = smmil_main("evaluate", tmp_path, *extra)
         assert code == 2
-        assert "not both" in noted
+        assert words in noted
 
 
 def test_a_very_long_id_still_has_a_file_name():

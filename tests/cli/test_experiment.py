@@ -75,7 +75,9 @@ def test_wrong_words_are_explained(study, tmp_path):
     with pytest.raises(ConfigError, match="did you mean tiny"):
         call("run", study, "--out", tmp_path, "--set", "tny")
     with pytest.raises(ConfigError, match="expected key=value"):
-        call("run", study, "--out", tmp_path, "--slurm", "gpu")
+        call("run", study, "--out", tmp_path, "--executor", "submitit", "--slurm", "gpu")
+    with pytest.raises(ConfigError, match="--slurm: is for the executor submitit, not serial"):
+        call("run", study, "--out", tmp_path, "--slurm", "slurm_partition=gpu")
 
 
 def test_a_run_that_was_asked_to_stop_ends_with_the_code_of_the_signal(study, tmp_path, monkeypatch):

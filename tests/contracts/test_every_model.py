@@ -10,7 +10,8 @@ import torch
 from bags import chain_bag, grid_bag, reordered, without_edges
 
 from smmil.bag import Bag, BagBatch
-from smmil.errors import ConfigError
+from smmil.errors import ConfigError, DataError
+from smmil.losses import total_loss
 from smmil.models import create_model, list_models, model_options
 
 DIM = 16
@@ -291,6 +292,39 @@ def test_unknown_options_are_refused_by_name(name):
 def test_values_that_cannot_be_meant_are_refused(name, options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         create_model(name, DIM, **options)
+
+
+@every_model
+def test_a_label_outside_the_classes_is_one_clear_error(name):
+    batch = pack(grid_bag(9, y=2))
+    with pytest.raises(DataError, match=r"label.*2.*model.n_classes"):
+        total_loss(build(name).train()(batch), batch.y)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("camil", {"dim": 100}),
+        ("gtp", {"dim": 60}),
+        ("trans_mil", {"dim": 100}),
+        ("dtfd_mil", {"residual_blocks": -1}),
+        ("deep_graph_surv", {"dropout": 0.1}),
+    ],
+)
+def test_an_error_names_the_model_once(name, options):
+    with pytest.raises(ConfigError) as problem:
+        create_model(name, DIM, **options)
+    assert str(problem.value).startswith(f"model {name}: ")
+    assert str(problem.value).count(name) == 1
+
+
+def test_sm_on_attention_pooling_is_a_model_of_its_own():
+    with pytest.raises(ConfigError, match="model abmil: unknown option 'sm'; with Sm it is the model sm_ap"):
+        create_model("abmil", DIM, sm={"where": "early"})
+    with pytest.raises(ConfigError, match="with Sm it is the model sm_tap"):
+        create_model("transformer_abmil", DIM, sm={"where": "early"})
+    with pytest.raises(ConfigError, match="Sm is part of this model: give where, alpha and steps without sm"):
+        create_model("sm_ap", DIM, sm={"where": "early"})
 
 
 # Time grows with the square of n; their pools are those of other models, or they read single tokens.

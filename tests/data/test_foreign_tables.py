@@ -110,3 +110,10 @@ def test_damaged_labels_are_named(tmp_path):
 def test_a_table_of_labels_keeps_leading_zeros(tmp_path):
     (tmp_path / "l.csv").write_text("id,label\n007,1\n008,\n")
     assert read_labels(tmp_path / "l.csv") == {"007": 1}
+
+
+def test_numeric_labels_of_a_spreadsheet_are_class_indices(tmp_path):
+    clam_study(tmp_path)
+    (tmp_path / "t.csv").write_text("case_id,slide_id,label\np1,007,1.0\np2,009,0.0\n")
+    manifest = clam_manifest(tmp_path / "t.csv", tmp_path / "feats", folder=tmp_path)
+    assert list(manifest.table["label"]) == ["1", "0"]

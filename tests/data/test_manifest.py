@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -171,3 +173,23 @@ def test_the_facts_of_a_manifest_are_right(study):
     facts = describe_manifest(study)
     assert (facts["bags"], facts["labels"], facts["groups"]) == (10, {"0": 5, "1": 5}, 8)
     assert (facts["groups_with_several_bags"], facts["splits"], facts["warnings"]) == (2, {"empty": 10}, [])
+
+
+def test_labels_of_a_spreadsheet_lose_their_decimal(tmp_path):
+    manifest = Manifest.read(write_csv(tmp_path, "id,path,label\na,a.h5,1.0\nb,b.h5,0.0\n1.0,c.h5,0.5\n"))
+    assert list(manifest.table["label"]) == ["1", "0", "0.5"]
+    assert manifest.ids[2] == "1.0"  # names are kept as written
+
+
+@pytest.mark.parametrize("column", ["id", "group", "patient"])
+@pytest.mark.parametrize("name", ["=1+1", "+a", "-a", "@sum"])
+def test_names_that_a_spreadsheet_would_compute_are_refused(column, name):
+    row = {"id": "a", "path": "a.h5", "label": "0"} | {column: name}
+    manifest = Manifest(pd.DataFrame([row, dict.fromkeys(row, "b") | {"label": "1"}]))
+    with pytest.raises(DataError, match=rf"{column} '{re.escape(name)}' would be a formula in a spreadsheet"):
+        manifest.check_table()
+
+
+def test_signs_inside_a_name_are_no_formula():
+    rows = [{"id": f"a{sign}b", "path": f"{i}.h5", "label": str(i % 2)} for i, sign in enumerate("=+-@")]
+    Manifest(pd.DataFrame(rows)).check_table()

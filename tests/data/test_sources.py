@@ -285,16 +285,16 @@ def test_a_folder_and_a_table_are_joined_by_name(tmp_path):
     assert list(manifest.table["annotation"]) == ["", "../xml/008.xml"]
     assert about["notes"] == ["1 images are not in t.csv and were left out (009)"]
     (tmp_path / "t.csv").write_text("id,label\n007,0\n010,1\n")
-    with pytest.raises(DataError, match=r"incomplete: 1 images of t.csv \(010\)"):
+    with pytest.raises(DataError, match=r"incomplete: 1 images of t.csv \(010\).*go on without \(--allow-missing\)"):
         write_source("folder", tmp_path / "in", tmp_path / "out", **options)
 
 
 def test_unknown_sets_and_options_are_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match="did you mean camelyon16"):
         write_source("camelyon", tmp_path, tmp_path)
-    with pytest.raises(ConfigError, match="option of the data set camelyon16: unknown value 'split'"):
+    with pytest.raises(ConfigError, match="--split: is not for the data set camelyon16, which takes --allow-missing"):
         write_source("camelyon16", tmp_path, tmp_path, split="x")
-    with pytest.raises(ConfigError, match="give the table of labels"):
+    with pytest.raises(ConfigError, match="give the table id,label of its images with --table"):
         write_source("folder", tmp_path, tmp_path)
     with pytest.raises(DataError, match="no such folder; give the folder that holds"):
         write_source("panda", tmp_path / "absent", tmp_path)
@@ -306,3 +306,14 @@ def test_the_verb_prints_what_was_found(tmp_path, capsys):
     told = capsys.readouterr().out.splitlines()
     assert told[0] == f"{tmp_path / 'out' / 'labels.csv'}: 5 cases (label 0: 2, label 1: 3); split official"
     assert told[1].startswith("note: 394 slides (normal_002")
+
+
+def test_labels_of_a_spreadsheet_and_missing_ones_are_written_plainly(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / "in" / f"{name}.png").write_bytes(b"")
+    (tmp_path / "t.csv").write_text("id,label\na,1.0\nb,0.0\nc,\n")
+    source(Name.folder, tmp_path / "in", tmp_path / "out", table=tmp_path / "t.csv")
+    assert "3 cases (label 0: 1, label 1: 1, label none: 1)" in capsys.readouterr().out
+    rows = (tmp_path / "out" / "labels.csv").read_text().splitlines()
+    assert [row.split(",")[2] for row in rows] == ["label", "1", "0", ""]

@@ -184,3 +184,26 @@ def test_an_unknown_metric_pool_or_opponent_is_refused(tmp_path):
     ):
         with pytest.raises(SmmilError, match=words):
             CliRunner().invoke(app, [str(a) for a in (folder, *arguments)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--threshold", "nan"], "--threshold nan: expected a finite number, such as 0.5"),
+        (["--threshold", "1", "--validation", "v"], "--threshold 1.0: --validation chooses the threshold; give one"),
+        (["--ci", "--resamples", "-3"], "--resamples -3: expected at least 2"),
+        (["--resamples", "100"], "--resamples: has no effect without --ci or --compare"),
+        (["--stratified"], "--stratified: has no effect without --ci or --compare"),
+        (["--compare-validation", "v"], "--compare-validation: has no effect without --compare"),
+    ],
+)
+def test_options_that_cannot_be_meant_or_do_nothing_are_refused(tmp_path, words, message):
+    found = CliRunner().invoke(app, [str(write(tmp_path / "p")), *words])
+    assert isinstance(found.exception, ConfigError)
+    assert message in str(found.exception)
+
+
+def test_a_model_of_three_classes_asks_for_the_column_as_it_is_typed(tmp_path):
+    Prediction("a", [0.2, 0.3, 0.5], np.zeros((4, 3)), y=1, y_inst=np.ones(4)).save(tmp_path / "a.npz")
+    found = CliRunner().invoke(app, [str(tmp_path)])
+    assert "choose one (--column)" in str(found.exception)

@@ -13,11 +13,13 @@ import pandas as pd
 import pytest
 import typer
 from images.ct_makers import series
+from PIL import Image
 from prepare import makers
 from typer.testing import CliRunner
 
 from smmil.cli.prepare import prepare
 from smmil.data.manifest import Manifest
+from smmil.errors import ConfigError
 from smmil.formats import read_bag, read_provenance
 from smmil.graph import knn_graph
 from smmil.prepare import load_recipe, plan, run
@@ -167,3 +169,55 @@ def test_the_ct_slices_that_come_with_pydicom(tmp_path):
     bag = Manifest.read(done.manifest).bag("scan")
     assert bag.x.shape == (1, 1280)
     assert np.isfinite(bag.x.numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--window", "brain"), "--window: is for CT scans, but these are slides; leave it out"),
+        (("--triplets",), "--triplets: is for CT scans"),
+        (("--crop-px", 9), "--crop-px: is for crops around points"),
+        (("--workers", 2), "--workers: the executor serial works alone"),
+        (("--executor", "auto", "--workers", 0), "--workers: must be at least 1, got 0"),
+        (("--dask", "tcp://x:1"), "--dask: is for the executor dask, not serial"),
+        (("--executor", "dask", "--dask", "tcp://x:1", "--workers", 2), "--workers: the cluster at --dask has its own"),
+        (("--coverage", 0.3), "--coverage: no case has an annotation"),
+        (("--positive", "tumour"), "--positive: no case has an annotation"),
+        (("--encoder-pixels", 64), "--encoder-pixels: the encoder 'prepare.makers:mean_colour' is your own"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(study, words, message):
+    told = command(study / "slides", "--out", study / "out", *OPTIONS, *words)
+    assert isinstance(told.exception, ConfigError)
+    assert message in str(told.exception)
+    assert not (study / "out").exists()
+
+
+def test_a_failure_is_told_once_where_it_happens(study):
+    (study / "slides" / "s1.svs").write_bytes(b"II*\0 broken")
+    told = command(study / "slides", "--labels", study / "labels.csv", "--out", study / "out", *OPTIONS)
+    assert told.output.count("failed: s1: ") == 1
+    assert told.output.count("broken\n") <= 1
+    assert "only one class (0)" in told.output  # what is left cannot be trained on
+    assert "next: smmil train" not in told.output
+
+
+def test_without_labels_the_next_step_is_labels(study):
+    told = command(study / "slides", "--out", study / "out", *OPTIONS)
+    assert "no labels yet" in told.output
+    assert "next: smmil train" not in told.output
+    told = command(study / "slides", "--labels", study / "labels.csv", "--out", study / "out", *OPTIONS)
+    assert f"next: smmil train --manifest {study / 'out' / 'manifest.csv'} --model sm_ap" in told.output
+
+
+def test_classes_of_points_are_told_and_then_used(tmp_path):
+    Image.fromarray(makers.speckled(0, 64)).save(tmp_path / "a.png")
+    (tmp_path / "p.csv").write_text("image,x,y,class\na,20,20,nerve\na,40,40,tumour\n")
+    words = (tmp_path / "a.png", "--points", tmp_path / "p.csv", "--encoder", makers.ENCODER, "--executor", "serial")
+    told = command(*words, "--out", tmp_path / "out")
+    assert "note: " in told.output
+    assert "--positive" in told.output
+    assert not (tmp_path / "out" / "instance_labels").exists()
+    told = command(*words, "--positive", "tumour", "--out", tmp_path / "out")
+    assert told.exit_code == 0, told.output
+    assert Manifest.read(tmp_path / "out" / "manifest.csv").bag("a").y_inst.tolist() == [0, 1]

@@ -206,7 +206,7 @@ def test_pool_and_instance_loss_see_the_same_silenced_features():
 
 def test_labels_outside_the_classes_are_explained_not_crashed_on():
     batch = BagBatch.pack([grid_bag(9, y=2, dtype=torch.float64)])
-    with pytest.raises(DataError, match="needs labels 0 or 1"):
+    with pytest.raises(DataError, match="bag grid_9_0: label 2 does not fit a model with n_classes=1"):
         total_loss(make().train()(batch), batch.y)
     with pytest.raises(DataError, match="needs 'y'"):
         make().train()(batch.without_labels())

@@ -80,7 +80,7 @@ def test_class_activations_and_the_bias_add_up_to_the_logit_of_a_pseudo_bag():
     )
 
 
-TOKENS = [("afs", 1, 4), ("afs", 3, 4), ("maxs", 1, 4), ("maxs", 3, 12), ("maxmins", 2, 16), ("mas", 2, 8)]
+TOKENS = [("afs", 1, 4), ("maxs", 1, 4), ("maxs", 3, 12), ("maxmins", 2, 16), ("mas", 2, 8)]
 
 
 @pytest.mark.parametrize(("distill", "k", "count"), TOKENS)
@@ -170,3 +170,9 @@ WRONG = [("distill", "max"), ("score", "attention"), ("pseudo_bags", 0), ("k", 0
 def test_options_that_cannot_be_meant_are_refused_by_name(option, value):
     with pytest.raises(ConfigError, match=option):
         make(**{option: value})
+
+
+def test_a_number_of_instances_that_nobody_takes_is_refused():
+    with pytest.raises(ConfigError, match="model dtfd_mil: k=3 has no effect with distill=afs; leave it out"):
+        create_model("dtfd_mil", 16, k=3)
+    assert create_model("dtfd_mil", 16, k=3, distill="mas").k == 3

@@ -153,3 +153,9 @@ def test_what_it_needs_is_asked_for_by_name():
     for option in ("score", "cam_start"):
         with pytest.raises(ConfigError, match=option):
             create_model("gtp", 16, **{option: "logits"})
+
+
+@pytest.mark.parametrize(("option", "value"), [("cam_start", "one"), ("train_cam", True)])
+def test_options_of_the_map_that_is_not_drawn_are_refused(option, value):
+    with pytest.raises(ConfigError, match=rf"{option}.* has no effect with score=attention; leave it out"):
+        create_model("gtp", 16, score="attention", **{option: value})

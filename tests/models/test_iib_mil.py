@@ -166,7 +166,8 @@ def test_wrong_options_are_refused_by_name():
         ({"label_ema": "rising"}, "label_ema must be a number in .* or \"falling\", got 'rising'"),
         ({"prototype_ema": 1.5}, "prototype_ema must be"),
         ({"instance_weight": -1.0}, "instance_weight must not be negative"),
-        ({"warmup": 0}, "warmup must be a whole number of at least 1"),
+        ({"warmup": -1}, "warmup must be a whole number of at least 0"),
+        ({"warmup": 1.5}, "warmup must be a whole number of at least 0"),
     ]:
         with pytest.raises(ConfigError, match=words):
             create_model("iib_mil", 16, **options)
@@ -175,5 +176,5 @@ def test_wrong_options_are_refused_by_name():
 def test_training_without_labels_and_with_strange_ones_is_refused():
     with pytest.raises(DataError, match="needs 'y'"):
         make().train()(make_batch().without_labels())
-    with pytest.raises(DataError, match="grid_3_3: label 2 does not fit a model with 2 classes"):
+    with pytest.raises(DataError, match="bag grid_3_3: label 2 does not fit a model with n_classes=1"):
         make().train()(make_batch(3))

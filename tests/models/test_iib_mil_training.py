@@ -8,6 +8,7 @@ import torch
 from literal_iib_mil import loss_of, make, make_batch, shake
 
 from smmil.bag import BagBatch
+from smmil.errors import DataError
 from smmil.train.checkpoint import State, load_checkpoint, save_checkpoint
 
 IDENTITY = {"config": "c", "split": "s", "versions": {}}
@@ -54,6 +55,29 @@ def test_batches_of_one_step_count_as_one_batch():
             model.zero_grad()
             shake(model, epoch)
         assert same(memory_of(together), memory_of(apart), atol=1e-12)
+
+
+def test_without_a_warm_up_the_second_visit_already_follows_the_prototypes():
+    """The first visit has no other prototypes to follow; a warm-up of one visit changes nothing in the second."""
+    eager, patient = make(warmup=0, label_ema=0.5).train(), make(warmup=1, label_ema=0.5).train()
+    for model in (eager, patient):
+        visit(model, make_batch(), times=2)
+    labels = {k: v for k, v in memory_of(eager).items() if ".q_" in k}
+    moved = [float((q.max(1).values < 0.9).double().mean()) for q in labels.values()]
+    assert max(moved) > 0
+    assert same(memory_of(eager), memory_of(patient), atol=1e-5)
+
+
+def test_a_bag_that_loses_an_instance_is_refused_during_the_warm_up_too():
+    model, batch = make(warmup=10).train(), make_batch()
+    visit(model, batch)
+    first, _ = halves(batch, 1)
+    n = len(first.x)
+    fewer = replace(first, x=first.x[1:], offsets=first.offsets - torch.tensor([0, 1]))
+    with pytest.raises(DataError, match=f"has {n - 1} instances but had {n} earlier in this training"):
+        model(fewer)
+    fresh = make(warmup=10).train()
+    visit(fresh, fewer)  # who never saw the whole bag has nothing to object
 
 
 def test_a_step_that_is_given_up_leaves_no_trace():

@@ -87,6 +87,10 @@ def test_rows_without_image_and_images_without_row_are_both_told(tmp_path, folde
         ("id,label,patient,split\none,1,p,train\ntwo,1,p,test\n", "patient in two splits"),
         ("id,label\n../one,1\n", "cannot name a file"),
         ("id,label\n/one,1\n", "cannot name a file"),
+        ("id,label\n.one,1\n", r"no backslash, and no part between '/' may be empty or begin with a dot"),
+        ("id,label,path\n=one,1,one.png\n", "id '=one' would be a formula in a spreadsheet"),
+        ("id,label,patient\none,1,@p\n", "patient '@p' would be a formula"),
+        ("id;label\none;1\n", "separated by semicolons"),
         ("id,label,mpp\none,1,big\n", "mpp is 'big'"),
     ],
 )
@@ -111,3 +115,16 @@ def test_a_folder_without_images_and_no_folder_at_all_are_told(tmp_path):
         find_sources([tmp_path])
     with pytest.raises(DataError, match="no such file or folder"):
         find_sources([tmp_path / "nowhere"])
+
+
+def test_labels_of_a_spreadsheet_lose_their_decimal(tmp_path, folder):
+    cases = cases_from_table(table(tmp_path, "id,label\none,1.0\ntwo,0.0\n"), sources_of(folder))
+    assert [case.label for case in cases.cases] == ["1", "0"]
+
+
+def test_a_file_whose_name_is_a_formula_needs_an_id_of_its_own(tmp_path):
+    image(tmp_path / "png" / "-x.png")
+    with pytest.raises(DataError, match=r"id '-x' would be a formula .* columns id and path"):
+        cases_without_labels(sources_of(tmp_path / "png"))
+    found = cases_from_table(table(tmp_path, "id,label,path\nx,1,png/-x.png\n"), sources_of(tmp_path / "png"))
+    assert found.cases[0].source.name == "-x.png"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 from prepare import makers
 
 from smmil.data import Manifest
@@ -19,11 +20,11 @@ def slides(tmp_path):
     return tmp_path / "slides"
 
 
-def prepared(slides, table, **changes):
+def prepared(slides, table, **options):
     """Labels by case, None where there are none; and the failures."""
     (slides.parent / "labels.csv").write_text(table)
-    recipe = makers.recipe(32.0, tissue={"method": "none"}, **changes)
-    done = run(plan([slides], slides.parent / "out", recipe, labels=slides.parent / "labels.csv"))
+    recipe = makers.recipe(32.0, tissue={"method": "none"})
+    done = run(plan([slides], slides.parent / "out", recipe, labels=slides.parent / "labels.csv", **options))
     manifest = Manifest.read(done.manifest)
     labels = {id_: manifest.bag(id_).y_inst for id_ in manifest.ids}
     return {id_: None if y is None else y.tolist() for id_, y in labels.items()}, done.failures
@@ -121,3 +122,35 @@ def test_points_of_unknown_images_and_outside_the_image_are_told(slides):
     assert "not among the cases" in reasons["other"]
     assert "1 points lie outside the image, such as x=9999, y=5" in reasons["s1"]
     assert "s0" not in reasons
+
+
+def test_a_negative_case_written_as_a_decimal_is_negative_too(slides):
+    (slides.parent / "lesion.csv").write_text(BOX)
+    labels, _ = prepared(slides, "id,label,annotation\ns0,1.0,lesion.csv\ns1,0.0,\n")
+    assert labels["s1"] == [0] * 36
+
+
+def test_the_user_says_which_classes_of_an_annotation_are_lesions(slides):
+    (slides.parent / "lesion.csv").write_text(BOX + "96,96,32,32,necrosis\n")
+    table = "id,label,annotation\ns0,1,lesion.csv\ns1,0,\n"
+    labels, _ = prepared(slides, table, positive=["Necrosis"])
+    assert (sum(labels["s0"]), labels["s0"][21]) == (1, 1)
+    labels, _ = prepared(slides, table, positive=["positive", "necrosis"])
+    assert sum(labels["s0"]) == 10
+
+
+def test_the_user_says_which_codes_of_a_mask_are_lesions(slides):
+    mask = np.zeros((192, 192), np.uint8)
+    mask[:32, :32], mask[:32, 32:64] = 3, 4
+    Image.fromarray(mask).save(slides.parent / "mask.png")
+    table = "id,label,annotation\ns0,1,mask.png\ns1,0,\n"
+    labels, _ = prepared(slides, table, positive=["4"])
+    assert np.flatnonzero(labels["s0"]).tolist() == [1]
+    _, failures = prepared(slides, table, positive=["tumour"])
+    assert "--positive tumour: masks hold codes, not names" in str(failures)
+
+
+@pytest.mark.parametrize(("options", "words"), [({"coverage": 0.3}, "--coverage"), ({"positive": ["a"]}, "--positive")])
+def test_options_for_annotations_are_refused_where_there_are_none(slides, options, words):
+    with pytest.raises(ConfigError, match=f"{words}: no case has an annotation"):
+        plan([slides], slides.parent / "out", makers.recipe(), **options)

@@ -9,13 +9,13 @@ from PIL import Image
 from prepare import makers
 
 from smmil.data.instance_labels import read_instance_labels
-from smmil.errors import DataError
+from smmil.errors import ConfigError, DataError
 from smmil.formats import read_bag, read_provenance
 from smmil.graph import chain_graph, knn_graph
 from smmil.images.volume import open_volume
 from smmil.images.windows import window
 from smmil.prepare import prepare_case
-from smmil.prepare.points import read_points
+from smmil.prepare.points import check_classes, read_points
 from smmil.prepare.slices import slice_pictures
 
 POINTS = "image,x,y,label\nother,1,1,0\na,14,14,0\na,40.3,30.6,1\na,60,50,\na.png,20,60,1\n"
@@ -122,3 +122,40 @@ def test_a_truncated_slice_is_named(tmp_path):
     with pytest.raises(DataError, match=paths[2].name):
         prepare_case(job)
     assert not job.bag_path.exists()
+
+
+NAMED = "image,x,y,class\na,14,14,Stroma\na,40,30,epithelial\na,60,50, Epithelial\na,20,60,other\n"
+
+
+def test_classes_of_points_become_labels_when_the_lesions_are_named(tmp_path):
+    (tmp_path / "p.csv").write_text(NAMED)
+    assert read_points(tmp_path / "p.csv", "a").labels is None
+    assert read_points(tmp_path / "p.csv", "a", ["epithelial"]).labels.tolist() == [0, 1, 1, 0]
+    assert check_classes(tmp_path / "p.csv", ["epithelial"]) is None
+
+
+def test_classes_of_points_that_nobody_names_are_noted(tmp_path):
+    (tmp_path / "p.csv").write_text(NAMED)
+    assert "the column class is not used" in check_classes(tmp_path / "p.csv", None)
+    (tmp_path / "p.csv").write_text(POINTS)
+    assert check_classes(tmp_path / "p.csv", None) is None
+
+
+def test_lesions_that_no_point_is_are_refused(tmp_path):
+    (tmp_path / "p.csv").write_text(NAMED)
+    with pytest.raises(DataError, match="no point is of the class 'epitelial'; did you mean Epithelial"):
+        check_classes(tmp_path / "p.csv", ["epitelial"])
+    (tmp_path / "p.csv").write_text(POINTS)
+    with pytest.raises(ConfigError, match=r"--positive: .* has labels in its column label already"):
+        check_classes(tmp_path / "p.csv", ["epithelial"])
+
+
+def test_a_word_as_label_of_a_point_is_refused_and_not_taken_as_unknown(tmp_path):
+    (tmp_path / "p.csv").write_text("image,x,y,label\na,1,2,0\na,1,2,tumour\n")
+    with pytest.raises(DataError, match="line 3: label 'tumour'; expected -1 or nothing"):
+        read_points(tmp_path / "p.csv", "a")
+
+
+def test_names_of_images_keep_their_zeros(tmp_path):
+    (tmp_path / "p.csv").write_text("image,x,y\n007,1,2\n7,3,4\n")
+    assert read_points(tmp_path / "p.csv", "007").xy.tolist() == [[1, 2]]

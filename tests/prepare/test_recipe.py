@@ -3,7 +3,7 @@
 import pytest
 
 from smmil.errors import ConfigError
-from smmil.prepare import Recipe, load_recipe
+from smmil.prepare import Recipe, load_recipe, refuse_idle
 
 CHANGES = [
     {"tile_um": 128.0},
@@ -78,3 +78,39 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path):
     path.write_text("- 1\n- 2\n")
     with pytest.raises(ConfigError, match="expected lines such as tile_um"):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"tile_px": 512}, "the recipe: give tile_um, or tile_px together with tile_mpp"),
+        ({"tile_um": 8.0, "overlap_um": 9.0}, "the recipe: an overlap of 9 µm leaves nothing of a tile of 8 µm"),
+    ],
+)
+def test_a_refusal_is_one_plain_sentence(content, message):
+    with pytest.raises(ConfigError) as problem:
+        load_recipe(None, content)
+    assert str(problem.value) == message
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kind", "words"),
+    [
+        ({"windows": ("brain",)}, "slide", "--window: is for CT scans, but these are slides"),
+        ({"triplets": True}, "points", "--triplets: is for CT scans, but these are crops around points"),
+        ({"tile_um": 9.0}, "ct", "--tile-um: is for slides, but these are CT scans"),
+        ({"tile_px": 9}, "points", "--tile-px: is for slides"),
+        ({"tissue": {"share": 0.1}}, "points", "--tissue-share: is for slides"),
+        ({"crop_px": 9}, "slide", "--crop-px: is for crops around points, but these are slides"),
+        ({"mpp": 0.5}, "ct", "--mpp: is for slides and crops around points, but these are CT scans"),
+        ({"coverage": 0.5}, "ct", "--coverage: is for slides"),
+    ],
+)
+def test_choices_of_another_kind_are_refused_as_they_were_typed(chosen, kind, words):
+    with pytest.raises(ConfigError, match=words):
+        refuse_idle(chosen, kind)
+
+
+def test_choices_of_this_kind_and_choices_not_made_are_let_pass():
+    refuse_idle({"windows": ("brain",), "tile_um": None, "encoder": "resnet18", "kind": "ct"}, "ct")
+    refuse_idle({"tile_um": 9.0, "tissue": {"share": 0.1}, "overlap_um": 1.0, "mpp": 0.5, "windows": None}, "slide")

@@ -1,6 +1,8 @@
 """Weights in the authors' layouts give, here, what the authors' programs compute."""
 
 import pickle
+import re
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -97,11 +99,42 @@ def test_another_models_weights_are_refused_by_name(tmp_path):
 
 def test_a_missing_weight_is_named(tmp_path):
     weights = {k: v for k, v in PROGRAMS["clam"][0][0].items() if k != "attention_net.0.bias"}
-    with pytest.raises(DataError, match=r"embed\.bias"):
+    with pytest.raises(DataError, match=r"CLAM.*: embed\.bias \(theirs: attention_net\.0\.bias\) is missing$"):
         import_weights(saved(tmp_path, weights), "clam")
     weights = {k: v for k, v in PROGRAMS["clam"][0][0].items() if "attention_c" not in k}
-    with pytest.raises(DataError, match=r"attention\.score\.weight"):
+    with pytest.raises(DataError, match=r"score\.weight \(theirs: attention_net\.\[23\]\.attention_c\.weight\) is"):
         import_weights(saved(tmp_path, weights), "clam")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_our_names_lead_back_to_theirs(layout):
+    """What the error calls theirs is a name that the rules read as ours, for every weight whose rule is a template."""
+    table = import_module(f"smmil.published.{layout}").LAYOUT
+    found, _ = table.renamed(_flat(PROGRAMS[layout][0][0]), "x")
+    told = [table.both_names(name) for name in found]
+    pairs = [re.fullmatch(r"(.*) \(theirs: (.*)\)", text).groups() for text in told if "theirs" in text]
+    assert len(pairs) >= 0.6 * len(found)
+    assert all(table._our_name(theirs.replace("[23]", "3")) == ours for ours, theirs in pairs)
+
+
+def _flat(content, prefix=""):
+    flat = {}
+    for key, value in content.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def test_a_weight_of_another_size_is_named_both_ways(tmp_path):
+    weights = dict(PROGRAMS["transmil"][0][0])
+    weights["_fc2.bias"] = torch.zeros(7)
+    with pytest.raises(DataError, match=r"TransMIL: head\.bias \(theirs: _fc2\.bias\) is 7, expected 2$"):
+        import_weights(saved(tmp_path, weights), "transmil")
+
+
+def test_dsmil_without_its_queries_says_so(tmp_path):
+    weights = {k: v for k, v in PROGRAMS["dsmil"][0][0].items() if ".q." not in k}
+    with pytest.raises(DataError, match=r"query\.weight \(theirs: b_classifier\.q\.weight\) is missing"):
+        import_weights(saved(tmp_path, weights), "dsmil")
 
 
 class Bomb:

@@ -31,7 +31,7 @@ def _known(name: str, found: list[str]) -> str:
     if plain in HOLES:
         return "hole"
     raise DataError(
-        f"class {name!r} is not known as lesion or hole; say which of {_listed(found)} are lesions (positive)"
+        f"class {name!r} is not known as lesion or hole; say which of {_listed(found)} are lesions (--positive)"
     )
 
 

@@ -74,7 +74,7 @@ class LabelImage:
             )
         if self.positive is None and len(seen - {0}) > 1:
             listed = ", ".join(map(str, sorted(seen)[:10]))
-            raise DataError(f"holds the codes {listed}; say which of them are lesions (positive)")
+            raise DataError(f"holds the codes {listed}; say which of them are lesions (--positive)")
 
 
 def open_mask(path: str | Path, kind: str = "label-image", positive: Collection[int] | None = None) -> LabelImage:

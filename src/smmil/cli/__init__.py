@@ -1,8 +1,10 @@
 """The command line: one function per verb, each calling one library function."""
 
 import errno
+import re
 import sys
 from importlib import import_module
+from inspect import cleandoc
 
 import typer
 
@@ -16,7 +18,9 @@ VERBS = (
     "predict",
     "evaluate",
     "report",
+    "view",
     "export",
+    "package",
     "convert",
     "convert-weights",
     "models",
@@ -34,9 +38,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _flowing(text: str) -> str:
+    """A docstring whose paragraphs are single lines, which the terminal breaks where it ends."""
+    paragraphs = cleandoc(text).split("\n\n")
+    return "\n\n".join(re.sub(r"\n\s*", " ", paragraph) for paragraph in paragraphs)
+
+
 for _verb in VERBS:
     _name = _verb.replace("-", "_")
-    app.command(_verb)(getattr(import_module(f"smmil.cli.{_name}"), _name))
+    _function = getattr(import_module(f"smmil.cli.{_name}"), _name)
+    app.command(_verb, help=_flowing(_function.__doc__))(_function)
 
 app.add_typer(import_module("smmil.cli.experiment").app, name="experiment")
 
@@ -69,6 +81,11 @@ def main() -> None:
             _give_up(f"the disk is full ({problem.filename or 'while writing'}); make room and repeat the command")
         if problem.filename is None:
             raise
+        if isinstance(problem, IsADirectoryError):
+            place = problem.filename2 or problem.filename
+            _give_up(f"{place}: is a folder where a file is to be written; give the name of a file in it")
+        if isinstance(problem, FileExistsError | NotADirectoryError):
+            _give_up(f"{problem.filename}: is a file where a folder is needed; choose another place, such as --out new")
         _give_up(f"{problem.filename}: {problem.strerror}; choose a place that exists and can be written")
 
 

@@ -27,8 +27,9 @@ def convert(
 ) -> None:
     """Turn feature files of TRIDENT, CLAM, STAMP, torchmil, LazySlide or WSInfer into those of another project.
 
-    Cases that are there already with the same content are kept. What the target format cannot hold is listed in
-    convert_notes.csv; cases that failed are listed in convert_failures.csv, and the exit code is 3.
+    Cases that are there already with the same content are kept. Instance labels that a manifest.csv beside the files
+    names are taken along. What the target format cannot hold is listed in convert_notes.csv; cases that failed are
+    listed in convert_failures.csv, and the exit code is 3.
 
     [bold]Examples[/bold]
 
@@ -41,8 +42,12 @@ def convert(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from smmil.data.beside import LabelsBeside
     from smmil.formats.convert import convert as convert_files
 
+    beside = LabelsBeside(source)
+    known = _read_labels(labels) if labels else {}
+    _refuse_other_files(source, out)
     console = Console(stderr=True)
     columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -53,10 +58,14 @@ def convert(
             out=out,
             mpp=mpp,
             encoder=encoder,
-            labels=_read_labels(labels) if labels else None,
+            labels=known,
+            beside=beside,
             progress=lambda count, total: bars.update(task, completed=count, total=total),
         )
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
+    if beside.manifest is not None:
+        print(f"instance labels: taken from the files that {beside.manifest} names")
+    _tell_labels(known, done.labels, labels, None if to is Target.torchmil else out / "convert_labels.csv")
     for note, cases in Counter(note for _, note in done.notes).most_common():
         print(f"{note} ({cases} {'case' if cases == 1 else 'cases'})")
     for reason, files in Counter(done.others.values()).most_common():
@@ -66,6 +75,26 @@ def convert(
     if done.failed:
         print(f"the failures are listed in {out / 'convert_failures.csv'}", file=sys.stderr)
         raise typer.Exit(3)
+
+
+def _refuse_other_files(source: Path, out: Path) -> None:
+    """Slides, scans and predictions are sent to their verb."""
+    from smmil.cli.elsewhere import right_verb
+    from smmil.errors import DataError
+    from smmil.formats.sources import find_bags, find_or_none
+
+    if not source.exists() or (find_or_none(source) if source.is_file() else find_bags(source, out)[0]):
+        return
+    if elsewhere := right_verb(source):
+        raise DataError(elsewhere)
+
+
+def _tell_labels(given: dict[str, int], used: dict[str, int], table: Path | None, beside: Path | None) -> None:
+    """Where labels went that the format cannot hold, and ids of the table that are no case."""
+    if used and beside is not None:
+        print(f"labels: this format has no place for them; those of {len(used)} cases are in {beside}")
+    if strange := sorted(set(given) - set(used)):
+        print(f"{table}: {len(strange)} of {len(given)} ids are no case here, such as {strange[0]}", file=sys.stderr)
 
 
 def _read_labels(path: Path) -> dict[str, int]:

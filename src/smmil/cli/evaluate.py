@@ -18,6 +18,7 @@ POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "m
 
 
 def evaluate(
+    context: typer.Context,
     predictions: Annotated[list[Path], typer.Argument(help="Folders of .npz predictions, one per model.")],
     validation: Annotated[
         list[Path] | None,
@@ -50,22 +51,24 @@ def evaluate(
 ) -> None:
     """Bag and instance metrics of one or several models, from files, without a GPU.
 
-    Examples:
+    [bold]Examples[/bold]
 
-        smmil evaluate predictions/
+      smmil evaluate predictions/
 
-        smmil evaluate test/sm_ap --validation val/sm_ap --json metrics.json
+      smmil evaluate test/sm_ap --validation val/sm_ap --json metrics.json
 
-        smmil evaluate test/sm_ap --compare test/abmil --ci --froc --csv numbers.csv
+      smmil evaluate test/sm_ap --compare test/abmil --ci --froc --csv numbers.csv
 
-        smmil evaluate smmil-demo/predictions        (a folder of folders: all models side by side)
+      smmil evaluate smmil-demo/predictions        (a folder of folders: all models side by side)
     """
     from smmil.errors import ConfigError
     from smmil.evaluate.evidence import USUAL, add_comparisons, add_froc, add_intervals
     from smmil.evaluate.folders import load_models, summarize_models
 
-    if threshold is not None and (validation or not math.isfinite(threshold)):
-        raise ConfigError(f"--threshold {threshold}: give either a finite number or --validation, not both")
+    check_threshold(threshold, validation)
+    _refuse_idle(context, ci=ci, compare=bool(compare))
+    if resamples < 2:
+        raise ConfigError(f"--resamples {resamples}: expected at least 2; 2000 are usual")
     cuts: dict[str, Any] = {"threshold": threshold, "column": column}
     draws = {"unit": unit, "n": resamples, "stratified": stratified, "seed": seed, "column": column}
     measures = metric or USUAL
@@ -81,6 +84,29 @@ def evaluate(
         add_comparisons(results, models, others, other_results, measures, **draws)
     _show(results, ci=ci, froc=froc, compare=bool(compare))
     _write(results, json, csv)
+
+
+def check_threshold(threshold: float | None, validation: list[Path] | None) -> None:
+    """An instance threshold is a finite number and comes from one place."""
+    from smmil.errors import ConfigError
+
+    if threshold is not None and not math.isfinite(threshold):
+        raise ConfigError(f"--threshold {threshold}: expected a finite number, such as 0.5")
+    if threshold is not None and validation:
+        raise ConfigError(f"--threshold {threshold}: --validation chooses the threshold; give one of the two, not both")
+
+
+def _refuse_idle(context: typer.Context, *, ci: bool, compare: bool) -> None:
+    """Options that nothing asked for would read."""
+    from smmil.errors import ConfigError
+
+    drawing = () if ci or compare else ("metric", "unit", "resamples", "stratified", "seed")
+    pairs = [(name, "--ci or --compare") for name in drawing]
+    pairs += [] if compare else [("compare_validation", "--compare")]
+    for name, needed in pairs:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(f"--{name.replace('_', '-')}: has no effect without {needed}; add it or leave this out")
 
 
 def _show(results: dict[str, dict[str, Any]], *, ci: bool, froc: bool, compare: bool) -> None:

@@ -44,16 +44,18 @@ def run(
 ) -> None:
     """Train and measure what is missing; repeat the command to go on after an interruption.
 
-    Examples:
+    [bold]Examples[/bold]
 
-        smmil experiment run configs/paper/main.yaml --out study --executor processes --workers 2
+      smmil experiment run configs/paper/main.yaml --out study --executor processes --workers 2
 
-        smmil experiment run configs/paper/crchisto.yaml --out study --data CRCHISTO=crchisto/manifest.csv
+      smmil experiment run configs/paper/crchisto.yaml --out study --data CRCHISTO=crchisto/manifest.csv
     """
     from smmil.cli.experiment_bars import GridBars
+    from smmil.cli.place import check_place
     from smmil.experiments.runner import run_study
     from smmil.train import Interrupted
 
+    check_place(executor.value, workers, address, slurm)
     study = _study(config, data, toy)
     try:
         with GridBars() as bars:
@@ -150,18 +152,23 @@ def trust(
     workers: Annotated[int | None, typer.Option(help="Runs at once.")] = None,
 ) -> None:
     """Ask whether the maps deserve trust: seeds, deletion and insertion, inverted maps, random labels, positions."""
+    from smmil.cli.place import check_place
     from smmil.experiments.trust import trust_report
 
+    check_place(executor.value, workers, None)
     study = _study(config, data, toy)
     for path in trust_report(study, out, only=only or (), executor=executor.value, workers=workers):
         print(path)
 
 
 def _study(config: Path, data: list[str] | None, toy: bool) -> Any:
+    from smmil.errors import ConfigError
     from smmil.experiments.study import load_study
     from smmil.experiments.toy import toy_study
     from smmil.experiments.variables import parse_variables
 
+    if not config.is_file():
+        raise ConfigError(f"{config}: no such file; give the YAML file of a study, such as configs/paper/main.yaml")
     study = load_study(config, parse_variables(data or []))
     return toy_study(study) if toy else study
 

@@ -17,10 +17,10 @@ def inspect(
 
     For a bag (native, TRIDENT, CLAM, STAMP, torchmil, LazySlide, WSInfer): instances, features, coordinates, how many
     neighbours they have, where the features come from, the rows that stand out, and whether the checksum matches. For
-    a manifest: bags, labels, patients, splits, and files that are missing. When there is anything to warn of, the exit
-    code is 3.
+    a manifest: bags, labels, patients, splits, and files that are missing. A file that cannot be read does not stop the
+    others. When there is anything to warn of, the exit code is 3.
 
-    Examples:
+    [bold]Examples[/bold]
 
       smmil inspect bags/slide_0001.h5
 
@@ -30,7 +30,7 @@ def inspect(
 
       smmil inspect bags/*.h5 --json > facts.json
     """
-    facts = [_facts(path) for path in paths]
+    facts = [_facts_or_reason(path, alone=len(paths) == 1) for path in paths]
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
@@ -39,8 +39,26 @@ def inspect(
         raise typer.Exit(3)
 
 
+def _facts_or_reason(path: Path, alone: bool) -> dict[str, Any]:
+    """What is in a file, or why it cannot be told; a single file that cannot be read is an error of the command."""
+    from smmil.cli.elsewhere import right_verb
+    from smmil.errors import DataError
+
+    try:
+        return _facts(path)
+    except DataError as problem:
+        reason = right_verb(path) or str(problem)
+        if alone:
+            raise DataError(reason) from None
+        return {"file": str(path), "not_readable": True, "warnings": [reason]}
+
+
 def _facts(path: Path) -> dict[str, Any]:
+    from smmil.errors import DataError
     from smmil.formats import wsinfer
+
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
 
     if path.suffix.lower() in (".csv", ".parquet") and not wsinfer.recognises(path):
         from smmil.data.summary import describe_manifest

@@ -55,7 +55,13 @@ def prepare(
     triplets: Annotated[bool, typer.Option(help="CT: a slice with its neighbours as colours (one --window).")] = False,
     points: Annotated[Path | None, typer.Option(help="Table image,x,y[,label]: a crop around every point.")] = None,
     crop_px: Annotated[int | None, typer.Option(help="Side of a crop around a point, in pixels (27).")] = None,
-    coverage: Annotated[float, typer.Option(help="Annotated share above which an instance is positive.")] = 0.5,
+    coverage: Annotated[
+        float | None, typer.Option(help="Annotated share above which an instance is positive (0.5).")
+    ] = None,
+    positive: Annotated[
+        list[str] | None,
+        typer.Option(help="Class or code in annotations, or class of points, that is a lesion; may be repeated."),
+    ] = None,
     executor: Annotated[Executor, typer.Option(help="Where to work; auto: one process per core.")] = Executor.auto,
     workers: Annotated[int | None, typer.Option(help="Number of worker processes.")] = None,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
@@ -77,12 +83,14 @@ def prepare(
 
       smmil prepare scans --labels labels.csv --window brain --window subdural --window stroke --out ct
 
-      smmil prepare png --points nuclei.csv --crop-px 27 --labels labels.csv --out nuclei
+      smmil prepare png --points nuclei.csv --crop-px 27 --positive epithelial --labels labels.csv --out nuclei
 
-      smmil train --set data.manifest=study/manifest.csv --set model.name=sm_ap --out run
+      smmil train --manifest study/manifest.csv --model sm_ap --out run
     """
-    from smmil.prepare import load_recipe, plan
+    from smmil.cli.place import check_place
+    from smmil.prepare import load_recipe, plan, refuse_idle
 
+    check_place(executor.value, workers, dask)
     chosen = {
         "kind": None if kind is Kind.auto else kind.value,
         "encoder": encoder,
@@ -106,7 +114,9 @@ def prepare(
         weights=weights,
         device=device,
         coverage=coverage,
+        positive=positive or None,
     )
+    refuse_idle(chosen, todo.recipe.kind)
     _announce(todo)
     if dry_run:
         _show_dry(todo)
@@ -131,6 +141,8 @@ def _announce(todo: "Plan") -> None:
     print(f"{len(todo.jobs)} {todo.recipe.kind} case(s), encoder {todo.encoder}", file=sys.stderr)
     if todo.missing:
         print(f"{len(todo.missing)} row(s) of the table have no image, first: {todo.missing[0][1]}", file=sys.stderr)
+    for note in todo.notes:
+        print(f"note: {note}", file=sys.stderr)
     if todo.unlisted:
         print(f"{len(todo.unlisted)} image(s) are not in the table, first: {todo.unlisted[0]}", file=sys.stderr)
 
@@ -157,7 +169,7 @@ def _run(todo: "Plan", **options: Any) -> "Summary":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.progress import TimeRemainingColumn as Left
 
-    from smmil.prepare import run
+    from smmil.prepare import run, why_not
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left())
@@ -165,10 +177,10 @@ def _run(todo: "Plan", **options: Any) -> "Summary":
         bar = bars.add_task("preparing", total=len(todo.jobs))
 
         def on_case(outcome: Any) -> None:
-            value, id_ = outcome.value, outcome.task.case.id
-            said = outcome.error or (value.status if value.status == "no tissue" else f"{value.instances:,} instances")
+            id_, reason = outcome.task.case.id, why_not(outcome)
+            said = f"failed: {id_}: {reason}" if reason else f"{id_}: {outcome.value.instances:,} instances"
             bars.update(bar, advance=1, description=id_)
-            console.print(f"{id_}: {said}", highlight=False, markup=False, soft_wrap=True)
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
 
         try:
             return run(todo, on_case=on_case, **options)
@@ -182,9 +194,25 @@ def _finish(done: "Summary", todo: "Plan") -> None:
     failed = len(done.failures)
     print(f"{todo.out}: {done.count('written')} written, {done.count('kept')} there already, {failed} failed or empty")
     if done.manifest is not None:
-        print(f"next: smmil train --set data.manifest={done.manifest} --set model.name=sm_ap --out run")
+        print(_next_step(done.manifest))
     if failed:
-        for id_, _, reason in done.failures[:10]:
-            print(f"failed: {id_}: {reason}", file=sys.stderr)
         print(f"all failures are listed in {todo.out / 'failures.csv'}", file=sys.stderr)
         raise typer.Exit(3)
+
+
+def _next_step(manifest: Path) -> str:
+    """The command that comes next, or what training still lacks."""
+    from smmil.data.manifest import Manifest
+    from smmil.errors import DataError
+
+    made = Manifest.read(manifest)
+    if not any(label is not None for label in made.labels.values()):
+        return (
+            "no labels yet, and smmil train needs them: repeat the command with --labels and a table with the columns "
+            "id,label; the bags are kept. smmil predict works without"
+        )
+    try:
+        made.check_table()
+    except DataError as problem:
+        return f"not yet ready for smmil train: {problem}"
+    return f"next: smmil train --manifest {manifest} --model sm_ap --out run"

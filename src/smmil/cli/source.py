@@ -47,7 +47,8 @@ def source(
     options = {option: value for option, value in given.items() if value is not None}
     manifest = write_source(name.value, root, out, allow_missing=allow_missing, **options)
     about = read_json(out / "source.json")
-    labels = ", ".join(f"label {label}: {count}" for label, count in sorted(Counter(manifest.labels.values()).items()))
+    counted = Counter("none" if label is None else str(label) for label in manifest.labels.values())
+    labels = ", ".join(f"label {label}: {count}" for label, count in sorted(counted.items()))
     print(f"{out / 'labels.csv'}: {len(manifest)} cases ({labels}); split {about['split']}")
     for remark in (*about["missing"], *about["notes"]):
         print(f"note: {remark}")

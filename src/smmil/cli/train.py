@@ -35,6 +35,10 @@ def train(
     given = [f"{key}={value}" for key, value in short.items() if value is not None]
     if config is None and manifest is None and not any(text.startswith("data.manifest=") for text in set_ or []):
         raise ConfigError("no table of bags; give --manifest manifest.csv, or a config file that names it")
+    if config is not None and config.suffix.lower() in (".csv", ".parquet"):
+        raise ConfigError(f"{config}: is a table, not a config; give it with --manifest {config}")
+    if config is None and model is None and not any(text.startswith("model.name=") for text in set_ or []):
+        raise ConfigError("no model; give --model sm_ap (smmil models lists all), or a config file that names it")
     settings = load_config(config, [*given, *(set_ or [])])
     if dry_run:
         from smmil.train import check_settings

@@ -13,6 +13,7 @@ import torch
 
 from smmil.bag import Bag
 from smmil.errors import DataError
+from smmil.formats.content import begins_formula
 
 if TYPE_CHECKING:
     from smmil.data.manifest import Manifest
@@ -36,10 +37,12 @@ def raise_all(name: str, problems: list[str]) -> None:
 
 
 def as_text(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with known columns as plain text (whole floats without '.0', missing as empty); others untouched."""
+    """The table with known columns as plain text (whole numbers and labels without '.0', missing as empty)."""
     table = table.rename(columns=lambda c: str(c).strip())
     for column in set(COLUMNS) & set(table.columns):
         table[column] = pd.Series([_as_text(v) for v in table[column]], index=table.index, dtype=object)
+    if "label" in table:
+        table["label"] = [text.removesuffix(".0") if is_index(text) else text for text in table["label"]]
     return table
 
 
@@ -55,14 +58,15 @@ def label_of(text: str, name: str) -> int | None:
     """Class index behind a label's text; None for an empty one."""
     if text == "":
         return None
-    if not _is_index(text):
+    if not is_index(text):
         raise DataError(
             f"{name}: label {text!r} is not a class index; write 0..C-1 (for two classes: 0 = negative, 1 = positive)"
         )
     return int(text.removesuffix(".0"))
 
 
-def _is_index(text: str) -> bool:
+def is_index(text: str) -> bool:
+    """Whether a text is a class index, as 1 or, from a spreadsheet, 1.0."""
     whole = text.removesuffix(".0")
     return whole.isascii() and whole.isdigit()
 
@@ -94,6 +98,7 @@ def _column_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
 def _id_problems(table: pd.DataFrame) -> Iterator[str]:
     if (empty := int((table["id"] == "").sum())) > 0:
         yield f"{empty} rows have an empty id; give every bag a name"
+    yield from _formula_problems(table)
     if (pathless := table["id"][table["path"] == ""].tolist()) != []:
         yield f"no path for {_some(pathless)}"
     if (twice := [i for i, n in Counter(table["id"]).items() if n > 1 and i]) != []:
@@ -103,6 +108,14 @@ def _id_problems(table: pd.DataFrame) -> Iterator[str]:
         places.setdefault(os.path.normpath(path) if path else f"no path for {id_}", []).append(id_)
     if (shared := [f"{path} ({', '.join(ids[:3])})" for path, ids in places.items() if len(set(ids)) > 1]) != []:
         yield f"the same file under several ids: {_some(shared)}; a bag must not be in the table twice"
+
+
+def _formula_problems(table: pd.DataFrame) -> Iterator[str]:
+    """Names of cases and patients stand in every table we write, which people open in spreadsheets."""
+    for column in ("id", "group", "patient"):
+        names = [name for name in table[column] if begins_formula(name)] if column in table else []
+        if names:
+            yield f"{column} {_some(list(map(repr, names)))} would be a formula in a spreadsheet; begin it otherwise"
 
 
 def _split_problems(table: pd.DataFrame) -> Iterator[str]:
@@ -122,7 +135,7 @@ def _split_problems(table: pd.DataFrame) -> Iterator[str]:
 def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
     if "label" not in table:
         return
-    words = sorted({text for text in table["label"] if text and not _is_index(text)})
+    words = sorted({text for text in table["label"] if text and not is_index(text)})
     if words:
         told = f"labels must be class indices 0..C-1, got {_some(list(map(repr, words)))}"
         numbers = any(char.isdigit() for word in words for char in word)

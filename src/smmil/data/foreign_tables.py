@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from smmil.data.checks import label_of
+from smmil.data.checks import is_index, label_of
 from smmil.data.manifest import Manifest
-from smmil.errors import DataError, MissingExtra, suggest
+from smmil.data.tables import need_columns, read_text_table
+from smmil.errors import DataError, MissingExtra
 from smmil.formats import torchmil
 from smmil.formats.boundary import boundary
 
@@ -103,32 +104,31 @@ def read_labels(path: str | Path) -> dict[str, int]:
 
 def _read(path: str | Path, columns: Iterable[str]) -> pd.DataFrame:
     """A CSV or Excel table as text, with these columns."""
-    path = Path(path)
+    path, columns = Path(path), list(columns)
+    wanted = f"give a table with the columns {', '.join(columns)}"
+    table = _excel(path, wanted) if path.suffix.lower() == ".xlsx" else read_text_table(path, wanted)
+    need_columns(path, table, columns)
+    return table.assign(**{column: table[column].str.strip() for column in columns})
+
+
+def _excel(path: Path, wanted: str) -> pd.DataFrame:
     try:
-        if path.suffix.lower() == ".xlsx":
-            table = pd.read_excel(path, dtype=str, keep_default_na=False)
-        else:
-            table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
+        return pd.read_excel(path, dtype=str, keep_default_na=False)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
+        raise DataError(f"{path}: no such file; {wanted}") from None
     except ImportError:
         raise MissingExtra("openpyxl", "tables", f"reading {path.name}") from None
     except (OSError, ValueError, LookupError) as problem:
         raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
-    for column in columns:
-        if column not in table:
-            raise DataError(f"{path}: column {column!r} is missing; {suggest(column, map(str, table.columns))}")
-        table[column] = table[column].str.strip()
-    return table
 
 
 def _indices(table: str | Path, words: pd.Series, classes: Sequence[str] | None) -> list[str]:
     """Class indices of labels; words need the order of the classes, which is not for us to guess."""
     found = sorted(set(words) - {""})
     if classes is None:
-        if not all(word.isascii() and word.isdigit() for word in found):
+        if not all(is_index(word) for word in found):
             raise DataError(f"{table}: labels are words ({', '.join(found[:5])}); give classes in the order 0, 1, …")
-        return words.tolist()
+        return [word.removesuffix(".0") for word in words]
     if (unknown := sorted(set(found) - set(classes))) != []:
         raise DataError(f"{table}: label {unknown[0]!r} is not one of the classes {', '.join(classes)}")
     order = {word: str(index) for index, word in enumerate(classes)}

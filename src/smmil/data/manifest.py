@@ -10,6 +10,7 @@ import pandas as pd
 from smmil.bag import Bag
 from smmil.data import checks
 from smmil.data.instance_labels import check_instance_labels, read_instance_labels
+from smmil.data.tables import need_columns, read_text_table
 from smmil.errors import DataError, suggest
 from smmil.files import digest, replacing
 from smmil.formats import read_bag
@@ -35,11 +36,12 @@ class Manifest:
         """The manifest in a CSV or Parquet file; what it says is examined by `check_table` and `check_files`."""
         path = Path(path)
         table = checks.as_text(_read_table(path))
-        missing = [c for c in ("id", "path") if c not in table]
-        if missing:
-            if any(";" in c or "\t" in c for c in table.columns):
-                raise DataError(f"{path}: columns are not separated by commas; save the table with commas")
-            raise DataError(f"{path}: column {missing[0]!r} is missing; {suggest(missing[0], table.columns)}")
+        if {"id", "label"} <= set(table.columns) and "path" not in table:
+            raise DataError(
+                f"{path}: column 'path' is missing: this is a table of labels, and a manifest also says where each bag "
+                f"is; smmil prepare IMAGES --labels {path.name} --out study writes one"
+            )
+        need_columns(path, table, ("id", "path"))
         if table.empty:
             raise DataError(f"{path}: the table has no rows; add one row per bag")
         return cls(table, path.parent, str(path))
@@ -140,17 +142,16 @@ class Manifest:
 
 
 def _read_table(path: Path) -> pd.DataFrame:
+    wanted = "give a .csv or .parquet table with the columns id, path, label"
+    if path.suffix.lower() == ".csv":
+        return read_text_table(path, wanted)
+    if (path / "manifest.csv").is_file():
+        raise DataError(f"{path}: is a folder; give the table in it, {path / 'manifest.csv'}")
+    if path.suffix.lower() != ".parquet":
+        raise DataError(f"{path}: a manifest is a .csv or .parquet file")
     try:
-        if path.suffix.lower() == ".parquet":
-            return pd.read_parquet(path)
-        if path.suffix.lower() == ".csv":
-            return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
+        return pd.read_parquet(path)
     except FileNotFoundError:
-        raise DataError(
-            f"{path}: no such file; give a .csv or .parquet table with the columns id, path, label"
-        ) from None
-    except pd.errors.EmptyDataError:
-        raise DataError(f"{path}: the table is empty; begin it with the line id,path,label") from None
+        raise DataError(f"{path}: no such file; {wanted}") from None
     except (OSError, ValueError, LookupError) as problem:
         raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
-    raise DataError(f"{path}: a manifest is a .csv or .parquet file")

@@ -80,7 +80,7 @@ def instance_score(prediction: Prediction, column: int | None = None) -> np.ndar
     """The one score per instance that counts: the only column, the second of two, or the one asked for. float64."""
     k = prediction.scores.shape[1]
     if column is None and k > 2:
-        raise ConfigError(f"{prediction.id}: scores have {k} columns, one per class; say which one with column=")
+        raise ConfigError(f"{prediction.id}: scores have {k} columns, one per class; choose one (--column)")
     chosen = k - 1 if column is None else column
     if not 0 <= chosen < k:
         raise ConfigError(f"{prediction.id}: column {chosen} does not exist; scores have columns 0..{k - 1}")

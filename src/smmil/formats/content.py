@@ -81,6 +81,11 @@ def _all_finite(x: Tensor) -> bool:
     return bool(torch.isfinite(low.float()) & torch.isfinite(high.float()))
 
 
+def begins_formula(name: str) -> bool:
+    """Whether a spreadsheet would compute a cell with this name of a case instead of showing it."""
+    return name.startswith(("=", "+", "-", "@"))
+
+
 def stored_type(name: str, array: np.ndarray) -> np.ndarray:
     """The array in the type this format keeps it in; no copy when it has it already."""
     if name == "features":

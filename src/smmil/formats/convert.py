@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from smmil.bag import Bag
@@ -16,7 +17,7 @@ from smmil.errors import DataError, check_choice
 from smmil.files import digest, file_name, read_json, remove_leftovers, replacing, write_json, write_text
 from smmil.formats import all_facts, clam, find_reader, load, stamp, torchmil, trident, write_bag
 from smmil.formats.boundary import boundary
-from smmil.formats.content import Stored
+from smmil.formats.content import Stored, begins_formula, int8
 from smmil.formats.neighbours import refuse_isolated
 from smmil.formats.sources import find_bags
 from smmil.formats.spacing import as_text
@@ -52,6 +53,7 @@ def convert(
     mpp: float | None = None,
     encoder: str | None = None,
     labels: Mapping[str, int] | None = None,
+    beside: Callable[[Path], np.ndarray | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Converted:
     """Write every bag of a file or folder in the layout of another project below `out`.
@@ -59,6 +61,8 @@ def convert(
     mpp      micrometres per level-0 pixel, where the files do not say it
     encoder  name of the encoder, where the files do not say it
     labels   label of each case, for torchmil's folder of labels
+    beside   labels of the instances of a bag file that lie outside it, or None; they are written where the target can
+             hold them and listed as lost where it cannot
 
     Files that hold the right content already are kept, so an interrupted call can be repeated; files of somebody else
     are never overwritten. Failures, notes, and labels the target cannot hold are written as tables beside the result.
@@ -71,7 +75,7 @@ def convert(
         raise DataError(
             f"{source}: no feature file found; expected .h5, .pt, .npy in a folder features_…, .zarr or .csv"
         )
-    work = _Work(to, Path(out), mpp, encoder, dict(labels or {}), Converted(others=others))
+    work = _Work(to, Path(out), mpp, encoder, dict(labels or {}), beside, Converted(others=others))
     try:
         for count, path in enumerate(paths, 1):
             work.one(path)
@@ -89,6 +93,7 @@ class _Work:
     mpp: float | None
     encoder: str | None
     labels: dict[str, int]
+    beside: Callable[[Path], np.ndarray | None] | None
     done: Converted
     ledger: dict[str, str] = field(default_factory=dict)
     claimed: dict[str, Path] = field(default_factory=dict)
@@ -110,7 +115,9 @@ class _Work:
         self.done.notes += [(stored.id, note) for note in plan.notes]
 
     def _plan(self, path: Path) -> tuple[Stored, Plan]:
-        stored = load(path)
+        stored = self._with_labels(load(path), path)
+        if begins_formula(stored.id):
+            raise DataError(f"its name {stored.id!r} would be a formula in the tables of a study; rename the file")
         facts = all_facts(path, stored)
         if self.encoder is not None:
             _refuse_other("encoder", facts.get("encoder"), self.encoder)
@@ -121,6 +128,15 @@ class _Work:
         if label is not None:
             self.done.labels[stored.id] = label
         return stored, _planned(self.to, stored, facts, label)
+
+    def _with_labels(self, stored: Stored, path: Path) -> Stored:
+        """The case with the instance labels beside its file, which win over those inside, as in a manifest."""
+        labels = None if self.beside is None else self.beside(path)
+        if labels is None:
+            return stored
+        if len(labels) != len(stored.features):
+            raise DataError(f"{len(labels):,} instance labels beside it for {len(stored.features):,} instances")
+        return replace(stored, y_inst=int8(labels))
 
     def _place(self, plan: Plan, source: Path) -> bool:
         """Write the files that are not there yet; whether any had to be written."""

@@ -8,7 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from smmil.errors import ConfigError, suggest
+from smmil.bag import BagBatch
+from smmil.errors import ConfigError, DataError, suggest
+
+# Models that are another one with Sm in its place, and sizes for which 0 has a meaning.
+_WITH_SM = {"abmil": "sm_ap", "transformer_abmil": "sm_tap"}
+_MAY_BE_ZERO = ("steps", "warmup")
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def create_model(name: str, in_dim: int, n_classes: int = 1, **options: Any) -> 
     known = model_options(name)
     for option in options:
         if option not in known:
-            raise ConfigError(f"model {name}: unknown option {option!r}; {suggest(option, known)}")
+            raise ConfigError(f"model {name}: unknown option {option!r}; {_instead(name, option, known)}")
     _check_sizes(name, {"in_dim": in_dim, "n_classes": n_classes, **options}, {"in_dim": 1, "n_classes": 1, **known})
     _check_kinds(name, options, known)
     try:
@@ -76,12 +81,35 @@ def create_model(name: str, in_dim: int, n_classes: int = 1, **options: Any) -> 
         raise ConfigError(f"model {name}: {problem}") from None
 
 
+def _instead(name: str, option: str, known: dict[str, Any]) -> str:
+    """What to do about an unknown option; Sm on attention pooling has models of its own."""
+    if option != "sm":
+        return suggest(option, known)
+    if name in _WITH_SM:
+        return f"with Sm it is the model {_WITH_SM[name]}, which takes where, alpha and steps as options of its own"
+    if name in _WITH_SM.values():
+        return "Sm is part of this model: give where, alpha and steps without sm"
+    return "this model has no place for Sm"
+
+
+def need_labels(batch: BagBatch, n_classes: int) -> Tensor:
+    """The labels of a batch, for a loss of the model's own; an error that names the first bag whose label cannot be."""
+    y, classes = batch.need("y"), max(2, n_classes)
+    for place in ((y < 0) | (y >= classes)).nonzero().flatten().tolist()[:1]:
+        raise DataError(
+            f"bag {batch.ids[place]}: label {int(y[place])} does not fit a model with n_classes={n_classes}, which "
+            f"knows 0 to {classes - 1}; correct the label or set model.n_classes"
+        )
+    return y
+
+
 def _check_sizes(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Whatever is a positive whole number by default must be one when given; `steps` may also be 0 or a word."""
+    """Whatever is a positive whole number by default must be one when given; `steps` may also be a word."""
     for option, value in given.items():
-        default = defaults[option]
-        if type(default) is int and default > 0 and option != "steps" and not (type(value) is int and value > 0):
-            raise ConfigError(f"model {name}: {option} must be a whole number of at least 1, got {value!r}")
+        default, least = defaults[option], 0 if option in _MAY_BE_ZERO else 1
+        counted = type(default) is int and default > 0 and not (option == "steps" and isinstance(value, str))
+        if counted and not (type(value) is int and value >= least):
+            raise ConfigError(f"model {name}: {option} must be a whole number of at least {least}, got {value!r}")
 
 
 def _check_kinds(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:

@@ -125,7 +125,7 @@ def _blend(local: Tensor, t: Tensor, released: bool) -> Tensor:
 
 def _attention(conv: str, dim: int, heads: int):
     if dim % heads:
-        raise ConfigError(f"camil: dim={dim} must be a multiple of heads={heads}")
+        raise ConfigError(f"dim={dim} must be a multiple of heads={heads}")
     layer = CONVS[check_choice(conv, CONVS, "conv")]
 
     def build(**shape: int) -> NystromAttention:
@@ -136,7 +136,7 @@ def _attention(conv: str, dim: int, heads: int):
 
 def _check_knn(knn: int | None) -> int | None:
     if knn is not None and knn < 1:
-        raise ConfigError(f"camil: knn must be at least 1 or None, got {knn}")
+        raise ConfigError(f"knn must be at least 1 or None, got {knn}")
     return knn
 
 

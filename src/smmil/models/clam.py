@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
-from smmil.models import Output
+from smmil.models import Output, need_labels
 from smmil.nn.attention import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_softmax
 from smmil.nn.smooth_at import SmoothAt
@@ -61,7 +61,7 @@ class CLAM(nn.Module):
         att_dim = SIZES[check_choice(size, SIZES, "size")]
         self.subtyping, self.k, self.bag_weight = subtyping, k, _share(bag_weight)
         classes = max(2, n_classes)
-        self.one_logit = n_classes == 1
+        self.one_logit, self.n_classes = n_classes == 1, n_classes
         self.embed = nn.Linear(in_dim, dim)
         self.drop = nn.Dropout(dropout)
         self.attention = GatedAttention(dim, att_dim, classes if self.multi else 1, dropout=0.25 if dropout else 0.0)
@@ -87,7 +87,8 @@ class CLAM(nn.Module):
 
     def _instance_loss(self, h: Tensor, scores: Tensor, batch: BagBatch) -> Tensor:
         """Mean over the bags; a bag of one instance counts with 0."""
-        cases = zip(batch.split(h), batch.split(scores.detach()), batch.need("y").tolist(), strict=True)
+        labels = need_labels(batch, self.n_classes).tolist()
+        cases = zip(batch.split(h), batch.split(scores.detach()), labels, strict=True)
         return torch.stack([self._cluster(*case) for case in cases]).mean()
 
     def _cluster(self, h: Tensor, scores: Tensor, label: int) -> Tensor:

@@ -80,7 +80,7 @@ class DeepGraphSurv(nn.Module):
 def _refuse(variant: str, **given: bool) -> None:
     """Options of the other variant are an error, not something to pass over."""
     for option in (name for name, changed in given.items() if changed):
-        raise ConfigError(f"deep_graph_surv: {option!r} has no meaning with variant={variant!r}; leave it out")
+        raise ConfigError(f"{option!r} has no meaning with variant={variant!r}; leave it out")
 
 
 class _Chebyshev(nn.Module):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from smmil.bag import BagBatch
-from smmil.errors import check_choice
-from smmil.models import Output
+from smmil.errors import ConfigError, check_choice
+from smmil.models import Output, need_labels
 from smmil.nn.attention import weighted_sums
 from smmil.nn.segment import segment_argmax, segment_softmax
 from smmil.nn.smooth_at import SmoothAt
@@ -29,7 +29,7 @@ class DSMIL(nn.Module):
     average    in use, the bag's logits are the mean of both streams (article) or the second alone (False: released
                program). In training they are the second stream's, since each stream has a loss of its own
     nonlinear  queries from two layers with ReLU and tanh, or from one linear layer
-    passing_v  pool ReLU(linear(x)) instead of x; dropout_v silences some features before it
+    passing_v  pool ReLU(linear(x)) instead of x; dropout_v, which needs it, silences some features before it
     sm         SmDSMIL: {where: early} smooths the features before both streams; {where: late} the instance logits;
                other options as in `SmoothAt`
 
@@ -57,7 +57,9 @@ class DSMIL(nn.Module):
         super().__init__()
         self.score = check_choice(score, SCORES, "score")
         self.score_kind = SCORES[score]
-        self.average = average
+        self.average, self.n_classes = average, n_classes
+        if dropout_v and not passing_v:
+            raise ConfigError(f"dropout_v={dropout_v} acts on what passing_v reads; set passing_v too, or leave it out")
         self.instance = nn.Linear(in_dim, n_classes)
         self.query = _query(in_dim, query_dim, nonlinear)
         self.value = _value(in_dim, dropout_v) if passing_v else nn.Identity()
@@ -76,7 +78,8 @@ class DSMIL(nn.Module):
         logits = self.head(z.flatten(1))
         scores = alike if self.score == "similarity" else found
         if self.training:
-            return Output(logits, scores, {"max": (1 - self.bag_weight) * _bag_criterion(top, batch.need("y"))})
+            missed = _bag_criterion(top, need_labels(batch, self.n_classes))
+            return Output(logits, scores, {"max": (1 - self.bag_weight) * missed})
         return Output((logits + top) / 2 if self.average else logits, scores)
 
 

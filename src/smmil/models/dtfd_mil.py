@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
-from smmil.models import Output
+from smmil.models import Output, need_labels
 from smmil.nn.attention import GatedAttention, weighted_sums
 from smmil.nn.pseudo_bags import (
     Cut,
@@ -38,7 +38,7 @@ class DTFDMIL(nn.Module):
     distill          afs: the pooled vector; maxs: the k instances of highest class activation; maxmins: and the k
                      lowest; mas: the k of highest attention (described in the article, absent from its code)
     pseudo_bags      how many (M); a bag with fewer instances has as many as instances
-    k                instances per pseudo-bag, not used by afs
+    k                instances per pseudo-bag; afs takes none, so it leaves k at 1
     joint            False: tier 2 does not train tier 1, as the authors' two optimisers work out; True: it does
     splits           in eval mode the bag's probability is the mean over this many cuts, which depend on the number of
                      instances alone; training draws one cut from torch's global generator
@@ -90,7 +90,9 @@ class DTFDMIL(nn.Module):
         self.pseudo_bags = _at_least(1, pseudo_bags, "pseudo_bags")
         self.k = _at_least(1, k, "k")
         self.splits = _at_least(1, splits, "splits")
-        self.joint = joint
+        self.joint, self.n_classes = joint, n_classes
+        if distill == "afs" and k != 1:
+            raise ConfigError(f"k={k} has no effect with distill=afs; leave it out, or choose maxs, maxmins or mas")
         blocks = [_Residual(dim) for _ in range(_at_least(0, residual_blocks, "residual_blocks"))]
         self.embed = nn.Sequential(nn.Linear(in_dim, dim, bias=False), nn.ReLU(), *blocks)
         self.attention = GatedAttention(dim, att_dim)
@@ -107,7 +109,8 @@ class DTFDMIL(nn.Module):
             return Output(self._mean_over_cuts(h, rows, batch), scores)
         cut = cut_bags(random_orders(batch.sizes), self.pseudo_bags, h.device)
         logits, pseudo_logits = self._both_tiers(self._inside(cut, h, rows, batch), cut)
-        return Output(logits, scores, {"tier1": _pseudo_bag_loss(pseudo_logits, batch.need("y"), cut.bags)})
+        y = need_labels(batch, self.n_classes)
+        return Output(logits, scores, {"tier1": _pseudo_bag_loss(pseudo_logits, y, cut.bags)})
 
     def before_step(self) -> None:
         """Clip the gradient of each module by itself."""
@@ -203,5 +206,5 @@ def _pseudo_bag_loss(logits: Tensor, y: Tensor, bags: Tensor) -> Tensor:
 
 def _at_least(least: int, value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"dtfd_mil: {what} must be a whole number >= {least}, got {value!r}")
+        raise ConfigError(f"{what} must be a whole number >= {least}, got {value!r}")
     return value

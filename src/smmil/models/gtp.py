@@ -37,7 +37,7 @@ class GTP(nn.Module):
     score      graphcam, or attention: what the class token takes from a patch's clusters in the last block; one column
     cam_start  logit (published); probability: maps fade as the class becomes improbable; one: no factor at all
     train_cam  False: in training the scores are `attention`, which is free and can be penalised; True: GraphCAM there
-               too, without gradient
+               too, without gradient. Both are for score=graphcam alone
     relu       behind the graph convolution, as the article writes it; the released program has none
     clusters, dim, layers, heads   of the transformer; its MLPs are 2 · dim wide
     sm         {where: early} smooths the patches before they are assigned; other options as in `SmoothAt`
@@ -66,11 +66,14 @@ class GTP(nn.Module):
     ):
         super().__init__()
         if dim % heads:
-            raise ConfigError(f"gtp: dim={dim} must be a multiple of heads={heads}")
+            raise ConfigError(f"dim={dim} must be a multiple of heads={heads}")
         self.score = check_choice(score, SCORES, "score")
         self.score_kind = SCORES[score]
         self.cam_start = check_choice(cam_start, STARTS, "cam_start")
         self.train_cam, self.relu = train_cam, relu
+        if score == "attention" and (cam_start != "logit" or train_cam):
+            idle = "train_cam" if train_cam else f"cam_start={cam_start}"
+            raise ConfigError(f"{idle} has no effect with score=attention; leave it out, or choose score=graphcam")
         self.embed = nn.Linear(in_dim, dim)
         nn.init.xavier_normal_(self.embed.weight)
         nn.init.zeros_(self.embed.bias)

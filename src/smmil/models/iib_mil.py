@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.models import Output
+from smmil.models import Output, need_labels
 from smmil.nn.disambiguation import LabelMemory, class_log_odds, class_log_probs
 from smmil.nn.post_norm import PostNormLayer, QueryDecoder, recomputed
 from smmil.nn.smooth_at import SmoothAt
@@ -33,7 +33,8 @@ class IIBMIL(nn.Module):
     dropout           in all transformer layers, also on their attention weights; none in the MLPs, as released
     negatives         both: instances of any bag may become any class, as released; zero: those of class 0 bags stay 0,
                       which is right where class 0 means "nothing there" and wrong for subtypes
-    warmup            visits (epochs) of a bag during which its instances keep the bag's label
+    warmup            visits (epochs) of a bag during which its instances keep the bag's label; 0: none, a class then
+                      takes part as soon as one step has given it a prototype
     label_ema         share of the old soft label at each visit; "falling": from 0.95 to 0.8 in 200 visits
     prototype_ema     share of the old prototype for each instance that it follows
     instance_weight   factor of the instance loss; the authors' is not published
@@ -91,7 +92,8 @@ class IIBMIL(nn.Module):
             warmup=warmup,
             only_zero=negatives == "zero",
         )
-        self.noted_at = -1
+        self.n_classes = n_classes
+        self.noted_at, self.rows_of = -1, dict[str, int]()
         first, *_ = self.blocks
         readers = (first.mlp[0], *(block.raw for block in self.blocks))  # type: ignore[index]
         self.sm = SmoothAt(sm, {"early": readers, "late": ()})  # type: ignore[dict-item]
@@ -115,7 +117,9 @@ class IIBMIL(nn.Module):
         log_p = class_log_probs(judged)
         odds = class_log_odds(log_p)
         losses = []
-        cases = zip(batch.ids, self._labels(batch), *map(batch.split, (h.detach(), log_p, odds)), strict=True)
+        self._refuse_changed(batch)
+        labels = need_labels(batch, self.n_classes).tolist()
+        cases = zip(batch.ids, labels, *map(batch.split, (h.detach(), log_p, odds)), strict=True)
         for name, label, rows, one_log_p, one_odds in cases:
             q = self.memory.beliefs(name, label, rows)
             self.memory.note(name, label, rows, one_odds[:, label], q)
@@ -129,12 +133,16 @@ class IIBMIL(nn.Module):
             self.memory.settle()
         self.noted_at = version
 
-    def _labels(self, batch: BagBatch) -> list[int]:
-        labels, classes = batch.need("y").tolist(), len(self.memory.prototypes)
-        for name, label in zip(batch.ids, labels, strict=True):
-            if not 0 <= label < classes:
-                raise DataError(f"bag {name}: label {label} does not fit a model with {classes} classes")
-        return labels
+    def _refuse_changed(self, batch: BagBatch) -> None:
+        """A bag of another size than before is refused at once, not when the warm-up is over and hours are spent."""
+        for name, n in zip(batch.ids, batch.sizes, strict=True):
+            before = self.rows_of.get(name, n) if self.memory.visits(name) else n
+            self.rows_of[name] = n
+            if before != n:
+                raise DataError(
+                    f"bag {name}: has {n:,} instances but had {before:,} earlier in this training; its instances are "
+                    "remembered by row, so keep them all and in order"
+                )
 
 
 class _Block(nn.Module):

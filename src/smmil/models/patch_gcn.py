@@ -53,7 +53,7 @@ class PatchGCN(nn.Module):
     ):
         super().__init__()
         if layers < 1 or (knn is not None and knn < 1):
-            raise ConfigError(f"patch_gcn: layers and knn must be at least 1, got layers={layers}, knn={knn}")
+            raise ConfigError(f"layers and knn must be at least 1, got layers={layers}, knn={knn}")
         self.knn = knn
         joint = (layers + 1) * dim
         self.embed = nn.Sequential(nn.Linear(in_dim, dim), nn.ReLU(), nn.Dropout(dropout))

@@ -53,7 +53,7 @@ class TransMIL(nn.Module):
     ):
         super().__init__()
         if dim % heads:
-            raise ConfigError(f"trans_mil: dim={dim} must be a multiple of heads={heads}")
+            raise ConfigError(f"dim={dim} must be a multiple of heads={heads}")
 
         def attention() -> NystromAttention:
             shape = {"heads": heads, "head_dim": dim // heads, "landmarks": landmarks, "iterations": iterations}

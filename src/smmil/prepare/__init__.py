@@ -3,8 +3,8 @@
 from smmil.prepare.case import prepare_case
 from smmil.prepare.job import Case, Job, Prepared
 from smmil.prepare.pipeline import Plan, plan, run
-from smmil.prepare.recipe import Recipe, TissueRecipe, load_recipe
-from smmil.prepare.record import Summary
+from smmil.prepare.recipe import Recipe, TissueRecipe, load_recipe, refuse_idle
+from smmil.prepare.record import Summary, why_not
 
 __all__ = [
     "Case",
@@ -17,5 +17,7 @@ __all__ = [
     "load_recipe",
     "plan",
     "prepare_case",
+    "refuse_idle",
     "run",
+    "why_not",
 ]

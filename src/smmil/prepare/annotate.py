@@ -73,7 +73,9 @@ def annotate_case(
         rule = {"rule": "more than coverage of the area", "coverage": coverage}
         share, more = _of_patches(bag, path, kind, mpp, bounds, positive)
     labels = np.where(share > rule["coverage"], 1, 0 if complete else -1).astype(np.int8)
-    return InstanceLabels(labels, share, {**_origin(bag, path), "kind": kind, "complete": complete, **rule, **more})
+    chosen = {} if positive is None else {"positive": sorted(map(str, positive))}
+    about = {**_origin(bag, path), "kind": kind, "complete": complete, **rule, **more, **chosen}
+    return InstanceLabels(labels, share, about)
 
 
 def negative_case(bag: Bag) -> InstanceLabels:
@@ -145,7 +147,7 @@ def _of_patches(
         offset = tuple(bounds[:2]) if kind == "geojson" and bounds is not None else (0, 0)
         share = polygon_share(_boxes(bag, scale, offset), shapes.area)
         return share, {"scale": scale, "offset": list(offset), "notes": list(shapes.notes)}
-    image = open_mask(path, kind, positive)
+    image = open_mask(path, kind, _codes(positive))
     offset = _mask_offset((image.width * scale, image.height * scale), bounds)
     boxes = _boxes(bag, scale, offset)
     _refuse_outside(path, boxes, image.width, image.height)
@@ -204,7 +206,16 @@ def _of_scan(
         with explained(path, "labels of slices"):
             marked = labels_in_order(read_slice_labels(path), slices, positive or (ANY,))
         return marked.astype(np.float64), {}
-    return _voxel_share(bag, path, positive), {}
+    return _voxel_share(bag, path, _codes(positive)), {}
+
+
+def _codes(positive: Collection[Any] | None) -> list[int] | None:
+    """What means lesion in a mask or label volume: whole numbers, also when they were typed."""
+    try:
+        return None if positive is None else [int(code) for code in positive]
+    except ValueError:
+        given = ", ".join(map(str, positive or ()))
+        raise ConfigError(f"--positive {given}: masks hold codes, not names; give numbers") from None
 
 
 def _voxel_share(bag: Bag, path: Path, positive: Collection[int] | None) -> np.ndarray:
@@ -218,7 +229,7 @@ def _voxel_share(bag: Bag, path: Path, positive: Collection[int] | None) -> np.n
     seen = np.unique(np.concatenate([np.unique(page) for page in pages]))
     if positive is None and len(seen[seen != 0]) > 1:
         raise DataError(
-            f"{path}: holds the codes {', '.join(f'{c:g}' for c in seen[:10])}; say which are lesions (positive)"
+            f"{path}: holds the codes {', '.join(f'{c:g}' for c in seen[:10])}; say which are lesions (--positive)"
         )
     return np.array([(page != 0 if positive is None else np.isin(page, list(positive))).mean() for page in pages])
 

@@ -26,7 +26,7 @@ def prepare_case(job: Job) -> Prepared:
     """Prepare one case, unless its bag is there, sound, and made from the same source with the same recipe."""
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    points = read_points(job.points, job.case.source.stem) if job.points is not None else None
+    points = read_points(job.points, job.case.source.stem, job.positive) if job.points is not None else None
     source = source_digest(job, points)
     facts, status = finished(job, source), "kept"
     if facts is None:

@@ -27,6 +27,9 @@ def encoder_of(name: str, weights: Path | None, device: str, autocast: bool, pix
     module, colon, function = name.partition(":")
     if not colon or module in _NAMESPACES or not module.replace(".", "_").isidentifier():
         return load_encoder(name, weights=weights, device=device, autocast=autocast, pixels=pixels)
+    for option, idle in (("--weights", weights), ("--encoder-pixels", pixels), ("autocast", autocast or None)):
+        if idle is not None:
+            raise ConfigError(f"{option}: the encoder {name!r} is your own and settles that itself; leave it out")
     try:
         made = getattr(import_module(module), function)()
     except (ImportError, AttributeError) as problem:

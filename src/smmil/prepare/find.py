@@ -11,6 +11,9 @@ from smmil.images.plain import SUFFIXES
 _SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", *SUFFIXES)
 _SCANS = (".nii", ".nii.gz")
 _DICOM = (".dcm", ".dicom", ".ima")
+_FEATURES = (".h5", ".hdf5", ".npz", ".npy", ".pt", ".safetensors")
+_TEXTS = (".csv", ".parquet", ".xlsx", ".txt", ".xml", ".json", ".geojson", ".yaml", ".yml")
+ENDINGS = _SLIDES + _SCANS + _DICOM
 _LOOKS = 5
 
 
@@ -34,14 +37,27 @@ def find_sources(roots: Iterable[str | Path], skip: Path | None = None) -> list[
     for root in folders:
         if not root.exists():
             raise DataError(f"{root}: no such file or folder")
+        refuse_no_image(root)
         for path in [root] if root.is_file() else _inside(root, skip):
             found.setdefault(path.resolve(), Source(path, _name(path, root), source_kind(path)))
     if not found:
-        raise DataError(
-            f"{', '.join(map(str, folders))}: no slides or scans found; "
-            f"looked for {', '.join(_SLIDES + _SCANS)} and DICOM files"
-        )
+        raise DataError(f"{', '.join(map(str, folders))}: no slides or scans found; {_instead(folders)}")
     return sorted(found.values(), key=lambda source: source.name)
+
+
+def refuse_no_image(path: Path) -> None:
+    """An error for a file that cannot hold pixels of a case, whatever the reading library would say about it."""
+    if path.is_file() and path.suffix.lower() in _FEATURES:
+        raise DataError(f"{path}: holds features or predictions, not pixels; features go to smmil train by a manifest")
+    if path.is_file() and path.suffix.lower() in _TEXTS:
+        raise DataError(f"{path}: no slide or scan; give images or folders of them, tables with --labels or --points")
+
+
+def _instead(folders: list[Path]) -> str:
+    for folder in folders:
+        for path in sorted(folder.glob("*.h5"))[:1]:
+            return f"{path.name} holds features already, which a manifest brings to smmil train"
+    return f"looked for {', '.join(_SLIDES + _SCANS)} and DICOM files"
 
 
 def _inside(folder: Path, skip: Path | None) -> Iterator[Path]:

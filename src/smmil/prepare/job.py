@@ -27,6 +27,7 @@ class Case:
 class Job:
     """A case with everything needed to prepare it in another process: plain data, no open files.
 
+    positive         names or codes of lesions in annotations, or names in the column class of a table of points
     negatives_known  other cases are annotated, so a case of class 0 without annotation is free of lesions
     """
 
@@ -39,6 +40,7 @@ class Job:
     device: str = "auto"
     threads: int | None = None
     coverage: float = 0.5
+    positive: tuple[str, ...] | None = None
     negatives_known: bool = False
 
     @property

@@ -55,6 +55,7 @@ def _annotate(job: Job, annotation: Path) -> None:
         "coverage": job.coverage,
         "kind": case.annotation_kind,
         "complete": case.annotation_complete,
+        "positive": job.positive,
     }
     if job.recipe.kind == "ct":
         options["slices"] = open_volume(job.case.source).sop_uids or None

@@ -1,7 +1,7 @@
 """Many cases: what is to be done, doing it anywhere, and the tables that say what was done."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from smmil.prepare.case import prepare_case
 from smmil.prepare.encode import encoder_of
 from smmil.prepare.find import Source, find_sources, settle_kind
 from smmil.prepare.job import Case, Job, Prepared
-from smmil.prepare.points import stray_images
-from smmil.prepare.recipe import Recipe
+from smmil.prepare.points import check_classes, stray_images
+from smmil.prepare.recipe import Recipe, refuse_idle
 from smmil.prepare.record import Summary, record
 from smmil.prepare.table import cases_from_table, cases_without_labels
 from smmil.runtime import available_cores
@@ -33,6 +33,7 @@ class Plan:
     out: Path
     missing: tuple[tuple[str, str], ...] = ()
     unlisted: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def plan(
@@ -45,14 +46,16 @@ def plan(
     mpp: float | None = None,
     weights: str | Path | None = None,
     device: str = "auto",
-    coverage: float = 0.5,
+    coverage: float | None = None,
+    positive: Sequence[str] | None = None,
 ) -> Plan:
     """Find the cases and check what can be checked before the first pixel is read; the encoder is loaded once.
 
     A recipe that does not say its kind gets it from what is found.
 
     mpp        micrometres per level-0 pixel, for files that do not say (a column mpp in `labels` wins)
-    coverage   an instance is positive when more than this share of it is annotated
+    coverage   an instance is positive when more than this share of it is annotated (0.5)
+    positive   names or codes that are lesions, where annotations or the column class of `points` have others as well
     """
     out = Path(out)
     _check_numbers(mpp, coverage)
@@ -61,22 +64,44 @@ def plan(
         recipe = _of_kind(recipe, "points" if points is not None else settle_kind(found))
     if (recipe.kind == "points") != (points is not None):
         raise ConfigError("--points: a table of points and the kind 'points' belong together; give both")
+    refuse_idle({"mpp": mpp, "coverage": coverage}, recipe.kind)
     found = _fitting(found, recipe.kind)
     cases = cases_from_table(labels, found, mpp) if labels is not None else cases_without_labels(found, mpp)
     encoder = encoder_of(recipe.encoder, _path(weights), device, recipe.autocast, recipe.encoder_pixels)
     digest = recipe.digest(encoder.id)
-    common: dict[str, Any] = {"points": _path(points), "weights": _path(weights), "device": device}
     annotated = any(case.annotation is not None for case in cases.cases)
-    common |= {"coverage": coverage, "negatives_known": annotated}
+    note = _check_annotations(cases.cases, recipe.kind, annotated, points, coverage, positive)
+    common: dict[str, Any] = {"points": _path(points), "weights": _path(weights), "device": device}
+    common |= {"coverage": 0.5 if coverage is None else coverage, "negatives_known": annotated}
+    common |= {"positive": None if positive is None else tuple(positive)}
     jobs = tuple(Job(_absolute(case), recipe, digest, out.resolve(), **common) for case in cases.cases)
     strays = [] if points is None else stray_images(points, [case.source.stem for case in cases.cases])
-    return Plan(jobs, recipe, encoder.id, out, (*cases.missing, *strays), cases.unlisted)
+    notes = () if note is None else (note,)
+    return Plan(jobs, recipe, encoder.id, out, (*cases.missing, *strays), cases.unlisted, notes)
 
 
-def _check_numbers(mpp: float | None, coverage: float) -> None:
+def _check_annotations(
+    cases: Sequence[Case],
+    kind: str,
+    annotated: bool,
+    points: str | Path | None,
+    coverage: float | None,
+    positive: Sequence[str] | None,
+) -> str | None:
+    """Refuse what nobody would look at; a note about classes of points that nobody asked for."""
+    for column, idle in (("mpp", kind == "ct"), ("tissue", kind != "slide")):
+        for case in (case for case in cases if idle and getattr(case, column) is not None):
+            raise ConfigError(f"{case.id}: the column {column} of the table has no meaning here; leave it out")
+    for option, value in (("--coverage", coverage), ("--positive", positive)):
+        if value is not None and not annotated and (points is None or option == "--coverage"):
+            raise ConfigError(f"{option}: no case has an annotation; name it in a column annotation of the labels")
+    return None if points is None or annotated else check_classes(points, positive)
+
+
+def _check_numbers(mpp: float | None, coverage: float | None) -> None:
     if mpp is not None and not 0 < mpp < float("inf"):
         raise ConfigError(f"--mpp must be a positive number of micrometres, got {mpp}")
-    if not 0 <= coverage < 1:
+    if coverage is not None and not 0 <= coverage < 1:
         raise ConfigError(f"--coverage must be at least 0 and less than 1, got {coverage}")
 
 

@@ -1,20 +1,21 @@
 """Crops around given points, such as nuclei: the instances of an image that is no lattice of tiles."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from smmil.errors import DataError, suggest
+from smmil.data.tables import need_columns, read_text_table
+from smmil.errors import ConfigError, DataError, suggest
 from smmil.files import digest
 from smmil.prepare.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Points of one image, as the table gives them, and their instance labels where it has a column `label`."""
+    """Points of one image, as the table gives them, and their instance labels where it says them."""
 
     xy: np.ndarray
     labels: np.ndarray | None
@@ -32,8 +33,11 @@ class Points:
         return digest(self.xy.tobytes())
 
 
-def read_points(path: str | Path, image: str) -> Points:
-    """The rows of a table image,x,y[,label] that belong to `image` (its name, with or without ending)."""
+def read_points(path: str | Path, image: str, positive: Collection[str] | None = None) -> Points:
+    """The rows of a table image,x,y[,label] that belong to `image` (its name, with or without ending).
+
+    positive  names in a column `class` that are lesions, for tables without a column `label`
+    """
     table = _table(Path(path))
     names = table["image"].astype(str).str.strip()
     rows = table[(names == image) | (names.map(lambda name: Path(name).stem) == image)]
@@ -43,7 +47,7 @@ def read_points(path: str | Path, image: str) -> Points:
     wrong = np.flatnonzero(~np.isfinite(xy).all(1))
     if len(wrong):
         raise DataError(f"{path}: line {rows.index[wrong[0]] + 2}: x and y must be numbers; correct the table")
-    return Points(xy, _labels(rows, path))
+    return Points(xy, _labels(rows, path, positive))
 
 
 def stray_images(path: str | Path, known: Iterable[str]) -> list[tuple[str, str]]:
@@ -53,23 +57,48 @@ def stray_images(path: str | Path, known: Iterable[str]) -> list[tuple[str, str]
     return [(name, f"{path}: points of {name!r}, which is not among the cases") for name in strays]
 
 
+def check_classes(path: str | Path, positive: Collection[str] | None) -> str | None:
+    """Refuse names of lesions that the table does not have; a note when it has classes that nobody asked for."""
+    table = _table(Path(path))
+    if positive is None:
+        unused = "class" in table and "label" not in table
+        return (
+            f"{path}: the column class is not used; say which of its names are lesions (--positive), or add a column "
+            "label with 0, 1, or -1 for unknown"
+            if unused
+            else None
+        )
+    if "label" in table or "class" not in table:
+        has = "labels in its column label already" if "label" in table else "no column class"
+        raise ConfigError(f"--positive: {path} has {has}; leave the option out")
+    names = {_plain(name): name for name in table["class"]}
+    for name in positive:
+        if _plain(name) not in names:
+            raise DataError(f"{path}: no point is of the class {name!r}; {suggest(name, names.values())}")
+    return None
+
+
 def _table(path: Path) -> pd.DataFrame:
-    try:
-        table = pd.read_csv(path, encoding="utf-8-sig", skipinitialspace=True)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give a table with the columns image, x, y") from None
-    except (OSError, ValueError, LookupError) as problem:
-        raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
-    for column in ("image", "x", "y"):
-        if column not in table:
-            raise DataError(f"{path}: column {column!r} is missing; {suggest(column, map(str, table.columns))}")
+    table = read_text_table(path, "give a table with the columns image, x, y")
+    need_columns(path, table, ("image", "x", "y"))
     return table
 
 
-def _labels(rows: pd.DataFrame, path: str | Path) -> np.ndarray | None:
+def _labels(rows: pd.DataFrame, path: str | Path, positive: Collection[str] | None) -> np.ndarray | None:
     if "label" not in rows:
-        return None
-    labels = pd.to_numeric(rows["label"], errors="coerce").fillna(-1).to_numpy(np.float64)
-    if not ((labels == np.rint(labels)) & (labels >= -1)).all():
-        raise DataError(f"{path}: column 'label': expected -1 (unknown), 0, 1, …; correct the table")
+        wanted = {_plain(name) for name in positive or ()}
+        return None if not wanted else np.array([_plain(name) in wanted for name in rows["class"]]).astype(np.int64)
+    texts = rows["label"].str.strip()
+    unknown = texts.str.lower().isin(["", "na", "nan"])
+    labels = pd.to_numeric(texts.mask(unknown, "-1"), errors="coerce").to_numpy(np.float64)
+    wrong = np.flatnonzero(~((labels == np.rint(labels)) & (labels >= -1)))
+    if len(wrong):
+        raise DataError(
+            f"{path}: line {rows.index[wrong[0]] + 2}: label {texts.iloc[wrong[0]]!r}; expected -1 or nothing "
+            "(unknown), 0, 1, …; for names, call the column class and give --positive"
+        )
     return labels.astype(np.int64)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower()

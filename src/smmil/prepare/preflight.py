@@ -25,7 +25,7 @@ class Preview:
 def preflight(job: Job) -> Preview:
     """Open the case and choose its instances, without encoding them; what fails says why in `status`."""
     try:
-        points = None if job.points is None else read_points(job.points, job.case.source.stem)
+        points = None if job.points is None else read_points(job.points, job.case.source.stem, job.positive)
         status = "to do" if finished(job, source_digest(job, points)) is None else "done"
         if job.recipe.kind == "ct":
             return Preview(job.case.id, status, len(open_volume(job.case.source)))

@@ -142,6 +142,22 @@ _OWN = {
 }
 
 
+_NEITHER = {"mpp": ("slide", "points"), "coverage": ("slide", "points")}
+_TYPED = {"windows": "--window", "tissue": "--tissue-share"}
+_CASES = {"slide": "slides", "points": "crops around points", "ct": "CT scans"}
+
+
+def refuse_idle(chosen: Mapping[str, Any], kind: str) -> None:
+    """Refuse choices made for this run that change nothing for its kind of cases; a recipe file may serve several."""
+    for name in (name for name, value in chosen.items() if value is not None and name not in _SHARED):
+        own = "tile_um" if name in ("tile_px", "tile_mpp") else name
+        kinds = _NEITHER.get(name) or [k for k in KINDS if own in _OWN[k]]
+        if kind not in kinds:
+            typed = _TYPED.get(name, f"--{name.replace('_', '-')}")
+            meant = " and ".join(_CASES[k] for k in kinds)
+            raise ConfigError(f"{typed}: is for {meant}, but these are {_CASES[kind]}; leave it out")
+
+
 def load_recipe(path: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in a YAML file with changes on top; unknown keys are refused by name."""
     content: dict[str, Any] = {}

@@ -27,7 +27,7 @@ class Summary:
 
 def record(out: Path, outcomes: Sequence[Outcome[Job, Prepared]], missing: Sequence[tuple[str, str]] = ()) -> Summary:
     """Write manifest.csv, cases.csv and, if there are any, failures.csv; what was mended is no longer listed."""
-    failures = [_failure(o) for o in outcomes if not o.ok or _empty(o)]
+    failures = [(o.task.case.id, str(o.task.case.source), reason) for o in outcomes if (reason := why_not(o))]
     failures += [(id_, "", reason) for id_, reason in missing]
     _write_table(out / "cases.csv", [_row(o) for o in outcomes])
     if failures:
@@ -47,10 +47,11 @@ def _empty(outcome: Outcome[Job, Prepared]) -> bool:
     return outcome.value is not None and outcome.value.status == "no tissue"
 
 
-def _failure(outcome: Outcome[Job, Prepared]) -> tuple[str, str, str]:
-    case = outcome.task.case
-    nothing = f"no tissue found; look at {outcome.task.preview_path} and adjust the tissue settings, or give a mask"
-    return case.id, str(case.source), outcome.error or nothing
+def why_not(outcome: Outcome[Job, Prepared]) -> str | None:
+    """Why a case has no bag; None when it has one."""
+    if _empty(outcome):
+        return f"no tissue found; look at {outcome.task.preview_path} and adjust the tissue settings, or give a mask"
+    return outcome.error
 
 
 def _row(outcome: Outcome[Job, Prepared]) -> dict[str, Any]:

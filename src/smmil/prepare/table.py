@@ -8,8 +8,10 @@ from pathlib import Path
 import pandas as pd
 
 from smmil.data import checks
+from smmil.data.tables import need_columns, read_text_table
 from smmil.errors import DataError, suggest
-from smmil.prepare.find import Source
+from smmil.formats.content import begins_formula
+from smmil.prepare.find import Source, refuse_no_image
 from smmil.prepare.job import Case
 
 _OWN = (
@@ -68,15 +70,8 @@ def cases_from_table(path: str | Path, sources: Sequence[Source], mpp: float | N
 
 
 def _read(path: Path) -> pd.DataFrame:
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give a table with the columns id, label") from None
-    except (OSError, ValueError, LookupError) as problem:
-        raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
-    table = checks.as_text(table)
-    if "id" not in table:
-        raise DataError(f"{path}: column 'id' is missing; {suggest('id', map(str, table.columns))}")
+    table = checks.as_text(read_text_table(path, "give a table with the columns id, label"))
+    need_columns(path, table, ("id",))
     if table.empty:
         raise DataError(f"{path}: the table has no rows; add one row per slide")
     stand_in = table.assign(path=[f"{id_}.h5" for id_ in table["id"]])
@@ -87,16 +82,25 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _checked_id(id_: str, where: str) -> str:
-    """An id becomes a file name: no way out of the folder, nothing hidden, nothing unprintable."""
+    """An id becomes a file name and a cell of tables: no way out of the folder, nothing hidden, no formula."""
     parts = id_.split("/")
     if not id_.isprintable() or "\\" in id_ or any(not part or part.startswith(".") for part in parts):
-        raise DataError(f"{where}: id {id_!r} cannot name a file; use letters, digits, '-', '_' and '/' for subfolders")
+        raise DataError(
+            f"{where}: id {id_!r} cannot name a file; it may hold printable characters but no backslash, and no part "
+            "between '/' may be empty or begin with a dot"
+        )
+    if begins_formula(id_):
+        raise DataError(
+            f"{where}: id {id_!r} would be a formula in a spreadsheet; give a table of labels with the columns id and "
+            "path, and an id that does not begin with = + - @"
+        )
     return id_
 
 
 def _source(row: dict[str, str], table: Path, sources: Sequence[Source]) -> Path | None:
     if row["path"]:
         given = table.parent / row["path"]
+        refuse_no_image(given)
         return given if given.exists() else _named(row["path"], sources)
     return _named(row["id"], sources)
 

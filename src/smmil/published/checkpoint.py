@@ -40,7 +40,8 @@ def _refuse_not_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def _load(path: Path) -> Any:
     if not path.is_file():
-        raise DataError(f"{path}: no such file")
+        what = "is a folder; give the checkpoint in it" if path.is_dir() else "no such file"
+        raise DataError(f"{path}: {what}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -50,6 +51,8 @@ def _load(path: Path) -> Any:
     # torch and safetensors name no common error for a file that is damaged, foreign, or holds more than weights
     except Exception as problem:  # noqa: BLE001
         cause = " ".join(str(problem).split())[:120] or type(problem).__name__
+        if cause.startswith("Weights only load failed"):  # pages of advice follow, none of it for our user
+            cause = "it is no checkpoint, is damaged, or holds more than weights"
         raise DataError(f"{path}: cannot be read as weights alone ({cause}); save only model.state_dict()") from None
 
 

@@ -6,11 +6,12 @@ from smmil.published.layout import Layout, Shape, Tensors, linear
 
 
 def _shape(tensors: Tensors) -> Shape:
+    query = "query.0.weight" if "query.0.weight" in tensors else "query.weight"
     options = {
         "average": False,  # the program reads the bag stream alone unless asked to average
-        "nonlinear": "query.0.weight" in tensors,
+        "nonlinear": query == "query.0.weight",
         "passing_v": "value.1.weight" in tensors,
-        "query_dim": next(v for k, v in tensors.items() if k in ("query.0.weight", "query.weight")).shape[0],
+        "query_dim": tensors[query].shape[0],
     }
     n_classes, in_dim = tensors["instance.weight"].shape
     return Shape(in_dim, n_classes, options)

@@ -1,5 +1,6 @@
 """What a published checkpoint looks like, and how its names become ours."""
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,14 @@ class Layout:
             raise DataError(f"{where}: not a checkpoint of {self.title}: {_told(unknown or ['no weights at all'])}")
         return self.arrange(found), dropped
 
+    def both_names(self, ours: str) -> str:
+        """A weight by our name and, as far as the rules tell, by theirs, which is the one its owner knows."""
+        for pattern, template in self.rules:
+            match = re.fullmatch(_reversed(template), ours) if isinstance(template, str) else None
+            if match:
+                return f"{ours} (theirs: {_filled(pattern, match.groupdict())})"
+        return ours
+
     def _our_name(self, name: str) -> str | None:
         for pattern, ours in self.rules:
             match = re.fullmatch(pattern, name)
@@ -65,6 +74,20 @@ class Layout:
 def _told(names: list[str]) -> str:
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return f"unexpected {', '.join(names[:4])}{more}"
+
+
+def _reversed(template: str) -> str:
+    """The pattern of our names that a template such as head.\\1.\\2 makes."""
+    parts = re.split(r"\\(\d)", template)
+    return "".join(f"(?P<g{part}>\\w+)" if i % 2 else re.escape(part) for i, part in enumerate(parts))
+
+
+def _filled(pattern: str, groups: Mapping[str, str]) -> str:
+    """A pattern of their names with its groups filled in; optional parts are left out."""
+    numbers = itertools.count(1)
+    named = re.sub(r"\(\?:[^()]*\)\??", "", pattern)
+    named = re.sub(r"\([^()]*\)", lambda found: groups.get(f"g{next(numbers)}", found[0]), named)
+    return named.replace("\\.", ".")
 
 
 def linear(theirs: str, ours: str) -> tuple[str, str]:

@@ -1,20 +1,13 @@
 """The checkpoint of github.com/TencentAILabHealthcare/SETMIL."""
 
-import re
-
 from torch import Tensor
 
-from smmil.published.layout import Layout, Shape, Tensors, count
+from smmil.published.layout import Layout, Shape, Tensors, count, linear
 
-PART = r"(channel_reduce\.reduce\.attention|aspp\.p(\d)\.attention|blocks\.(\d+))"
-LAYER = r"(norm[12]|attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
-OURS = {"attn.qkv": "qkv", "attn.proj": "out", "mlp.fc1": "mlp.0", "mlp.fc2": "mlp.3"}
-
-
-def _name(match: re.Match[str]) -> str:
-    _, level, block, layer, kind = match.groups()
-    part = f"levels.{int(level) - 1}" if level else f"blocks.{block}" if block else "reduce"
-    return f"{part}.{OURS.get(layer, layer)}.{kind}"
+PARTS = {r"channel_reduce\.reduce\.attention": "reduce", r"blocks\.(\d+)": r"blocks.\1"}
+PARTS |= {rf"aspp\.p{level + 1}\.attention": f"levels.{level}" for level in range(3)}
+LAYERS = {"norm1": "norm1", "norm2": "norm2", r"attn\.qkv": "qkv", r"attn\.proj": "out"}
+LAYERS |= {r"mlp\.fc1": "mlp.0", r"mlp\.fc2": "mlp.3"}
 
 
 def _shape(tensors: Tensors) -> Shape:
@@ -37,7 +30,11 @@ LAYOUT = Layout(
     rules=(
         (r"cls_token", "token"),
         (r"pos_embed", None),  # a table of sines, not trained, computed anew here
-        (rf"{PART}\.{LAYER}", _name),
+        *(
+            linear(rf"{part}\.{layer}", f"{ours}.{name}")
+            for part, ours in PARTS.items()
+            for layer, name in LAYERS.items()
+        ),
         (r"blocks\.(\d+)\.attn\.rpe_q\.lookup_table_bias", r"blocks.\1.table"),
         (r"(norm|head)\.(weight|bias)", r"\1.\2"),
     ),

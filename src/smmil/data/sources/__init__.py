@@ -22,7 +22,9 @@ def write_source(name: str, root: str | Path, out: str | Path, **options: Any) -
     source: Callable[..., Manifest] = getattr(import_module(f"smmil.data.sources.{name}"), name)
     known = [option for option in signature(source).parameters if option not in ("root", "out")]
     for option in options:
-        check_choice(option, known, f"option of the data set {name}")
+        if option not in known:
+            taken = ", ".join(f"--{word.replace('_', '-')}" for word in known)
+            raise ConfigError(f"--{option.replace('_', '-')}: is not for the data set {name}, which takes {taken}")
     if "table" in known and "table" not in options:
-        raise ConfigError(f"data set {name}: give the table of labels (table)")
+        raise ConfigError(f"data set {name}: give the table id,label of its images with --table")
     return source(root, out, **options)

@@ -33,6 +33,8 @@ def rsna_ich(
     and dicom_index.csv, so that the headers are read only once.
     """
     root, out = need_folder(root, f"{TABLE} and {IMAGES} of the RSNA challenge"), Path(out)
+    if not (root / TABLE).is_file():
+        raise DataError(f"{root / TABLE}: no such file; it belongs to the data set, download it")
     labels = read_slice_labels(root / TABLE)
     index = index_folder(need_folder(root / IMAGES, "the DICOM slices"), out / "dicom_index.csv", progress)
     _refuse_doubles(root, index)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from smmil.data import checks
+from smmil.data import checks, tables
 from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
-from smmil.errors import DataError, suggest
+from smmil.errors import DataError
 from smmil.files import digest, write_json
 
 TABLE, ABOUT = "labels.csv", "source.json"
@@ -33,7 +33,7 @@ def settle(name: str, missing: Iterable[str], allow: bool) -> list[str]:
     missing = list(missing)
     if missing and not allow:
         raise DataError(
-            f"{name}: incomplete: {'; '.join(missing)}; download the rest, or go on without (allow_missing)"
+            f"{name}: incomplete: {'; '.join(missing)}; download the rest, or go on without (--allow-missing)"
         )
     return missing
 
@@ -63,20 +63,9 @@ def by_stem(folder: Path, endings: Sequence[str], pattern: str = ".*") -> dict[s
 
 def read_text_table(path: Path, columns: Collection[str], **options: Any) -> pd.DataFrame:
     """A CSV table as text with at least these columns."""
-    try:
-        table = pd.read_csv(
-            path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True, **options
-        )
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; it belongs to the data set, download it") from None
-    except (OSError, ValueError, LookupError) as problem:
-        raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
-    table = table.rename(columns=lambda name: str(name).strip())
-    for column in columns:
-        if column not in table:
-            raise DataError(f"{path}: column {column!r} is missing; {suggest(column, map(str, table.columns))}")
-        table[column] = table[column].astype(str).str.strip()
-    return table
+    table = tables.read_text_table(path, "it belongs to the data set, download it", **options)
+    tables.need_columns(path, table, columns)
+    return table.assign(**{column: table[column].str.strip() for column in columns})
 
 
 def read_parts(path: str | Path) -> dict[str, str]:
@@ -123,7 +112,8 @@ def _bare(name: str, rows: Rows) -> Manifest:
 def write_study(out: str | Path, name: str, rows: Rows, split_origin: str, about: dict[str, Any]) -> Manifest:
     """Write labels.csv (checked as a manifest) and source.json; the split says in the table where it comes from."""
     out = Path(out)
-    table = pd.DataFrame([row | {"split_origin": split_origin} for row in rows], dtype=object).fillna("")
+    marked = [row | {"split_origin": split_origin} for row in rows]
+    table = checks.as_text(pd.DataFrame(marked, dtype=object).fillna(""))
     manifest = Manifest(table, out, str(out / TABLE))
     checks.raise_all(manifest.name, checks.table_problems(table, training=False))
     write_json(out / ABOUT, {"source": name, "cases": len(rows), "split": split_origin, **about})

@@ -1,0 +1,67 @@
+"""smmil view"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def view(
+    where: Annotated[
+        list[Path], typer.Argument(help="Runs with predictions, or folders of .npz predictions; one per model.")
+    ],
+    slides: Annotated[
+        Path | None,
+        typer.Option(help="Folder of slides and CT scans named like the cases, or CSV table (id, slide)."),
+    ] = None,
+    bags: Annotated[
+        Path | None, typer.Option(help="Manifest of the bags (id, path): shows hot patches that look alike.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; anything but this machine asks visitors for a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0: any free one.")] = 8000,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
+    threshold: Annotated[float | None, typer.Option(help="Instance threshold the page begins with.")] = None,
+    column: Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")] = None,
+    max_cache_mb: Annotated[int, typer.Option(help="Memory for tiles that were shown lately.")] = 256,
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "smmil view",
+) -> None:
+    """Look at cases in the browser: deep zoom into the slide or scroll the CT, the maps of all models on top.
+
+    It runs on this machine, shows nothing to others, and stops with Ctrl-C. Label and overview images of slides are
+    never shown. For research use only.
+
+    [bold]Examples[/bold]
+
+      smmil view runs/first --slides slides/
+
+      smmil view predictions/abmil predictions/sm_ap --slides slides.csv --bags bags/manifest.csv
+
+      smmil view predictions --slides ct/ --port 0 --no-open
+    """
+    import math
+
+    from smmil.errors import ConfigError
+    from smmil.viewer import serve
+
+    if threshold is not None and not math.isfinite(threshold):
+        raise ConfigError(f"--threshold {threshold}: must be a finite number")
+    serve(
+        where,
+        slides=slides,
+        bags=bags,
+        host=host,
+        port=port,
+        open_browser=open_,
+        threshold=threshold,
+        column=column,
+        max_cache_mb=max_cache_mb,
+        title=title,
+        announce=_announce,
+    )
+    print("stopped")
+
+
+def _announce(url: str) -> None:
+    print(f"smmil view: {url}\nstop with Ctrl-C", flush=True)
