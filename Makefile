@@ -10,7 +10,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[slides,ct,lazyslide,tables,slurm,dask]' --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[slides,ct,lazyslide,tables,slurm,dask,view,onnx,fast]' --group dev
 	touch $@
 
 demo: install  ## train ABMIL and SmAP on synthetic slides, compare them, draw maps beside the truth

@@ -72,9 +72,14 @@ class Graph:
         )
 
     @cached_property
+    def bandwidth(self) -> int:
+        """How many rows apart two neighbours are at most."""
+        return int((self.rows - self.indices).abs().max()) if self.indices.numel() else 0
+
+    @property
     def is_chain(self) -> bool:
         """Whether only consecutive nodes are joined, as in CT scans (several chains in a row count too)."""
-        return bool(((self.rows - self.indices).abs() <= 1).all())
+        return self.bandwidth <= 1
 
     @property
     def isolated_share(self) -> float:
@@ -152,6 +157,13 @@ class Graph:
                     self.indptr, self.indices, self.weight.to(dtype), (self.n, self.n), check_invariants=False
                 )
         return self._cache[dtype]
+
+    def csr(self, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row starts, columns and weights as arrays for compiled code (on the processor); cached."""
+        if ("csr", dtype) not in self._cache:
+            columns = self.indices.numpy().astype(np.uint32)
+            self._cache["csr", dtype] = self.indptr.contiguous().numpy(), columns, self.weight.to(dtype).numpy()
+        return self._cache["csr", dtype]
 
     def propagate(self, x: Tensor) -> Tensor:
         """The matrix times the rows of x: each row becomes the weighted sum of its neighbours. Differentiable in x."""

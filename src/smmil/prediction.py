@@ -177,7 +177,7 @@ def load_predictions(where: str | Path | Iterable[str | Path]) -> list[Predictio
     """All predictions of a folder, or of a list of files and folders, sorted by id; the same id twice is refused."""
     places = [where] if isinstance(where, str | Path) else list(where)
     found: dict[str, tuple[Prediction, Path]] = {}
-    for path in (file for place in places for file in _files(Path(place))):
+    for path in (file for place in places for file in prediction_files(Path(place))):
         prediction = Prediction.load(path)
         if prediction.id in found:
             raise DataError(f"{path}: id {prediction.id!r} is already in {found[prediction.id][1]}; remove one of them")
@@ -187,7 +187,8 @@ def load_predictions(where: str | Path | Iterable[str | Path]) -> list[Predictio
     return [prediction for _, (prediction, _) in sorted(found.items())]
 
 
-def _files(place: Path) -> list[Path]:
+def prediction_files(place: Path) -> list[Path]:
+    """The file itself, or the predictions in a folder; a folder without any is refused."""
     if not place.is_dir():
         return [place]
     files = sorted(p for p in place.glob("*.npz") if not p.name.startswith("."))

@@ -27,6 +27,14 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS)
 
 
+@pytest.fixture(autouse=True, params=["torch", "compiled"])
+def _both_ways(request, monkeypatch):
+    """Every law holds for torch's products and for the compiled ones."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    monkeypatch.setenv("SMMIL_COMPILED", "1" if request.param == "compiled" else "0")
+
+
 def signal(graph, k=3, seed=0):
     return torch.randn(graph.n, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smmil.cli.counting import CountingBar
+
 if TYPE_CHECKING:
     from smmil.predict import Predicted
 
@@ -86,10 +88,8 @@ def predict(
 def _from_run(run: Path, **options: Any) -> "Predicted":
     from smmil.predict import predict_run
 
-    with _bars() as bars:
-        task = bars.add_task("predicting")
-        moved = lambda count, total: bars.update(task, completed=count, total=total)  # noqa: E731
-        return predict_run(run, progress=moved, **options)
+    with CountingBar("predicting") as bar:
+        return predict_run(run, progress=bar.at, **options)
 
 
 def _from_package(
@@ -99,31 +99,23 @@ def _from_package(
     from smmil.packaging import Images, load_package, predict_package
 
     package = load_package(folder, trust_code=trust_code)
-    with _bars() as bars:
-        task = bars.add_task("preparing", total=None)
+    with CountingBar("preparing") as bar:
 
         def prepared(outcome: Any) -> None:
-            bars.update(task, advance=1, description=outcome.task.case.id)
+            bar.one_more(outcome.task.case.id)
 
         def moved(count: int, total: int) -> None:
-            bars.update(task, description="predicting", completed=count, total=total)
+            bar.now("predicting")
+            bar.at(count, total)
 
         try:
             return predict_package(
                 package, sources, images=Images(**images), on_case=prepared, progress=moved, **options
             )
         except KeyboardInterrupt:
-            bars.stop()
+            bar.stop()
             print("stopped; what is done is kept, repeat the command to go on", file=sys.stderr)
             raise typer.Exit(130) from None
-
-
-def _bars() -> Any:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def _finish(done: "Predicted", out: Path) -> None:

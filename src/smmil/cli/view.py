@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from smmil.cli.counting import CountingBar
+
 
 def view(
     where: Annotated[
@@ -47,21 +49,24 @@ def view(
 
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"--threshold {threshold}: must be a finite number")
-    serve(
-        where,
-        slides=slides,
-        bags=bags,
-        host=host,
-        port=port,
-        open_browser=open_,
-        threshold=threshold,
-        column=column,
-        max_cache_mb=max_cache_mb,
-        title=title,
-        announce=_announce,
-    )
+    with CountingBar("reading predictions") as bar:
+        serve(
+            where,
+            slides=slides,
+            bags=bags,
+            host=host,
+            port=port,
+            open_browser=open_,
+            threshold=threshold,
+            column=column,
+            max_cache_mb=max_cache_mb,
+            title=title,
+            progress=bar.at,
+            announce=lambda url: _announce(bar, url),
+        )
     print("stopped")
 
 
-def _announce(url: str) -> None:
+def _announce(bar: CountingBar, url: str) -> None:
+    bar.stop()
     print(f"smmil view: {url}\nstop with Ctrl-C", flush=True)

@@ -1,5 +1,6 @@
 """Paper and pens: figures without global state, written atomically and always with the same bytes."""
 
+import base64
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -83,6 +84,12 @@ def colours(name: str) -> Any:
     from matplotlib import colormaps
 
     return colormaps[check_choice(name, SCALES, "colour scale")].with_extremes(bad=PAPER)
+
+
+def palette(name: str) -> str:
+    """256 colours of a scale as base64 of red, green and blue bytes, for pages."""
+    rgb = colours(name)(np.arange(256))[:, :3]
+    return base64.b64encode(np.rint(rgb * 255).astype(np.uint8).tobytes()).decode()
 
 
 def plain(text: str, longest: int = 60) -> str:

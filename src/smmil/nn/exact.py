@@ -8,6 +8,7 @@ from scipy.linalg import solve_banded
 from torch import Tensor
 
 from smmil.graph import Graph
+from smmil.nn import compiled
 from smmil.nn.blocks import by_columns
 
 
@@ -19,6 +20,9 @@ def solve_smooth(u: Tensor, graph: Graph, alpha: float, tol: float) -> Tensor:
     if graph.is_chain and u.device.type == "cpu":
         return _solve_chain(u, graph, gamma)
     degree = chebyshev_degree(gamma, tol, graph)
+    if compiled.serves(u, degree):
+        root, r = _root_and_ratio(gamma)
+        return compiled.chebyshev(u, graph, [1 / root, *(2 * r**k / root for k in range(1, degree + 1))])
     (g,) = by_columns(u, lambda block: (_chebyshev(block, graph, gamma, degree),))
     return g
 

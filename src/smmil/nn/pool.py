@@ -125,7 +125,9 @@ class SmAttentionPool(AttentionPool):
             if self.where == "mid":
                 v = self.sm.smooth(v + bias, graph, alpha)
             elif self.where == "early":
-                v = self.sm.smooth(v, graph, alpha) + bias
+                smooth = self.sm.smooth(v, graph, alpha)
+                kept = smooth is v or self.sm.steps == "exact"  # that one needs its result in the backward pass
+                v = smooth + bias if kept else smooth.add_(bias)
             else:
                 v = v + bias
             scores = self._activate(v, own=self.where != "mid") @ w.T

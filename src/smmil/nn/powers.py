@@ -16,10 +16,16 @@ from smmil.graph import Graph
 from smmil.nn.blocks import by_columns
 
 
-def smooth_powers(u: Tensor, graph: Graph, alpha: float, steps: int, slope: bool) -> tuple[Tensor, Tensor | None]:
+def forward(u: Tensor, graph: Graph, alpha: float, steps: int, slope: bool) -> tuple[Tensor, Tensor | None]:
     """G, and ∂G/∂α if `slope` is asked for; u is (n, k) and contiguous, steps at least 1."""
     g, *along = by_columns(u, lambda block: _block(block, graph, alpha, steps, slope))
     return g, along[0] if slope else None
+
+
+def backward(v: Tensor, kept: Tensor | None, graph: Graph, alpha: float, steps: int) -> tuple[Tensor, float | None]:
+    """Gradients of u and of α, from the gradient v of the result; kept is ∂G/∂α, and `graph` is transposed already."""
+    grad_u, _ = forward(v, graph, alpha, steps, slope=False)
+    return grad_u, None if kept is None else float(torch.dot(v.reshape(-1), kept.reshape(-1)))
 
 
 def _block(u: Tensor, graph: Graph, alpha: float, steps: int, slope: bool) -> tuple[Tensor, ...]:

@@ -8,8 +8,8 @@ from torch.autograd.function import once_differentiable
 
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.graph import KINDS, Graph
+from smmil.nn import compiled, powers
 from smmil.nn.exact import solve_smooth
-from smmil.nn.powers import smooth_powers
 
 
 def sm(u: Tensor, graph: Graph, alpha: float | Tensor, steps: int = 10) -> Tensor:
@@ -120,31 +120,34 @@ def _check_alpha(alpha: float, closed: bool = False) -> float:
 
 
 def _apply(operator: Any, u: Tensor, graph: Graph, alpha: float | Tensor, effort: float) -> Tensor:
-    """Run `operator` on a contiguous float matrix; half precision is smoothed in float32, where sparse kernels work."""
+    """Run `operator` on a contiguous float matrix; half precision is smoothed in float32, where sparse kernels work.
+
+    A float matrix comes back as it is, not as a view: a caller may add to it in place without autograd making copies.
+    """
     rows = u.reshape(graph.n, -1)
     rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    return operator.apply(rows.contiguous(), alpha, graph, effort).reshape(u.shape).to(u.dtype)
+    g = operator.apply(rows.contiguous(), alpha, graph, effort)
+    return g if g.shape == u.shape and g.dtype == u.dtype else g.reshape(u.shape).to(u.dtype)
 
 
 class _Iterated(torch.autograd.Function):
-    """Backward: ∂/∂u applies the (transposed) operator to the gradient, ∂/∂α is its product with the saved ∂G/∂α."""
+    """Backward applies the (transposed) operator to the gradient; ∂/∂α comes from one matrix kept by the forward."""
 
     @staticmethod
     def forward(ctx, u, alpha, graph, steps):
         ctx.alpha, ctx.graph, ctx.steps = _value(alpha), graph, steps
         ctx.like = alpha.dtype if isinstance(alpha, Tensor) else None
-        g, slope = smooth_powers(u, graph, ctx.alpha, steps, slope=ctx.like is not None)
-        ctx.save_for_backward(slope)
+        ctx.by = compiled if compiled.serves(u, steps) else powers
+        g, kept = ctx.by.forward(u, graph, ctx.alpha, steps, slope=ctx.like is not None)
+        ctx.save_for_backward(kept)
         return g
 
     @staticmethod
     @once_differentiable
     def backward(ctx, v):
-        v, (slope,) = v.contiguous(), ctx.saved_tensors
-        grad_alpha = None if slope is None else torch.tensor(_dot(v, slope), dtype=ctx.like, device=v.device)
-        if not ctx.needs_input_grad[0]:
-            return None, grad_alpha, None, None
-        grad_u, _ = smooth_powers(v, ctx.graph.transposed(), ctx.alpha, ctx.steps, slope=False)
+        (kept,) = ctx.saved_tensors
+        grad_u, slope = ctx.by.backward(v.contiguous(), kept, ctx.graph.transposed(), ctx.alpha, ctx.steps)
+        grad_alpha = None if slope is None else torch.tensor(slope, dtype=ctx.like, device=v.device)
         return grad_u, grad_alpha, None, None
 
 

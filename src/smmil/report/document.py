@@ -76,7 +76,7 @@ def page_data(
     return {
         "models": [_model(source, results[source.name], column) for source in sources],
         "cases": [{**case.facts, **_shown(pictures.get(case.id), (missing or {}).get(case.id))} for case in cases],
-        "palettes": {name: _palette(name) for name in canvas.SCALES},
+        "palettes": {name: canvas.palette(name) for name in canvas.SCALES},
     }
 
 
@@ -119,12 +119,6 @@ def _store(cases: Sequence[Case], pictures: Mapping[str, AnyPicture]) -> str:
         if case.id in pictures:
             parts.append(f'<script type="text/plain" id="p{number}">{pictures[case.id].jpeg}</script>')
     return "\n".join(parts)
-
-
-def _palette(name: str) -> str:
-    """256 colours as base64 of red, green and blue bytes."""
-    colours = canvas.colours(name)(np.arange(256))[:, :3]
-    return base64.b64encode(np.rint(colours * 255).astype(np.uint8).tobytes()).decode()
 
 
 def _policy(*scripts: str) -> str:

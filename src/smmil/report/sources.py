@@ -22,6 +22,11 @@ class Source:
 
 def load_sources(places: Sequence[str | Path]) -> list[Source]:
     """One source per model; a run stands for the predictions in its folder `predictions`."""
+    return [Source(name, load_predictions(files), run) for name, files, run in find_sources(places)]
+
+
+def find_sources(places: Sequence[str | Path]) -> list[tuple[str, Sequence[Path], dict[str, Any]]]:
+    """Name, files or folders of predictions, and run.json of each model, before anything is read."""
     runs = [Path(p) for p in places if run_of(Path(p)) is not None]
     found = [(_run_name(place), _predictions_of(place), _facts(place)) for place in runs]
     others = named_folders([p for p in places if Path(p) not in runs])
@@ -29,7 +34,7 @@ def load_sources(places: Sequence[str | Path]) -> list[Source]:
     if not found:
         raise DataError("nothing to report; name a run or a folder of predictions written by smmil predict")
     names = _distinct([name for name, _, _ in found])
-    return [Source(name, load_predictions(files), run) for name, (_, files, run) in zip(names, found, strict=True)]
+    return [(name, files, run) for name, (_, files, run) in zip(names, found, strict=True)]
 
 
 def run_of(place: Path) -> Path | None:

@@ -1,0 +1,158 @@
+"""Sm on the processor by compiled code, where numba is installed (the extra `fast`); otherwise torch does the work.
+
+`SMMIL_COMPILED=0` in the environment turns it off, `1` uses it for small signals too (and insists that numba is there).
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smmil.errors import MissingExtra, check_choice
+from smmil.graph import Graph
+
+SWITCH = "SMMIL_COMPILED"
+WORTHWHILE = 1 << 20  # entries times steps: below, torch is done before the compiled code is even loaded
+VECTOR_BYTES = (128, 64, 16)
+TILE = 64
+APART = 24  # rows between two rings: at a distance of a multiple of 4096 bytes a processor takes one for the other
+Factors = list[tuple[float, float, float]]
+
+
+def serves(u: Tensor, steps: int) -> bool:
+    """Whether `steps` products of a graph with the matrix u are computed here."""
+    switch = check_choice(os.environ.get(SWITCH, "auto"), ("0", "1", "auto"), SWITCH)
+    if switch == "0" or u.device.type != "cpu" or u.dtype not in (torch.float32, torch.float64) or not u.numel():
+        return False
+    if switch == "1" and _kernel() is None:
+        raise MissingExtra("numba", "fast", f"{SWITCH}=1")
+    return switch == "1" or (u.numel() * steps >= WORTHWHILE and _kernel() is not None)
+
+
+@cache
+def _kernel() -> Any:
+    try:
+        from smmil.nn.wavefront import sweep
+    except ImportError:  # no numba, or one that does not know this numpy
+        return None
+    return sweep
+
+
+def forward(u: Tensor, graph: Graph, alpha: float, steps: int, slope: bool) -> tuple[Tensor, Tensor | None]:
+    """`steps` rounds of smoothing, and what `backward` wants to see again if a gradient of α will be asked for."""
+    g, _ = _recur(u, graph, [(alpha, 1 - alpha, 0.0)] * steps)
+    return g, u if slope else None
+
+
+def backward(v: Tensor, kept: Tensor | None, graph: Graph, alpha: float, steps: int) -> tuple[Tensor, float | None]:
+    """Gradients of u and of α, from the gradient v of the result; `graph` is transposed already.
+
+    Let W_t be the iterates of v and S_t = Σ_{s<t} αˢ Pˢ V. Then S_{t+1} = W_t + α S_t, and with
+    ∂G/∂α = Σ_{s<T} (s+1) αˢ Pˢ (P-I) U the gradient is ⟨Σ_{t<T} (S_T - S_t), (P-I) U⟩: the numbers ⟨(P-I) W_t, U⟩,
+    which every step has at hand, are enough.
+    """
+    grad_u, products = _recur(v, graph, [(alpha, 1 - alpha, 0.0)] * steps, kept)
+    if kept is None:
+        return grad_u, None
+    sums = [0.0]
+    for product in products:
+        sums.append(product + alpha * sums[-1])
+    return grad_u, sum(sums[-1] - earlier for earlier in sums[:-1])
+
+
+def chebyshev(u: Tensor, graph: Graph, coefficients: list[float]) -> Tensor:
+    """Σ c_k T_k(P) u with at least two Chebyshev polynomials T_k, by Clenshaw's recurrence.
+
+    B_k = c_k U + 2 P B_{k+1} - B_{k+2}, from B_K = c_K U down to the sum c_0 U + P B_1 - B_2.
+    """
+    *lower, highest = coefficients
+    factors = [(2.0, c, -1.0) for c in reversed(lower)]
+    factors[0] = (2 * highest, lower[-1], 0.0)
+    if len(factors) > 1:
+        factors[1] = (2.0, lower[-2] - highest, 0.0)
+    a, b, c = factors.pop()
+    return _recur(u, graph, [*factors, (a / 2, b, c)])[0]
+
+
+class _Plan(NamedTuple):
+    """How a sweep is organised, in rows; see `wavefront.sweep`."""
+
+    block: int
+    skew: int
+    base: int
+    ring: int
+    stride: int
+    slots: int
+
+    def scratch(self, bases: int) -> int:
+        return bases * self.base + self.slots * self.stride + 1
+
+
+def _plan(n: int, bandwidth: int, steps: int) -> _Plan:
+    """Tiles whose steps follow each other, or step after step if that takes less room."""
+    ring, base = _power(TILE + 2 * bandwidth), _power(TILE + max(2, steps) * bandwidth)
+    tiled = _Plan(TILE, bandwidth, base, ring, ring + APART, max(1, steps - 1))
+    whole = _Plan(n, 0, _power(n), _power(n), _power(n) + APART, min(2, max(1, steps - 1)))
+    return min(tiled, whole, key=lambda plan: plan.scratch(2))
+
+
+def _power(rows: int) -> int:
+    """The smallest power of two that is not below `rows`."""
+    return 1 << (rows - 1).bit_length()
+
+
+def _recur(u: Tensor, graph: Graph, factors: Factors, other: Tensor | None = None) -> tuple[Tensor, list[float]]:
+    """The last G_t, and ⟨(P - I) G_{t-1}, other⟩ of every step (zeros without `other`); see `wavefront`."""
+    out, width, products = torch.empty_like(u), u.shape[1], np.zeros(len(factors))
+    matrices = [t.detach().reshape(-1).numpy() for t in (u, u[:0] if other is None else other, out)]
+    dtype, csr, bases = matrices[0].dtype, graph.csr(u.dtype), 1 if other is None else 2
+    plan, coefficients = _plan(graph.n, graph.bandwidth, len(factors)), np.array(factors, dtype)
+    for firsts, lanes in _vectors(width, dtype.itemsize):
+        dots = np.zeros((len(firsts), len(factors), 0 if other is None else lanes))
+
+        def work(part: slice, firsts=firsts, lanes=lanes, dots=dots) -> None:
+            scratch, like = _aligned(plan.scratch(bases) * lanes, dtype), (dtype.type(0),) * lanes
+            _kernel()(csr, *matrices, dots[part], coefficients, firsts[part], width, tuple(plan), scratch, like)
+
+        _share(work, len(firsts))
+        if len(firsts) > 1:
+            dots[-1, :, : firsts[-2] + lanes - firsts[-1]] = 0  # columns that were counted before
+        products += dots.sum((0, 2))
+    return out, products.tolist()
+
+
+def _vectors(width: int, itemsize: int) -> list[tuple[np.ndarray, int]]:
+    """First columns of the vectors that cover a row, and how many columns each has, from wide to narrow.
+
+    The last one of a kind may overlap the one before it, unless less than half of it would be new.
+    """
+    found, start = [], 0
+    for lanes in (*(size // itemsize for size in VECTOR_BYTES), 1):
+        left = width - start
+        count = left // lanes + (width >= lanes and 2 * (left % lanes) > lanes)
+        if count:
+            firsts = np.minimum(start + lanes * np.arange(count), width - lanes)
+            found.append((firsts, lanes))
+            start = int(firsts[-1]) + lanes
+    return found
+
+
+def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
+    """Fresh memory that starts at a cache line: a vector across two of them takes twice the time."""
+    memory = np.empty(size * dtype.itemsize + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size * dtype.itemsize].view(dtype)
+
+
+def _share(work: Any, count: int) -> None:
+    """Let the threads torch may use do `count` independent things; what comes out does not depend on their number."""
+    threads = min(torch.get_num_threads(), count)
+    if threads == 1:
+        return work(slice(None))
+    bounds = np.linspace(0, count, threads + 1).round().astype(int).tolist()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, map(slice, bounds[:-1], bounds[1:])))

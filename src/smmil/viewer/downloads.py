@@ -1,0 +1,70 @@
+"""Exports of one case, written into a folder of their own, de-identified, and deleted once sent."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import NamedTuple
+
+from smmil.errors import ConfigError
+from smmil.exports import FORMATS, export
+from smmil.files import file_name
+from smmil.prediction import Prediction
+from smmil.report.private import safe_text
+
+_OF_SLIDES = ("geojson", "csv", "parquet", "png", "tiff")
+_OF_SCANS = ("csv", "parquet")
+_OF_SCANS_WITH_IMAGE = ("csv", "parquet", "png", "nifti")
+_OF_DICOM = ("dicom-seg", "dicom-pm")
+
+
+class Download(NamedTuple):
+    """A written file, the name to offer for it, and the folder to delete afterwards."""
+
+    file: Path
+    name: str
+    folder: Path
+
+    def discard(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def possible_formats(kind: str, image: Path | None) -> list[str]:
+    """What a case of this kind can be exported to, with the image that is at hand."""
+    dicom = _OF_DICOM if image is not None and (image.is_dir() or image.suffix.lower() == ".dcm") else ()
+    if kind == "slide":
+        return [*_OF_SLIDES, *dicom]
+    if kind == "scan":
+        return [*(_OF_SCANS if image is None else _OF_SCANS_WITH_IMAGE), *dicom]
+    return ["csv", "parquet"] if kind == "points" else []
+
+
+def needs_threshold(format_: str) -> bool:
+    return "threshold" in FORMATS[format_].needs
+
+
+def write_download(
+    prediction: Prediction,
+    model: str,
+    format_: str,
+    *,
+    scratch: Path,
+    image: Path | None,
+    threshold: float | None,
+    column: int | None,
+) -> Download:
+    """The case in that format; a threshold is used where the format has a use for it."""
+    if needs_threshold(format_) and threshold is None:
+        raise ConfigError(f"{format_}: needs a threshold, a score above which an instance is positive; set one")
+    # half a character, as broken file names have them, cannot be written into any file
+    prediction = replace(prediction, id=prediction.id.encode("utf-8", "replace").decode())
+    cut = threshold if "threshold" in FORMATS[format_].takes else None
+    folder = Path(mkdtemp(dir=scratch))
+    try:
+        target = folder / f"export{FORMATS[format_].endings[0]}"
+        export(prediction, format_, target, image=image, threshold=cut, column=column)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    name = file_name(safe_text(f"{prediction.id}_{model}", 120)) + FORMATS[format_].endings[0]
+    return Download(target, name, folder)

@@ -1,0 +1,152 @@
+"""Who may ask: the right host name, the right token, reading only; and the headers that keep browsers careful."""
+
+import ipaddress
+import re
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs
+
+from smmil.files import digest
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9A-Za-z._-]{1,253}))(?::[0-9]{1,5})?", re.ASCII)
+HEADERS = {
+    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def allowed_hosts(bound: str) -> frozenset[str]:
+    """Names a browser may have used to come here: loopback, the host that was bound, and this machine's own."""
+    if is_loopback(bound):
+        return _LOOPBACK | {bound.lower()}
+    own = {socket.gethostname().lower(), socket.getfqdn().lower()} if _is_wildcard(bound) else set()
+    return _LOOPBACK | {bound.lower()} | own
+
+
+def _is_wildcard(host: str) -> bool:
+    return host in ("0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Wraps the application; with a token, everything but the page with `?token=` needs the cookie it gives.
+
+    bound  the host that was bound, which decides on the names accepted in the Host header: a web site whose name is
+           made to point at this machine (DNS rebinding) sends its own name and is refused
+    """
+
+    app: App
+    bound: str = "127.0.0.1"
+    token: str | None = None
+    hosts: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hosts", allowed_hosts(self.bound))
+
+    @property
+    def cookie(self) -> str:
+        """Its name: cookies are shared between the ports of a host, so every server has its own."""
+        return f"smmil_view_{digest(self.token or '')[:8]}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return  # a web socket is closed without a word
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _answer(_with_headers(send), *refusal)
+        else:
+            await self.app(scope, receive, _with_headers(send))
+
+    def _refusal(self, scope: Scope) -> tuple[int, str, dict[str, str]] | None:
+        """Status, sentence and headers of what is answered instead; None lets the request through."""
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, "only GET and HEAD are answered", {"allow": "GET, HEAD"}
+        headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        if not self._host_is_ours([value for name, value in headers if name == "host"]):
+            return 400, "this host name is not served; use the address that smmil view printed", {}
+        if self.token is None or self._knows_token(headers):
+            # a line break at the end would pass for the address without it
+            return None if scope["path"].isprintable() else (404, "nothing at this address", {})
+        if scope["path"] == "/" and self._same(_query_token(scope["query_string"])):
+            cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+            return 303, "go on without the token in the address", {"location": "/", "set-cookie": cookie}
+        return 401, "a token is needed; open the address that smmil view printed", {}
+
+    def _host_is_ours(self, stated: list[str]) -> bool:
+        found = _HOST.fullmatch(stated[0]) if len(stated) == 1 else None
+        if found is None:
+            return False
+        name = (found[1] or found[2]).lower().rstrip(".")
+        # bound to every address, the machine may be called by any of them, but only by number
+        return name in self.hosts or (_is_wildcard(self.bound) and _is_address(name))
+
+    def _knows_token(self, headers: Iterable[tuple[str, str]]) -> bool:
+        for name, value in headers:
+            if name == "authorization" and value.startswith("Bearer ") and self._same(value[7:]):
+                return True
+            if name == "cookie" and self._same(_cookie(value, self.cookie)):
+                return True
+        return False
+
+    def _same(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode("utf-8", "replace"), (self.token or "").encode())
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _query_token(query: bytes) -> str:
+    return parse_qs(query.decode("latin-1")).get("token", [""])[0]
+
+
+def _cookie(header: str, name: str) -> str:
+    """The value of a cookie; what other servers on this machine left in the header may look like anything."""
+    pairs = (part.strip().partition("=") for part in header.split(";"))
+    return next((value for key, _, value in pairs if key == name), "")
+
+
+def _with_headers(send: Send) -> Send:
+    async def careful(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", []), *own]}
+        await send(message)
+
+    return careful
+
+
+async def _answer(send: Send, status: int, sentence: str, headers: dict[str, str]) -> None:
+    body = f'{{"error": "{sentence}"}}'.encode()
+    plain = {"content-type": "application/json", "content-length": str(len(body)), "cache-control": "no-store"}
+    lines = [(name.encode(), value.encode()) for name, value in {**plain, **headers}.items()]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,207 @@
+"""The addresses of the viewer and what they answer; everything they name is a number of a table."""
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from smmil.errors import ConfigError, SmmilError
+from smmil.files import digest
+from smmil.viewer import answers
+from smmil.viewer.addresses import Absent, decimal, number, numbers, wish
+from smmil.viewer.downloads import Download
+from smmil.viewer.guard import Guard
+from smmil.viewer.static_files import PAGE, TYPES, static_table
+from smmil.viewer.study import Study
+from smmil.viewer.tiles import LARGEST_PATCH
+
+_BYTES = "application/octet-stream"
+_CHUNK = 2**20
+
+
+def create_app(study: Study, *, host: str = "127.0.0.1", token: str | None = None) -> Starlette:
+    """The application over a study, guarded; `host` is where it is bound, `token` what strangers must know."""
+    at = Addresses(study)
+    routes = [
+        Route("/", at.page),
+        Route("/static/{name}", at.static),
+        Route("/api/cases", at.cases),
+        Route("/api/case/{case}", at.case),
+        Route("/api/case/{case}/coords", at.coords),
+        Route("/api/case/{case}/scores/{model}", at.scores),
+        Route("/api/case/{case}/truth", at.truth),
+        Route("/api/case/{case}/instance/{instance}", at.instance),
+        Route("/tiles/{case}/{level}/{place}", at.tile),
+        Route("/patch/{case}/{picture}", at.patch),
+        Route("/slice/{case}/{slice}", at.slice),
+        Route("/thumbnail/{picture}", at.thumbnail),
+        Route("/export/{case}/{model}/{format}", at.export),
+    ]
+    problems: Any = {SmmilError: at.problem, HTTPException: at.other_problem, Exception: at.own_fault}
+    guard = Middleware(Guard, bound=host, token=token)
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers=problems, lifespan=_closing(study))
+    app.router.redirect_slashes = False
+    return app
+
+
+def _closing(study: Study) -> Callable[[Starlette], Any]:
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        study.close()
+
+    return lifespan
+
+
+class Addresses:
+    """One method per address. They run in threads, several at once."""
+
+    def __init__(self, study: Study):
+        self.study = study
+        self.files = static_table()
+        # Numbers mean other cases after a restart: no browser may take an old answer for a new one.
+        self._start = secrets.token_hex(8)
+        self._all_cases = _json(answers.all_cases(study))
+
+    def page(self, request: Request) -> Response:
+        return self._file(request, PAGE)
+
+    def static(self, request: Request) -> Response:
+        return self._file(request, request.path_params["name"])
+
+    def cases(self, request: Request) -> Response:
+        return Response(self._all_cases, media_type="application/json", headers={"cache-control": "no-store"})
+
+    def case(self, request: Request) -> Response:
+        content = _json(answers.one_case(self.study, self._case(request)))
+        return Response(content, media_type="application/json", headers={"cache-control": "no-store"})
+
+    def coords(self, request: Request) -> Response:
+        return self._kept(request, _BYTES, lambda: self.study.coords_bytes(self._case(request)))
+
+    def scores(self, request: Request) -> Response:
+        return self._kept(request, _BYTES, lambda: self.study.scores_bytes(self._case(request), self._model(request)))
+
+    def truth(self, request: Request) -> Response:
+        return self._kept(request, _BYTES, lambda: self.study.truth_bytes(self._case(request)))
+
+    def instance(self, request: Request) -> Response:
+        case = self._case(request)
+        index = number(request.path_params["instance"], self.study.cases[case].instances)
+        wanted = request.query_params.get("model")
+        model = None if wanted is None else wish(wanted, "model", 0, len(self.study.models) - 1, 0)
+        content = _json(self.study.instance(case, index, model))
+        return Response(content, media_type="application/json", headers={"cache-control": "no-store"})
+
+    def tile(self, request: Request) -> Response:
+        case, level = self._case(request), number(request.path_params["level"], 64)
+        column, row = numbers(request.path_params["place"], "*_*.jpg")
+        return self._kept(request, "image/jpeg", lambda: self.study.tile(case, level, column, row))
+
+    def patch(self, request: Request) -> Response:
+        case = self._case(request)
+        (index,) = numbers(request.path_params["picture"], "*.jpg")
+        if index >= self.study.cases[case].instances:
+            raise Absent
+        size = wish(request.query_params.get("size"), "size", 16, LARGEST_PATCH, LARGEST_PATCH)
+        return self._kept(request, "image/jpeg", lambda: self.study.patch(case, index, size))
+
+    def slice(self, request: Request) -> Response:
+        case, index = self._case(request), number(request.path_params["slice"], 10**6)
+        return self._kept(request, _BYTES, lambda: self.study.slice(case, index))
+
+    def thumbnail(self, request: Request) -> Response:
+        (case,) = numbers(request.path_params["picture"], "*.png")
+        if case >= len(self.study.cases):
+            raise Absent
+        request.path_params["case"] = str(case)  # so that a problem is told in words of this case
+        return self._kept(request, "image/png", lambda: self.study.thumbnail(case))
+
+    def export(self, request: Request) -> Response:
+        case, model = self._case(request), self._model(request)
+        threshold = decimal(request.query_params.get("threshold"), "threshold")
+        return _Attachment(self.study.download(case, model, request.path_params["format"], threshold))
+
+    def problem(self, request: Request, problem: Exception) -> Response:
+        """A mistake in the address, or an image or file that is not what it should be: one line."""
+        try:
+            text = self.study.words(problem, self._case(request))
+        except (Absent, KeyError):
+            text = str(Absent()) if isinstance(problem, Absent) else str(problem)
+        status = 404 if isinstance(problem, Absent) else 400 if isinstance(problem, ConfigError) else 422
+        return _refusal(status, text)
+
+    def other_problem(self, request: Request, problem: Exception) -> Response:
+        assert isinstance(problem, HTTPException)
+        return _refusal(problem.status_code, str(Absent()) if problem.status_code == 404 else problem.detail)
+
+    def own_fault(self, request: Request, problem: Exception) -> Response:
+        return _refusal(500, "the viewer made a mistake; the terminal it was started from shows more")
+
+    def _case(self, request: Request) -> int:
+        return number(request.path_params["case"], len(self.study.cases))
+
+    def _model(self, request: Request) -> int:
+        return number(request.path_params["model"], len(self.study.models))
+
+    def _file(self, request: Request, name: str) -> Response:
+        if name not in self.files:
+            raise Absent
+        content = self.files[name].read_bytes()
+        return _tagged(request, digest(content), TYPES[self.files[name].suffix], lambda: content)
+
+    def _kept(self, request: Request, kind: str, make: Callable[[], bytes]) -> Response:
+        return _tagged(request, digest(self._start, request.url.path, request.url.query), kind, make)
+
+
+def _tagged(request: Request, tag: str, kind: str, make: Callable[[], bytes]) -> Response:
+    """An answer a browser may keep if it asks each time whether it still holds."""
+    headers = {"etag": f'"{tag[:32]}"', "cache-control": "private, no-cache"}
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(make(), media_type=kind, headers=headers)
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _refusal(status: int, text: str) -> Response:
+    headers = {"cache-control": "no-store"}
+    return Response(_json({"error": text}), status, media_type="application/json", headers=headers)
+
+
+class _Attachment(StreamingResponse):
+    """A file to keep; it is deleted here once it was sent, or the browser has gone."""
+
+    def __init__(self, download: Download):
+        self._download = download
+        plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in download.name)
+        exact = f"filename*=UTF-8''{quote(download.name, safe='')}"
+        headers = {
+            "content-disposition": f'attachment; filename="{plain}"; {exact}',
+            "content-length": str(download.file.stat().st_size),
+            "cache-control": "no-store",
+        }
+        super().__init__(self._pieces(), media_type=_BYTES, headers=headers)
+
+    def _pieces(self) -> Any:
+        with self._download.file.open("rb") as file:
+            while piece := file.read(_CHUNK):
+                yield piece
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._download.discard()

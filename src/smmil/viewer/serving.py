@@ -1,0 +1,111 @@
+"""Starting and stopping the viewer: on this machine alone unless told otherwise, and then only with a token."""
+
+import contextlib
+import secrets
+import socket
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from smmil.errors import ConfigError, MissingExtra
+from smmil.viewer.guard import is_loopback
+from smmil.viewer.study import Study
+
+_LOWEST_CACHE_MB, _HIGHEST_CACHE_MB = 1, 65_536
+
+
+def serve(
+    places: Sequence[str | Path],
+    *,
+    slides: str | Path | None = None,
+    bags: str | Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    open_browser: bool = False,
+    threshold: float | None = None,
+    column: int | None = None,
+    max_cache_mb: int = 256,
+    title: str = "smmil view",
+    announce: Callable[[str], None] = lambda url: None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Show runs or folders of predictions in the browser until it is interrupted (Ctrl-C).
+
+    slides        folder of slides and scans named like the cases, or CSV table (id, slide)
+    bags          manifest of the bags, for patches that look alike
+    port          0: any free one
+    max_cache_mb  memory for tiles that were shown lately
+    announce      is told the address to open, with its token when one is needed
+    """
+    uvicorn = _library()
+    if not _LOWEST_CACHE_MB <= max_cache_mb <= _HIGHEST_CACHE_MB:
+        raise ConfigError(f"--max-cache-mb {max_cache_mb}: must be from {_LOWEST_CACHE_MB} to {_HIGHEST_CACHE_MB}")
+    listening = bind(host, port)
+    with listening:
+        options = {"threshold": threshold, "cache_bytes": max_cache_mb * 2**20, "title": title}
+        study = Study.read(places, slides=slides, bags=bags, column=column, progress=progress, **options)
+        address, bound_port = listening.getsockname()[:2]
+        token = None if is_loopback(address) else secrets.token_urlsafe(32)
+        url = address_to_open(host, bound_port, token)
+        announce(url)
+        if open_browser:
+            webbrowser.open(url)
+        _run(uvicorn, study, host, token, listening)
+
+
+def _run(uvicorn: Any, study: Study, host: str, token: str | None, listening: socket.socket) -> None:
+    from smmil.viewer.server import create_app
+
+    # no log of requests: addresses may carry the token
+    config = uvicorn.Config(
+        create_app(study, host=host, token=token),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=3,
+        ws="none",
+    )
+    try:
+        with contextlib.suppress(KeyboardInterrupt):  # the usual way to stop
+            uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        study.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there; an error in words when that is not possible."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port {port}: must be from 0 (any free one) to 65535")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, where = found[0]
+    except (OSError, UnicodeError):
+        raise ConfigError(f"--host {host}: is no address of this machine; use 127.0.0.1, or 0.0.0.0 for all") from None
+    # only with the protocol named does asyncio send at once; else tiles wait 40 ms for the receipt of the last one
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+        listening.listen(128)
+    except OSError as problem:
+        listening.close()
+        hint = "choose another with --port (0: any free one)"
+        raise ConfigError(f"--port {port}: cannot be used on {host} ({problem.strerror}); {hint}") from None
+    return listening
+
+
+def address_to_open(host: str, port: int, token: str | None) -> str:
+    """What to type into a browser; for a server on all addresses the name of this machine."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+    shown = f"[{name}]" if ":" in name else name
+    return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
+
+
+def _library() -> Any:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn
+    except ModuleNotFoundError as problem:
+        raise MissingExtra(str(problem.name), "view", "smmil view") from None
+    return uvicorn

@@ -1,0 +1,70 @@
+// Questions to the server, and what the reader is told when the answer does not come.
+import { field } from "./words.js";
+
+/** Something the reader should know, in one line. */
+export class Problem extends Error {}
+
+const GONE = "The server does not answer. Is `smmil view` still running? Start it again, then try again.";
+const NO_TOKEN = "This address needs its token: open the link that `smmil view` printed.";
+let again = null;
+
+async function answerTo(url) {
+  let answer;
+  try {
+    answer = await fetch(url, { credentials: "same-origin", redirect: "error" });
+  } catch {
+    throw new Problem(GONE);
+  }
+  if (answer.status === 401) throw new Problem(NO_TOKEN);
+  if (!answer.ok) throw new Problem(await reasonOf(answer));
+  return answer;
+}
+
+async function reasonOf(answer) {
+  const content = await answer.json().catch(() => null);
+  return typeof content?.error === "string" ? content.error : `The server could not answer (status ${answer.status}).`;
+}
+
+export async function askJson(url) {
+  const answer = await answerTo(url);
+  try {
+    return await answer.json();
+  } catch {
+    throw new Problem("The server's answer broke off. Try again.");
+  }
+}
+
+/** Numbers as the server stores them: a typed array of the given kind, `count` of them. */
+export async function askNumbers(url, Kind, count) {
+  const bytes = await (await answerTo(url)).arrayBuffer().catch(() => new ArrayBuffer(0));
+  if (bytes.byteLength !== count * Kind.BYTES_PER_ELEMENT) throw new Problem("The server's answer broke off. Try again.");
+  return new Kind(bytes);
+}
+
+/** A file and the name the server gives it. */
+export async function askFile(url, name) {
+  const answer = await answerTo(url);
+  const said = answer.headers.get("Content-Disposition") ?? "";
+  const wide = /filename\*=UTF-8''([^;]+)/i.exec(said);
+  const plain = /filename="([^"]+)"/i.exec(said);
+  return { blob: await answer.blob(), name: wide ? decodeURIComponent(wide[1]) : plain ? plain[1] : name };
+}
+
+/** Show what went wrong, calmly; `retry` is what "Try again" does. */
+export function tell(problem, retry = null) {
+  if (!(problem instanceof Problem)) throw problem; // our own mistake: never hide it
+  again = retry;
+  field("trouble-text").textContent = problem.message;
+  field("try-again").hidden = retry === null;
+  field("trouble").hidden = false;
+}
+
+export function allIsWell() {
+  field("trouble").hidden = true;
+}
+
+field("dismiss").addEventListener("click", allIsWell);
+field("try-again").addEventListener("click", () => {
+  allIsWell();
+  again?.();
+});

@@ -1,0 +1,120 @@
+"""Pixels of a slide as a browser wants them: Deep Zoom tiles, and single patches."""
+
+import io
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+
+from smmil.errors import DataError
+from smmil.images import Slide, open_slide
+from smmil.prediction import Prediction
+from smmil.report.originals import Original
+from smmil.viewer.pictures import refuse_foreign_slide
+from smmil.viewer.pool import USUAL_BYTES
+
+TILE = 256
+LARGEST_PATCH = 1024
+QUALITY = 90
+# A slide without small levels would have to be decoded as a whole for its overview.
+_MOST_DECODED = 2**28
+
+
+@dataclass(frozen=True)
+class SlidePicture:
+    """A slide's scanned area as a Deep Zoom pyramid: level `levels` - 1 is full size, level 0 a single pixel.
+
+    origin  level-0 pixel of the slide at the corner of the picture       weight  bytes an open slide may hold
+    """
+
+    path: Path
+    origin: tuple[int, int]
+    width: int
+    height: int
+    mpp: float | None
+    weight: int = USUAL_BYTES
+
+    @property
+    def levels(self) -> int:
+        return (max(self.width, self.height) - 1).bit_length() + 1
+
+    def scale(self, level: int) -> int:
+        """Level-0 pixels per pixel of a level."""
+        return 1 << (self.levels - 1 - level)
+
+    def size(self, level: int) -> tuple[int, int]:
+        scale = self.scale(level)
+        return ceil(self.width / scale), ceil(self.height / scale)
+
+    def has(self, level: int, column: int, row: int) -> bool:
+        """Whether there is such a tile."""
+        if not 0 <= level < self.levels:
+            return False
+        width, height = self.size(level)
+        return 0 <= column * TILE < width and 0 <= row * TILE < height
+
+    def facts(self) -> dict[str, object]:
+        size = {"width": self.width, "height": self.height, "tile": TILE, "levels": self.levels}
+        return {**size, "origin": list(self.origin)}
+
+
+def slide_picture(original: Original, prediction: Prediction) -> SlidePicture:
+    """Size and place of a case's slide; an error when it cannot be opened, is another one, or has no overview."""
+    with open_slide(*original) as slide:
+        refuse_foreign_slide(prediction, slide)
+        left, top, width, height = _scanned(slide)
+        weight = slide.size[0] * slide.size[1] * 3 if slide.reader == "pillow" else 0
+        picture = SlidePicture(original.path, (left, top), width, height, slide.mpp, max(weight, USUAL_BYTES))
+        level = slide.best_level(picture.scale(_overview(picture)))
+        if weight == 0 and width * height / slide.downsamples[level] ** 2 > _MOST_DECODED:
+            raise DataError(f"{original.path}: has no small levels to show it from; convert it to a tiled pyramid")
+    return picture
+
+
+def tile_pixels(slide: Slide, picture: SlidePicture, level: int, column: int, row: int) -> np.ndarray:
+    """One tile, uint8 (height, width, 3); tiles at the right and lower edge are smaller."""
+    overview = _overview(picture)
+    if level < overview:
+        return _reduced(tile_pixels(slide, picture, overview, 0, 0), picture.scale(level) // picture.scale(overview))
+    scale = picture.scale(level)
+    x, y = (origin + place * TILE * scale for origin, place in zip(picture.origin, (column, row), strict=True))
+    width, height = picture.size(level)
+    return slide.read(x, y, TILE * scale, TILE)[: height - row * TILE, : width - column * TILE]
+
+
+def patch_pixels(slide: Slide, box: np.ndarray, size: int) -> np.ndarray:
+    """The rectangle left, top, right, bottom in at most `size` pixels along its longer side; never enlarged."""
+    left, top, right, bottom = box.tolist()
+    side = max(right - left, bottom - top)
+    pixels = max(1, min(size, LARGEST_PATCH, ceil(side)))
+    columns, rows = (max(1, round(length * pixels / side)) for length in (right - left, bottom - top))
+    return slide.read(left, top, side, pixels)[:rows, :columns]
+
+
+def jpeg(pixels: np.ndarray) -> bytes:
+    """As JPEG, colours as fine as brightness: nuclei are small."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "JPEG", quality=QUALITY, subsampling=0)
+    return buffer.getvalue()
+
+
+def _overview(picture: SlidePicture) -> int:
+    """The largest level that is a single tile; smaller ones are made from it, not from the slide."""
+    return min(picture.levels - 1, TILE.bit_length() - 1)
+
+
+def _reduced(pixels: np.ndarray, factor: int) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).reduce(factor))
+
+
+def _scanned(slide: Slide) -> tuple[int, int, int, int]:
+    """The scanned area inside the slide; the whole slide when the file's bounds make no sense."""
+    left, top, width, height = slide.bounds
+    left, top = max(left, 0), max(top, 0)
+    width, height = min(width, slide.size[0] - left), min(height, slide.size[1] - top)
+    return (left, top, width, height) if width > 0 and height > 0 else (0, 0, *slide.size)

@@ -1,0 +1,163 @@
+"""The viewer's map in a real browser: slide, heat map, models and layers."""
+
+import numpy as np
+import pytest
+from browser.reading import (
+    PIXELS,
+    becomes,
+    expected_colours,
+    open_case,
+    painted,
+    place_on_screen,
+    settled,
+    shows,
+    still,
+)
+from browser.screens import near, screen, slide, top_colour
+from browser.viewing import PLACE, viewed_slide
+from report.lesion_cases import TILE
+
+
+def test_the_hottest_cell_lies_over_the_planted_lesion(page):
+    """The lesion is found in the pixels of the slide by its dark nuclei, the hottest cell by its colour."""
+    open_case(page, "s1")
+    slide(page, "#opacity", 0)
+    page.locator("#truth").uncheck()
+    still(page)
+    bare = screen(page, ".stage")
+    slide(page, "#opacity", 100)
+    slide(page, "#threshold", 999)
+    shows(page, ".above", ": 1 of 332")
+    hot = near(screen(page, ".stage"), top_colour("viridis"), 3)
+    rows, columns = np.nonzero(hot)
+    lesion = lesion_in(bare)
+    assert np.hypot(columns.mean() - lesion[0], rows.mean() - lesion[1]) < 1.2 * hot.sum() ** 0.5
+    x, y = place_on_screen(page, PLACE)
+    assert np.hypot(columns.mean() - x, rows.mean() - y) < 2
+
+
+def lesion_in(bare):
+    """Middle of the region with most dark pixels."""
+    from scipy.ndimage import gaussian_filter
+
+    dark = gaussian_filter((bare.sum(2) < 480).astype(float), 28)
+    row, column = np.unravel_index(dark.argmax(), dark.shape)
+    return column, row
+
+
+def test_the_screen_shows_the_pixels_of_the_slide_where_they_are(page, folder):
+    """Moved by any other amount than nothing, the slide's pixels fit those of the screen less well."""
+    from PIL import Image
+
+    source = np.asarray(Image.open(folder / "s1.png").convert("RGB")).astype(int)
+    open_case(page, "s1")
+    page.keyboard.press("h")
+    page.keyboard.press("t")
+    page.click("#zoom-in")
+    still(page)
+    bare, box = screen(page, ".stage"), page.locator(".stage").bounding_box()
+    x0, y0 = place_on_screen(page, (0, 0))
+    per_tile = place_on_screen(page, (1, 0))[0] - x0
+    rows, columns = np.mgrid[60 : box["height"] - 60 : 7, 200 : box["width"] - 200 : 7].astype(int)
+    x, y = (((v + 0.5 - o) / per_tile + 0.5) * TILE for v, o in ((columns, x0), (rows, y0)))
+    inside = (x > 20) & (y > 20) & (x < 748) & (y < 748)
+    seen = bare[rows[inside], columns[inside]]
+    moves = [(dx, dy) for dx in range(-6, 7) for dy in range(-6, 7)]
+    misfit = [
+        np.abs(source[(y[inside] + dy).astype(int), (x[inside] + dx).astype(int)] - seen).mean() for dx, dy in moves
+    ]
+    assert inside.sum() > 1000
+    assert min(misfit) < 15
+    assert np.abs(moves[int(np.argmin(misfit))]).max() <= 1
+
+
+def test_every_cell_of_the_map_has_the_colour_of_its_score(page):
+    open_case(page, "s1")
+    expected = expected_colours(viewed_slide("s1", "first"))
+    assert (painted(page)[..., 3] == expected[..., 3]).all()
+    assert np.abs(painted(page) - expected).max() <= 4
+
+
+def test_map_and_slide_stay_together_when_zoomed(page):
+    open_case(page, "s1")
+    slide(page, "#opacity", 100)
+    slide(page, "#threshold", 999)
+    before = near(screen(page, ".stage"), top_colour("viridis"), 3)
+    bar = page.locator(".scale-bar").inner_text(), page.locator(".scale-bar").bounding_box()["width"]
+    page.click("#zoom-in")
+    still(page)
+    after = near(screen(page, ".stage"), top_colour("viridis"), 3)
+    assert after.sum() == pytest.approx(before.sum() * 2.25, rel=0.1)
+    x, y = place_on_screen(page, PLACE)
+    assert after[int(y), int(x)]
+    assert (page.locator(".scale-bar").inner_text(), page.locator(".scale-bar").bounding_box()["width"]) != bar
+    page.keyboard.press("0")
+    still(page)
+    assert near(screen(page, ".stage"), top_colour("viridis"), 3).sum() == pytest.approx(before.sum(), rel=0.1)
+
+
+def test_opacity_threshold_truth_and_colours_change_the_pixels(page):
+    open_case(page, "s1")
+    case = viewed_slide("s1", "first")
+    x, y = (int(v) for v in place_on_screen(page, PLACE))
+    slide(page, "#opacity", 100)
+    for palette in ("viridis", "magma", "cividis"):
+        page.select_option("#palette", palette)
+        assert near(screen(page, ".stage"), top_colour(palette))[y, x], palette
+    page.keyboard.press("h")
+    assert not near(screen(page, ".stage"), top_colour("cividis"))[y, x]
+    page.keyboard.press("h")
+    outline = near(screen(page, ".stage"), (255, 255, 255), 2).sum()
+    page.keyboard.press("t")
+    assert near(screen(page, ".stage"), (255, 255, 255), 2).sum() < outline / 2
+    page.click("#use-threshold")
+    shows(page, ".above", f"≥ 1.500: {int((case.scores >= 1.5).sum())} of {case.n}")
+    assert np.abs(painted(page) - expected_colours(case, "cividis", 1.5)).max() <= 4
+    page.select_option("#scale", "all")
+    becomes(page, "() => document.querySelector('.high').textContent !== '3.288'")
+
+
+def test_models_can_be_switched_put_side_by_side_and_swapped(page):
+    open_case(page, "s1")
+    page.keyboard.press("m")
+    settled(page, "s1", "1")
+    assert np.abs(painted(page) - expected_colours(viewed_slide("s1", "second"))).max() <= 4
+    page.select_option("#right-model", "2")
+    settled(page, "s1", "1,2")
+    assert page.locator(".pane h3").all_inner_texts() == ["second", "third"]
+    assert np.abs(painted(page, 1) - expected_colours(viewed_slide("s1", "third"))).max() <= 4
+    for leader in (0, 1):
+        page.locator(".stage").nth(leader).hover(position={"x": 150, "y": 200})
+        page.mouse.wheel(0, -300)
+        still(page)
+        boxes = [page.locator(".heat").nth(i).bounding_box() for i in (0, 1)]
+        stages = [page.locator(".stage").nth(i).bounding_box() for i in (0, 1)]
+        assert boxes[0]["width"] == pytest.approx(boxes[1]["width"], abs=1)
+        assert boxes[0]["x"] - stages[0]["x"] == pytest.approx(boxes[1]["x"] - stages[1]["x"], abs=1)
+    page.keyboard.press("x")
+    settled(page, "s1", "2,1")
+    assert page.locator(".pane h3").all_inner_texts() == ["third", "second"]
+    assert page.locator(".heat").first.bounding_box()["width"] == pytest.approx(boxes[0]["width"], abs=1)
+
+
+def test_other_models_lie_over_the_map_as_lines_or_as_heat(page):
+    open_case(page, "s1")
+    page.click("#use-threshold")
+    page.check("#layer-2")
+    page.wait_for_selector(".layer.m2 path")
+    third = viewed_slide("s1", "third")
+    assert page.locator(".layer.m2 path.over").get_attribute("d").count("M") == border_length(third, 1.5)
+    page.select_option("#layers select", "heat")
+    page.wait_for_selector("canvas.heat-layer")
+    data = np.array(page.locator(".heat-layer").evaluate(PIXELS)).reshape(painted(page).shape)
+    assert np.abs(data - expected_colours(third, threshold=1.5)).max() <= 4
+    page.uncheck("#layer-2")
+    page.wait_for_selector("canvas.heat-layer", state="detached")
+
+
+def border_length(case, threshold):
+    """Number of tile edges between tiles at or above the threshold and everything else."""
+    cells = ((case.coords - case.coords.min(0)) // TILE).T
+    mask = np.zeros(cells.max(1)[::-1] + 3, dtype=int)
+    mask[cells[1] + 1, cells[0] + 1] = case.scores[:, 0] >= threshold
+    return int(sum(np.abs(np.diff(mask, axis=axis)).sum() for axis in (0, 1)))
