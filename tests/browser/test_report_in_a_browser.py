@@ -188,7 +188,7 @@ def test_worst_mistakes_first_then_sorted_and_filtered(page):
     page.click('button[data-key="p"]')
     assert ids.all_inner_texts()[0] == EVIL
     assert page.locator("th.column-p").get_attribute("aria-sort") == "ascending"
-    page.select_option("#outcome-filter", "missed")
+    page.select_option("#outcome-filter", "false negative")
     assert ids.all_inner_texts() == ["s1"]
     assert page.locator("#count").inner_text() == "1 of 5 cases"
     page.select_option("#outcome-filter", "")

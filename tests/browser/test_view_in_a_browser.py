@@ -73,6 +73,7 @@ def test_the_screen_shows_the_pixels_of_the_slide_where_they_are(page, folder):
 
 def test_every_cell_of_the_map_has_the_colour_of_its_score(page):
     open_case(page, "s1")
+    slide(page, "#threshold", 0)
     expected = expected_colours(viewed_slide("s1", "first"))
     assert (painted(page)[..., 3] == expected[..., 3]).all()
     assert np.abs(painted(page) - expected).max() <= 4
@@ -119,6 +120,7 @@ def test_opacity_threshold_truth_and_colours_change_the_pixels(page):
 
 def test_models_can_be_switched_put_side_by_side_and_swapped(page):
     open_case(page, "s1")
+    slide(page, "#threshold", 0)
     page.keyboard.press("m")
     settled(page, "s1", "1")
     assert np.abs(painted(page) - expected_colours(viewed_slide("s1", "second"))).max() <= 4

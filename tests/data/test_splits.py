@@ -136,6 +136,14 @@ def test_too_few_patients_are_counted_in_the_error():
         make_splits(manifest)
 
 
+def test_too_few_patients_name_the_options_to_type():
+    manifest = table_manifest(label=["0"] * 20 + ["1"] * 3)
+    with pytest.raises(DataError, match=r"--set data\.folds=2 --set data\.test_share=0$"):
+        make_splits(manifest)
+    with pytest.raises(DataError, match=r"use fewer folds, such as --set data\.folds=2$"):
+        make_splits(manifest, test_share=0)
+
+
 def test_impossible_options_are_refused():
     for options in ({"folds": 0}, {"val_share": 0}, {"val_share": 1.0}, {"test_share": -0.1}):
         with pytest.raises(ConfigError):

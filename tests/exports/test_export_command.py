@@ -77,7 +77,8 @@ def test_a_folder_of_odd_ids_gives_one_file_each_and_nothing_elsewhere(tmp_path)
     assert len(files) == len(ODD_IDS)
     assert {p.parent for p in files} == {tmp_path / "box" / "out"}
     found = {pd.read_csv(p, keep_default_na=False)["bag"][0] for p in files if "nul" not in p.name}
-    assert found >= {id_ for id_ in ODD_IDS if "\x00" not in id_ and "\n" not in id_}
+    shown = {"=1+1": "'=1+1"}
+    assert found >= {shown.get(id_, id_) for id_ in ODD_IDS if "\x00" not in id_ and "\n" not in id_}
 
 
 @pytest.mark.parametrize("id_", ODD_IDS)

@@ -1,5 +1,6 @@
 """Tables: one row per instance, read back with pandas and pyarrow."""
 
+import csv
 import json
 
 import numpy as np
@@ -49,8 +50,8 @@ def test_parquet_holds_the_same_rows_with_provenance_in_the_file(tmp_path):
     export(small(), "csv", tmp_path / "a.csv", threshold=0)
     export(small(), "parquet", tmp_path / "a.parquet", threshold=0)
     table = pd.read_parquet(tmp_path / "a.parquet")
-    csv = pd.read_csv(tmp_path / "a.csv")[list(table)]
-    pd.testing.assert_frame_equal(table, csv, check_dtype=False)
+    same = pd.read_csv(tmp_path / "a.csv")[list(table)]
+    pd.testing.assert_frame_equal(table, same, check_dtype=False)
     facts = json.loads(parquet.read_schema(tmp_path / "a.parquet").metadata[b"smmil"])
     assert (facts["model"], facts["threshold"], facts["case"]) == ("sm_ap", 0, "bag,1")
 
@@ -98,3 +99,50 @@ def test_scores_of_several_classes_are_all_kept(tmp_path):
     assert table[["score_0", "score_1", "score_2"]].to_numpy().tolist() == scores.tolist()
     assert table["probability"][0] == pytest.approx(np.exp(1) / np.exp([0, 1, 2]).sum())
     assert table["case_probability"].isna().all()
+
+
+FORMULAS = ("=1+1", "+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "  =1+1", "＝1+1", '=HYPERLINK("http://x","y")')
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_spreadsheet_computes_no_text_of_a_csv(tmp_path, text):
+    odd = Prediction(**{**vars(small()), "id": text, "meta": {**META, "model": text, "score_kind": text}})
+    export(odd, "csv", tmp_path / "a.csv", threshold=0)
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        heads, *rows = csv.reader(file)
+    for row in rows:
+        told = dict(zip(heads, row, strict=True))
+        assert told["bag"] == "'" + text.replace("\r", "\n")
+        assert all(told[key].startswith("'") for key in ("model", "score_kind"))
+        assert not told["score"].startswith("'")
+
+
+@pytest.mark.parametrize("text", ["case-1", "a=b", "1", "x@y", "'quoted", "ä"])
+def test_other_texts_stay_as_they_are(tmp_path, text):
+    export(Prediction(**{**vars(small()), "id": text}), "csv", tmp_path / "a.csv")
+    assert set(pd.read_csv(tmp_path / "a.csv", dtype=str)["bag"]) == {text}
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_parquet_keeps_every_text(tmp_path, text):
+    export(Prediction(**{**vars(small()), "id": text}), "parquet", tmp_path / "a.parquet")
+    assert set(pd.read_parquet(tmp_path / "a.parquet")["bag"]) == {text}
+
+
+@pytest.mark.parametrize("to", ["csv", "parquet"])
+def test_a_case_without_coordinates_has_rows_with_empty_places(tmp_path, to):
+    done = export(small(coords=None), to, tmp_path / f"a.{to}", threshold=0)
+    table = pd.read_csv(done.written[0]) if to == "csv" else pd.read_parquet(done.written[0])
+    assert list(table)[:8] == FIRST
+    assert table[["x", "y", "width", "height"]].isna().all(axis=None)
+    assert np.array_equal(table["score"].to_numpy(np.float32), small().scores[:, 0])
+    assert table["positive"].tolist() == [True, True, False]
+    assert [note for _, note in done.notes] == [
+        "the prediction stores no coordinates: the places of its instances are empty"
+    ]
+
+
+def test_a_text_never_begins_a_row_of_its_own(tmp_path):
+    export(Prediction(**{**vars(small()), "id": "a\r=1+1\r\n=2"}), "csv", tmp_path / "a.csv")
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        assert [row[0] for row in csv.reader(file)] == ["bag", *["a\n=1+1\n=2"] * 3]

@@ -116,7 +116,7 @@ def test_a_package_without_recipe_refuses_raw_slides_and_takes_bags(tmp_path, un
     manifest = write_synthetic(tmp_path / "study", synthetic_slides(12, seed=3, size=(12, 20), dim=5))
     train(load_config(None, [f"data.manifest={manifest}", *QUICK]), tmp_path / "run")
     done = write_package(tmp_path / "run", tmp_path / "package")
-    assert ("recipe.json" in done.files, done.notes) == (False, ())
+    assert ("recipe.json" in done.files, done.notes, done.kind) == (False, (), None)
     loaded = load_package(tmp_path / "package")
     with pytest.raises(ConfigError, match="cannot read raw images, since the recipe of its features is not part of it"):
         predict_package(loaded, unseen, out=tmp_path / "p")
@@ -129,6 +129,57 @@ def test_features_of_another_recipe_are_refused(loaded, unseen, tmp_path):
         predict_package(loaded, [manifest], out=tmp_path / "p")
 
 
+class TestWordsForTheUserOfAPackage:
+    """`smmil prepare` settles these things by options that `smmil predict` does not have."""
+
+    @staticmethod
+    def refused(package, sources, out, **images):
+        with pytest.raises(ConfigError) as problem:
+            predict_package(package, sources, out=out, images=Images(**images), device="cpu")
+        assert "--kind" not in str(problem.value)
+        assert "--overwrite" not in str(problem.value)
+        assert "\n" not in str(problem.value)
+        return str(problem.value)
+
+    def test_scans_for_a_model_of_slides(self, loaded, tmp_path):
+        series(tmp_path / "scan")
+        told = self.refused(loaded, [tmp_path / "scan"], tmp_path / "p")
+        assert told.endswith("scan: holds scans, but this package was trained on slides; give those")
+        assert not (tmp_path / "p").exists()
+
+    def test_slides_for_a_model_of_scans(self, loaded, unseen, tmp_path):
+        scans = replace(loaded, recipe=load_recipe(None, {"kind": "ct", "encoder": makers.ENCODER}))
+        told = self.refused(scans, unseen, tmp_path / "p")
+        assert "holds slides, but this package was trained on CT scans; give those" in told
+
+    def test_points_where_there_are_none_to_be_and_the_other_way_round(self, loaded, unseen, tmp_path):
+        (tmp_path / "points.csv").write_text("image,x,y\nnew_0,1,1\n")
+        told = self.refused(loaded, unseen, tmp_path / "p", points=tmp_path / "points.csv")
+        assert told == "--points: this package was trained on slides; leave the option out"
+        crops = replace(loaded, recipe=load_recipe(None, {"kind": "points", "encoder": makers.ENCODER}))
+        assert "crops around points of slides; give their table with --points" in self.refused(crops, unseen, tmp_path)
+
+    def test_a_place_with_bags_of_another_package(self, loaded, unseen, tmp_path):
+        predict_package(loaded, unseen[:1], out=tmp_path / "p", device="cpu")
+        other = replace(loaded, recipe=makers.recipe(32.0))
+        told = self.refused(other, unseen, tmp_path / "p")
+        assert "prepared for a package with another recipe; choose another --out" in told
+
+    def test_a_slide_with_too_many_damaged_tiles(self, loaded, unseen, tmp_path, monkeypatch):
+        from smmil.images.slide import DamagedTile
+        from smmil.prepare import encode
+
+        def torn(reading, coords):
+            for index, (x, y) in enumerate(coords):
+                reading._note(index, len(coords), DamagedTile(str(unseen[0]), x, y, "torn"))
+                yield from ()
+
+        monkeypatch.setattr(encode._Reading, "tiles", torn)
+        (reason,) = predict_package(loaded, unseen[:1], out=tmp_path / "p", device="cpu").failed.values()
+        assert "copy or scan the slide again" in reason
+        assert "raise" not in reason
+
+
 def test_scans_are_prepared_by_the_recipe_of_the_package(tmp_path):
     for number in range(8):
         series(tmp_path / "scans" / f"s{number}")
@@ -136,7 +187,8 @@ def test_scans_are_prepared_by_the_recipe_of_the_package(tmp_path):
     recipe = load_recipe(None, {"kind": "ct", "encoder": makers.ENCODER, "windows": ("brain",), "triplets": True})
     todo = plan([tmp_path / "scans"], tmp_path / "study", recipe, labels=tmp_path / "labels.csv", device="cpu")
     train(load_config(None, [f"data.manifest={run(todo).manifest}", *QUICK]), tmp_path / "run")
-    write_package(tmp_path / "run", tmp_path / "package")
+    told = command("package", tmp_path / "run", "--out", tmp_path / "package")
+    assert f"next: smmil predict --model {tmp_path / 'package'} scans/ --out predictions" in told.output
     series(tmp_path / "new")
     loaded = load_package(tmp_path / "package", trust_code=True)
     predict_package(loaded, [tmp_path / "new"], out=tmp_path / "p", device="cpu")
@@ -151,7 +203,7 @@ class TestTheCommands:
         told = command("package", road.run, "--out", tmp_path / "pack", "--name", "Lymph nodes", "--licence", "MIT")
         assert told.exit_code == 0, told.output
         assert "SHA256SUMS" in told.output
-        assert "next: smmil predict --model" in told.output
+        assert f"next: smmil predict --model {tmp_path / 'pack'} slide.svs --out predictions" in told.output
         assert "license: mit" in (tmp_path / "pack" / "README.md").read_text()
         words = ("predict", "--model", tmp_path / "pack", *unseen, "--out", tmp_path / "p", "--trust-code")
         told = command(*words)

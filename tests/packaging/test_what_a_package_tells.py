@@ -141,6 +141,7 @@ def test_numbers_on_training_cases_are_called_too_good(road, tmp_path):
     predict_run(road.run, out=tmp_path / "train", part="train")
     write_package(road.run, tmp_path / "p", predictions=tmp_path / "train", resamples=50)
     assert "used in training: the numbers are too good" in (tmp_path / "p" / "README.md").read_text()
+    assert not header(tmp_path / "p").keys() & {"model-index", "metrics"}
 
 
 def test_a_run_that_is_not_finished_is_refused(road, tmp_path):

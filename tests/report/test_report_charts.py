@@ -39,6 +39,24 @@ def test_the_ticks_of_a_histogram_say_where_they_stand():
     assert up["0.6"] - top == pytest.approx((up["0.4"] - up["0.6"]) / 2, abs=0.2)
 
 
+def test_the_axis_of_a_histogram_counts_scores():
+    """Bins are quarters from -1 to 3: the bar of the third one begins at the tick of score 1."""
+    shares = Histogram(np.linspace(0, 1, 5), np.array([0, 0, 1.0, 0]), np.array([1.0, 0, 0, 0]), -1.0, 3.0)
+    drawn = histogram_chart("t", shares, words="w")
+    across = {
+        words: float(x) for x, words in re.findall(r'x="([\d.]+)" y="[\d.]+" text-anchor="middle">(-?[\d.]+)<', drawn)
+    }
+    assert list(across) == ["-1", "0", "1", "2", "3"]
+    points = [p.split(",") for p in re.search(r'positive" points="([^"]+)"', drawn)[1].split()]
+    highest = min(float(y) for _, y in points)
+    assert [float(x) for x, y in points if float(y) == highest] == [across["1"], across["2"]]
+
+
+def test_scores_that_are_all_alike_still_have_an_axis():
+    shares = Histogram(np.linspace(0, 1, 5), np.array([1.0, 0, 0, 0]), np.array([1.0, 0, 0, 0]), 2.0, 2.0)
+    assert ">2.0<" in histogram_chart("t", shares, words="w")
+
+
 def line(slot, **more):
     return Line(f"model {slot}", slot, np.array([0, 1]), np.array([0, 1]), **more)
 

@@ -112,7 +112,8 @@ def test_the_threshold_is_chosen_on_validation_cases(tmp_path):
 
 @pytest.mark.parametrize(
     ("y", "answer", "classes", "word"),
-    [(1, 1, 2, "correct"), (1, 0, 2, "missed"), (0, 1, 2, "false alarm"), (None, 1, 2, "unlabelled"),
+    [(1, 1, 2, "true positive"), (1, 0, 2, "false negative"), (0, 1, 2, "false positive"),
+     (0, 0, 2, "true negative"), (None, 1, 2, "unlabelled"),
      (2, 1, 3, "wrong"), (0, 0, 3, "correct")],
 )  # fmt: skip
 def test_outcomes_in_one_word(y, answer, classes, word):

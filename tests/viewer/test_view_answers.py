@@ -126,30 +126,6 @@ def test_a_damaged_slide_is_one_clear_line_and_not_the_end(tmp_path):
     assert client.get("/api/case/1").json()["scan"] is not None
 
 
-def test_a_damaged_part_of_a_slide_is_told_and_the_rest_is_shown(tmp_path):
-    from smmil.images import write_pyramid
-
-    rng = np.random.default_rng(0)
-    image = rng.integers(0, 255, (512, 512, 3), dtype=np.uint8)
-    (tmp_path / "slides").mkdir()
-    path = write_pyramid(tmp_path / "slides" / "s.svs", image, mpp=0.5, flavour="aperio", factors=(1, 4), tile=256)
-    import tifffile
-
-    with tifffile.TiffFile(path) as file:
-        start, length = file.pages[0].dataoffsets[3], file.pages[0].databytecounts[3]
-    data = bytearray(path.read_bytes())
-    data[start : start + length] = b"\x00" * length
-    path.write_bytes(data)
-    frame = Frame((256, 256))
-    prediction = Prediction("s", [0.5], [[0.0], [1.0]], coords=[[0, 0], [256, 256]], frame=frame)
-    client = client_of(Study.read([save(tmp_path / "p", prediction)], slides=tmp_path / "slides"))
-    broken = client.get("/tiles/0/9/1_1.jpg")
-    assert broken.status_code == 422
-    assert "damaged" in broken.json()["error"]
-    assert client.get("/tiles/0/9/0_0.jpg").status_code == 200
-    assert client.get("/patch/0/1.jpg").status_code == 422
-
-
 def test_a_damaged_scan_is_one_clear_line(tmp_path):
     study = small_study(tmp_path)
     file = next((tmp_path / "slides" / "two").glob("*.dcm"))
@@ -202,7 +178,7 @@ def test_cases_without_places_or_without_a_lattice_have_their_own_kind(tmp_path)
     assert client.get("/api/case/0/coords").status_code == 404
     assert client.get("/thumbnail/0.png").status_code == 404
     assert client.get("/api/case/0/instance/2").json()["coords"] is None
-    assert client.get("/api/case/0").json()["exports"] == []
+    assert client.get("/api/case/0").json()["exports"] == ["csv", "parquet"]
     assert client.get("/api/case/1").json()["step"] is None
     assert np.frombuffer(client.get("/api/case/2/coords").content, "<f4").tolist() == [3, 6]
     for case in (1, 2):

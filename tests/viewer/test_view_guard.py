@@ -45,7 +45,7 @@ def test_the_token_is_sent_once_and_becomes_a_cookie_no_script_can_read(study):
     assert (first.status_code, first.headers["location"]) == (303, "/")
     cookie = first.headers["set-cookie"]
     assert re.search("; HttpOnly", cookie)
-    assert re.search("; SameSite=Strict", cookie)
+    assert re.search("; SameSite=Lax", cookie)
     pair = cookie.split(";")[0]
     for path in ADDRESSES:
         for headers in (
@@ -54,6 +54,19 @@ def test_the_token_is_sent_once_and_becomes_a_cookie_no_script_can_read(study):
             {"authorization": f"Bearer {TOKEN}"},
         ):
             assert client.get(path, headers=headers).status_code == 200
+
+
+def test_the_token_never_stays_in_the_address(study):
+    client = client_of(study, host="0.0.0.0", token=TOKEN)
+    cookie = {"cookie": client.get(f"/?token={TOKEN}").headers["set-cookie"].split(";")[0]}
+    for path in (f"/?token={TOKEN}", "/?token=old", "/?token="):
+        again = client.get(path, headers=cookie)
+        assert (again.status_code, again.headers["location"]) == (303, "/")
+    assert "set-cookie" not in client.get("/?token=old", headers=cookie).headers
+    free = client_of(study).get("/?token=of-another-start")
+    assert (free.status_code, free.headers["location"]) == (303, "/")
+    assert "set-cookie" not in free.headers
+    assert client.get("/", headers=cookie).status_code == 200
 
 
 def test_two_servers_on_one_machine_do_not_overwrite_each_others_cookie(study):

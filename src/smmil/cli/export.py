@@ -29,7 +29,9 @@ def export(
     ] = None,
     image: Annotated[
         Path | None,
-        typer.Option(help="Slide or CT series of the case; for several cases the folder that holds them, named by id."),
+        typer.Option(
+            help="Slide or CT series of the case; for several the folder of them, named by id; or a CSV table id,slide."
+        ),
     ] = None,
     size: Annotated[int | None, typer.Option(help="Longest side of a png, in pixels. [default: 2048]")] = None,
     column: Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")] = None,
@@ -49,6 +51,8 @@ def export(
       smmil export predictions/slide_7.npz --to geojson --threshold 1.5 --image slide_7.mrxs --out slide_7.geojson
 
       smmil export predictions --to csv --out tables
+
+      smmil export predictions --to png --image slides.csv --out pictures
 
       smmil export predictions/ct_3.npz --to nifti --image scans/ct_3 --out ct_3_heat.nii.gz
 

@@ -38,6 +38,7 @@ def package(
     Go on with: smmil predict --model packages/first slide.svs --out predictions
     """
     from smmil.packaging import write_package
+    from smmil.packaging.card import RAW_SOURCES
 
     done = write_package(
         run,
@@ -52,5 +53,5 @@ def package(
     print(f"{out}: {', '.join(done.files)}")
     for note in done.notes:
         print(f"note: {note}", file=sys.stderr)
-    source = "slide.svs" if "recipe.json" in done.files else "manifest.csv"
+    source = "manifest.csv" if done.kind is None else RAW_SOURCES[done.kind]
     print(f"next: smmil predict --model {out} {source} --out predictions")

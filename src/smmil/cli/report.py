@@ -66,7 +66,11 @@ def report(
         print(f"larger than --max-mb {max_mb:g}: report fewer cases, or leave out --slides", file=sys.stderr)
     for id_, reason in done.without_picture.items():
         print(f"no picture: {id_}: {reason}", file=sys.stderr)
-    if done.without_picture:
+    for id_, reason in done.damaged.items():
+        print(f"damaged: {id_}: {reason}", file=sys.stderr)
+    for path, reason in done.left_out.items():
+        print(f"left out: {path}: {reason}", file=sys.stderr)
+    if done.without_picture or done.damaged or done.left_out:
         raise typer.Exit(3)
 
 

@@ -1,5 +1,6 @@
 """smmil view"""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +64,7 @@ def view(
             title=title,
             progress=bar.at,
             announce=lambda url: _announce(bar, url),
+            remark=lambda line: _remark(bar, line),
         )
     print("stopped")
 
@@ -70,3 +72,8 @@ def view(
 def _announce(bar: CountingBar, url: str) -> None:
     bar.stop()
     print(f"smmil view: {url}\nstop with Ctrl-C", flush=True)
+
+
+def _remark(bar: CountingBar, line: str) -> None:
+    bar.stop()
+    print(line, file=sys.stderr, flush=True)

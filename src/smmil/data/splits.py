@@ -89,7 +89,8 @@ def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tupl
     where = draw(rest, share, seed, keep=folds)
     if where is None:
         raise DataError(
-            f"{manifest.name}: {_too_few(rest)} a test set and {folds} folds; use fewer folds or test_share=0"
+            f"{manifest.name}: {_too_few(rest)} a test set and {folds} folds; use fewer folds or no test set, such as "
+            "--set data.folds=2 --set data.test_share=0"
         )
     return rest.take(~where), tuple(rest.ids[where].tolist())
 
@@ -103,7 +104,10 @@ def _validations(rest: Cases, folds: int, share: float, seed: int) -> list[np.nd
         drawn = [draw(rest, share, seed + 1 + f) for f in range(folds)]
         masks = None if any(d is None for d in drawn) else [d for d in drawn if d is not None]
     if masks is None:
-        raise DataError(f"{_too_few(rest)} {folds} folds with every class in training and validation; use fewer folds")
+        raise DataError(
+            f"{_too_few(rest)} {folds} folds with every class in training and validation; use fewer folds, such as "
+            "--set data.folds=2"
+        )
     return masks
 
 

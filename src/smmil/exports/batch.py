@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
@@ -11,14 +10,17 @@ from typing import Any
 
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
 from smmil.exports.case import Case
+from smmil.exports.cells import inert
 from smmil.exports.dicom import write_parametric_map, write_segmentation
 from smmil.exports.geojson import write_geojson
 from smmil.exports.nifti import write_nifti
+from smmil.exports.originals import Original, find_originals, is_table
 from smmil.exports.picture import write_png
+from smmil.exports.reading import files_of, readable, refuse_half_characters
 from smmil.exports.table import write_csv, write_parquet
 from smmil.exports.tiff import write_tiff
 from smmil.files import file_name, write_text
-from smmil.prediction import Prediction, load_predictions
+from smmil.prediction import Prediction
 
 _FAILURES = "export_failures.csv"
 
@@ -71,25 +73,29 @@ def export(
     """Write predictions (files, folders of them, or one Prediction) as one of FORMATS, atomically.
 
     out    the file for a single case (or an existing folder); for several cases a folder, one file each
-    image  slide or CT series of a single case; for several, a folder with an entry named like each case's id
-    See `Case` for the other options. A single case that cannot be written is an error; of several, the others go on.
+    image  slide or CT series of a single case; for several, a folder with an entry named like each case's id; for
+           one or several, a CSV table with the columns id and slide (or image, path, file), and mpp if you like
+    See `Case` for the other options. A single case that cannot be read or written is an error; of several, the others
+    go on.
     """
     format_ = FORMATS[check_choice(to, FORMATS, "--to")]
     _check_options(to, format_, image, threshold, size, deidentify, keep_uids)
-    cases = [predictions] if isinstance(predictions, Prediction) else load_predictions(predictions)
     wishes: dict[str, Any] = {"threshold": threshold, "column": column, "deidentify": deidentify}
     wishes |= {"keep_uids": keep_uids}
     wishes |= {} if size is None else {"size": size}
     place = Path(image) if image is not None else None
-    if len(cases) == 1:
-        done = Exported()
-        _write(format_, Case(cases[0], place, **wishes), _single_path(Path(out), cases[0].id, to, format_), done)
-        return done
-    return _several(cases, format_, Path(out), place, wishes, progress)
+    files = [] if isinstance(predictions, Prediction) else files_of(predictions)
+    if len(files) > 1:
+        return _several(files, format_, Path(out), place, wishes, progress)
+    one = predictions if isinstance(predictions, Prediction) else Prediction.load(files[0])
+    done = Exported()
+    path = _single_path(Path(out), refuse_half_characters(one).id, to, format_)
+    _write(format_, _single_case(one, place, wishes), path, done)
+    return done
 
 
 def _several(
-    cases: list[Prediction],
+    files: list[Path],
     format_: Format,
     out: Path,
     images: Path | None,
@@ -97,20 +103,41 @@ def _several(
     progress: Callable[[int, int], None] | None,
 ) -> Exported:
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: {len(cases)} predictions need a folder, and this is a file; name a folder")
-    table = None if images is None else image_table(images)
-    done = Exported()
+        raise ConfigError(f"--out {out}: {len(files)} predictions need a folder, and this is a file; name a folder")
+    cases, failed = readable(files)
+    table = None if images is None else find_originals(images, [case.id for case in cases], "--image")
+    done = Exported(failed=failed)
     for count, prediction in enumerate(cases, 1):
         path = out / (file_name(prediction.id) + format_.endings[0])
         try:
-            own = None if table is None else _image_of(prediction.id, table, images)
-            _write(format_, Case(prediction, own, **wishes), path, done)
+            _write(format_, _case(prediction, table, images, wishes), path, done)
         except SmmilError as problem:
             done.failed[prediction.id] = str(problem)
         if progress is not None:
             progress(count, len(cases))
     _write_failures(out, done.failed)
     return done
+
+
+def _single_case(prediction: Prediction, image: Path | None, wishes: dict[str, Any]) -> Case:
+    """The case with the image itself, or the one that a table names for it."""
+    if image is None or not is_table(image):
+        return Case(prediction, image, **wishes)
+    return _case(prediction, find_originals(image, [prediction.id], "--image"), image, wishes)
+
+
+def _case(
+    prediction: Prediction, table: dict[str, Original] | None, where: Path | None, wishes: dict[str, Any]
+) -> Case:
+    """The case with the image that was found for it; an error when images were given and none is its own."""
+    if table is None:
+        return Case(prediction, **wishes)
+    if prediction.id not in table:
+        raise DataError(
+            f"{prediction.id}: no image of this name in {where}; name its slide or folder like the case, or give "
+            "--image a table of id,slide"
+        )
+    return Case(prediction, table[prediction.id].path, mpp=table[prediction.id].mpp, **wishes)
 
 
 def _write(format_: Format, case: Case, path: Path, done: Exported) -> None:
@@ -120,24 +147,6 @@ def _write(format_: Format, case: Case, path: Path, done: Exported) -> None:
     format_.write(case, path)
     done.written.append(path)
     done.notes.extend((case.id, note) for note in case.notes)
-
-
-def image_table(folder: Path) -> dict[str, Path]:
-    """{id: entry of the folder}, by full name and by name without its ending; ids never become paths."""
-    if not folder.is_dir():
-        raise ConfigError(f"--image {folder}: for several predictions name the folder that holds one image per case")
-    table: dict[str, Path] = {}
-    for entry in sorted(p for p in folder.iterdir() if not p.name.startswith(".")):
-        stem = re.sub(r"(\.nii)?\.[A-Za-z0-9]{1,5}$", "", entry.name) or entry.name
-        table.setdefault(stem, entry)
-        table[entry.name] = entry
-    return table
-
-
-def _image_of(id_: str, table: dict[str, Path], folder: Path | None) -> Path:
-    if id_ not in table:
-        raise DataError(f"{id_}: no image of this name in {folder}; name its slide or folder like the case")
-    return table[id_]
 
 
 def _single_path(out: Path, id_: str, to: str, format_: Format) -> Path:
@@ -182,6 +191,7 @@ def _write_failures(out: Path, failed: dict[str, str]) -> None:
     if not failed:
         path.unlink(missing_ok=True)
         return
+    rows = [(inert(id_), inert(reason)) for id_, reason in failed.items()]
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([("id", "reason"), *failed.items()])
+    csv.writer(text, lineterminator="\n").writerows([("id", "reason"), *rows])
     write_text(path, text.getvalue())

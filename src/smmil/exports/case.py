@@ -12,6 +12,7 @@ import numpy as np
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.instances import instance_score
 from smmil.exports.provenance import provenance
+from smmil.exports.same_scan import other_scan
 from smmil.images import Slide, Volume, open_slide, open_volume
 from smmil.prediction import Prediction
 
@@ -29,6 +30,7 @@ class Case:
     size        longest side of pictures, in pixels
     deidentify  leave out whatever DICOM headers of the image say about a person
     keep_uids   let DICOM exports point at the image they belong to
+    mpp         micrometres per level-0 pixel, where the slide does not say it or says it wrongly
     notes       what the reader of the export should know; filled while it is written
     """
 
@@ -39,6 +41,7 @@ class Case:
     size: int = 2048
     deidentify: bool = True
     keep_uids: bool = True
+    mpp: float | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -102,7 +105,7 @@ class Case:
         if self.image is None:
             yield None
             return
-        with open_slide(self.image) as slide:
+        with open_slide(self.image, self.mpp) as slide:
             self._refuse_other(slide)
             yield slide
 
@@ -122,7 +125,14 @@ class Case:
 
     def volume(self, what: str) -> Volume:
         """The scan with its geometry; an error that asks for it when no image was given."""
-        return open_volume(self.need_image(what, "the folder of its DICOM series or its NIfTI file"))
+        volume = open_volume(self.need_image(what, "the folder of its DICOM series or its NIfTI file"))
+        other = other_scan(self.prediction, volume)
+        if other is not None:
+            raise DataError(
+                f"{self.id}: was made from a scan with {other.told}, but {self.image} has {other.found}; "
+                "give the scan it was made from"
+            )
+        return volume
 
     def need_image(self, what: str, kind: str) -> Path:
         """The image, without which this export has no place in the patient."""

@@ -73,7 +73,7 @@ def _pixels_per_unit(case: Case, facts: SlideFacts) -> float:
     if frame is None or frame.spacing is None or frame.unit != "um":
         return 1.0
     spacing = frame.spacing[0]
-    if facts.mpp is None or (spacing == 1.0 and case.image is None):
+    if facts.mpp is None or (spacing == 1.0 and case.image is None and _stated_pixel_size(case) is None):
         raise DataError(
             f"{case.id}: coordinates count steps of {spacing:g} um and the size of the slide's pixels is not known; "
             "give the slide with --image"
@@ -82,12 +82,20 @@ def _pixels_per_unit(case: Case, facts: SlideFacts) -> float:
 
 
 def _pixel_size(case: Case) -> float | None:
-    """Micrometres per pixel as the prediction says it."""
-    mpp = case.prediction.meta.get("mpp")
-    if isinstance(mpp, int | float) and 0 < mpp < float("inf"):
-        return float(mpp)
-    frame = case.prediction.frame
-    return frame.spacing[0] if frame is not None and frame.spacing is not None and frame.unit == "um" else None
+    """Micrometres per pixel as the prediction says it, else the unit its coordinates count in."""
+    stated, frame = _stated_pixel_size(case), case.prediction.frame
+    if stated is not None or frame is None or frame.spacing is None or frame.unit != "um":
+        return stated
+    return frame.spacing[0]
+
+
+def _stated_pixel_size(case: Case) -> float | None:
+    meta = case.prediction.meta
+    slide = meta.get("slide")
+    for mpp in (meta.get("mpp"), slide.get("mpp") if isinstance(slide, dict) else None):
+        if isinstance(mpp, int | float) and 0 < mpp < float("inf"):
+            return float(mpp)
+    return None
 
 
 def _whole_numbers(value: Any, count: int) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smmil.exports.case import Case
+from smmil.exports.cells import inert
 from smmil.exports.places import slide_facts
 from smmil.files import replacing
 
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
 
 
 def write_csv(case: Case, path: Path) -> None:
-    """The table as CSV (UTF-8); where the scores come from is repeated in every row, since CSV has no header for it."""
+    """The table as CSV (UTF-8); where the scores come from is repeated in every row, since CSV has no header for it.
+
+    Texts that a spreadsheet would compute begin with ' instead.
+    """
     table = instance_table(case)
-    for key, value in case.facts.items():
-        table[key] = value
+    for key, value in {"bag": case.id, **case.facts}.items():
+        table[key] = inert(value)
     with replacing(path) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n", encoding="utf-8")
 
@@ -39,7 +43,8 @@ def instance_table(case: Case) -> "DataFrame":
     """bag, x, y(, z), width, height, score, probability, label; then percentile, physical places and bounds.
 
     x, y and z are the prediction's own coordinates: level-0 pixels of a slide, slices of a scan counted from the foot.
-    What is not known is empty: the label of an unlabelled instance, the probability behind an attention score.
+    What is not known is empty: the label of an unlabelled instance, the probability behind an attention score, the
+    places of a case without coordinates.
     """
     from pandas import DataFrame
 
@@ -47,7 +52,7 @@ def instance_table(case: Case) -> "DataFrame":
     labels = np.full(prediction.n, -1) if prediction.y_inst is None else prediction.y_inst
     columns: dict[str, Any] = {
         "bag": case.id,
-        **(_slide_columns(case) if case.axes == 2 else _scan_columns(case)),
+        **_places(case),
         "score": case.score,
         "probability": case.probability,
         "label": DataFrame({"y": labels})["y"].astype("Int64").mask(labels < 0),
@@ -59,6 +64,13 @@ def instance_table(case: Case) -> "DataFrame":
     if case.positive is not None:
         columns["positive"] = case.positive
     return DataFrame({**columns, **_physical(case, columns)}, index=range(prediction.n))
+
+
+def _places(case: Case) -> dict[str, Any]:
+    if case.prediction.coords is None:
+        case.notes.append("the prediction stores no coordinates: the places of its instances are empty")
+        return dict.fromkeys(("x", "y", "width", "height"), np.nan)
+    return _slide_columns(case) if case.axes == 2 else _scan_columns(case)
 
 
 def _slide_columns(case: Case) -> dict[str, Any]:
@@ -85,6 +97,8 @@ def _scan_columns(case: Case) -> dict[str, Any]:
 def _physical(case: Case, columns: dict[str, Any]) -> dict[str, Any]:
     """Places in µm or mm when the spacing is known, and the bounds of a slide, which some programs count from."""
     found: dict[str, Any] = {}
+    if case.prediction.coords is None:
+        return found
     frame = case.prediction.frame
     if frame is not None and frame.spacing is not None:
         names = {1: "z", 2: "xy", 3: "xyz"}[case.axes]

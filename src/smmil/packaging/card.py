@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 KINDS = {"ct": "ct", "slide": "pathology", "points": "pathology"}
+RAW_SOURCES = {"ct": "scans/", "slide": "slide.svs", "points": "image.png --points points.csv"}
 UNSTATED = "not stated"
 USE = """\
 **Research use only. Not a medical device: not for diagnosis, treatment or any decision about a patient.**
@@ -66,9 +67,16 @@ def _header(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | 
     licence = {"license": "other", "license_name": "not-stated"} if other else {"license": config["licence"].lower()}
     tags = ["smmil", "multiple-instance-learning", "medical", "research-use-only", config["model"]["name"]]
     tags += [KINDS[kind]] if kind in KINDS else []
-    index = {} if numbers is None else {"model-index": [{"name": config["name"], "results": [_results(numbers)]}]}
-    names = {} if numbers is None else {"metrics": list(dict.fromkeys(row["type"] for row in numbers["metrics"]))}
-    return {**licence, "library_name": "smmil", "pipeline_tag": "image-classification", "tags": tags, **names, **index}
+    about = {**licence, "library_name": "smmil", "pipeline_tag": "image-classification", "tags": tags}
+    return about if numbers is None else about | _claims(config["name"], numbers)
+
+
+def _claims(name: str, numbers: dict[str, Any]) -> dict[str, Any]:
+    """What the hub ranks models by: nothing if some of the cases taught the model or chose its weights."""
+    if WARNINGS.keys() & set(numbers["parts"]):
+        return {}
+    names = list(dict.fromkeys(row["type"] for row in numbers["metrics"]))
+    return {"metrics": names, "model-index": [{"name": name, "results": [_results(numbers)]}]}
 
 
 def _results(numbers: dict[str, Any]) -> dict[str, Any]:
@@ -146,10 +154,11 @@ def _scores(config: dict[str, Any]) -> str:
 
 
 def _how(config: dict[str, Any], kind: str | None, onnx: list[str] | None) -> str:
-    sources = {"ct": "scans/", "slide": "slide.svs", "points": "image.png --points points.csv"}
-    raw = f"smmil predict --model FOLDER {sources[kind]} --out predictions\n" if kind in sources else ""
+    raw = f"smmil predict --model FOLDER {RAW_SOURCES[kind]} --out predictions\n" if kind in RAW_SOURCES else ""
     ending = (
-        "" if kind in sources else "\nThe recipe of its features is not part of the package: raw images are refused.\n"
+        ""
+        if kind in RAW_SOURCES
+        else "\nThe recipe of its features is not part of the package: raw images are refused.\n"
     )
     text = f"```\npip install smmil\n{raw}smmil predict --model FOLDER manifest.csv --out predictions\n```\n{ending}"
     text += '\n```python\nfrom smmil.packaging import load_package\n\nmodel = load_package("FOLDER").model\n```\n'

@@ -1,5 +1,6 @@
 """A package and raw images (or bags) to Predictions: the package's own recipe prepares what it is given."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,15 @@ import pandas as pd
 
 from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, DataError
+from smmil.files import read_json
 from smmil.formats import find_reader
 from smmil.packaging.loading import Package
 from smmil.predict import Predicted, predict_table, write_failures
 from smmil.prepare import Plan, plan, run
+from smmil.prepare.find import find_sources
 
 PREPARED = "prepared"
+_TAKES = {"slide": "slides", "ct": "CT scans", "points": "crops around points of slides"}
 _TABLES = (".csv", ".parquet")
 _BAGS = (".h5", ".hdf5", ".pt")
 
@@ -105,6 +109,7 @@ def _prepared(package: Package, paths: list[Path], out: Path, images: Images, de
             f"{paths[0]}: this package cannot read raw images, since the recipe of its features is not part of it; "
             "give bags or a manifest of features from the same encoder"
         )
+    _refuse_misfit(paths, package.recipe.kind, images.points, out / PREPARED)
     given: dict[str, Any] = {
         "labels": images.labels,
         "points": images.points,
@@ -118,7 +123,28 @@ def _prepared(package: Package, paths: list[Path], out: Path, images: Images, de
             f"encoder {package.recipe.encoder}: its weights here give {todo.encoder}, but the model was trained on "
             f"{trained}; give the file of those weights with --weights"
         )
+    _refuse_other_bags(todo, out)
     return (todo,)
+
+
+def _refuse_misfit(paths: list[Path], kind: str, points: str | Path | None, own: Path) -> None:
+    """What preparing would say about options that a package has settled is said here in words for its user."""
+    if kind == "points" and points is None:
+        raise ConfigError(f"{paths[0]}: this package was trained on {_TAKES[kind]}; give their table with --points")
+    if kind != "points" and points is not None:
+        raise ConfigError(f"--points: this package was trained on {_TAKES[kind]}; leave the option out")
+    meant = "ct" if kind == "ct" else "slide"
+    if all(source.kind not in (None, meant) for source in find_sources(paths, skip=own)):
+        other = "slides" if meant == "ct" else "scans"
+        raise ConfigError(f"{paths[0]}: holds {other}, but this package was trained on {_TAKES[kind]}; give those")
+
+
+def _refuse_other_bags(todo: Plan, out: Path) -> None:
+    """Bags of another package in the same place stay there: their predictions lie beside them."""
+    place, ours = out / PREPARED, {"encoder": todo.encoder, "settings": json.loads(json.dumps(todo.recipe.settings()))}
+    there = place / "recipe.json"
+    if there.exists() and any((place / "bags").rglob("*.h5")) and read_json(there) != ours:
+        raise ConfigError(f"{place}: holds images prepared for a package with another recipe; choose another --out")
 
 
 def _executor(workers: int | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smmil.errors import DataError
+from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_json, write_text
 from smmil.packaging.card import model_card
 from smmil.packaging.checksums import SUMS, write_sums
@@ -20,15 +20,20 @@ from smmil.packaging.numbers import RESAMPLES, measure
 from smmil.weights import save_weights
 
 _MARK = ".smmil-package-"
+_LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,99}")
 
 
 @dataclass(frozen=True)
 class Written:
-    """Where a package lies, the files in it, and what the user should know."""
+    """Where a package lies, the files in it, what the user should know, and which raw images it takes.
+
+    kind  slide, ct or points; None: bags only
+    """
 
     folder: Path
     files: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    kind: str | None = None
 
 
 def write_package(
@@ -45,18 +50,28 @@ def write_package(
 ) -> Written:
     """Write the model of a run to the folder `out` in the layout of the Hugging Face hub.
 
+    licence      identifier of the licence you give it under; other: not stated
     predictions  folder of predictions of these weights: their metrics and intervals go into the card
     onnx         also model.onnx, checked against the model itself
     force        replace a package of the same run; anything else in `out` is never touched
     """
     out = Path(out).absolute()
+    _check_licence(licence)
     found = run_facts(run_dir, checkpoint, name, licence)
     refuse_occupied(out, found.config["run"], force)
     numbers = None if predictions is None else measure(predictions, found.trained.weights, resamples)
     with _replacing_folder(out) as folder:
         _fill(folder, found, numbers, onnx)
         files = tuple(sorted(path.name for path in folder.iterdir()))
-    return Written(out, files, found.notes)
+    return Written(out, files, found.notes, None if found.source.recipe is None else found.source.recipe.kind)
+
+
+def _check_licence(licence: str) -> None:
+    if not _LICENCE.fullmatch(licence):
+        raise ConfigError(
+            f"--licence {licence!r}: expected an identifier as in the SPDX list, such as apache-2.0, MIT or "
+            "cc-by-nc-4.0; leave it out if it is none of these"
+        )
 
 
 def refuse_occupied(out: Path, run: str, force: bool) -> None:

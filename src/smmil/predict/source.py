@@ -30,13 +30,23 @@ def feature_source(table: Manifest, ids: Iterable[str]) -> dict[str, Any]:
 
 
 def image_facts(path: Path) -> dict[str, Any]:
-    """What exports and reports need of the image behind a bag: size, bounds and pixel size of a slide, the licence."""
+    """What exports and reports need of the image behind a bag: the measures of the slide or scan, the licence."""
     stated = read_provenance(path)
     facts: dict[str, Any] = {"licence": stated["licence"]} if stated.get("licence") else {}
+    if stated.get("positions_mm"):
+        return facts | {"scan": _scan_facts(stated)}
     if stated.get("bounds") is None or stated.get("level0_width") is None:
         return facts
     size = [stated["level0_width"], stated["level0_height"]]
     return facts | {"slide": {"size": size, "bounds": stated["bounds"], "mpp": stated.get("mpp_level0")}}
+
+
+def _scan_facts(stated: dict[str, Any]) -> dict[str, Any]:
+    """Size, voxels and place of a scan; bags of earlier versions do not say how many rows and columns it has."""
+    places = stated["positions_mm"]
+    _, rows, columns = stated.get("shape") or (None, None, None)
+    counts = {"slices": len(places), "rows": rows, "columns": columns}
+    return {**counts, "spacing_mm": stated.get("spacing_mm"), "ends_mm": [places[0], places[-1]]}
 
 
 def refuse_other_features(facts: dict[str, Any], table: Manifest, ids: Iterable[str]) -> None:

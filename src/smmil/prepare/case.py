@@ -95,6 +95,7 @@ def _make_scan(job: Job, encoder: Encoder, source: str) -> dict[str, Any]:
     scan_preview(job.preview_path, volume, job.recipe)
     facts = {
         "notes": list(volume.notes),
+        "shape": list(volume.shape),
         "spacing_mm": list(volume.spacing_mm),
         "orientation": volume.orientation,
         "positions_mm": volume.positions_mm.tolist(),

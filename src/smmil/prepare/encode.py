@@ -77,7 +77,7 @@ class _Reading:
         if len(self.damaged) > self.limit:
             raise DataError(
                 f"{self.slide.path}: more than {self.limit} of {total} tiles cannot be decoded (the last one: "
-                f"{damage.reason}); copy or scan the slide again, or raise max_damaged"
+                f"{damage.reason}); copy or scan the slide again (max_damaged of the recipe allows no more)"
             )
 
 

@@ -9,6 +9,7 @@ from smmil.report.private import safe_text
 from smmil.report.sources import Source
 
 UNSTATED = "not stated"
+_OF_THE_MODEL = ("model", "score_kind", "checkpoint", "epoch", "seed", "weights", "config")
 INTENDED_USE = (
     "Research use only. Not a medical device: not for diagnosis, treatment or any decision about a patient.",
     "Scores show where a model looked, not where disease is. A hot region is a hint, its absence proves nothing.",
@@ -18,7 +19,7 @@ INTENDED_USE = (
 
 def model_card(source: Source, licences: Mapping[str, str]) -> list[tuple[str, str]]:
     """What is known about one model, as (fact, value); what nobody stated is called so. No other field is shown."""
-    meta, run = source.predictions[0].meta, source.run
+    meta, run = _common(source.predictions), source.run
     features = _mapping(meta.get("features")) or _mapping(run.get("features"))
     split, made = _mapping(meta.get("split")), _mapping(run.get("model"))
     encoder = features.get("encoder")
@@ -48,6 +49,22 @@ def model_card(source: Source, licences: Mapping[str, str]) -> list[tuple[str, s
         ("Software", _pairs(_mapping(meta.get("versions")) or _mapping(run.get("versions")))),
     ]
     return [(name, UNSTATED if value in (None, "") else safe_text(value)) for name, value in rows]
+
+
+def different(predictions: Sequence[Prediction], key: str) -> list[Any]:
+    """What the predictions state under a key of their meta, each value once, in the order of the cases."""
+    found: list[Any] = []
+    for stated in (p.meta.get(key) for p in predictions):
+        if stated is not None and stated not in found:
+            found.append(stated)
+    return found
+
+
+def _common(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The meta of the first prediction; what others state otherwise is called several."""
+    changing = {key: len(different(predictions, key)) for key in _OF_THE_MODEL}
+    several = {key: f"several ({count})" for key, count in changing.items() if count > 1}
+    return {**predictions[0].meta, **several}
 
 
 def data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:

@@ -62,12 +62,12 @@ def verdict(prediction: Prediction) -> dict[str, Any]:
 
 
 def outcome(y: int | None, answer: int, classes: int = 2) -> str:
-    """correct, missed (positive called negative), false alarm (the reverse), wrong (several classes) or unlabelled."""
+    """true or false, positive or negative, as the viewer says; with several classes correct or wrong; or unlabelled."""
     if y is None:
         return "unlabelled"
-    if y == answer:
-        return "correct"
-    return "wrong" if classes > 2 else ("missed" if y else "false alarm")
+    if classes > 2:
+        return "correct" if y == answer else "wrong"
+    return f"{'true' if y == answer else 'false'} {'positive' if answer else 'negative'}"
 
 
 def _worst_first(case: Case) -> tuple[float, str]:

@@ -52,11 +52,13 @@ def curve_chart(
 def histogram_chart(title: str, found: Histogram, *, words: str) -> str:
     """Shares of positive and negative instances per bin of the score."""
     top = float(max(found.positive.max(), found.negative.max())) or 1.0
-    paper = _Paper((0, 1), (0, top * 1.05))
-    ends = f"score, 0 = {found.lowest:.3g}, 1 = {found.highest:.3g}"
-    drawn = [_grid(paper, ticks(1.0), ticks(top * 1.05), (ends, "share of instances"))]
-    drawn.append(_area(paper, found.edges, found.negative, "negative"))
-    drawn.append(_area(paper, found.edges, found.positive, "positive"))
+    low = found.lowest
+    high = found.highest if found.highest > low else low + 1.0  # all scores alike: all in the first bin
+    paper = _Paper((low, high), (0, top * 1.05))
+    drawn = [_grid(paper, ticks_between(low, high), ticks(top * 1.05), ("score", "share of instances"))]
+    edges = low + found.edges * (high - low)
+    drawn.append(_area(paper, edges, found.negative, "negative"))
+    drawn.append(_area(paper, edges, found.positive, "positive"))
     legend = [(f"{kind} instances", f'<span class="key {kind}"></span>') for kind in ("negative", "positive")]
     return _figure(title, "".join(drawn), words, legend)
 
@@ -127,8 +129,16 @@ def ticks(most: float, about: int = 5) -> list[float]:
     return [step * k for k in range(int(most / step * (1 + 1e-9)) + 1)]
 
 
+def ticks_between(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`, as far apart as those from 0 would be."""
+    step = ticks(high - low)[1]
+    first, last = np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9)
+    return [float(k) * step for k in range(int(first), int(last) + 1)]
+
+
 def tick_words(values: Sequence[float]) -> list[str]:
     """The numbers with as many digits as their distance needs, and no more."""
-    step = values[1] if len(values) > 1 else 1.0
+    step = values[1] - values[0] if len(values) > 1 else 1.0
     digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
-    return ["0" if value == 0 else f"{value:.{digits}f}" for value in values]
+    plain = digits <= 6 and max(map(abs, values), default=0.0) < 1e6
+    return ["0" if value == 0 else f"{value:.{digits}f}" if plain else f"{value:.3g}" for value in values]

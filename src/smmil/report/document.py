@@ -101,11 +101,12 @@ def _model(source: Source, found: Mapping[str, Any], column: int | None) -> dict
 
 
 def _shown(picture: AnyPicture | None, reason: str | None) -> dict[str, Any]:
-    """What lies below the map: the place of a slide's picture, the layout of a scan's slices, or why there is none."""
+    """What lies below the map: the place of a slide's picture, the layout of a scan's slices, what is wrong with it."""
     return {
         "picture": None if picture is None or picture.area is None else list(picture.area),
         "slices": picture.layout if isinstance(picture, ScanPicture) else None,
-        "missing": None if reason is None else safe_text(reason),
+        "missing": None if reason is None or picture is not None else safe_text(reason),
+        "damage": None if reason is None or picture is None else safe_text(reason),
     }
 
 

@@ -39,7 +39,7 @@ def _histogram(name: str, predictions: Sequence[Prediction], column: int | None)
     except DataError:
         return None  # no instance label is known, so there is nothing to tell apart; the numbers say so too
     kind = str(predictions[0].meta.get("score_kind", "score"))
-    words = f"Scores of positive and negative instances ({kind}), from the lowest (0) to the highest (1) of the set."
+    words = f"Scores ({kind}) of positive and negative instances, from {shares.lowest:.3g} to {shares.highest:.3g}."
     return histogram_chart(f"Instance scores, {name}", shares, words=words)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
+from smmil.exports.same_scan import other_scan
 from smmil.images import Slide, Volume
 from smmil.report.cases import Case
 
@@ -35,7 +36,7 @@ def pixels_per_unit(case: Case, slide: Slide) -> float:
 
 
 def slice_numbers(case: Case, volume: Volume) -> np.ndarray:
-    """Slices that are instances, counted from the foot; an error when the scan has none of these."""
+    """Slices that are instances, counted from the foot; an error when the scan lacks them or is another one."""
     places = [p.coords for p in case.predictions if p is not None and p.coords is not None]
     stated = np.unique(np.concatenate([coords[:, 0] for coords in places if coords.shape[1] == 1]))
     numbers = np.rint(stated).astype(np.int64)
@@ -49,7 +50,18 @@ def slice_numbers(case: Case, volume: Volume) -> np.ndarray:
             f"{case.id}: was made from slices {apart:g} mm apart, but those of {volume.name} are "
             f"{volume.distance_mm:g} mm apart; {_ASK}"
         )
+    refuse_other_scan(case, volume)
     return numbers
+
+
+def refuse_other_scan(case: Case, volume: Volume) -> None:
+    """An error when the scan's size, voxels or place in the patient are not what the predictions remember."""
+    for prediction in (p for p in case.predictions if p is not None):
+        other = other_scan(prediction, volume)
+        if other is not None:
+            raise DataError(
+                f"{case.id}: was made from a scan with {other.told}, but {volume.name} has {other.found}; {_ASK}"
+            )
 
 
 def _refuse(case: Case, slide: Slide, what: str, told: Any, found: tuple[int, ...]) -> None:

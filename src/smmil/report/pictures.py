@@ -11,6 +11,7 @@ from smmil.errors import DataError, SmmilError
 from smmil.images import open_slide
 from smmil.images.windows import Window, parse_window
 from smmil.report.cases import Case
+from smmil.report.damage import describe, hatched, lost_pixels
 from smmil.report.jpeg import fitting_jpeg
 from smmil.report.matching import pixels_per_unit, refuse_other_slide
 from smmil.report.originals import Original, find_originals
@@ -24,10 +25,14 @@ Area = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class CasePicture:
-    """A JPEG (base64) and the rectangle it covers: left, top, width, height in coordinate units of the case."""
+    """A JPEG (base64) and the rectangle it covers: left, top, width, height in coordinate units of the case.
+
+    damage  what of the slide could not be decoded and is hatched, in words; None: nothing
+    """
 
     jpeg: str
     area: Area
+    damage: str | None = None
 
 
 AnyPicture = CasePicture | ScanPicture
@@ -68,9 +73,11 @@ def case_picture(original: Original, case: Case, most_bytes: int) -> CasePicture
         area = _tissue_area(case, slide.size, unit)
         whole = max(1, min(_LARGEST_WHOLE, round(_SIDES[0] * max(slide.size) / max(area[2:]))))
         shown = slide.thumbnail(whole)
-    image, covered = _cut(shown.image, shown.scale, area)
+        lost, covered = _cut(lost_pixels(shown), shown.scale, area)
+        damage = describe(lost, slide, shown) if lost.any() else None
+    image = hatched(_cut(shown.image, shown.scale, area)[0], lost)
     left, top, width, height = (value / unit for value in covered)
-    return CasePicture(fitting_jpeg(image, _SIDES, most_bytes), (left, top, width, height))
+    return CasePicture(fitting_jpeg(image, _SIDES, most_bytes), (left, top, width, height), damage)
 
 
 def _tissue_area(case: Case, size: tuple[int, int], unit: float) -> Area:

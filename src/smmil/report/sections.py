@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from smmil.report.card import INTENDED_USE, data_card, model_card, parts_of
+from smmil.report.card import INTENDED_USE, data_card, model_card
 from smmil.report.cases import Case
+from smmil.report.caveats import caveats
 from smmil.report.chart import SLOTS
 from smmil.report.comparable import other_cases, other_instances
 from smmil.report.numbers import CASES, INSTANCES, ROWS, Results, Row, interval_of, remarks, value_of
@@ -23,7 +24,7 @@ def summary_section(sources: Sequence[Source], results: Results) -> str:
     unmarked = _unmarked(sources)
     said = f'<details class="remarks"><summary>Remarks on these numbers</summary><ul>{notes}</ul></details>'
     return (
-        f'<section id="summary"><h2>Summary</h2>{_seen_before(sources)}'
+        f'<section id="summary"><h2>Summary</h2>{_caveats(sources)}'
         f'<div class="tiles">{_tiles(sources, results)}</div>'
         f'{_metrics(results, unmarked)}{_why_unmarked(unmarked)}<p class="hint">{escape(_how(results, unmarked))}</p>'
         f"{said if notes else ''}</section>"
@@ -46,14 +47,11 @@ def _why_unmarked(unmarked: Mapping[str, str]) -> str:
     return "".join(lines)
 
 
-def _seen_before(sources: Sequence[Source]) -> str:
-    """A warning where a model is judged on cases it was trained or selected on."""
-    told = [(s.name, [part for part in parts_of(s.predictions) if part in ("train", "val")]) for s in sources]
-    names = [f"{name} ({' and '.join(parts)})" for name, parts in told if parts]
-    if not names:
-        return ""
-    text = f"Not a fair test: {', '.join(names)} includes cases the model was trained or selected on. Use --part test."
-    return f'<p class="hint" role="note"><strong>{escape(text)}</strong></p>'
+def _caveats(sources: Sequence[Source]) -> str:
+    return "".join(
+        f'<p class="hint" role="note"><strong>{escape(f"{headline}: {sentence}")}</strong></p>'
+        for headline, sentence in caveats(sources)
+    )
 
 
 def curves_section(charts: Sequence[str]) -> str:

@@ -20,7 +20,8 @@ _WIDEST = 6000  # pixels of a picture's side; browsers refuse much larger ones
 class ScanPicture:
     """A JPEG (base64) with all slices from foot to head, row by row, `across` to a row, each of that width and height.
 
-    area  None: unlike the picture of a slide it covers nothing
+    area    None: unlike the picture of a slide it covers nothing
+    damage  None: a scan with a slice that cannot be read is not shown at all
     """
 
     jpeg: str
@@ -29,6 +30,7 @@ class ScanPicture:
     height: int
     count: int
     area: None = None
+    damage: None = None
 
     @property
     def layout(self) -> list[int]:

@@ -8,21 +8,43 @@ from typing import Any
 from smmil.errors import DataError
 from smmil.evaluate.folders import named_folders
 from smmil.files import read_json
-from smmil.prediction import Prediction, load_predictions
+from smmil.prediction import Prediction, prediction_files
 
 
 @dataclass(frozen=True)
 class Source:
-    """One model: a name to show, what it said about the cases, and run.json of its run (empty when there is none)."""
+    """One model: a name to show, what it said about the cases, and run.json of its run (empty when there is none).
+
+    left_out  {file: reason} of predictions that could not be read
+    """
 
     name: str
     predictions: Sequence[Prediction]
     run: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[Path, str] = field(default_factory=dict)
 
 
 def load_sources(places: Sequence[str | Path]) -> list[Source]:
-    """One source per model; a run stands for the predictions in its folder `predictions`."""
-    return [Source(name, load_predictions(files), run) for name, files, run in find_sources(places)]
+    """One source per model; a run stands for its folder `predictions`, and damaged files are left out and named."""
+    return [_load(*found) for found in find_sources(places)]
+
+
+def _load(name: str, places: Sequence[Path], run: dict[str, Any]) -> Source:
+    found: dict[str, tuple[Prediction, Path]] = {}
+    damaged: dict[Path, str] = {}
+    for path in (file for place in places for file in prediction_files(place)):
+        try:
+            prediction = Prediction.load(path)
+        except DataError as problem:
+            damaged[path] = str(problem).removeprefix(f"{path}: ")
+            continue
+        if prediction.id in found:
+            raise DataError(f"{path}: id {prediction.id!r} is already in {found[prediction.id][1]}; remove one of them")
+        found[prediction.id] = prediction, path
+    if not found:
+        path, reason = next(iter(damaged.items()))
+        raise DataError(f"{path}: {reason} (and no other prediction of {name} can be read)")
+    return Source(name, [prediction for _, (prediction, _) in sorted(found.items())], run, damaged)
 
 
 def find_sources(places: Sequence[str | Path]) -> list[tuple[str, Sequence[Path], dict[str, Any]]]:

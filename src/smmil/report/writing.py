@@ -12,8 +12,9 @@ from smmil.report.cases import Case, all_cases
 from smmil.report.document import document
 from smmil.report.figures import figures
 from smmil.report.numbers import measure
+from smmil.report.originals import find_originals
 from smmil.report.pictures import AnyPicture, all_pictures
-from smmil.report.private import safe_text
+from smmil.report.private import safe_text, without_names
 from smmil.report.sources import Source, load_sources
 
 LARGEST_MB = 30.0
@@ -23,13 +24,19 @@ _PAGE_BYTES = 1_000_000  # program, style and numbers
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: the page, its models and number of cases, its size, and cases left without a picture."""
+    """What was written: the page, its models and number of cases, its size, and what is wrong with it.
+
+    without_picture  {case: why its image is not shown}     damaged  {case: what of its image cannot be decoded}
+    left_out         {file of predictions: why it cannot be read}
+    """
 
     page: Path
     models: list[str]
     n_cases: int
     n_bytes: int
     without_picture: dict[str, str] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
+    left_out: dict[Path, str] = field(default_factory=dict)
 
 
 def write_report(
@@ -62,6 +69,7 @@ def write_report(
     room = int(max_mb * 1e6) - _PAGE_BYTES
     cases = _fitting_cases(models, column, room)
     pictures, missing = _pictures(cases, slides, room, window)
+    damaged = {id_: picture.damage for id_, picture in pictures.items() if picture.damage is not None}
     text = document(
         sources,
         results,
@@ -71,10 +79,11 @@ def write_report(
         title=safe_text(title or f"Report: {', '.join(models)}"),
         licences=licences or {},
         column=column,
-        missing=missing,
+        missing=_to_show({**missing, **damaged}, slides),
     )
     write_text(out, text)
-    return Written(Path(out), list(models), len(cases), len(text.encode()), missing)
+    left_out = {path: reason for source in sources for path, reason in source.left_out.items()}
+    return Written(Path(out), list(models), len(cases), len(text.encode()), missing, damaged, left_out)
 
 
 def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | None, room: int) -> list[Case]:
@@ -88,6 +97,12 @@ def _pictures(
     cases: list[Case], slides: str | Path | None, room: int, window: Window
 ) -> tuple[dict[str, AnyPicture], dict[str, str]]:
     return ({}, {}) if slides is None else all_pictures(cases, slides, max(0, room - _size(cases)), window)
+
+
+def _to_show(reasons: dict[str, str], slides: str | Path | None) -> dict[str, str]:
+    """Reasons as the page tells them: without the names of images, which only the command says."""
+    files = find_originals(slides, list(reasons)) if slides is not None and reasons else {}
+    return {id_: without_names(text, files[id_].path, id_) if id_ in files else text for id_, text in reasons.items()}
 
 
 def _refuse_folder(out: Path) -> None:

@@ -9,7 +9,7 @@ from smmil.errors import SmmilError
 from smmil.exports.case import Case
 from smmil.maps import canvas
 from smmil.viewer.catalogue import CaseRow, Model, colour_limits
-from smmil.viewer.downloads import needs_threshold, possible_formats
+from smmil.viewer.downloads import needs_threshold
 from smmil.viewer.scans import scan_facts
 from smmil.viewer.study import Study
 
@@ -23,6 +23,7 @@ def all_cases(study: Study) -> dict[str, Any]:
         "palettes": {name: canvas.palette(name) for name in canvas.SCALES},
         "models": [_model(model, study.threshold) for model in study.models],
         "cases": [_row(row) for row in study.cases],
+        "notes": list(study.notes),
     }
 
 
@@ -30,7 +31,7 @@ def one_case(study: Study, number: int) -> dict[str, Any]:
     """What can be shown of a case; what is missing is said in a note, and the rest works without it."""
     row, places = study.cases[number], study.places(number)
     notes: list[str] = list(places.notes)
-    formats = possible_formats(row.kind, row.image)
+    formats = study.formats(number)
     return {
         "id": row.title,
         "kind": row.kind,
@@ -38,12 +39,13 @@ def one_case(study: Study, number: int) -> dict[str, Any]:
         "patch": places.patch,
         "step": places.step,
         "mpp": places.mpp,
+        "size": None if places.size is None else list(places.size),
         "image": _image(study, number, notes),
         "scan": _scan(study, number, notes),
         "models": [_said(study, number, m, notes) for m in range(len(study.models))],
         "exports": formats,
         "exports_need_threshold": [name for name in formats if needs_threshold(name)],
-        "notes": notes,
+        "notes": notes + study.damage.notes(number),
     }
 
 

@@ -1,5 +1,6 @@
 """The tables behind every address: models and cases by number, made once at the start."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +24,9 @@ _OUTCOMES = {(1, 1): "true positive", (1, 0): "false negative", (0, 1): "false p
 
 @dataclass(frozen=True)
 class Model:
-    """A model by the name of its folder, with its files by case, and the spread of its scores over all of them."""
+    """A model by the name of its folder, and the spread of its scores over all its cases."""
 
     name: str
-    files: dict[str, Path]
     score_kind: str = "score"
     span: tuple[float, float] = (0.0, 1.0)
     colours: tuple[float, float] = (0.0, 1.0)
@@ -36,14 +36,23 @@ class Model:
 class Said:
     """What one model said about one case, in few words; the scores stay in the file.
 
-    shown  False when its instances are others than those of the case's first model: one map cannot show both
+    shown    False when its instances are others than those of the case's first model: one map cannot show both
+    content  digest of all that the file said at the start
     """
 
     file: Path
     probability: float
     outcome: str | None
     layout: str
+    content: str
     shown: bool = True
+
+    def load(self) -> Prediction:
+        """The prediction again; an error when the file has become another one, since the list shows the first."""
+        prediction = Prediction.load(self.file)
+        if _content(prediction) != self.content:
+            raise DataError(f"{self.file}: the prediction has changed since smmil view was started; start it again")
+        return prediction
 
 
 @dataclass(frozen=True)
@@ -66,13 +75,18 @@ class CaseRow:
 
     @property
     def title(self) -> str:
-        return safe_text(self.id)
+        """The id as one printable line, never cut: two long ids may differ at their ends."""
+        return safe_text(self.id, max(len(self.id), 1))
 
 
 @dataclass(frozen=True)
 class Catalogue:
+    """Models and cases, what page and terminal are told about files left out, the latter with their names."""
+
     models: list[Model]
     cases: list[CaseRow]
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 @dataclass
@@ -83,31 +97,36 @@ class _Gathered:
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     scores: list[np.ndarray] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
+    damaged: list[DataError] = field(default_factory=list)
 
 
 def read_catalogue(
     places: Sequence[str | Path], column: int | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Catalogue:
-    """Models and cases of runs and folders of predictions; every file is read once, one at a time, and let go."""
+    """Models and cases of runs and folders of predictions; every file is read once, one at a time, and let go.
+
+    A file that cannot be read is left out and told; only when none is left is that an error.
+    """
     found = list(_named_files(places))
     total, done = sum(len(files) for _, files in found), 0
-    models, gathered = [], []
+    models, gathered, damaged = [], [], {}
     for name, files in found:
         table = _Gathered()
-        by_id: dict[str, Path] = {}
         for file in files:
-            prediction = Prediction.load(file)
-            if prediction.id in by_id:
-                raise DataError(f"{file}: id {prediction.id!r} is already in {by_id[prediction.id]}; remove one")
-            by_id[prediction.id] = file
-            _note(table, prediction, file, column)
+            _gather(table, file, column)
             done += 1
             if progress is not None:
                 progress(done, total)
-        models.append(_model(name, by_id, table))
-        gathered.append(table)
+        damaged[name] = table.damaged
+        if table.said:
+            models.append(_model(name, table))
+            gathered.append(table)
+    problems = [problem for several in damaged.values() for problem in several]
+    if not models and problems:
+        raise problems[0]
     ids = sorted({id_ for table in gathered for id_ in table.said})
-    return Catalogue(models, [_row(id_, gathered) for id_ in ids])
+    notes = [_left_out(name, len(several)) for name, several in damaged.items() if several]
+    return Catalogue(models, [_row(id_, gathered) for id_ in ids], tuple(notes), tuple(map(str, problems)))
 
 
 def kind_of(prediction: Prediction) -> str:
@@ -131,10 +150,28 @@ def _named_files(places: Sequence[str | Path]) -> Iterator[tuple[str, list[Path]
         yield safe_text(name), [file for place in where for file in prediction_files(place)]
 
 
+def _gather(table: _Gathered, file: Path, column: int | None) -> None:
+    try:
+        prediction = Prediction.load(file)
+    except DataError as problem:
+        table.damaged.append(problem)
+        return
+    if prediction.id in table.said:
+        raise DataError(f"{file}: id {prediction.id!r} is already in {table.said[prediction.id].file}; remove one")
+    _note(table, prediction, file, column)
+
+
+def _left_out(model: str, count: int) -> str:
+    """For the page, without names of files: these may name people."""
+    what = "prediction that cannot be read was" if count == 1 else "predictions that cannot be read were"
+    return f"{count} {what} left out of {model}; the terminal smmil view was started from says which"
+
+
 def _note(table: _Gathered, prediction: Prediction, file: Path, column: int | None) -> None:
     answer = verdict(prediction)
     y = prediction.y
-    table.said[prediction.id] = Said(file, answer["p"], _outcome(y, answer["answer"], prediction), _layout(prediction))
+    outcome = _outcome(y, answer["answer"], prediction)
+    table.said[prediction.id] = Said(file, answer["p"], outcome, _layout(prediction), _content(prediction))
     table.facts[prediction.id] = {
         "kind": kind_of(prediction),
         "instances": prediction.n,
@@ -159,11 +196,20 @@ def _layout(prediction: Prediction) -> str:
     return digest(f"{prediction.n}", places, frame)
 
 
-def _model(name: str, files: dict[str, Path], table: _Gathered) -> Model:
+def _content(prediction: Prediction) -> str:
+    """Equal for predictions that say the same about the same case."""
+    arrays = (prediction.probs, prediction.scores, prediction.y_inst, prediction.edges)
+    told = [b"-" if a is None else f"{a.dtype}{a.shape}".encode() + np.ascontiguousarray(a).tobytes() for a in arrays]
+    facts = json.dumps([prediction.id, prediction.y, prediction.meta], sort_keys=True)
+    frame = None if prediction.frame is None else prediction.frame.to_dict()
+    return digest(_layout(prediction), facts, json.dumps(frame), *told)
+
+
+def _model(name: str, table: _Gathered) -> Model:
     scores = np.concatenate(table.scores).astype(np.float64)
     table.scores.clear()
     span = float(scores.min()), float(scores.max())
-    return Model(name, files, " + ".join(table.kinds), span, colour_limits(scores))
+    return Model(name, " + ".join(table.kinds), span, colour_limits(scores))
 
 
 def _row(id_: str, gathered: Sequence[_Gathered]) -> CaseRow:

@@ -6,15 +6,17 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
 
-from smmil.errors import ConfigError
+from smmil.errors import ConfigError, DataError
 from smmil.exports import FORMATS, export
+from smmil.exports.case import Case
+from smmil.exports.places import boxes, slide_facts
 from smmil.files import file_name
 from smmil.prediction import Prediction
 from smmil.report.private import safe_text
 
+_TABLES = ("csv", "parquet")
 _OF_SLIDES = ("geojson", "csv", "parquet", "png", "tiff")
-_OF_SCANS = ("csv", "parquet")
-_OF_SCANS_WITH_IMAGE = ("csv", "parquet", "png", "nifti")
+_OF_SCANS = ("csv", "parquet", "png", "nifti")
 _OF_DICOM = ("dicom-seg", "dicom-pm")
 
 
@@ -29,14 +31,27 @@ class Download(NamedTuple):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def possible_formats(kind: str, image: Path | None) -> list[str]:
-    """What a case of this kind can be exported to, with the image that is at hand."""
+def possible_formats(kind: str, case: Case) -> list[str]:
+    """What a case of this kind can be written to; its image is only there when it can be read and is its own.
+
+    Tables can always be written; maps need places in pixels, and what lies in a patient needs the image.
+    """
+    image = case.image
     dicom = _OF_DICOM if image is not None and (image.is_dir() or image.suffix.lower() == ".dcm") else ()
-    if kind == "slide":
+    if kind == "slide" and _has_pixels(case):
         return [*_OF_SLIDES, *dicom]
-    if kind == "scan":
-        return [*(_OF_SCANS if image is None else _OF_SCANS_WITH_IMAGE), *dicom]
-    return ["csv", "parquet"] if kind == "points" else []
+    if kind == "scan" and image is not None:
+        return [*_OF_SCANS, *dicom]
+    return list(_TABLES) if kind != "none" or case.prediction.coords is None else []
+
+
+def _has_pixels(case: Case) -> bool:
+    """Whether the exports can tell where in the slide its instances lie."""
+    try:
+        boxes(case, slide_facts(case))
+    except DataError:
+        return False
+    return True
 
 
 def needs_threshold(format_: str) -> bool:

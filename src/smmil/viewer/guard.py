@@ -27,6 +27,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "x-frame-options": "DENY",
 }
+_CLOSED: tuple[int, str, dict[str, str]] = (401, "a token is needed; open the address that smmil view printed", {})
 
 
 def is_loopback(host: str) -> bool:
@@ -52,6 +53,8 @@ def _is_wildcard(host: str) -> bool:
 @dataclass(frozen=True)
 class Guard:
     """Wraps the application; with a token, everything but the page with `?token=` needs the cookie it gives.
+
+    The cookie is SameSite=Lax: a link to the viewer in a mail or a wiki works, but no other site can load parts of it.
 
     bound  the host that was bound, which decides on the names accepted in the Host header: a web site whose name is
            made to point at this machine (DNS rebinding) sends its own name and is refused
@@ -88,13 +91,20 @@ class Guard:
         headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         if not self._host_is_ours([value for name, value in headers if name == "host"]):
             return 400, "this host name is not served; use the address that smmil view printed", {}
-        if self.token is None or self._knows_token(headers):
-            # a line break at the end would pass for the address without it
-            return None if scope["path"].isprintable() else (404, "nothing at this address", {})
-        if scope["path"] == "/" and self._same(_query_token(scope["query_string"])):
-            cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
-            return 303, "go on without the token in the address", {"location": "/", "set-cookie": cookie}
-        return 401, "a token is needed; open the address that smmil view printed", {}
+        if scope["path"] == "/" and (token := _query_token(scope["query_string"])) is not None:
+            return self._entrance(token, headers)
+        if self.token is not None and not self._knows_token(headers):
+            return _CLOSED
+        # a line break at the end would pass for the address without it
+        return None if scope["path"].isprintable() else (404, "nothing at this address", {})
+
+    def _entrance(self, token: str, headers: Iterable[tuple[str, str]]) -> tuple[int, str, dict[str, str]]:
+        """The page with a token in its address: on to the page without it, so that nobody copies it from there."""
+        sentence, there = "go on without the token in the address", {"location": "/"}
+        if self.token is not None and self._same(token):
+            cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Lax; Path=/"
+            return 303, sentence, {**there, "set-cookie": cookie}
+        return (303, sentence, there) if self.token is None or self._knows_token(headers) else _CLOSED
 
     def _host_is_ours(self, stated: list[str]) -> bool:
         found = _HOST.fullmatch(stated[0]) if len(stated) == 1 else None
@@ -124,8 +134,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _query_token(query: bytes) -> str:
-    return parse_qs(query.decode("latin-1")).get("token", [""])[0]
+def _query_token(query: bytes) -> str | None:
+    return parse_qs(query.decode("latin-1"), keep_blank_values=True).get("token", [None])[0]
 
 
 def _cookie(header: str, name: str) -> str:

@@ -7,7 +7,7 @@ from smmil.errors import DataError
 from smmil.images import Slide, Volume
 from smmil.prediction import Prediction
 from smmil.report.cases import Case
-from smmil.report.matching import refuse_other_slide, slice_numbers
+from smmil.report.matching import refuse_other_scan, refuse_other_slide, slice_numbers
 
 
 def refuse_foreign_slide(prediction: Prediction, slide: Slide) -> None:
@@ -25,6 +25,8 @@ def refuse_foreign_scan(prediction: Prediction, volume: Volume) -> None:
         slice_numbers(Case(prediction.id, facts, [], [prediction]), volume)
     elif prediction.coords[:, 2].max() >= len(volume):
         raise DataError(f"{prediction.id}: has instances beyond the {len(volume)} slices of this scan; is it its own?")
+    else:
+        refuse_other_scan(Case(prediction.id, {}, [], [prediction]), volume)
 
 
 def find_features(manifest: str | Path, ids: Sequence[str]) -> dict[str, Path]:

@@ -35,17 +35,7 @@ def create_app(study: Study, *, host: str = "127.0.0.1", token: str | None = Non
     routes = [
         Route("/", at.page),
         Route("/static/{name}", at.static),
-        Route("/api/cases", at.cases),
-        Route("/api/case/{case}", at.case),
-        Route("/api/case/{case}/coords", at.coords),
-        Route("/api/case/{case}/scores/{model}", at.scores),
-        Route("/api/case/{case}/truth", at.truth),
-        Route("/api/case/{case}/instance/{instance}", at.instance),
-        Route("/tiles/{case}/{level}/{place}", at.tile),
-        Route("/patch/{case}/{picture}", at.patch),
-        Route("/slice/{case}/{slice}", at.slice),
-        Route("/thumbnail/{picture}", at.thumbnail),
-        Route("/export/{case}/{model}/{format}", at.export),
+        *(Route(address, at.of_this_start(answer)) for address, answer in at.table()),
     ]
     problems: Any = {SmmilError: at.problem, HTTPException: at.other_problem, Exception: at.own_fault}
     guard = Middleware(Guard, bound=host, token=token)
@@ -71,7 +61,33 @@ class Addresses:
         self.files = static_table()
         # Numbers mean other cases after a restart: no browser may take an old answer for a new one.
         self._start = secrets.token_hex(8)
-        self._all_cases = _json(answers.all_cases(study))
+        self._all_cases = _json({"study": self._start, **answers.all_cases(study)})
+
+    def table(self) -> list[tuple[str, Callable[[Request], Response]]]:
+        """Addresses about cases, and what answers them."""
+        return [
+            ("/api/cases", self.cases),
+            ("/api/case/{case}", self.case),
+            ("/api/case/{case}/coords", self.coords),
+            ("/api/case/{case}/scores/{model}", self.scores),
+            ("/api/case/{case}/truth", self.truth),
+            ("/api/case/{case}/instance/{instance}", self.instance),
+            ("/tiles/{case}/{level}/{place}", self.tile),
+            ("/patch/{case}/{picture}", self.patch),
+            ("/slice/{case}/{slice}", self.slice),
+            ("/thumbnail/{picture}", self.thumbnail),
+            ("/export/{case}/{model}/{format}", self.export),
+        ]
+
+    def of_this_start(self, answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        """Refuses a page of an earlier start, which says so by `study`: its numbers mean other cases now."""
+
+        def checked(request: Request) -> Response:
+            if set(request.query_params.getlist("study")) <= {self._start}:
+                return answer(request)
+            return _refusal(409, "this page belongs to an earlier start of smmil view; reload it")
+
+        return checked
 
     def page(self, request: Request) -> Response:
         return self._file(request, PAGE)

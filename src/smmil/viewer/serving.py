@@ -1,6 +1,7 @@
 """Starting and stopping the viewer: on this machine alone unless told otherwise, and then only with a token."""
 
 import contextlib
+import errno
 import secrets
 import socket
 import webbrowser
@@ -28,6 +29,7 @@ def serve(
     max_cache_mb: int = 256,
     title: str = "smmil view",
     announce: Callable[[str], None] = lambda url: None,
+    remark: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Show runs or folders of predictions in the browser until it is interrupted (Ctrl-C).
@@ -37,6 +39,7 @@ def serve(
     port          0: any free one
     max_cache_mb  memory for tiles that were shown lately
     announce      is told the address to open, with its token when one is needed
+    remark        is told, a line each, which predictions could not be read and were left out
     """
     uvicorn = _library()
     if not _LOWEST_CACHE_MB <= max_cache_mb <= _HIGHEST_CACHE_MB:
@@ -45,6 +48,8 @@ def serve(
     with listening:
         options = {"threshold": threshold, "cache_bytes": max_cache_mb * 2**20, "title": title}
         study = Study.read(places, slides=slides, bags=bags, column=column, progress=progress, **options)
+        for problem in study.problems:
+            remark(f"left out: {problem}")
         address, bound_port = listening.getsockname()[:2]
         token = None if is_loopback(address) else secrets.token_urlsafe(32)
         url = address_to_open(host, bound_port, token)
@@ -90,9 +95,16 @@ def bind(host: str, port: int) -> socket.socket:
         listening.listen(128)
     except OSError as problem:
         listening.close()
-        hint = "choose another with --port (0: any free one)"
-        raise ConfigError(f"--port {port}: cannot be used on {host} ({problem.strerror}); {hint}") from None
+        raise ConfigError(_why_not(host, port, problem)) from None
     return listening
+
+
+def _why_not(host: str, port: int, problem: OSError) -> str:
+    if problem.errno in (errno.EADDRINUSE, errno.EACCES):
+        hint = "choose another with --port (0: any free one)"
+        return f"--port {port}: cannot be used on {host} ({problem.strerror}); {hint}"
+    hint = "use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
+    return f"--host {host}: cannot be used on this machine ({problem.strerror}); {hint}"
 
 
 def address_to_open(host: str, port: int, token: str | None) -> str:

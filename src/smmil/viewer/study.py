@@ -1,24 +1,21 @@
 """Everything the viewer can be asked, answered from tables: numbers in, facts and bytes out. Knows nothing of HTTP."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import BoundedSemaphore
 from typing import Any
 
 import numpy as np
 
-from smmil.errors import SmmilError
+from smmil.errors import DataError, SmmilError
 from smmil.exports.case import Case
 from smmil.images import Volume, open_volume
-from smmil.prediction import Prediction
 from smmil.report.originals import find_originals
-from smmil.report.private import safe_text
 from smmil.viewer import instances
 from smmil.viewer.addresses import Absent
 from smmil.viewer.catalogue import Catalogue, read_catalogue
+from smmil.viewer.damage import Damage
 from smmil.viewer.downloads import Download, possible_formats, write_download
 from smmil.viewer.features import HotPatches, hot_patches
 from smmil.viewer.keeping import ByteCache, Recent
@@ -26,8 +23,10 @@ from smmil.viewer.pictures import find_features, refuse_foreign_scan
 from smmil.viewer.places import Places, case_places
 from smmil.viewer.pool import SlidePool
 from smmil.viewer.scans import slice_bytes
+from smmil.viewer.scratch import scratch_folder
 from smmil.viewer.thumbnails import thumbnail
 from smmil.viewer.tiles import SlidePicture, jpeg, patch_pixels, slide_picture, tile_pixels
+from smmil.viewer.words import without_names
 
 _EXPORTS_AT_ONCE = 2
 
@@ -48,6 +47,7 @@ class Study:
         title: str = "smmil view",
     ):
         self.models, self.cases = catalogue.models, catalogue.cases
+        self.notes, self.problems = catalogue.notes, catalogue.problems
         self.threshold, self.column, self.title = threshold, column, title
         self.cache, self.pool = ByteCache(cache_bytes), SlidePool()
         self.said = Recent(max(16, 2 * len(self.models)), self._said)
@@ -55,7 +55,8 @@ class Study:
         self.picture = Recent(512, self._picture)
         self.volume = Recent(3, self._volume)
         self._hot = Recent(16, self._hot_patches)
-        self._scratch = TemporaryDirectory(prefix="smmil-view-")
+        self._scratch = scratch_folder()
+        self.damage = Damage(self.words)
         self._exporting = BoundedSemaphore(_EXPORTS_AT_ONCE)
 
     @classmethod
@@ -75,7 +76,7 @@ class Study:
         images = {} if slides is None else find_originals(slides, ids)
         features = {} if bags is None else find_features(bags, ids)
         rows = [replace(row, original=images.get(row.id), features=features.get(row.id)) for row in catalogue.cases]
-        return cls(Catalogue(catalogue.models, rows), column=column, **options)
+        return cls(replace(catalogue, cases=rows), column=column, **options)
 
     def close(self) -> None:
         self.pool.close()
@@ -136,14 +137,16 @@ class Study:
         picture = self.need_picture(case)
         if not picture.has(level, column, row):
             raise Absent
-        return self.cache.kept((case, level, column, row), lambda: self._tile(picture, level, column, row))
+        with self.damage.noted(case):
+            return self.cache.kept((case, level, column, row), lambda: self._tile(picture, level, column, row))
 
     def patch(self, case: int, index: int, size: int) -> bytes:
         """One instance of a slide as JPEG."""
         picture, boxes = self.need_picture(case), self.places(case).boxes
         if boxes is None:
             raise Absent("the patches of this case have no known size")
-        return self.cache.kept((case, "patch", index, size), lambda: self._patch(picture, boxes[index], size))
+        with self.damage.noted(case):
+            return self.cache.kept((case, "patch", index, size), lambda: self._patch(picture, boxes[index], size))
 
     def slice(self, case: int, index: int) -> bytes:
         """One slice of a scan in Hounsfield units, int16."""
@@ -152,7 +155,8 @@ class Study:
         volume = self.volume(case)
         if index >= len(volume):
             raise Absent
-        return self.cache.kept((case, "slice", index), lambda: slice_bytes(volume, index))
+        with self.damage.noted(case, DataError):
+            return self.cache.kept((case, "slice", index), lambda: slice_bytes(volume, index))
 
     def thumbnail(self, case: int) -> bytes:
         """A small PNG of the case with the first model's map."""
@@ -160,8 +164,7 @@ class Study:
 
     def download(self, case: int, model: int, format_: str, threshold: float | None) -> Download:
         """The case as a file that other programs open; a few at a time."""
-        row = self.cases[case]
-        if not self.present(case, model) or format_ not in possible_formats(row.kind, row.image):
+        if not self.present(case, model) or format_ not in self.formats(case):
             raise Absent("this case has no such export")
         prediction = self.said((case, model)).prediction
         with self._exporting:
@@ -170,10 +173,25 @@ class Study:
                 self.models[model].name,
                 format_,
                 scratch=Path(self._scratch.name),
-                image=row.image,
+                image=self.own_image(case),
                 threshold=threshold,
                 column=self.column,
             )
+
+    def formats(self, case: int) -> list[str]:
+        """What the case can be exported to now."""
+        return possible_formats(self.cases[case].kind, replace(self.first_said(case), image=self.own_image(case)))
+
+    def own_image(self, case: int) -> Path | None:
+        """The image of a case where it can be opened and is its own."""
+        row = self.cases[case]
+        if row.image is None or row.kind == "none":
+            return None
+        try:
+            self.volume(case) if row.kind == "scan" else self.picture(case)
+        except SmmilError:
+            return None
+        return row.image
 
     def need_picture(self, case: int) -> SlidePicture:
         row = self.cases[case]
@@ -184,11 +202,8 @@ class Study:
     def words(self, problem: Exception, case: int) -> str:
         """An error as one line in which files have become the case: names of files and folders may name people."""
         row = self.cases[case]
-        text = str(problem)
-        files = [row.image, row.features, *(said.file for said in row.said if said is not None)]
-        for file in sorted({str(f) for f in files if f is not None}, key=len, reverse=True):
-            text = re.sub(re.escape(file) + r"([/\\][^:;,(]*)?", lambda _: row.title, text)
-        return safe_text(text, 400)
+        others = [row.features, *(said.file for said in row.said if said is not None)]
+        return without_names(str(problem), row.id, row.image, filter(None, others))
 
     def _tile(self, picture: SlidePicture, level: int, column: int, row: int) -> bytes:
         with self.pool.lend(picture.path, picture.weight) as slide:
@@ -203,7 +218,7 @@ class Study:
     def _said(self, key: tuple[int, int]) -> Case:
         said = self.cases[key[0]].said[key[1]]
         assert said is not None  # `present` was asked before
-        return Case(Prediction.load(said.file), self.cases[key[0]].image, self.threshold, self.column)
+        return Case(said.load(), self.cases[key[0]].image, self.threshold, self.column)
 
     def _picture(self, case: int) -> SlidePicture:
         original = self.cases[case].original

@@ -35,7 +35,8 @@ def thumbnail(study: "Study", number: int) -> bytes:
 def _of_slide(study: "Study", number: int, case: Case) -> np.ndarray:
     if case.image is not None:
         try:
-            return _over_slide(study, number, case)
+            with study.damage.noted(number):
+                return _over_slide(study, number, case)
         except SmmilError:
             pass  # the case itself says what is wrong with its slide; its map can still be shown
     if study.cases[number].kind == "slide":

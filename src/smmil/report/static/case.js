@@ -74,7 +74,8 @@ function legendOf() {
 
 function drawNotes(entry, models) {
   const missing = models.filter((m) => entry.said[m] === null).map((m) => `${DATA.models[m].name} has no prediction of this case`);
-  const notes = [...(entry.missing ? [`no picture: ${entry.missing}`] : []), ...shown.panes.flatMap((pane) => pane.cells.notes)];
+  const picture = [...(entry.missing ? [`no picture: ${entry.missing}`] : []), ...(entry.damage ? [entry.damage] : [])];
+  const notes = [...picture, ...shown.panes.flatMap((pane) => pane.cells.notes)];
   const truth = shown.panes.some((pane) => pane.cells.truth) ? [] : ["no instance label is known: no outline"];
   field("case-notes").replaceChildren(...[...new Set([...missing, ...notes, ...truth])].map((n) => make("li", "", n)));
 }

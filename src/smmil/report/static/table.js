@@ -16,6 +16,11 @@ const seen = new IntersectionObserver(
   { rootMargin: "300px" },
 );
 
+/** Colour of an outcome: missed lesions are worse than false alarms. */
+function outcomeClass(outcome) {
+  return { "true positive": "correct", "true negative": "correct", "false negative": "missed", "false positive": "false-alarm" }[outcome] || outcome;
+}
+
 function make(tag, className, text) {
   const element = document.createElement(tag);
   if (className) element.className = className;
@@ -96,7 +101,7 @@ function rowOf(number) {
   by.part.textContent = entry.part || "–";
   by.map.append(make("canvas", "thumbnail"));
   by.p.append(...(said ? predictionCell(said) : ["–"]));
-  if (said) by.outcome.append(make("span", `outcome ${said.outcome.replace(" ", "-")}`, said.outcome));
+  if (said) by.outcome.append(make("span", `outcome ${outcomeClass(said.outcome)}`, said.outcome));
   by.error.textContent = said ? shortNumber(said.error) : "–";
   by.instances.textContent = said ? said.instances.toLocaleString("en") : "–";
   row.append(...cells);

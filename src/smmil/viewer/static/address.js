@@ -1,9 +1,11 @@
 // The address says what is shown, so that a link brings another reader to the same place.
 import { facts } from "./facts.js";
+import { givenThreshold, thresholdFor } from "./how.js";
 import { goToView } from "./stage.js";
 import { change, onChange, state } from "./state.js";
+import { note } from "./words.js";
 
-const KEPT = ["case", "left", "right", "view", "patch", "slice", "window", "cut", "exact", "palette", "opacity"];
+const KEPT = ["case", "left", "right", "view", "patch", "slice", "window", "cut", "cutOf", "scale", "palette", "opacity"];
 const WAIT = 150;
 let waiting = 0;
 let written = null; // the case of the address as it stands
@@ -14,14 +16,19 @@ function textOf() {
   put("case", facts.cases[state.case]?.id);
   put("model", facts.models[state.left]?.name);
   put("beside", facts.models[state.right]?.name);
-  for (const key of ["view", "patch", "slice", "window"]) put(key, state[key]);
-  if (state.exact || state.cut) said.set("threshold", state.exact ? "given" : state.cut);
+  put("view", state.view);
+  if (facts.cases[state.case]?.kind !== "scan") put("patch", state.patch); // in a scan the slice says it
+  put("slice", state.slice === null ? null : state.slice + 1); // counted from 1, as on the screen
+  put("window", state.window);
+  put("threshold", thresholdFor(state.left) ?? (givenThreshold(state.left) === null ? null : "off"));
+  if (state.scale !== "case") said.set("scale", state.scale);
   if (state.palette !== "viridis") said.set("colours", state.palette);
   if (state.opacity !== 0.65) said.set("opacity", state.opacity);
   return `#${said}`;
 }
 
 function write() {
+  if (state.case === null) return; // a link that leads nowhere stays as it was sent
   const text = textOf();
   if (text === location.hash) return;
   const another = written !== null && written !== state.case;
@@ -30,30 +37,59 @@ function write() {
   history[another ? "pushState" : "replaceState"](null, "", location.pathname + text);
 }
 
-/** Numbers are read as numbers, names are looked up; whatever does not fit is passed over. */
-function read() {
+/** Numbers are read as numbers, names are looked up; `unknown` gathers in words what the address names in vain. */
+function read(unknown) {
   const said = new URLSearchParams(location.hash.slice(1));
-  const number = (key, most) => {
-    const value = Number(said.get(key));
-    return said.has(key) && Number.isInteger(value) && value >= 0 && value < most ? value : null;
+  const at = find(facts.cases, "id", said.get("case"));
+  if (at < 0) unknown.push(`case ${said.get("case")} is not among these predictions: choose one from the list`);
+  const model = (key) => {
+    const found = find(facts.models, "name", said.get(key));
+    if (found < 0) unknown.push(`model ${said.get(key)} is not here`);
+    return found;
   };
-  const named = (key) => facts.models.findIndex((model) => model.name === said.get(key));
-  const at = facts.cases.findIndex((entry) => entry.id === said.get("case"));
+  const [left, right] = [Math.max(0, model("model") ?? 0), model("beside")];
   const share = (key) => Math.max(0, Math.min(1, Number(said.get(key)) || 0));
   return {
-    case: at < 0 ? null : at, left: Math.max(0, named("model")), right: named("beside") < 0 ? null : named("beside"),
-    view: said.get("view"), patch: number("patch", facts.cases[at]?.instances ?? 0), slice: number("slice", 1e5), window: said.get("window"),
-    exact: said.get("threshold") === "given", cut: share("threshold"),
+    case: at, left, right: right === undefined || right < 0 ? null : right,
+    view: said.get("view"), patch: instanceOf(said, facts.cases[at], unknown), slice: sliceOf(said), window: said.get("window"),
+    cut: thresholdOf(said.get("threshold"), left), cutOf: left, scale: said.get("scale") === "all" ? "all" : "case",
     palette: Object.hasOwn(facts.palettes, said.get("colours") ?? "") ? said.get("colours") : "viridis",
     opacity: said.has("opacity") ? share("opacity") : 0.65,
   };
 }
 
-/** Take the address over; without a case in it, `first` is opened. */
+/** The number of what has this name; -1 for a name nothing has; nothing without a name. */
+function find(table, key, name) {
+  return name === null ? undefined : table.findIndex((one) => one[key] === name);
+}
+
+function instanceOf(said, entry, unknown) {
+  if (!said.has("patch") || !entry || entry.kind === "scan") return null;
+  const number = Number(said.get("patch"));
+  if (said.get("patch") !== "" && Number.isInteger(number) && number >= 0 && number < entry.instances) return number;
+  unknown.push(`instance ${said.get("patch")} is not in ${entry.id}, which has ${entry.instances} (0 to ${entry.instances - 1})`);
+  return null;
+}
+
+/** Whether the scan has this slice is known when it is opened. */
+function sliceOf(said) {
+  const number = Number(said.get("slice"));
+  return Number.isInteger(number) && number >= 1 ? number - 1 : null;
+}
+
+/** A score, "off", or where the page begins when the address is silent. */
+function thresholdOf(text, model) {
+  const known = text !== null && text.trim() !== "" && Number.isFinite(Number(text));
+  return text === "off" ? null : known ? Number(text) : givenThreshold(model);
+}
+
+/** Take the address over; without a case in it, `first` is opened; for one that is not here, none. */
 export function followAddress(first) {
-  const wanted = read();
+  const unknown = [];
+  const wanted = read(unknown);
   const same = wanted.case === state.case;
-  change({ ...wanted, case: wanted.case ?? first() });
+  note(unknown.length ? `This link does not fit: ${unknown.join("; ")}.` : "");
+  change({ ...wanted, case: wanted.case === undefined ? first() : wanted.case < 0 ? null : wanted.case });
   written = state.case;
   if (same && wanted.view) goToView(wanted.view);
 }

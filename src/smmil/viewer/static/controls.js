@@ -1,6 +1,6 @@
 // The tools above the map: they show the reader's choices and change them.
 import { facts } from "./facts.js";
-import { givenThreshold, howFor } from "./how.js";
+import { givenThreshold, reachOf, scoreAt, thresholdFor } from "./how.js";
 import { whole, zoomBy } from "./stage.js";
 import { SHOWING, change, onChange, state } from "./state.js";
 import { field, fillSelect, shortNumber } from "./words.js";
@@ -24,8 +24,8 @@ function listen() {
   on("palette", "change", (e) => change({ palette: e.value }));
   on("scale", "change", (e) => change({ scale: e.value }));
   on("opacity", "input", (e) => change({ opacity: e.value / 100 }));
-  on("threshold", "input", (e) => change({ cut: e.value / 1000, exact: false }));
-  on("use-threshold", "click", () => change({ exact: true }));
+  on("threshold", "input", (e) => slideThreshold(Number(e.value) / 1000));
+  on("use-threshold", "click", () => change({ cut: givenThreshold(cutModel()), cutOf: cutModel() }));
   on("heat", "change", (e) => change({ heat: e.checked }));
   on("truth", "change", (e) => change({ truth: e.checked }));
   on("zoom-in", "click", () => zoomBy(1.5));
@@ -54,28 +54,34 @@ function drawThreshold() {
   const given = givenThreshold(state.left);
   field("use-threshold").hidden = given === null;
   field("use-threshold").textContent = `Use ${shortNumber(given)}`;
-  field("use-threshold").setAttribute("aria-pressed", state.exact);
+  field("use-threshold").setAttribute("aria-pressed", state.cut !== null && state.cut === given);
   const cut = currentThreshold();
   field("threshold-value").textContent = cut === null ? "off" : `≥ ${shortNumber(cut)}`;
-  if (!state.exact) field("threshold").value = Math.round(state.cut * 1000);
-  else if (cut !== null) field("threshold").value = placeOf(cut);
+  field("threshold").value = cut === null ? 0 : placeOf(cut);
+}
+
+/** The model in whose scores the threshold is told and set. */
+function cutModel() {
+  return state.models[0] ?? state.left;
+}
+
+function slideThreshold(share) {
+  const scores = state.opened?.scores.get(cutModel());
+  if (scores) change({ cut: share === 0 ? null : scoreAt(reachOf(cutModel(), scores), share), cutOf: cutModel() });
 }
 
 /** Where the slider stands for a threshold in scores. */
 function placeOf(cut) {
-  const scores = state.opened?.scores.get(state.models[0]);
+  const scores = state.opened?.scores.get(cutModel());
   if (!scores) return 0;
-  const [low, high] = state.scale === "all" ? facts.models[state.models[0]].range : [scores.low, scores.high];
+  const [low, high] = reachOf(cutModel(), scores);
+  if (high === low) return cut > low ? 1000 : 0;
   return Math.max(0, Math.min(1000, Math.round(((cut - low) / (high - low)) * 1000)));
 }
 
 /** The threshold of the first model shown, in its own scores; nothing when there is none. */
 export function currentThreshold() {
-  const model = state.models[0];
-  const scores = state.opened?.scores.get(model);
-  if (!scores) return null;
-  const { threshold } = howFor(model, scores);
-  return Number.isFinite(threshold) ? threshold : null;
+  return thresholdFor(cutModel());
 }
 
 function drawWindow() {

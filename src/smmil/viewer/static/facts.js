@@ -1,13 +1,15 @@
 // What the server has: cases and models, read once; a case's own numbers when it is opened.
-import { askJson, askNumbers } from "./server.js";
+import { Outdated, askJson, askNumbers, belongTo } from "./server.js";
 import { limitsOf, listed, placesOf } from "./cells.js";
 
-export const facts = { title: "", software: "", threshold: null, models: [], cases: [], palettes: {} };
+export const facts = { title: "", software: "", threshold: null, models: [], cases: [], palettes: {}, notes: [] };
 const KEPT = 6; // opened cases in memory; the oldest goes first
 const kept = new Map();
 
 export async function loadFacts() {
+  belongTo(null); // the first question is open to every start of the server
   Object.assign(facts, await askJson("/api/cases"));
+  belongTo(facts.study);
   for (const [name, text] of Object.entries(facts.palettes)) {
     facts.palettes[name] = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   }
@@ -27,6 +29,7 @@ export function openedCase(number) {
 async function open(number) {
   const entry = facts.cases[number];
   const info = await askJson(`/api/case/${number}`);
+  if (info.id !== entry.id) throw new Outdated();
   const n = info.instances;
   const axes = { slide: 2, points: 2, scan: 1 }[info.kind];
   const [coords, truth] = await Promise.all([
@@ -35,6 +38,17 @@ async function open(number) {
   ]);
   const places = axes === 2 ? placesOf(info, coords) : listed(info, coords);
   return { number, entry, info, coords, truth, places, scores: new Map() };
+}
+
+/** What the server has to say about a case by now: damage shows only when tiles are read. */
+export async function hearAgain(opened) {
+  opened.info.notes = (await askJson(`/api/case/${opened.number}`)).notes;
+}
+
+/** Why images that were given are not shown; nothing when they are shown or were not given. */
+export function refusalOf({ entry, info }) {
+  if (!entry.image || info.image || info.scan || info.kind === "none") return null;
+  return info.notes?.length === 1 ? info.notes[0] : "the reason stands under Good to know";
 }
 
 /** Scores of one model with what colours need: lowest, highest, ends of the scale. */

@@ -1,6 +1,6 @@
 // One instance, closely: its scores, its pixels, its neighbours and what looks like it.
 import { facts } from "./facts.js";
-import { Problem, askJson, tell } from "./server.js";
+import { Problem, addressed, askJson, tell } from "./server.js";
 import { goTo } from "./stage.js";
 import { change, onChange, state } from "./state.js";
 import { field, labelWords, make, makeButton, say, shortNumber } from "./words.js";
@@ -49,14 +49,22 @@ function draw(opened, answer) {
   host.replaceChildren(...parts);
   host.dataset.instance = answer.index;
   const first = answer.models[state.models[0]];
-  if (first) say(`instance ${answer.index}: score ${shortNumber(first.score)}, rank ${first.rank} of ${first.of}`);
+  if (first) say(`${nameOf(opened, answer.index)}: score ${shortNumber(first.score)}, rank ${first.rank} of ${first.of}`);
+}
+
+/** How the reader knows an instance: a slice by its place in the scan, counted from 1; others by their number. */
+function nameOf({ info, places }, index) {
+  if (info.kind !== "scan") return `#${index}`;
+  const slice = places.slice[index];
+  const alone = places.slice.filter((other) => other === slice).length === 1;
+  return `slice ${slice + 1}${alone ? "" : ` · #${index}`}`;
 }
 
 function headOf(opened, answer) {
   const line = make("p", "where");
   const at = answer.coords?.map((v) => Math.round(v));
-  const place = !at ? "" : opened.info.kind === "scan" ? `slice ${at[0] + 1}` : `x ${at[0]}, y ${at[1]}`;
-  line.append(make("span", "", [`#${answer.index}`, place].filter(Boolean).join(" · ")));
+  const place = !at ? "" : opened.info.kind === "scan" ? "" : `x ${at[0]}, y ${at[1]}`;
+  line.append(make("span", "", [nameOf(opened, answer.index), place].filter(Boolean).join(" · ")));
   if (answer.label !== null) line.append(make("span", `outcome ${answer.label ? "missed" : ""}`, labelWords(answer.label)));
   if (opened.info.kind !== "scan") line.append(makeButton("×", "Close (Esc)", () => change({ patch: null })));
   return line;
@@ -92,14 +100,14 @@ function modelRow(model, i) {
 
 function pictureOf(opened, index) {
   const link = make("a", "patch-picture");
-  Object.assign(link, { href: `/patch/${opened.number}/${index}.jpg`, target: "_blank", rel: "noopener", title: "Open at full resolution" });
+  Object.assign(link, { href: addressed(`/patch/${opened.number}/${index}.jpg`), target: "_blank", rel: "noopener", title: "Open at full resolution" });
   link.append(imageOf(opened, index, "", `Patch ${index} at full resolution`));
   return link;
 }
 
 function imageOf(opened, index, query, alt) {
   const image = make("img");
-  Object.assign(image, { alt, decoding: "async", src: `/patch/${opened.number}/${index}.jpg${query}` });
+  Object.assign(image, { alt, decoding: "async", src: addressed(`/patch/${opened.number}/${index}.jpg${query}`) });
   image.addEventListener("error", () => image.replaceWith(make("span", "no-picture", "no pixels")));
   return image;
 }
@@ -109,11 +117,11 @@ function rowOf(title, opened, others, words) {
   const row = make("div", "others");
   row.append(...others.map((other) => {
     const score = other.score[state.models[0]];
-    const button = makeButton("", `Go to ${other.index}`, () => goTo(other.index));
+    const button = makeButton("", `Go to ${nameOf(opened, other.index)}`, () => goTo(other.index));
     button.dataset.instance = other.index;
-    button.setAttribute("aria-label", `Instance ${other.index}, score ${shortNumber(score)} ${words(other)}`);
+    button.setAttribute("aria-label", `${nameOf(opened, other.index)}, score ${shortNumber(score)} ${words(other)}`);
     if (opened.info.image) button.append(imageOf(opened, other.index, "?size=96", ""));
-    else button.append(make("span", "number", opened.info.kind === "scan" ? `slice ${opened.places.slice[other.index] + 1}` : `#${other.index}`));
+    else button.append(make("span", "number", nameOf(opened, other.index)));
     button.append(make("span", "", shortNumber(score)));
     if (words(other)) button.append(make("span", "soft", words(other)));
     return button;

@@ -16,14 +16,27 @@ const ACTIONS = {
 };
 for (let i = 1; i <= 9; i++) ACTIONS[i] = () => jump(i - 1);
 
+const PAUSE = 1000; // ms: how long a choice list goes on collecting letters
+let lettered = -Infinity;
+
+/** A choice list takes letters that begin one of its words, and those that follow at once. */
+function isChoosing(event) {
+  if (!event.target.matches("select") || event.key.length > 1) return false;
+  const begins = [...event.target.options].some((option) => option.text.toLowerCase().startsWith(event.key.toLowerCase()));
+  const choosing = begins || event.timeStamp - lettered < PAUSE;
+  if (choosing) lettered = event.timeStamp;
+  return choosing;
+}
+
 /** Keys typed into a field belong to it; so do those of an open dialog. */
 function isTyping(event) {
-  return event.target.matches("input:not([type=range]):not([type=checkbox]), select, textarea") || field("keys").open;
+  return event.target.matches("input:not([type=range]):not([type=checkbox]), textarea") || isChoosing(event) || field("keys").open;
 }
 
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event) || !Object.hasOwn(ACTIONS, event.key)) return;
   ACTIONS[event.key]();
+  if (event.key === "Escape" && event.target.matches("select")) return; // it also closes an open list
   event.preventDefault();
   event.stopPropagation(); // OpenSeadragon has keys of its own
 }

@@ -67,6 +67,13 @@ export function outlineOf(places, values, test, kinds) {
   return svg;
 }
 
+/** A bar whose words stand beside it: however short it gets, they are never wider than what they measure. */
+export function makeScaleBar() {
+  const bar = make("div", "scale-bar");
+  bar.append(make("span"));
+  return bar;
+}
+
 /** The colour scale with its ends. */
 export function makeLegend() {
   const legend = make("div", "colour-legend");

@@ -1,7 +1,8 @@
 // The list of cases: search, filters, order, small maps, keyboard.
 import { facts } from "./facts.js";
+import { addressed } from "./server.js";
 import { change, onChange, state } from "./state.js";
-import { field, fillSelect, make, outcomeClass } from "./words.js";
+import { field, fillSelect, make, note, outcomeClass } from "./words.js";
 
 let order = [];
 
@@ -21,6 +22,8 @@ export function prepareList() {
     if (row) openCase(Number(row.dataset.case));
   });
   field("cases").addEventListener("keydown", listKeys);
+  field("left-out").replaceChildren(...(facts.notes ?? []).map((words) => make("li", "", words)));
+  field("left-out").hidden = !facts.notes?.length;
   onChange(["left"], drawList);
   onChange(["case"], mark);
   drawList();
@@ -86,7 +89,7 @@ function pictureOf(number) {
   const frame = make("span", "small-map");
   if (facts.cases[number].kind === "none") return frame;
   const picture = make("img");
-  Object.assign(picture, { alt: "", loading: "lazy", decoding: "async", src: `/thumbnail/${number}.png` });
+  Object.assign(picture, { alt: "", loading: "lazy", decoding: "async", src: addressed(`/thumbnail/${number}.png`) });
   picture.addEventListener("error", () => picture.remove());
   frame.append(picture);
   return frame;
@@ -115,7 +118,9 @@ function mark() {
 }
 
 export function openCase(number) {
-  if (number !== state.case) change({ case: number, patch: null, slice: null, view: null });
+  if (number === state.case) return;
+  note("");
+  change({ case: number, patch: null, slice: null, view: null });
 }
 
 export function firstCase() {

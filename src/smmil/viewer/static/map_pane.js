@@ -1,12 +1,15 @@
 // A zoomable slide with layers of scores on top. Places: level-0 pixels; OpenSeadragon's unit is the world's width.
 import { instanceAt, rankOf } from "./cells.js";
-import { facts } from "./facts.js";
+import { facts, hearAgain } from "./facts.js";
 import { aboveWords, howFor } from "./how.js";
-import { makeLegend, outlineOf, paintLayer, paintLegend, paintPaper } from "./layers.js";
+import { makeLegend, makeScaleBar, outlineOf, paintLayer, paintLegend, paintPaper } from "./layers.js";
+import { addressed, tell } from "./server.js";
 import { change, state } from "./state.js";
-import { labelWords, lengthWords, make, shortNumber } from "./words.js";
+import { labelWords, lengthWords, make, roundLength, shortNumber } from "./words.js";
 
 const FRAME = 9; // patches across the view after a jump
+const HELD = 1000; // ms: a click may take its time
+const WAIT = 300; // ms: tiles that fail together are asked about once
 
 // OpenSeadragon would add a style element, which the page's policy forbids, unless it finds one with this mark. An
 // element of that name that is no HTML has no style to forbid; view.css says what it would have said.
@@ -32,7 +35,7 @@ function worldOf({ info, places }) {
 function tilesOf({ number, info }, world) {
   if (!info.image) return { width: world.width, height: world.height, tileSize: 256, getTileUrl: () => "", tileExists: () => false };
   const { width, height, tile, levels } = info.image;
-  const getTileUrl = (level, x, y) => `/tiles/${number}/${level}/${x}_${y}.jpg`;
+  const getTileUrl = (level, x, y) => addressed(`/tiles/${number}/${level}/${x}_${y}.jpg`);
   return { width, height, tileSize: tile, tileOverlap: 0, minLevel: Math.min(8, levels - 1), maxLevel: levels - 1, getTileUrl };
 }
 
@@ -44,7 +47,7 @@ export class MapPane {
     const head = make("header");
     head.append(this.title, this.legend);
     this.stage = make("div", "stage");
-    this.bar = make("div", "scale-bar");
+    this.bar = makeScaleBar();
     this.readout = make("span");
     this.above = make("span", "above");
     const foot = make("p", "readout");
@@ -79,7 +82,7 @@ export class MapPane {
   open() {
     const viewer = OpenSeadragon({
       element: this.stage, tileSources: tilesOf(this.opened, this.world), drawer: "canvas", showNavigationControl: false,
-      animationTime: 0.35, maxZoomPixelRatio: 8, minZoomImageRatio: 0.5, visibilityRatio: 0.2,
+      animationTime: 0.35, clickTimeThreshold: HELD, maxZoomPixelRatio: 8, minZoomImageRatio: 0.5, visibilityRatio: 0.2,
       gestureSettingsMouse: { clickToZoom: false, dblClickToZoom: true }, gestureSettingsTouch: { clickToZoom: false },
     });
     viewer.addHandler("canvas-click", (event) => event.quick && this.pick(event.position));
@@ -91,7 +94,21 @@ export class MapPane {
     for (const happening of ["animation", "resize", "open"]) viewer.addHandler(happening, () => this.measure());
     viewer.addHandler("animation-start", () => this.settle(true));
     viewer.addHandler("animation-finish", () => { this.settle(false); change({ view: this.view() }); });
+    viewer.addHandler("tile-load-failed", () => {
+      clearTimeout(this.missing);
+      this.missing = setTimeout(() => this.missed(), WAIT);
+    });
     return viewer;
+  }
+
+  /** Tiles did not come: the server knows why, or is gone, or is another one by now. */
+  async missed() {
+    try {
+      await hearAgain(this.opened);
+      change({ heard: state.heard + 1 });
+    } catch (problem) {
+      tell(problem, () => this.missed());
+    }
   }
 
   /** The stage is busy while it moves or waits for pixels. */
@@ -167,11 +184,9 @@ export class MapPane {
   measure() {
     const perPixel = (this.world.width * this.viewer.viewport.getBounds(true).width) / this.viewer.viewport.getContainerSize().x;
     const spacing = this.opened.info.mpp ?? 1;
-    const about = perPixel * 120 * spacing;
-    const power = 10 ** Math.floor(Math.log10(about));
-    const length = [5, 2, 1].map((f) => f * power).find((v) => v <= about) ?? power;
+    const length = roundLength(perPixel * 120 * spacing);
     this.bar.style.width = `${length / spacing / perPixel}px`;
-    this.bar.textContent = lengthWords(length, this.opened.info.mpp);
+    this.bar.firstChild.textContent = lengthWords(length, this.opened.info.mpp);
   }
 
   middle() {
@@ -229,6 +244,7 @@ export class MapPane {
   }
 
   close() {
+    clearTimeout(this.missing);
     this.viewer.destroy();
   }
 }

@@ -1,7 +1,7 @@
 // The right side around the inspector: highest scores, further layers, downloads, notes; and the head of the case.
 import { highest } from "./cells.js";
 import { currentThreshold } from "./controls.js";
-import { facts } from "./facts.js";
+import { facts, refusalOf } from "./facts.js";
 import { askFile, tell } from "./server.js";
 import { goTo } from "./stage.js";
 import { SHOWING, change, onChange, state } from "./state.js";
@@ -11,26 +11,37 @@ const JUMPS = 9;
 let hottest = [];
 
 export function preparePanel() {
-  onChange(["opened", "models"], drawPanel);
+  onChange(["case", "opened", "models"], drawPanel);
+  onChange(["case", "left", "right", "opened", "models"], drawHead);
   onChange(["layers", "left", "right"], drawLayers);
   onChange([...SHOWING, "opened", "models"], drawDownloadWords);
   onChange(["patch", "opened", "models"], pressRank);
+  onChange(["heard"], drawNotes);
 }
 
 function drawPanel() {
-  drawHead();
+  if (!state.opened) return emptyPanel();
   drawHighest();
   drawLayers();
   drawDownloads();
   drawNotes();
 }
 
+/** While a case is on its way, or does not come, nothing of another one stands beside its name. */
+function emptyPanel() {
+  hottest = [];
+  field("highest").replaceChildren();
+  for (const id of ["layer-section", "download-section", "note-section"]) field(id).hidden = true;
+}
+
+/** What the list knows of the chosen case, whether or not it can be opened. */
 function drawHead() {
-  const { entry } = state.opened;
-  field("case-title").textContent = entry.id;
+  const entry = facts.cases[state.case];
+  if (!entry) return [field("case-title"), field("case-facts")].forEach((line) => { line.textContent = line.title = ""; });
+  field("case-title").textContent = field("case-title").title = entry.id;
   document.title = `${entry.id} · smmil view`;
   const label = entry.label === null ? "label unknown" : `label ${entry.label}`;
-  const said = state.models.filter((m) => entry.probability[m] !== null).map((m) =>
+  const said = (state.models.length ? state.models : [state.left, state.right]).filter((m) => m !== null && entry.probability[m] !== null).map((m) =>
     `${facts.models[m].name}: P ${entry.probability[m].toFixed(3)}${entry.outcome[m] ? `, ${entry.outcome[m]}` : ""}`);
   field("case-facts").textContent = field("case-facts").title = [label, `${entry.instances.toLocaleString("en")} instances`, ...said].join("  ·  ");
 }
@@ -142,10 +153,14 @@ async function download(button, format) {
 }
 
 function drawNotes() {
+  if (!state.opened) return;
   const { info, truth } = state.opened;
   const missing = [state.left, state.right].filter((m) => m !== null && !info.models[m].present)
     .map((m) => `${facts.models[m].name} has no prediction of this case`);
-  const notes = [...missing, ...(info.notes ?? []), ...(truth ? [] : ["no instance label is known: no truth is shown"])];
+  const why = refusalOf(state.opened);
+  const said = (info.notes ?? []).map((note) => (note === why ? `images were given but refused: ${note}` : note));
+  if (why !== null && !info.notes?.includes(why)) said.unshift("images were given but refused");
+  const notes = [...missing, ...said, ...(truth ? [] : ["no instance label is known: no truth is shown"])];
   field("note-section").hidden = !notes.length;
   field("case-notes").replaceChildren(...[...new Set(notes)].map((note) => make("li", "", note)));
 }

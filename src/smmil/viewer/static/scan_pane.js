@@ -1,13 +1,19 @@
 // A scan: one slice, a slider through all of them, and a strip of scores for every model.
 import { highest, instancePerSlice } from "./cells.js";
+import { refusalOf } from "./facts.js";
 import { colourOf, howFor } from "./how.js";
 import { tell } from "./server.js";
 import { paintSlice, sliceOf, windowOf } from "./slices.js";
 import { change, state } from "./state.js";
 import { Strip } from "./strip.js";
-import { make } from "./words.js";
+import { make, note } from "./words.js";
 
 const WHEEL = 40; // pixels of wheel for one slice
+
+function withoutImages(opened) {
+  const why = refusalOf(opened);
+  return why === null ? "No images of this scan were given: only its scores are shown." : `Images were given but refused: ${why}`;
+}
 
 export class ScanPane {
   constructor(host, opened) {
@@ -31,7 +37,7 @@ export class ScanPane {
     stage.setAttribute("role", "img");
     this.canvas = make("canvas", "slice");
     this.words = make("p", "slice-words");
-    stage.append(this.scan ? this.canvas : make("p", "empty", "No images of this scan were given: only its scores are shown."), this.words);
+    stage.append(this.scan ? this.canvas : make("p", "empty", withoutImages(this.opened)), this.words);
     stage.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     stage.addEventListener("keydown", (event) => this.keys(event));
     stage.addEventListener("pointermove", (event) => event.buttons && this.drag(event));
@@ -57,6 +63,7 @@ export class ScanPane {
       strip.setModel(model, scores);
       return strip;
     });
+    if (state.slice >= this.count) note(`This link does not fit: slice ${state.slice + 1} is not in ${this.opened.entry.id}, which has ${this.count}.`);
     const wanted = state.slice ?? this.opened.places.slice[highest(pairs[0][1].values, 1)[0]];
     this.goToSlice(wanted);
   }

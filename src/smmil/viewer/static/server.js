@@ -4,18 +4,37 @@ import { field } from "./words.js";
 /** Something the reader should know, in one line. */
 export class Problem extends Error {}
 
+/** The server was started again: its numbers may mean other cases now, so nothing of this page can be trusted. */
+export class Outdated extends Problem {
+  constructor(words = "this page belongs to an earlier start of smmil view; reload it") {
+    super(words);
+  }
+}
+
 const GONE = "The server does not answer. Is `smmil view` still running? Start it again, then try again.";
 const NO_TOKEN = "This address needs its token: open the link that `smmil view` printed.";
 let again = null;
+let study = null; // what this start of the server calls itself
+let outdated = false;
+
+export function belongTo(start) {
+  study = start ?? null;
+}
+
+/** The address with the start of the server it is meant for; the server refuses it after another start. */
+export function addressed(url) {
+  return study === null ? url : `${url}${url.includes("?") ? "&" : "?"}study=${encodeURIComponent(study)}`;
+}
 
 async function answerTo(url) {
   let answer;
   try {
-    answer = await fetch(url, { credentials: "same-origin", redirect: "error" });
+    answer = await fetch(addressed(url), { credentials: "same-origin", redirect: "error" });
   } catch {
     throw new Problem(GONE);
   }
   if (answer.status === 401) throw new Problem(NO_TOKEN);
+  if (answer.status === 409) throw new Outdated(await reasonOf(answer));
   if (!answer.ok) throw new Problem(await reasonOf(answer));
   return answer;
 }
@@ -53,14 +72,27 @@ export async function askFile(url, name) {
 /** Show what went wrong, calmly; `retry` is what "Try again" does. */
 export function tell(problem, retry = null) {
   if (!(problem instanceof Problem)) throw problem; // our own mistake: never hide it
+  if (outdated) return;
+  if (problem instanceof Outdated) return leave(problem);
   again = retry;
   field("trouble-text").textContent = problem.message;
   field("try-again").hidden = retry === null;
   field("trouble").hidden = false;
 }
 
+/** Take every case from the screen; only reloading goes on from here. */
+function leave(problem) {
+  outdated = true;
+  again = () => location.reload();
+  field("trouble-text").textContent = problem.message;
+  field("try-again").textContent = "Reload";
+  field("dismiss").hidden = field("rooms").hidden = field("notice").hidden = true;
+  field("try-again").hidden = field("trouble").hidden = false;
+  document.title = "smmil view";
+}
+
 export function allIsWell() {
-  field("trouble").hidden = true;
+  if (!outdated) field("trouble").hidden = true;
 }
 
 field("dismiss").addEventListener("click", allIsWell);

@@ -15,7 +15,9 @@ async function draw() {
   const turn = ++shown.turn;
   const number = state.case;
   delete field("stage").dataset.ready;
-  if (number === null) return;
+  if (shown.number !== null && shown.number !== number) closePanes(); // no map of one case under the name of another
+  if (state.opened && state.opened.number !== number) change({ opened: null, models: [] });
+  if (number === null) return field("stage").removeAttribute("aria-busy");
   field("stage").setAttribute("aria-busy", "true");
   try {
     const loaded = await load(number);
@@ -23,6 +25,7 @@ async function draw() {
   } catch (problem) {
     if (turn !== shown.turn) return;
     closePanes();
+    change({ opened: null, models: [] });
     field("stage").append(make("p", "empty", "This case cannot be shown now."));
     tell(problem, draw);
   } finally {

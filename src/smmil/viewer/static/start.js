@@ -8,7 +8,7 @@ import { firstCase, prepareList, step } from "./list.js";
 import { preparePanel } from "./panel.js";
 import { tell } from "./server.js";
 import { redraw } from "./stage.js";
-import { field } from "./words.js";
+import { field, note } from "./words.js";
 
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
@@ -35,6 +35,7 @@ async function start() {
 }
 
 field("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+field("notice-read").addEventListener("click", () => note(""));
 field("previous").addEventListener("click", () => step(-1));
 field("next").addEventListener("click", () => step(1));
 setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches);

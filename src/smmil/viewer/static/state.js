@@ -1,8 +1,8 @@
 // What the reader has chosen. Parts of the page listen; nobody calls anybody else's drawing.
 export const state = {
   case: null, left: 0, right: null, layers: {}, patch: null, slice: null, view: null, window: null,
-  opened: null, models: [],
-  palette: "viridis", opacity: 0.65, cut: 0, exact: false, heat: true, truth: true, scale: "case",
+  opened: null, models: [], heard: 0,
+  palette: "viridis", opacity: 0.65, cut: null, cutOf: 0, heat: true, truth: true, scale: "case",
 };
 const listeners = [];
 
@@ -18,4 +18,4 @@ export function change(some) {
   for (const { keys, action } of listeners) if (changed.some((key) => keys.has(key))) action(changed);
 }
 
-export const SHOWING = ["palette", "opacity", "cut", "exact", "heat", "truth", "scale"];
+export const SHOWING = ["palette", "opacity", "cut", "cutOf", "heat", "truth", "scale"];

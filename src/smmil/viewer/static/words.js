@@ -36,6 +36,12 @@ export function lengthWords(length, micrometres) {
   return length >= 1000 ? `${length / 1000} mm` : `${length} µm`;
 }
 
+/** The longest of 1, 2, 5, 10, 20 … that is no longer than this. */
+export function roundLength(most) {
+  const power = 10 ** Math.floor(Math.log10(most));
+  return [5, 2, 1].map((factor) => factor * power).find((length) => length <= most) ?? power;
+}
+
 export function labelWords(label) {
   return { 1: "lesion", 0: "no lesion" }[label] ?? "unknown";
 }
@@ -50,4 +56,10 @@ export function outcomeClass(outcome) {
 /** Say something to readers who do not see the screen. */
 export function say(text) {
   field("said").textContent = text;
+}
+
+/** A calm line above everything; nothing takes it away again. */
+export function note(text) {
+  field("notice-text").textContent = text;
+  field("notice").hidden = text === "";
 }

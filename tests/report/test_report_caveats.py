@@ -1,0 +1,70 @@
+"""Damaged files and mixed models are told on the page and by the command; the others go on."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from report.lesion_cases import META, save_all, slide_case
+from report.test_report_pictures import app
+from typer.testing import CliRunner
+
+from smmil.errors import DataError
+from smmil.report import write_report
+from smmil.report.card import model_card
+from smmil.report.sources import Source, load_sources
+
+
+def folder_with_damage(tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    save_all(folder, [slide_case("a", 1), slide_case("b", 2, y=0), slide_case("c", 3)])
+    broken = folder / "0001.npz"
+    broken.write_bytes(broken.read_bytes()[:-200])
+    return folder
+
+
+def test_a_damaged_prediction_is_left_out_and_named(tmp_path):
+    folder, out = folder_with_damage(tmp_path), tmp_path / "r.html"
+    done = CliRunner().invoke(app(), [str(folder), "--out", str(out), "--resamples", "0"])
+    assert done.exit_code == 3
+    assert f"left out: {folder / '0001.npz'}: not readable as a prediction" in done.output
+    page = out.read_text(encoding="utf-8")
+    assert "Not all cases: m lacks 0001 (not readable as a prediction" in page
+    assert str(tmp_path) not in page
+    assert "0001.npz" not in page
+    assert re.findall(r'"id":"(\w+)"', page) == ["a", "c"]
+
+
+def test_nothing_but_damage_is_an_error(tmp_path):
+    (tmp_path / "0.npz").write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"0\.npz: not readable as a prediction .* no other prediction"):
+        load_sources([tmp_path])
+
+
+def test_the_same_case_twice_is_refused_and_not_left_out(tmp_path):
+    save_all(tmp_path, [slide_case("a", 1), slide_case("a", 2)])
+    with pytest.raises(DataError, match=r"0001.npz: id 'a' is already in .*0000\.npz"):
+        load_sources([tmp_path])
+
+
+def test_two_weights_in_one_folder_are_told(tmp_path):
+    mixed = [slide_case("a", 1), slide_case("b", 2, y=0, meta={**META, "weights": "e" * 64, "epoch": 3})]
+    (tmp_path / "m").mkdir()
+    save_all(tmp_path / "m", mixed)
+    write_report([tmp_path / "m"], tmp_path / "r.html", resamples=0)
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Not one model: the predictions of m come from 2 different weights" in page
+    card = dict(model_card(Source("m", mixed), {}))
+    assert card["Weights (SHA-256)"] == "several (2)"
+    assert card["Trained until"] == "checkpoint best, epoch several (2)"
+    assert card["Settings (SHA-256)"] == "not stated"
+
+
+def test_one_model_is_not_called_several(tmp_path):
+    silent = replace(slide_case("b", 2), meta={**META, "weights": None})
+    card = dict(model_card(Source("m", [slide_case("a", 1), silent, slide_case("c", 3)]), {}))
+    assert card["Weights (SHA-256)"] == "f" * 12
+    (tmp_path / "m").mkdir()
+    save_all(tmp_path / "m", [slide_case("a", 1), silent])
+    write_report([tmp_path / "m"], tmp_path / "r.html", resamples=0)
+    assert "Not one model" not in (tmp_path / "r.html").read_text(encoding="utf-8")

@@ -1,0 +1,117 @@
+"""Words about files in which names of people may stand: nothing but the id of the case is left of them."""
+
+import numpy as np
+import pytest
+from exports.makers import META, scan_case, slide_case
+from images.ct_makers import series
+from viewer.view_cases import client_of, renamed, save
+
+from smmil.frame import Frame
+from smmil.viewer.study import Study
+from smmil.viewer.words import without_names
+
+PERSON = "MUELLER_Erika"
+
+
+def test_folder_and_file_names_become_the_case_in_notes_about_another_scan(tmp_path):
+    series(tmp_path / "ct" / PERSON, np.zeros((3, 5, 5), np.float32))
+    _, _, scan = scan_case(tmp_path / "elsewhere")
+    table = tmp_path / "t.csv"
+    table.write_text(f"id,slide\nx1,ct/{PERSON}\n")
+    client = client_of(Study.read([save(tmp_path / "p", renamed(scan, "x1"))], slides=table))
+    for text in (client.get("/api/case/0").text, client.get("/slice/0/0").text):
+        assert "MUELLER" not in text
+        assert "x1 only 3 slices" in text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "{path}: not a slide",
+        "{path}/IM 01 Erika.dcm: not readable",
+        "{resolved}: damaged",
+        "but MUELLER_Erika.svs has",
+        "but MUELLER_Erika has",
+        "'MUELLER_Erika.svs'",
+        "{folder}/Data Erika.dat: cannot be read",
+        "{folder}: 3 series",
+        "Vogel_Eva: 3 series",
+    ],
+)
+def test_every_form_in_which_an_image_can_be_named_is_replaced(tmp_path, said):
+    folder = tmp_path / "real" / "Vogel_Eva"
+    folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    path = tmp_path / "link" / "Vogel_Eva" / f"{PERSON}.svs"
+    text = said.format(path=path, folder=path.parent, resolved=folder / path.name)
+    told = without_names(f"error at {text} (and more)", "x1", path)
+    assert not [name for name in ("MUELLER", "Erika", "Eva", str(tmp_path)) if name in told]
+    assert "x1" in told
+    assert told.startswith("error at ")
+
+
+def test_the_name_behind_a_link_is_replaced_too(tmp_path):
+    (tmp_path / "huber_ida.svs").touch()
+    (tmp_path / "x1.svs").symlink_to(tmp_path / "huber_ida.svs")
+    assert without_names("huber_ida.svs: is damaged", "x1", tmp_path / "x1.svs") == "x1: is damaged"
+
+
+def test_files_inside_a_folder_of_slices_are_not_named_either(tmp_path):
+    folder = tmp_path / "ct7"
+    folder.mkdir()
+    (folder / "Vogel^Eva 1.dcm").touch()
+    assert without_names("Vogel^Eva 1.dcm: no CT slice", "x1", folder) == "x1: no CT slice"
+
+
+def test_ordinary_words_numbers_and_the_id_itself_stay(tmp_path):
+    text = "a MUELLER 7: was made from a slide with pixels 999 x 12, but the scan has 1; give --slides"
+    for name in ("slide.svs", "scan.nii.gz", "999", "12.svs", "1.svs"):
+        assert without_names(text, "a MUELLER 7", tmp_path / "slides" / name) == text
+    assert without_names(text, "a MUELLER 7", tmp_path / "slides" / "MUELLER.svs") == text
+
+
+def test_the_options_named_are_those_of_this_command(tmp_path):
+    assert without_names("needs it; give --image FILE", "x", None) == "needs it; give --slides FILE"
+
+
+def test_a_very_long_id_leaves_room_for_the_reason(tmp_path):
+    assert without_names(f"{tmp_path / 'a.svs'}: is damaged", "i" * 3000, tmp_path / "a.svs").endswith(": is damaged")
+
+
+def test_long_ids_arrive_whole_so_that_they_can_be_told_apart(tmp_path):
+    _, slide = slide_case(tmp_path / "slides")
+    ids = ["long " * 100 + end for end in "ab"]
+    client = client_of(Study.read([save(tmp_path / "p", *(renamed(slide, id_) for id_ in ids))]))
+    assert [case["id"] for case in client.get("/api/cases").json()["cases"]] == ids
+    assert client.get("/api/case/1").json()["id"] == ids[1]
+
+
+def micrometres(prediction, **meta):
+    """The same case with coordinates in micrometres, as it remembers a slide of 0.5 µm per pixel."""
+    frame = Frame((16, 16), (1.0, 1.0), "um")
+    return renamed(prediction, "one", coords=prediction.coords * 0.5, frame=frame, meta={**META, **meta})
+
+
+def test_what_the_prediction_remembers_of_its_slide_is_used_when_the_slide_is_missing_or_refused(tmp_path):
+    path, slide = slide_case(tmp_path / "slides")
+    path.rename(path.with_name("one.svs"))
+    for size in ([320, 256], [999, 999]):  # its own slide, left out below; another slide, refused
+        remembering = micrometres(slide, slide={"size": size, "mpp": 0.5})
+        where = save(tmp_path / f"p{size[0]}", remembering)
+        study = Study.read([where], slides=None if size[0] == 320 else tmp_path / "slides")
+        client = client_of(study)
+        case = client.get("/api/case/0").json()
+        assert case["image"] is None
+        assert (case["mpp"], case["size"], case["patch"], case["step"]) == (0.5, size, [32, 32], [32, 32])
+        sent = np.frombuffer(client.get("/api/case/0/coords").content, "<f4").reshape(-1, 2)
+        assert np.array_equal(sent, slide.coords)
+        assert len(case["notes"]) == 1
+
+
+def test_a_pixel_size_nobody_knows_is_asked_for_with_the_right_option(tmp_path):
+    _, slide = slide_case(tmp_path / "slides")
+    client = client_of(Study.read([save(tmp_path / "p", micrometres(slide))]))
+    notes = client.get("/api/case/0").json()["notes"]
+    assert any("micro" in note or "um" in note for note in notes)
+    assert all("--image" not in note for note in notes)
+    assert any("--slides" in note for note in notes)
