@@ -219,3 +219,9 @@ def test_models_may_be_compared_with_a_reference_only():
     assert [(row["model"], row["threshold"]) for row in rows] == [("a", [0.3, 0.6]), ("c", [0.5, 0.6])]
     with pytest.raises(ConfigError, match="reference: unknown model"):
         compare_models({"a": a}, reference="zz")
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_delong_refuses_scores_that_are_not_finite(wrong):
+    with pytest.raises(DataError, match="finite"):
+        delong(np.array([1, wrong, 3, 2]), np.array([1, 2, 3, 4]), np.array([0, 1, 1, 0]))

@@ -70,4 +70,12 @@ def test_a_real_difference_is_found_and_a_copy_does_not_differ(judged):
 def test_the_comparisons_can_be_read(judged):
     text = comparisons_markdown(comparisons(*judged, ["bag_auroc"], "weak", n=50), "Compared with weak")
     assert "| s | bag_auroc | weak |" in text
+    assert "too few patients" not in text
     assert text.count("–") >= 3
+
+
+def test_few_patients_are_mentioned_and_names_do_not_break_the_table(judged):
+    rows = comparisons(*judged, ["bag_auroc"], "weak", n=50).assign(patients=4, variant="a|b")
+    text = comparisons_markdown(rows, "Compared with weak")
+    assert "too few patients for intervals and p values to be relied on: s (4)" in text
+    assert "| a\\|b |" in text

@@ -3,6 +3,7 @@
 import pytest
 from experiments.studies import copied, results_for, tiny_study, variant
 
+from smmil.errors import DataError
 from smmil.experiments import drawing
 from smmil.experiments.figures import make_figure
 from smmil.experiments.output import write_figures, write_tables
@@ -35,6 +36,23 @@ def test_ranks_are_drawn_for_groups_of_three_and_more(tmp_path):
     figure = FigureSpec(name="ranks", kind="critical_difference")
     study = tiny_study(variants=[variant(name) for name in values], figures=[figure])
     assert [p.name for p in make_figure(study, figure, results, tmp_path, tmp_path)] == ["ranks-no_global.png"]
+
+
+def test_ranks_of_the_figure_are_those_of_the_tables(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("smmil.experiments.figures.critical_difference", lambda v, path, title: drawn.append(v) or path)
+    results = results_for({"A": [0.90004], "B": [0.9], "C": [0.7]}, metrics=("inst_auroc", "bag_auroc"))
+    figure = FigureSpec(name="ranks", kind="critical_difference")
+    study = tiny_study(variants=[variant(name) for name in "ABC"], figures=[figure])
+    make_figure(study, figure, results, tmp_path, tmp_path)
+    assert (drawn[0].loc["A"] == drawn[0].loc["B"]).all()
+
+
+def test_ranks_that_cannot_be_drawn_are_told(tmp_path):
+    figure = FigureSpec(name="ranks", kind="critical_difference", metrics=["inst_auroc", "inst_f1"])
+    study = tiny_study(variants=[variant("A"), variant("B")], figures=[figure])
+    with pytest.raises(DataError, match="three models"):
+        make_figure(study, figure, results_for({"A": [0.9], "B": [0.8]}), tmp_path, tmp_path)
 
 
 def test_a_figure_that_cannot_be_drawn_is_named_and_the_others_are_drawn(finished_study, tmp_path):

@@ -143,6 +143,16 @@ def test_a_sweep_is_one_variant_per_value(tmp_path):
         ("datasets: []\nvariants: [ABMIL]", "expected a list"),
         ("datasets: [slides]\nvariants: [ABMIL]\nreference: Sm", "unknown variant 'Sm'"),
         ("datasets: [slides]\nvariants: [ABMIL]\ntables: [{name: a, metrics: [inst_aurc]}]", "did you mean inst_auroc"),
+        ("datasets: [slides]\nvariants: [ABMIL]\ntests: [bag_aurc]", "did you mean bag_auroc"),
+        ("datasets: [slides]\nvariants: [ABMIL]\nseeds: []", "seeds"),
+        ("datasets: [slides]\nvariants: [ABMIL]\ntables: [{name: ../x, metrics: [froc]}]", "name"),
+        ("datasets: [slides]\nvariants: [ABMIL]\nfigures: [{name: a/b, kind: maps}]", "name"),
+        ("datasets: [slides]\nvariants: [ABMIL]\nfigures: [{name: a, kind: maps, metrics: [x]}]", "unknown metric 'x'"),
+        (
+            "datasets: [slides]\nvariants: [ABMIL, {name: 'S {}', from: SmAP, sweep: {steps: [1]}}]\n"
+            "figures: [{name: a, kind: sweep, setting: stepz}]",
+            "did you mean steps",
+        ),
     ],
 )
 def test_mistakes_in_a_study_are_named(tmp_path, text, words):

@@ -13,7 +13,7 @@ from smmil.data.manifest import Manifest
 from smmil.experiments.datasets import neighbour_agreement, prepare
 from smmil.experiments.derived import position_bag, positions_only, random_labels
 from smmil.experiments.faithfulness import SHARES, curve, deletion_insertion, part_of_bag
-from smmil.experiments.stability import inverted_map, map_stability
+from smmil.experiments.stability import inverted_map, inverted_maps, map_stability
 from smmil.experiments.trust import _HEADINGS, trust_markdown, trust_report
 from smmil.models import Output
 from smmil.prediction import Prediction
@@ -69,6 +69,15 @@ def test_an_inverted_map_raises_the_alarm_and_a_good_or_useless_one_does_not():
     assert inverted_map(cohort(-1), n=200)["inverted"]
     assert not inverted_map(cohort(1), n=200)["inverted"]
     assert not inverted_map(cohort(0), n=200)["inverted"]
+
+
+def test_every_run_is_asked_whether_its_map_is_inverted():
+    found = inverted_maps([cohort(1), cohort(-1, seed=1), cohort(1, seed=2)], n=200)
+    each = [inverted_map(run, n=200)["inside"] for run in (cohort(1), cohort(-1, seed=1), cohort(1, seed=2))]
+    assert (found["inverted"], found["inverted_runs"]) == (True, "1 of 3")
+    assert found["inside"] == pytest.approx(np.mean(each))
+    assert found["inside_lowest"] == each[1] < 0.5
+    assert inverted_maps([cohort(1), cohort(1, seed=2)], n=200)["inverted_runs"] == "0 of 2"
 
 
 def test_part_of_a_bag_keeps_rows_and_the_edges_among_them():
@@ -156,5 +165,6 @@ def test_the_report_answers_every_question_for_every_variant(finished_study, tmp
 
 def test_an_inverted_map_is_shouted():
     row = {"set": "s", "variant": "M", **dict.fromkeys(_HEADINGS, 0.25), "inverted": True}
-    assert "**Inverted map**: M on s" in trust_markdown([row])
+    row["inverted_runs"] = "2 of 5"
+    assert "**Inverted map**: M on s is high on the wrong side in 2 of 5 runs." in trust_markdown([row])
     assert "Inverted map" not in trust_markdown([{**row, "inverted": False}])

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from smmil.errors import DataError
 from smmil.evaluate.ranking import auroc, count_below
 
 
@@ -30,6 +31,8 @@ def delong(scores_a: np.ndarray, scores_b: np.ndarray, truth: np.ndarray, level:
 
     truth = np.asarray(truth).astype(bool)
     pair = np.stack([np.asarray(scores_a, dtype=np.float64), np.asarray(scores_b, dtype=np.float64)])
+    if not np.isfinite(pair).all():
+        raise DataError("DeLong's test needs finite scores; at least one is not a number or infinite")
     first, second = (auroc(row, truth) for row in pair)
     covariance = auroc_covariance(pair, truth)
     error = float(np.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 0.0)))

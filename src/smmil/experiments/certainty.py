@@ -13,25 +13,28 @@ from smmil.evaluate.comparison import two_sided_p
 from smmil.evaluate.resampling import Resampling, interval
 from smmil.evaluate.statistic import Settings, statistic
 from smmil.experiments.results import chosen_rows
+from smmil.experiments.writing import piped
 from smmil.prediction import Prediction, load_predictions
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 LEVEL = 0.95
+FEW = 10  # patients, as in `smmil evaluate`
 
 
 class Resampled(NamedTuple):
-    """A metric averaged over folds: its value, its values on resamples, and with each patient left out."""
+    """A metric averaged over folds: its value, those on resamples, those with each patient left out."""
 
     value: float
     drawn: np.ndarray
     left_out: list[np.ndarray]
+    patients: int
 
     def minus(self, other: "Resampled") -> "Resampled":
         """The difference of two models judged on the same resamples."""
         gaps = [a - b for a, b in zip(self.left_out, other.left_out, strict=True)]
-        return Resampled(self.value - other.value, self.drawn - other.drawn, gaps)
+        return Resampled(self.value - other.value, self.drawn - other.drawn, gaps, self.patients)
 
 
 def resampled_mean(
@@ -53,13 +56,16 @@ def resampled_mean(
     ids = {tuple(p.id for p in one.cases) for one in judged}
     if len(ids) > 1:
         raise DataError(f"{metric}: the folds were tested on different cases; paired tests need one test set")
-    plan = Resampling(units_of(judged[0].cases)[0])
+    units = units_of(judged[0].cases)[0]
+    plan = Resampling(units)
 
     def value(weights: np.ndarray) -> float:
         return float(np.mean([one.value(weights) for one in judged]))
 
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
-    return Resampled(value(np.ones(len(judged[0].cases), dtype=np.int64)), drawn, plan.without_each(value))
+    return Resampled(
+        value(np.ones(len(judged[0].cases), dtype=np.int64)), drawn, plan.without_each(value), len(set(units))
+    )
 
 
 def comparisons(
@@ -94,6 +100,7 @@ def _family(
     for variant, mine in found.items():
         own = interval(mine.drawn, mine.value, lambda mine=mine: mine.left_out, "bca", LEVEL)  # type: ignore[misc]
         row = {"set": set_, "metric": metric, "variant": variant, "value": mine.value, "low": own.low, "high": own.high}
+        row["patients"] = mine.patients
         if reference in found and variant != reference:
             row |= _against(mine.minus(found[reference]), reference)
         rows.append(row)
@@ -123,6 +130,10 @@ def comparisons_markdown(rows: "DataFrame", title: str) -> str:
         tested = gap is not None and not np.isnan(gap)
         words = [f"{gap:+.3f} [{row['difference_low']:+.3f}, {row['difference_high']:+.3f}]"] if tested else ["–"]
         words += [f"{row[key]:.3g}" if tested else "–" for key in ("p", "p_holm")]
-        lines.append(f"| {row['set']} | {row['metric']} | {row['variant']} | {value} | {' | '.join(words)} |")
+        lines.append(
+            f"| {piped(row['set'])} | {row['metric']} | {piped(row['variant'])} | {value} | {' | '.join(words)} |"
+        )
+    few = sorted({f"{row['set']} ({row['patients']})" for row in rows.to_dict("records") if row["patients"] < FEW})
+    warning = [f"- too few patients for intervals and p values to be relied on: {', '.join(few)}"] if few else []
     note = "95 % BCa intervals and two-sided p values; patients resampled, means over folds, Holm within a metric."
-    return "\n".join([*lines, "", f"- {note}", ""])
+    return "\n".join([*lines, "", f"- {note}", *warning, ""])

@@ -79,12 +79,16 @@ def _ranks(study: Study, figure: FigureSpec, results: "DataFrame", path: Path) -
     rows = aggregate(results, figure.metrics, study.ddof)
     paths = []
     for group, part in rows[rows["model"].isin(_variants(study, figure))].groupby("group"):
-        values = part.pivot(index="model", columns=["dataset", "extractor", "metric"], values="mean").dropna()
+        values = (
+            part.pivot(index="model", columns=["dataset", "extractor", "metric"], values="mean").dropna().round(3)
+        )  # as tables do
         if len(values) >= 3 and values.shape[1] >= 2:  # fewer cannot be tested; their means stand in the tables
             title = figure.title or f"Mean ranks, {group}"
             paths.append(
                 critical_difference(values, path.with_name(f"{path.name}-{slug(str(group))}.png"), title=title)
             )
+    if not paths:
+        raise DataError(f"{figure.name}: mean ranks need three models of a group and two columns that all of them have")
     return paths
 
 

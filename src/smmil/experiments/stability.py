@@ -35,6 +35,20 @@ def _correlation(a: Prediction, b: Prediction) -> float:
     return float(spearmanr(x, y).statistic)
 
 
+def inverted_maps(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> dict[str, Any]:
+    """`inverted_map` of every run: the mean, the lowest with its interval, and how many raise the alarm."""
+    found = [inverted_map(run, n=n) for run in runs]
+    lowest = min(found, key=lambda one: np.inf if np.isnan(one["inside"]) else one["inside"])
+    alarms = sum(one["inverted"] for one in found)
+    return {
+        **lowest,
+        "inside": float(np.mean([one["inside"] for one in found])),
+        "inside_lowest": lowest["inside"],
+        "inverted": alarms > 0,
+        "inverted_runs": f"{alarms} of {len(found)}",
+    }
+
+
 def inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[str, Any]:
     """Whether the map is high on the wrong side: AUROC within positive cases whose whole interval lies below 0.5.
 

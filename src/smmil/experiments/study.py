@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from smmil.config import Count, Positive, Whole, checked, parse_yaml
 from smmil.errors import ConfigError, suggest
@@ -13,6 +13,16 @@ from smmil.evaluate import METRIC_NAMES
 from smmil.experiments.variables import filled_in
 
 Kind = Literal["slides", "scans"]
+
+
+def _known_metric(name: str) -> str:
+    if name.partition("@")[0] not in METRIC_NAMES:
+        raise ValueError(f"unknown metric {name!r}; {suggest(name, METRIC_NAMES)}")
+    return name
+
+
+Metric = Annotated[str, AfterValidator(_known_metric)]
+FileName = Annotated[str, Field(pattern=r"^\w[\w .()+-]*$")]  # becomes the name of a file in the study's folder
 
 
 class _Section(BaseModel):
@@ -82,30 +92,23 @@ class Table(_Section):
     mixed    extractors whose columns are ranked with those of another, as the paper did in its table 6
     """
 
-    name: str
+    name: FileName
     title: str = ""
-    metrics: list[str]
+    metrics: list[Metric]
     paper: str | None = None
     variants: list[str] | None = None
     rank_by: Literal["all", "extractor"] | None = None
     mixed: dict[str, list[str]] = {}
 
-    @model_validator(mode="after")
-    def _metrics_exist(self) -> "Table":
-        for metric in self.metrics:
-            if metric.partition("@")[0] not in METRIC_NAMES:
-                raise ValueError(f"unknown metric {metric!r}; {suggest(metric, METRIC_NAMES)}")
-        return self
-
 
 class FigureSpec(_Section):
     """One figure: its kind (see `figures.KINDS`) and what it shows."""
 
-    name: str
+    name: FileName
     kind: Literal["sweep", "histograms", "maps", "examples", "critical_difference"]
     title: str = ""
     setting: str | None = None
-    metrics: list[str] = ["inst_auroc", "bag_auroc"]
+    metrics: list[Metric] = ["inst_auroc", "bag_auroc"]
     variants: list[str] | None = None
     cases: Count = 3
 
@@ -119,11 +122,11 @@ class Study(_Section):
     variants: list[Variant]
     learning_rates: list[Positive] = [1e-4, 1e-5]
     folds: list[Whole] | None = None
-    seeds: list[Whole] = [0]
+    seeds: Annotated[list[Whole], Field(min_length=1)] = [0]
     training: dict[str, Any] = {}
     ddof: Literal[0, 1] = 1
     reference: str | None = None
-    tests: list[str] = ["inst_auroc", "bag_auroc"]
+    tests: list[Metric] = ["inst_auroc", "bag_auroc"]
     tables: list[Table] = []
     figures: list[FigureSpec] = []
 
@@ -142,6 +145,15 @@ class Study(_Section):
         wrong = [n for n in asked if n not in known]
         if wrong:
             raise ValueError(f"unknown variant {wrong[0]!r}; {suggest(wrong[0], known)}")
+        return self
+
+    @model_validator(mode="after")
+    def _sweeps_have_values(self) -> "Study":
+        swept = {option for variant in self.variants for option in variant.setting}
+        for figure in self.figures:
+            if figure.kind == "sweep" and figure.setting not in swept:
+                hint = suggest(str(figure.setting), swept) if swept else "no variant has a sweep"
+                raise ValueError(f"figure {figure.name!r}: setting {figure.setting!r} is swept by no variant; {hint}")
         return self
 
 

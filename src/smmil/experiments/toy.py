@@ -45,6 +45,10 @@ def toy_study(study: Study, *, most_sets: int = 2) -> Study:
             "tables": [
                 t.model_copy(update={"title": f"Toy size, numbers mean nothing: {t.title}"}) for t in study.tables
             ],
+            "figures": [
+                f.model_copy(update={"title": f"Toy size, numbers mean nothing: {f.title or f.name}"})
+                for f in study.figures
+            ],
             "training": {**study.training, "epochs": 2, "warmup_epochs": 1},
         }
     )

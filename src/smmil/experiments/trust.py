@@ -11,8 +11,9 @@ from smmil.experiments.derived import POSITIONS, RANDOM, positions_only, random_
 from smmil.experiments.faithfulness import deletion_insertion
 from smmil.experiments.results import chosen_rows
 from smmil.experiments.runner import Place, load_results, run_study
-from smmil.experiments.stability import inverted_map, map_stability
+from smmil.experiments.stability import inverted_maps, map_stability
 from smmil.experiments.study import Dataset, Study
+from smmil.experiments.writing import piped
 from smmil.files import write_text
 from smmil.predict import load_run
 from smmil.prediction import load_predictions
@@ -24,7 +25,8 @@ _MOST_CASES = 20  # of a data set in deletion and insertion: each is predicted s
 _HEADINGS = {
     "stability": "same map from another seed",
     "inside": "AUROC within positives",
-    "inverted": "inverted",
+    "inside_lowest": "(lowest run)",
+    "inverted_runs": "inverted runs",
     "deletion": "deletion",
     "deletion_random": "(random)",
     "insertion": "insertion",
@@ -72,9 +74,10 @@ def _answers(rows: "DataFrame", place: Place, resamples: int) -> dict[str, Any]:
     model, config = load_run(folder)
     table = Manifest.read(config.data.manifest)
     positive = [p.id for p in runs[0] if p.y][:_MOST_CASES]
+    every = [load_predictions(place.run(key) / "test") for key in first["run"]]
     return {
         **map_stability(runs),
-        **inverted_map(runs[0], n=resamples),
+        **inverted_maps(every, n=resamples),
         **deletion_insertion(model, [table.bag(id_) for id_ in positive]),
     }
 
@@ -122,23 +125,27 @@ def trust_markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["## Can the maps be trusted?", "", f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * len(_HEADINGS)}"]
     for row in rows:
         cells = [_shown(row[key]) for key in _HEADINGS]
-        lines.append(f"| {row['set']} | {row['variant']} | {' | '.join(cells)} |")
+        lines.append(f"| {piped(row['set'])} | {piped(row['variant'])} | {' | '.join(cells)} |")
     alarms = [
-        f"- **Inverted map**: {r['variant']} on {r['set']}, high on the wrong side." for r in rows if r["inverted"]
+        f"- **Inverted map**: {r['variant']} on {r['set']} is high on the wrong side in {r['inverted_runs']} runs."
+        for r in rows
+        if r["inverted"]
     ]
     return "\n".join([*lines, "", *alarms, *(f"- {note}" for note in _READING), ""])
 
 
 _READING = (
     "same map from another seed: mean rank correlation of instance scores; 1 is the same order, – means one seed only",
-    "AUROC within positives below 0.5 with its whole 95 % interval: the map is inverted",
+    "AUROC within positives: mean and lowest over folds and seeds; a run whose whole 95 % interval lies below 0.5 has "
+    "an inverted map",
     "deletion should be below its random order, insertion above: then the scores show what the answer rests on",
-    "random labels: a bag AUROC far from 0.5 means that something other than labels decides",
+    "random labels: should scatter around 0.5; one training on few cases may land far from it by chance, in either "
+    "direction, but high values for several models mean that something other than labels decides",
     "positions only: what coordinates alone give; near the model's own value, position is a shortcut",
 )
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "YES" if value else "no"
+    if isinstance(value, str):
+        return value
     return "–" if value != value else f"{value:.3f}"

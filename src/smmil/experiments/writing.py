@@ -22,6 +22,11 @@ def write_table(shown: Shown, folder: Path) -> list[Path]:
     return [folder / f"{shown.name}.{suffix}" for suffix in writers]
 
 
+def piped(text: object) -> str:
+    """Text that can stand in a cell of a Markdown table."""
+    return str(text).replace("|", "\\|")
+
+
 def csv_text(shown: Shown) -> str:
     """Every number in a row of its own, with all its digits and the paper's beside it."""
     return shown.rows.to_csv(index=False, lineterminator="\n")
@@ -36,7 +41,7 @@ def markdown(shown: Shown) -> str:
         lines.append(_piped([f"*{GROUPS.get(group, group)}*", *[""] * (len(heads) - 1)]))
         for model, cells in models.items():
             family = FAMILIES[next(iter(cells.values())).family]
-            lines.append(_piped([model, family, *(_cell(cells.get(c), _bold_md, "<br>") for c in columns)]))
+            lines.append(_piped([piped(model), family, *(_cell(cells.get(c), _bold_md, "<br>") for c in columns)]))
     return "\n".join([*lines, "", *(f"- {note}" for note in shown.notes), ""])
 
 
