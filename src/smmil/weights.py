@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from smmil.errors import DataError
@@ -24,7 +24,7 @@ def save_weights(path: str | Path, tensors: Mapping[str, Tensor], note: Mapping[
     # One metadata entry only: safetensors does not promise the order of several.
     sealed = json.dumps({"note": text, "tensors": mark, "seal": digest(text, mark)}, sort_keys=True)
     with replacing(path) as temporary:
-        save_file(own, temporary, metadata={_KEY: sealed})
+        temporary.write_bytes(save(own, metadata={_KEY: sealed}))  # a full disk is then an OSError, as everywhere
     return mark
 
 

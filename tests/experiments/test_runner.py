@@ -91,6 +91,18 @@ def test_what_is_damaged_is_mended_without_training(finished_study, tmp_path, da
     assert epochs_trained(out) == epochs_trained(finished_study)
 
 
+@pytest.mark.parametrize("victim", ["checkpoints/best.safetensors", "split.json", "run.json", "config.yaml"])
+def test_a_damaged_training_is_set_aside_and_done_anew(finished_study, tmp_path, victim):
+    out = copied(finished_study, tmp_path / "damaged")
+    folder = sorted((out / "runs").iterdir())[0]
+    (folder / "result.json").unlink()
+    (folder / "train" / victim).write_bytes(b"")
+    report = run_study(tiny_study(), out)
+    assert (len(report.done), report.failed) == (1, {})
+    assert (folder / "train.damaged" / victim).exists()
+    assert table_bytes(out) == table_bytes(finished_study)
+
+
 def test_a_failing_run_does_not_stop_the_others_and_is_tried_again(tmp_path, trainings):
     bad = variant("Bad", "sm_ap", options={"dim": 6, "att_dim": 3, "where": "nowhere"})
     study = tiny_study(variants=[bad, variant("ABMIL")], learning_rates=[1e-2], folds=[0])

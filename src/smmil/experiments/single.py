@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import shutil
 import sys
 import traceback
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def perform(job: Job) -> str:
 
 def _perform(job: Job, folder: Path) -> None:
     try:
-        _train_and_measure(job, folder)
+        _mended(job, folder)
     except Interrupted as stopped:
         if multiprocessing.parent_process() is None:
             raise
@@ -68,6 +69,19 @@ def _perform(job: Job, folder: Path) -> None:
         reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}; see {folder / 'traceback.txt'}"
         write_json(folder / "failure.json", {"label": job.label, "reason": reason})
         raise DataError(f"{job.label}: {reason}") from problem
+
+
+def _mended(job: Job, folder: Path) -> None:
+    """Train and measure; what was trained before and turns out damaged is set aside and trained anew, once."""
+    begun = (folder / "train").exists()
+    try:
+        _train_and_measure(job, folder)
+    except SmmilError as problem:
+        if not begun or not str(problem).startswith(str(folder / "train")):  # errors begin with the file at fault
+            raise
+        shutil.rmtree(folder / "train.damaged", ignore_errors=True)
+        (folder / "train").replace(folder / "train.damaged")
+        _train_and_measure(job, folder)
 
 
 def _train_and_measure(job: Job, folder: Path) -> None:
