@@ -102,11 +102,12 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     save_weights(path, {"w": torch.ones(2)}, {})
     good = path.read_bytes()
 
-    def full(_tensors, target, **_):
-        target.write_bytes(b"half a file")
+    def full(target, _data):
+        with target.open("wb") as file:
+            file.write(b"half a file")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("smmil.weights.save_file", full)
+    monkeypatch.setattr(type(path), "write_bytes", full)
     with pytest.raises(OSError, match="No space"):
         save_weights(path, {"w": torch.zeros(2)}, {})
     assert path.read_bytes() == good
