@@ -37,7 +37,8 @@ def measure(name: str, n: int, rounds: int) -> dict[str, float]:
     batch = BagBatch.pack([slide(n, WIDTH)])
     train_step(model, BagBatch.pack([slide(100, WIDTH)]))  # libraries load their parts before anything is measured
     memory = peak_memory(lambda: train_step(model, batch)) / 1024
-    return {"seconds": statistics.median(timed(model, batch) for _ in range(rounds)), "gb": memory}
+    times = [timed(model, batch) for _ in range(rounds)]
+    return {"seconds": statistics.median(times) if times else float("nan"), "gb": memory}
 
 
 def train_step(model: torch.nn.Module, batch: BagBatch) -> None:
@@ -82,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", action="store_true", help="measure at 60,000 patches too")
     parser.add_argument("--models", nargs="*", default=list_models(), choices=list_models(), metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=3, help="timed steps per model")
+    parser.add_argument("--rounds", type=int, default=3, help="timed steps per model; 0: memory only")
     parser.add_argument("--patience", type=float, default=1800, help="seconds after which a model is given up")
     parser.add_argument("--one", nargs=2, metavar=("NAME", "N"), help="measure one model in this process, print JSON")
     options = parser.parse_args()
