@@ -112,9 +112,10 @@ class Graph:
         if kind == "rw":
             known = graph.degrees[graph.degrees > 0]
             skew = float(known.max() / known.min()) ** 0.5 if known.numel() else 1.0
-            return Graph(graph.indptr, graph.indices, graph.weight / scale[graph.rows], kind, skew)
+            return Graph(graph.indptr, graph.indices, graph.weight / scale.index_select(0, graph.rows), kind, skew)
         root = scale.rsqrt()
-        return Graph(graph.indptr, graph.indices, graph.weight * root[graph.rows] * root[graph.indices], kind)
+        weight = graph.weight * root.index_select(0, graph.rows) * root.index_select(0, graph.indices)
+        return Graph(graph.indptr, graph.indices, weight, kind)
 
     def _with_diagonal(self, where: Tensor) -> "Graph":
         """The same graph with a self-loop of weight 1 at the nodes in the mask `where`."""
@@ -296,9 +297,9 @@ def grid_graph(coords: Any, step: Any, neighbours: int = 8) -> Graph:
     step = np.broadcast_to(np.asarray(step, dtype=np.float64), points.shape[1:])
     if not (np.isfinite(step).all() and (step > 0).all()):
         raise DataError(f"grid_graph: step must be positive, got {step.tolist()}")
-    scaled = (points - points.min(0)) / step
+    scaled = (points - points.T.copy().min(1)) / step  # along contiguous axes a minimum costs a tenth
     cells = np.rint(scaled)
-    shape = cells.max(0) + 3
+    shape = cells.T.copy().max(1) + 3
     if np.abs(scaled - cells).max() < 1e-6 and np.prod(shape) < 64 * len(points) + 1e6:
         graph = _lattice_graph(cells.astype(np.int64), shape.astype(np.int64), neighbours)
         if graph is not None:
@@ -321,7 +322,7 @@ def _lattice_graph(cells: np.ndarray, shape: np.ndarray, neighbours: int) -> Gra
     offsets = offsets[(size == 1) if neighbours == 4 else (size > 0)]
     near = table[place[:, None] + offsets @ strides]
     found = near >= 0
-    indptr = np.concatenate([[0], np.cumsum(found.sum(1))])
+    indptr = np.concatenate([[0], np.cumsum(found.T.copy().sum(0))])
     indices = near[found].astype(np.int64)
     return Graph(torch.from_numpy(indptr), torch.from_numpy(indices), torch.ones(len(indices), dtype=torch.float64))
 

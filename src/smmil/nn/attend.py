@@ -114,23 +114,26 @@ class _EmbedAndAttend(torch.autograd.Function):
 
 def _embed_backward(x: Tensor, embed: Tensor, h: Tensor, factors: "_Factors", grad_x: Tensor | None):
     """Gradients of the embedding, its bias and the projection, a chunk of rows at a time (and of x, if wanted)."""
-    grad_embed, grad_bias = torch.zeros_like(embed), torch.zeros_like(embed[:, 0])
-    grad_project = torch.zeros_like(factors.project, dtype=embed.dtype)
+    grad_embed, grad_bias = torch.empty_like(embed), torch.zeros_like(embed[:, 0])
+    grad_project = torch.empty_like(factors.project, dtype=embed.dtype)
     buffer, ones = h.new_empty(min(ROWS, h.shape[0]), h.shape[1]), h.new_ones(ROWS)
     for rows in _chunks(h.shape[0]):
-        _accumulate(grad_project, factors.grad_v[rows], h[rows])
+        _accumulate(grad_project, factors.grad_v[rows], h[rows], begin=rows.start == 0)
         grad_h = factors.rows(rows, out=buffer[: rows.stop - rows.start])
         torch.ops.aten.threshold_backward.grad_input(grad_h, h[rows], 0, grad_input=grad_h)
-        _accumulate(grad_embed, grad_h, x[rows].to(h.dtype))
+        _accumulate(grad_embed, grad_h, x[rows].to(h.dtype), begin=rows.start == 0)
         grad_bias += grad_h.T @ ones[: len(grad_h)]
         if grad_x is not None:
             grad_x[rows] = grad_h @ embed.to(h.dtype)
     return grad_embed, grad_bias, grad_project
 
 
-def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
+def _accumulate(total: Tensor, left: Tensor, right: Tensor, begin: bool) -> None:
+    """total ← total + leftᵀ right, or without what was there to `begin` with."""
     if total.dtype == left.dtype:
-        total.addmm_(left.T, right)
+        total.addmm_(left.T, right, beta=0 if begin else 1)
+    elif begin:
+        total.copy_(left.T @ right)
     else:
         total += left.T @ right
 

@@ -17,6 +17,7 @@ from smmil.graph import Graph
 
 SWITCH = "SMMIL_COMPILED"
 WORTHWHILE = 1 << 20  # entries times steps: below, torch is done before the compiled code is even loaded
+NARROW = 16  # a signal of fewer columns costs torch as much as one of these
 VECTOR_BYTES = (128, 64, 16)
 TILE = 64
 APART = 24  # rows between two rings: at a distance of a multiple of 4096 bytes a processor takes one for the other
@@ -30,7 +31,8 @@ def serves(u: Tensor, steps: int) -> bool:
         return False
     if switch == "1" and _kernel() is None:
         raise MissingExtra("numba", "fast", f"{SWITCH}=1")
-    return switch == "1" or (u.numel() * steps >= WORTHWHILE and _kernel() is not None)
+    entries = len(u) * max(u.shape[1], NARROW)
+    return switch == "1" or (entries * steps >= WORTHWHILE and _kernel() is not None)
 
 
 @cache
@@ -94,8 +96,10 @@ class _Plan(NamedTuple):
 
 def _plan(n: int, bandwidth: int, steps: int) -> _Plan:
     """Tiles whose steps follow each other, or step after step if that takes less room."""
-    ring, base = _power(TILE + 2 * bandwidth), _power(TILE + max(2, steps) * bandwidth)
-    tiled = _Plan(TILE, bandwidth, base, ring, ring + APART, max(1, steps - 1))
+    ring = _power(TILE + 2 * bandwidth)
+    tile = (ring - 2 * bandwidth) // TILE * TILE  # as many rows as its rings hold anyway
+    base = _power(tile + max(2, steps) * bandwidth)
+    tiled = _Plan(tile, bandwidth, base, ring, ring + APART, max(1, steps - 1))
     whole = _Plan(n, 0, _power(n), _power(n), _power(n) + APART, min(2, max(1, steps - 1)))
     return min(tiled, whole, key=lambda plan: plan.scratch(2))
 
