@@ -3,14 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: demo test test-all lint bench docs install clean
+.PHONY: demo test test-all lint bench study docs install clean
 
 install: .venv/installed
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[slides,ct,lazyslide,tables,slurm,dask,view,onnx,fast]' --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[timm,slides,ct,lazyslide,tables,slurm,dask,view,onnx,fast]' --group dev
 	touch $@
 
 demo: install  ## train ABMIL and SmAP on synthetic slides, compare them, draw maps beside the truth
@@ -34,6 +34,10 @@ bench: install  ## ratios against torchmil, ABMIL and the matrix products that c
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/models.py
+
+study: install  ## the published study again: make study IMAGES=folder of CRCHistoPhenotypes (hours; resumable)
+	@test -n "$(IMAGES)" || { echo 'say where png/ and nuclei.csv are: make study IMAGES=folder'; exit 2; }
+	$(BIN)/python benchmarks/evidence.py --images "$(IMAGES)"
 
 docs: install  ## the documentation as a web site in site/
 	$(BIN)/pip install --quiet --disable-pip-version-check --group docs
