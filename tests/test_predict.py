@@ -163,6 +163,19 @@ def test_one_damaged_bag_is_reported_and_the_others_are_predicted(run, bags_of, 
     assert not (tmp_path / "out/failures.csv").exists()
 
 
+def test_the_list_of_failures_holds_no_formula_and_ids_that_look_like_one_are_found_again(run, bags_of, tmp_path):
+    table = pd.read_csv(bags_of / "manifest.csv", dtype=str).head(2)
+    table["id"] = ["＝1+1", "＠broken"]  # in full width: no formula here, but one in some spreadsheets
+    (bags_of / "bags" / "broken.h5").write_bytes(b"no bag")
+    table.loc[1, "path"] = "bags/broken.h5"
+    table.to_csv(bags_of / "odd.csv", index=False)
+    done = predict_run(run, out=tmp_path / "out", manifest=bags_of / "odd.csv")
+    assert pd.read_csv(tmp_path / "out/failures.csv")["id"].tolist() == ["'＠broken"]
+    assert [Prediction.load(path).id for path in done.written] == ["＝1+1"]
+    again = predict_run(run, out=tmp_path / "out", manifest=bags_of / "odd.csv")
+    assert (len(again.written), again.kept) == (0, done.written)
+
+
 def test_moved_bags_are_found_through_another_manifest(run, bags_of, tmp_path):
     here = predict_run(run, out=tmp_path / "a", part="test")
     there = predict_run(run, out=tmp_path / "b", part="test", manifest=bags_of / "manifest.csv")

@@ -1,8 +1,7 @@
-"""A running viewer and a page of it, for all its browser tests."""
+"""A browser, a running viewer and a page of it, for all browser tests."""
 
 import pytest
-from browser.reading import SIZE
-from browser.screens import CHROMIUM, FLAGS
+from browser.screens import CHROMIUM, FLAGS, SIZE, watched
 from browser.viewing import served, write_study
 
 
@@ -12,14 +11,19 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def url(folder):
-    """Where the viewer answers."""
+def wishes(folder):
+    """What to serve, for Study.read."""
     pytest.importorskip("starlette", reason="needs the viewer: pip install 'smmil[view]'")
     pytest.importorskip("uvicorn", reason="needs the viewer: pip install 'smmil[view]'")
+    return {**write_study(folder), "threshold": 1.5}
+
+
+@pytest.fixture(scope="session")
+def url(wishes):
+    """Where the viewer answers."""
     from smmil.viewer.study import Study
 
-    wishes = write_study(folder)
-    with served(Study.read(wishes.pop("places"), threshold=1.5, **wishes)) as (address, _):
+    with served(Study.read(**wishes)) as (address, _):
         yield address
 
 
@@ -36,23 +40,12 @@ def browser():
 
 @pytest.fixture
 def page(browser, url):
-    """The opened viewer; at the end nothing may have gone wrong and nothing may have left the machine."""
-    opened = browser.new_page(viewport=SIZE)
-    trouble, asked = [], []
-    opened.on("console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None)
-    opened.on("pageerror", lambda problem: trouble.append(str(problem)))
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.goto(url)
-    opened.wait_for_selector("#stage[data-ready]")
-    yield opened
-    assert opened.title() != "broken"
-    opened.close()
-    assert trouble == []
-    assert [address for address in asked if not address.startswith((f"{url}/", f"blob:{url}/"))] == []
+    with watched(browser, url, "#stage[data-ready]", (f"{url}/", f"blob:{url}/")) as opened:
+        yield opened
 
 
 @pytest.fixture
-def careless(browser, url):
+def careless(browser):
     """A page on which answers may fail: only the program's own mistakes count."""
     opened = browser.new_page(viewport=SIZE)
     trouble = []

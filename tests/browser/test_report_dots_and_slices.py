@@ -2,16 +2,14 @@
 
 import numpy as np
 import pytest
-from browser.screens import CHROMIUM, FLAGS, near, screen, settled, slide, top_colour
+from browser.screens import becomes, hottest, lesion_in, near, read_report, says, screen, settled, shows, slide, still
 from report.lesion_cases import META, SIDE, TILE, save_all, scan_case, write_slide_picture
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction
 from smmil.report import write_report
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 nibabel = pytest.importorskip("nibabel", reason="needs nibabel: pip install 'smmil[ct]'")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 
 PLACE = (14, 8)
 WIDE = 13
@@ -47,30 +45,15 @@ def report(tmp_path_factory):
     return folder / "r.html"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield running
-        running.close()
-
-
 @pytest.fixture
 def page(browser, report):
-    opened = browser.new_page(viewport={"width": 1366, "height": 768})
-    trouble = []
-    opened.on("console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None)
-    opened.on("pageerror", lambda problem: trouble.append(str(problem)))
-    opened.goto(report.as_uri())
-    opened.wait_for_selector("html[data-ready=yes]")
-    yield opened
-    opened.close()
-    assert trouble == []
+    with read_report(browser, report) as opened:
+        yield opened
 
 
 def open_case(page, name):
     page.fill("#search", name)
-    page.locator("#case-table tbody tr").first.click()
+    page.locator("#case-table tbody tr", has_text=name).first.click()
     settled(page, "0")
 
 
@@ -79,30 +62,21 @@ def middle_of(where):
     return columns.mean(), rows.mean()
 
 
-def dark_place(bare):
-    """Middle of the region with most dark pixels: the lesion of the slide's picture."""
-    from scipy.ndimage import gaussian_filter
-
-    dark = gaussian_filter((bare.sum(2) < 480).astype(float), 28)
-    row, column = np.unravel_index(dark.argmax(), dark.shape)
-    return column, row
-
-
 def test_the_hottest_dot_lies_over_the_planted_lesion_and_stays_there_when_zoomed(page):
     open_case(page, "nuclei")
     page.locator("#truth").uncheck()
     slide(page, "#opacity", 0)
-    expected = dark_place(screen(page, ".stage"))
+    expected = lesion_in(screen(page, ".stage"))
     slide(page, "#opacity", 100)
     slide(page, "#threshold", 1000)
-    hot = near(screen(page, ".stage"), top_colour("viridis"), 3)
+    shows(page, ".above", "1 of 600")
+    hot = hottest(page)
     # a disc as wide as a nucleus on the screen: 13 of about 550 level-0 pixels over 636 pixels
     assert 60 < hot.sum() < 400
     assert np.hypot(*np.subtract(middle_of(hot), expected)) < 45
-    assert "1 of 600" in page.locator(".above").inner_text()
     page.click("#zoom-in")
-    page.wait_for_timeout(700)
-    zoomed = near(screen(page, ".stage"), top_colour("viridis"), 3)
+    still(page)
+    zoomed = hottest(page)
     assert zoomed.sum() == pytest.approx(2.25 * hot.sum(), rel=0.2)
     height, width = hot.shape
     away = np.subtract(middle_of(hot), (width / 2, height / 2))
@@ -114,15 +88,15 @@ def test_hovering_a_dot_reads_its_instance_and_the_note_says_what_dots_are(page)
     slide(page, "#opacity", 100)
     slide(page, "#threshold", 1000)
     page.locator("#truth").uncheck()
-    x, y = middle_of(near(screen(page, ".stage"), top_colour("viridis"), 3))
+    x, y = middle_of(hottest(page))
     page.locator(".stage").hover(position={"x": float(x), "y": float(y)})
-    assert page.locator(".readout").inner_text() == "score 9.000 · rank 1 of 600 · lesion"
-    assert "600 instances on no lattice" in page.locator("#case-notes").inner_text()
+    says(page, ".readout", ["score 9.000 · rank 1 of 600 · lesion"])
+    shows(page, "#case-notes", "600 instances on no lattice")
 
 
 def test_dots_without_a_picture_say_so_and_show_truth_and_second_model(page):
     open_case(page, "bare")
-    assert "no picture: no slide of this name was found" in page.locator("#case-notes").inner_text()
+    shows(page, "#case-notes", "no picture: no slide of this name was found")
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
     ringed = near(screen(page, ".stage"), (255, 255, 255), 2).sum()
     page.keyboard.press("t")
@@ -132,7 +106,7 @@ def test_dots_without_a_picture_say_so_and_show_truth_and_second_model(page):
     settled(page, "0,1")
     slide(page, "#opacity", 100)
     slide(page, "#threshold", 1000)
-    places = [middle_of(near(screen(page, ".stage", i), top_colour("viridis"), 3)) for i in (0, 1)]
+    places = [middle_of(hottest(page, index=i)) for i in (0, 1)]
     np.testing.assert_allclose(*places, atol=1)
 
 
@@ -142,19 +116,28 @@ def brightness(page, index=0):
     return shown[2 * height // 5 : 3 * height // 5, 2 * width // 5 : 3 * width // 5].mean()
 
 
+def slices(page, *numbers):
+    """The panes come to show these slices."""
+    becomes(
+        page,
+        "all => [...document.querySelectorAll('.slice')].map((e) => e.dataset.slice).join() === all.join()",
+        list(numbers),
+    )
+
+
 def test_the_slice_under_the_hand_is_shown(page):
     open_case(page, "scan")
-    assert page.locator(".slice").get_attribute("data-slice") == "20"  # the hottest one
+    slices(page, 20)  # the hottest one
     assert brightness(page) == pytest.approx(40 / 80 * 255, abs=5)
     box = page.locator(".bars").bounding_box()
     left, right = 56, box["width"] - 14
     page.locator(".bars").hover(position={"x": left + (right - left) * 31.5 / 36, "y": 100})
-    assert page.locator(".slice").get_attribute("data-slice") == "31"
+    slices(page, 31)
     assert brightness(page) == pytest.approx(62 / 80 * 255, abs=5)
-    assert page.locator(".slice-view figcaption").inner_text().startswith("slice 31 · score")
+    shows(page, ".slice-view figcaption", "slice 32 · score")
     page.locator(".bars").focus()
     page.keyboard.press("ArrowLeft")
-    assert page.locator(".slice").get_attribute("data-slice") == "30"
+    slices(page, 30)
 
 
 def test_both_models_show_the_same_slice(page):
@@ -164,5 +147,5 @@ def test_both_models_show_the_same_slice(page):
     page.locator(".bars").nth(1).focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    assert [page.locator(".slice").nth(i).get_attribute("data-slice") for i in (0, 1)] == ["23", "23"]
+    slices(page, 23, 23)
     assert brightness(page, 0) == pytest.approx(46 / 80 * 255, abs=5)

@@ -2,18 +2,26 @@
 
 import numpy as np
 import pytest
-from browser.reading import (
+from browser.both import (
+    check_both_follow,
+    check_colours_map_and_outline,
+    check_the_map_is_the_scores,
+    check_zoom_keeps_map_and_slide_together,
+)
+from browser.reading import open_case, place_on_screen, settled
+from browser.screens import (
     PIXELS,
     becomes,
     expected_colours,
-    open_case,
+    hottest,
+    lesion_in,
     painted,
-    place_on_screen,
-    settled,
+    says,
+    screen,
     shows,
+    slide,
     still,
 )
-from browser.screens import near, screen, slide, top_colour
 from browser.viewing import PLACE, viewed_slide
 from report.lesion_cases import TILE
 
@@ -28,21 +36,12 @@ def test_the_hottest_cell_lies_over_the_planted_lesion(page):
     slide(page, "#opacity", 100)
     slide(page, "#threshold", 999)
     shows(page, ".above", ": 1 of 332")
-    hot = near(screen(page, ".stage"), top_colour("viridis"), 3)
+    hot = hottest(page)
     rows, columns = np.nonzero(hot)
     lesion = lesion_in(bare)
     assert np.hypot(columns.mean() - lesion[0], rows.mean() - lesion[1]) < 1.2 * hot.sum() ** 0.5
     x, y = place_on_screen(page, PLACE)
     assert np.hypot(columns.mean() - x, rows.mean() - y) < 2
-
-
-def lesion_in(bare):
-    """Middle of the region with most dark pixels."""
-    from scipy.ndimage import gaussian_filter
-
-    dark = gaussian_filter((bare.sum(2) < 480).astype(float), 28)
-    row, column = np.unravel_index(dark.argmax(), dark.shape)
-    return column, row
 
 
 def test_the_screen_shows_the_pixels_of_the_slide_where_they_are(page, folder):
@@ -74,43 +73,18 @@ def test_the_screen_shows_the_pixels_of_the_slide_where_they_are(page, folder):
 def test_every_cell_of_the_map_has_the_colour_of_its_score(page):
     open_case(page, "s1")
     slide(page, "#threshold", 0)
-    expected = expected_colours(viewed_slide("s1", "first"))
-    assert (painted(page)[..., 3] == expected[..., 3]).all()
-    assert np.abs(painted(page) - expected).max() <= 4
+    check_the_map_is_the_scores(page, viewed_slide("s1", "first"))
 
 
 def test_map_and_slide_stay_together_when_zoomed(page):
     open_case(page, "s1")
-    slide(page, "#opacity", 100)
-    slide(page, "#threshold", 999)
-    before = near(screen(page, ".stage"), top_colour("viridis"), 3)
-    bar = page.locator(".scale-bar").inner_text(), page.locator(".scale-bar").bounding_box()["width"]
-    page.click("#zoom-in")
-    still(page)
-    after = near(screen(page, ".stage"), top_colour("viridis"), 3)
-    assert after.sum() == pytest.approx(before.sum() * 2.25, rel=0.1)
-    x, y = place_on_screen(page, PLACE)
-    assert after[int(y), int(x)]
-    assert (page.locator(".scale-bar").inner_text(), page.locator(".scale-bar").bounding_box()["width"]) != bar
-    page.keyboard.press("0")
-    still(page)
-    assert near(screen(page, ".stage"), top_colour("viridis"), 3).sum() == pytest.approx(before.sum(), rel=0.1)
+    check_zoom_keeps_map_and_slide_together(page, lambda: place_on_screen(page, PLACE))
 
 
 def test_opacity_threshold_truth_and_colours_change_the_pixels(page):
     open_case(page, "s1")
     case = viewed_slide("s1", "first")
-    x, y = (int(v) for v in place_on_screen(page, PLACE))
-    slide(page, "#opacity", 100)
-    for palette in ("viridis", "magma", "cividis"):
-        page.select_option("#palette", palette)
-        assert near(screen(page, ".stage"), top_colour(palette))[y, x], palette
-    page.keyboard.press("h")
-    assert not near(screen(page, ".stage"), top_colour("cividis"))[y, x]
-    page.keyboard.press("h")
-    outline = near(screen(page, ".stage"), (255, 255, 255), 2).sum()
-    page.keyboard.press("t")
-    assert near(screen(page, ".stage"), (255, 255, 255), 2).sum() < outline / 2
+    check_colours_map_and_outline(page, "#palette", place_on_screen(page, PLACE))
     page.click("#use-threshold")
     shows(page, ".above", f"≥ 1.500: {int((case.scores >= 1.5).sum())} of {case.n}")
     assert np.abs(painted(page) - expected_colours(case, "cividis", 1.5)).max() <= 4
@@ -126,20 +100,13 @@ def test_models_can_be_switched_put_side_by_side_and_swapped(page):
     assert np.abs(painted(page) - expected_colours(viewed_slide("s1", "second"))).max() <= 4
     page.select_option("#right-model", "2")
     settled(page, "s1", "1,2")
-    assert page.locator(".pane h3").all_inner_texts() == ["second", "third"]
+    says(page, ".pane h3", ["second", "third"])
     assert np.abs(painted(page, 1) - expected_colours(viewed_slide("s1", "third"))).max() <= 4
-    for leader in (0, 1):
-        page.locator(".stage").nth(leader).hover(position={"x": 150, "y": 200})
-        page.mouse.wheel(0, -300)
-        still(page)
-        boxes = [page.locator(".heat").nth(i).bounding_box() for i in (0, 1)]
-        stages = [page.locator(".stage").nth(i).bounding_box() for i in (0, 1)]
-        assert boxes[0]["width"] == pytest.approx(boxes[1]["width"], abs=1)
-        assert boxes[0]["x"] - stages[0]["x"] == pytest.approx(boxes[1]["x"] - stages[1]["x"], abs=1)
+    width = [check_both_follow(page, leader, -300) for leader in (0, 1)][1]
     page.keyboard.press("x")
     settled(page, "s1", "2,1")
-    assert page.locator(".pane h3").all_inner_texts() == ["third", "second"]
-    assert page.locator(".heat").first.bounding_box()["width"] == pytest.approx(boxes[0]["width"], abs=1)
+    says(page, ".pane h3", ["third", "second"])
+    assert page.locator(".heat").first.bounding_box()["width"] == pytest.approx(width, abs=1)
 
 
 def test_other_models_lie_over_the_map_as_lines_or_as_heat(page):

@@ -2,19 +2,8 @@
 
 import numpy as np
 import pytest
-from browser.reading import (
-    PIXELS,
-    becomes,
-    click_tile,
-    inspected,
-    number_of,
-    open_case,
-    place_on_screen,
-    settled,
-    shows,
-    still,
-)
-from browser.screens import near, screen, slide, top_colour
+from browser.reading import click_tile, inspected, number_of, open_case, place_on_screen, settled
+from browser.screens import PIXELS, becomes, near, says, screen, shows, slide, still, top_colour
 from browser.viewing import MODELS, PLACE, features_of, viewed_slide
 from report.lesion_cases import scan_case
 
@@ -133,7 +122,7 @@ def test_the_strip_shows_score_and_truth_of_every_slice_and_leads_there(page):
     shows(page, ".slice-words", "Slice 8 of 36")
     page.select_option("#right-model", "1")
     settled(page, "bare scan", "0,1")
-    assert page.locator(".strips h3").all_inner_texts() == ["first", "second"]
+    says(page, ".strips h3", ["first", "second"])
     shows(page, ".slice-words", "Slice 8 of 36")
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from browser.reading import SIZE, becomes, expected_colours, open_case, painted, settled, shows
-from browser.screens import slide
+from browser.reading import open_case, settled
+from browser.screens import SIZE, becomes, expected_colours, painted, shows, slide
 from browser.viewing import viewed_slide
 
 

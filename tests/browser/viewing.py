@@ -1,19 +1,19 @@
 """Cases for the viewer's browser tests: synthetic slides and a synthetic scan, served on this machine."""
 
-import socket
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+from browser.screens import EVIL
 from PIL import Image
 from report.lesion_cases import META, save_all, scan_case, slide_case, write_slide_picture
 
 from smmil.data.synthetic_ct import synthetic_ct_scans
 from smmil.images import write_pyramid
 from smmil.prediction import Prediction
+from smmil.viewer.serving import bind
 
-EVIL = "<img src=x onerror=\"document.title='broken'\">'\"& ü 切片"
 PLACE = (14, 8)
 CORNER = np.array([1024, 640])  # the scanned area of s1 lies at an offset in its slide
 MODELS = {"first": {"noise": 0.4}, "second": {"noise": 0.4, "smooth": True}, "third": {"noise": 0.9}}
@@ -75,20 +75,23 @@ def loose_case():
 
 
 @contextmanager
-def served(study):
-    """The address of a running viewer, and the server; it is stopped at the end."""
+def served(study, port=0, around=lambda app: app, **options):
+    """The address of a running viewer, and the server; it is stopped at the end, and its port is free again.
+
+    around  gives an application that stands before the viewer's own
+    """
     import uvicorn
 
     from smmil.viewer.server import create_app
 
-    listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(study), log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    listening = bind("127.0.0.1", port)
+    app = around(create_app(study, **options))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", server
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(20)
         listening.close()

@@ -56,10 +56,31 @@ def test_run_status_tables_figures(study, tmp_path):
 
 def test_failures_are_listed_and_the_exit_code_is_3(study, tmp_path):
     bad = study.with_name("bad.yaml")
-    bad.write_text(STUDY.replace("att_dim: 3}", "att_dim: 3, gatde: true}"))
+    broken = "variants:\n  - {name: Broken, model: 'experiments.broken_model:Broken'}"
+    bad.write_text(STUDY.replace("variants:", broken))
     found = call("run", bad, "--out", tmp_path)
     assert found.exit_code == 3
-    assert "did you mean gated" in (tmp_path / "small/failures.csv").read_text()
+    assert "2 runs done now, 0 there already, 2 failed" in found.output
+    assert "ZeroDivisionError" in (tmp_path / "small/failures.csv").read_text()
+
+
+@pytest.mark.parametrize("toy", [(), ("--toy",)])
+def test_an_unknown_option_is_refused_before_any_training_naming_the_config(study, tmp_path, toy):
+    bad = study.with_name("bad.yaml")
+    bad.write_text(STUDY.replace("att_dim: 3}", "att_dim: 3, gatde: true}"))
+    with pytest.raises(
+        ConfigError, match=r"bad\.yaml: variant 'ABMIL': .* did you mean gated\? \(options of abmil: dim"
+    ):
+        call("run", bad, "--out", tmp_path, *toy)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_what_another_runner_did_is_told_apart(tmp_path, capsys):
+    from smmil.cli.experiment import _tell
+    from smmil.experiments.runner import Report
+
+    _tell(Report(done=["a"], elsewhere=["b", "c"], before=["d"]), tmp_path)
+    assert "1 runs done now, 2 done by another runner meanwhile, 1 there already, 0 failed" in capsys.readouterr().out
 
 
 def test_tables_before_any_run_say_what_to_do(study, tmp_path):

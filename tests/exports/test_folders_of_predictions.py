@@ -1,15 +1,17 @@
 """Many predictions at once: one that cannot be used stops no other, and images are found by name or by table."""
 
 import csv
+import json
 
 import pandas as pd
 import pytest
-from exports.makers import slide_case
+from exports.makers import TILE, slide_case
 from exports.test_export_command import run, tile_case
 
 from smmil.errors import DataError
 from smmil.exports import export
-from smmil.exports.places import slide_facts
+from smmil.exports.originals import Original
+from smmil.frame import Frame
 from smmil.prediction import Prediction
 
 HALF = "a\udc80b"
@@ -108,11 +110,23 @@ def test_a_case_that_the_table_does_not_name_is_said(tmp_path):
 
 
 def test_the_pixel_size_of_the_table_wins_over_the_file(tmp_path):
-    from smmil.exports.batch import _single_case
-
     path, prediction = slide_case(tmp_path / "slides", "generic")
     table = table_of(tmp_path / "t.csv", f"case,{path},0.25")
-    assert slide_facts(_single_case(prediction, table, {})).mpp == 0.25
+    for image in (table, Original(path, 0.25)):
+        export(prediction, "geojson", tmp_path / "a.geojson", image=image)
+        assert json.loads((tmp_path / "a.geojson").read_text())["smmil"]["um_per_pixel"] == 0.25
+
+
+def test_places_in_pixels_are_told_in_micrometres_too_when_the_slide_says_their_size(tmp_path):
+    path, prediction = slide_case(tmp_path / "slides", "leica", frame=Frame((TILE, TILE)))
+    for image, mpp in ((path, 0.5), (Original(path, 0.25), 0.25)):
+        export(prediction, "csv", tmp_path / "a.csv", image=image)
+        table = pd.read_csv(tmp_path / "a.csv")
+        for name, size in (("x", "width"), ("y", "height")):
+            assert table[f"{name}_um"].tolist() == (table[name] * mpp).tolist()
+            assert set(table[f"{size}_um"]) == {TILE * mpp}
+    export(prediction, "csv", tmp_path / "a.csv")
+    assert "x_um" not in pd.read_csv(tmp_path / "a.csv")
 
 
 def test_a_file_that_is_no_table_does_not_serve_several_cases(tmp_path):

@@ -251,7 +251,7 @@ def test_options_that_name_a_folder_are_refused():
         "sm": {"where": "early"},
         "dims": (1, 2),
     }
-    for value in ("/home/eva/x.pt", "C:\\Users\\eva\\x", "~/secret/x", "file:///srv/x"):
+    for value in ("/home/eva/x.pt", "C:\\Users\\eva\\x", "~/secret/x", "file:///srv/x", "see </home/eva/x>"):
         with pytest.raises(DataError, match="options: names a folder"):
             refuse_folders({"path": value}, "options")
 

@@ -167,6 +167,22 @@ def test_a_failure_that_was_mended_is_no_longer_listed(troubled, tmp_path):
     assert not (tmp_path / "out" / "failures.csv").exists()
 
 
+def test_tables_for_people_hold_no_formula_and_the_manifest_holds_the_ids_as_they_are(tmp_path):
+    folder = tmp_path / "slides"  # ids in full width are not refused, and some spreadsheets compute them
+    makers.write_slide(folder / "＝1+1.svs", makers.speckled(0, 256))
+    (folder / "＠broken.svs").write_bytes(b"no slide")
+    done = prepare(folder, tmp_path / "out", labels=None)
+    assert pd.read_csv(tmp_path / "out" / "failures.csv")["id"].tolist() == ["'＠broken"]
+    assert set(pd.read_csv(tmp_path / "out" / "cases.csv")["id"]) == {"'＝1+1", "'＠broken"}
+    manifest = Manifest.read(done.manifest)
+    assert manifest.ids == ("＝1+1",)
+    assert manifest.bag("＝1+1").id == "＝1+1"
+    before = done.manifest.read_bytes()
+    again = prepare(folder, tmp_path / "out", labels=None)
+    assert again.count("kept") == 1
+    assert again.manifest.read_bytes() == before
+
+
 def test_one_folder_holds_bags_of_one_recipe(slides, tmp_path):
     prepare(slides, tmp_path)
     other = makers.recipe(tile_um=16.0)

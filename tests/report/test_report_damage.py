@@ -16,7 +16,6 @@ from smmil.report.cases import all_cases
 from smmil.report.damage import hatched, lost_pixels
 from smmil.report.originals import Original
 from smmil.report.pictures import case_picture
-from smmil.report.private import without_names
 
 EDGE = SIDE * TILE
 ROOM = 10_000_000
@@ -109,11 +108,3 @@ def test_the_names_of_refused_images_are_on_the_screen_but_not_on_the_page(tmp_p
     assert f"pixels 9 x 9, but s has {EDGE} x {EDGE}" in page
     assert "Mueller" not in page
     assert "Erika" not in page
-
-
-def test_names_inside_a_folder_are_hidden_and_words_are_left_alone(tmp_path):
-    series = tmp_path / "a" / "Mueller"
-    series.mkdir(parents=True)
-    (series / "Erika.dcm").write_text("")
-    text = f"{series / 'Erika.dcm'}: a slice of Mueller is damaged; see Erika.dcm, not Muellerin"
-    assert without_names(text, series, "c7") == "c7: a slice of c7 is damaged; see c7, not Muellerin"

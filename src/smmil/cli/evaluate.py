@@ -1,12 +1,12 @@
 """smmil evaluate: numbers from files of predictions."""
 
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from smmil.cli.evidence_tables import comparison_table, evidence_notes, froc_table, intervals_table, number
+from smmil.cli.scoring import Column, Threshold, Validation, check_threshold
 
 BAG = (
     "auroc", "auprc", "f1", "accuracy", "balanced_accuracy", "sensitivity_at_90", "sensitivity_at_95", "brier", "ece",
@@ -20,12 +20,9 @@ POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "m
 def evaluate(
     context: typer.Context,
     predictions: Annotated[list[Path], typer.Argument(help="Folders of .npz predictions, one per model.")],
-    validation: Annotated[
-        list[Path] | None,
-        typer.Option(help="Predictions on validation cases, to choose the instance threshold; one per model."),
-    ] = None,
-    threshold: Annotated[float | None, typer.Option(help="Instance threshold; else the best on --validation.")] = None,
-    column: Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")] = None,
+    validation: Validation = None,
+    threshold: Threshold = None,
+    column: Column = None,
     ci: Annotated[bool, typer.Option("--ci", help="Confidence intervals: BCa, patients resampled.")] = False,
     compare: Annotated[
         list[Path] | None,
@@ -86,16 +83,6 @@ def evaluate(
     _write(results, json, csv)
 
 
-def check_threshold(threshold: float | None, validation: list[Path] | None) -> None:
-    """An instance threshold is a finite number and comes from one place."""
-    from smmil.errors import ConfigError
-
-    if threshold is not None and not math.isfinite(threshold):
-        raise ConfigError(f"--threshold {threshold}: expected a finite number, such as 0.5")
-    if threshold is not None and validation:
-        raise ConfigError(f"--threshold {threshold}: --validation chooses the threshold; give one of the two, not both")
-
-
 def _refuse_idle(context: typer.Context, *, ci: bool, compare: bool) -> None:
     """Options that nothing asked for would read."""
     from smmil.errors import ConfigError
@@ -131,7 +118,9 @@ def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | No
     if csv is not None:
         from pandas import DataFrame
 
-        write_text(csv, DataFrame(long_table(results)).to_csv(index=False, lineterminator="\n"))
+        from smmil.spreadsheet import cell
+
+        write_text(csv, DataFrame(long_table(results)).map(cell).to_csv(index=False, lineterminator="\n"))
     for path in (path for path in (json, csv) if path is not None):
         typer.echo(f"written: {path}")
 

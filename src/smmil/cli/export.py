@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from smmil.cli.scoring import Column
+
 
 class Target(StrEnum):
     geojson = "geojson"
@@ -34,7 +36,7 @@ def export(
         ),
     ] = None,
     size: Annotated[int | None, typer.Option(help="Longest side of a png, in pixels. [default: 2048]")] = None,
-    column: Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")] = None,
+    column: Column = None,
     deidentify: Annotated[
         bool, typer.Option(help="DICOM: take nothing from the image that tells who the patient is.")
     ] = True,

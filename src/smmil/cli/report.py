@@ -6,21 +6,18 @@ from typing import Annotated
 
 import typer
 
+from smmil.cli.scoring import Column, Models, Threshold, Validation, check_threshold
+
 
 def report(
-    where: Annotated[
-        list[Path], typer.Argument(help="Runs with predictions, or folders of .npz predictions; one per model.")
-    ],
+    where: Models,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     slides: Annotated[
         Path | None, typer.Option(help="Folder of slides or scans, or CSV table (id, slide): pictures below the maps.")
     ] = None,
-    validation: Annotated[
-        list[Path] | None,
-        typer.Option(help="Predictions on validation cases, to choose the instance threshold; one per model."),
-    ] = None,
-    threshold: Annotated[float | None, typer.Option(help="Instance threshold; else the best on --validation.")] = None,
-    column: Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")] = None,
+    validation: Validation = None,
+    threshold: Threshold = None,
+    column: Column = None,
     resamples: Annotated[int, typer.Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     window: Annotated[
@@ -41,7 +38,6 @@ def report(
 
       smmil report predictions --slides slides/ --title "Lymph nodes, second reading"
     """
-    from smmil.cli.evaluate import check_threshold
     from smmil.errors import ConfigError
     from smmil.report import write_report
 

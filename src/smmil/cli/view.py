@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from smmil.cli.counting import CountingBar
+from smmil.cli.scoring import Column, Models, check_threshold
 
 
 def view(
-    where: Annotated[
-        list[Path], typer.Argument(help="Runs with predictions, or folders of .npz predictions; one per model.")
-    ],
+    where: Models,
     slides: Annotated[
         Path | None,
         typer.Option(help="Folder of slides and CT scans named like the cases, or CSV table (id, slide)."),
@@ -26,7 +25,7 @@ def view(
     port: Annotated[int, typer.Option(help="Port; 0: any free one.")] = 8000,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
     threshold: Annotated[float | None, typer.Option(help="Instance threshold the page begins with.")] = None,
-    column: Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")] = None,
+    column: Column = None,
     max_cache_mb: Annotated[int, typer.Option(help="Memory for tiles that were shown lately.")] = 256,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "smmil view",
 ) -> None:
@@ -43,13 +42,9 @@ def view(
 
       smmil view predictions --slides ct/ --port 0 --no-open
     """
-    import math
-
-    from smmil.errors import ConfigError
     from smmil.viewer import serve
 
-    if threshold is not None and not math.isfinite(threshold):
-        raise ConfigError(f"--threshold {threshold}: must be a finite number")
+    check_threshold(threshold)
     with CountingBar("reading predictions") as bar:
         serve(
             where,

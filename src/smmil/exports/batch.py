@@ -1,7 +1,5 @@
 """Predictions to files of one format: one case to one file, several to a folder."""
 
-import csv
-import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
@@ -10,7 +8,6 @@ from typing import Any
 
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
 from smmil.exports.case import Case
-from smmil.exports.cells import inert
 from smmil.exports.dicom import write_parametric_map, write_segmentation
 from smmil.exports.geojson import write_geojson
 from smmil.exports.nifti import write_nifti
@@ -19,8 +16,9 @@ from smmil.exports.picture import write_png
 from smmil.exports.reading import files_of, readable, refuse_half_characters
 from smmil.exports.table import write_csv, write_parquet
 from smmil.exports.tiff import write_tiff
-from smmil.files import file_name, write_text
+from smmil.files import file_name
 from smmil.prediction import Prediction
+from smmil.spreadsheet import write_rows
 
 _FAILURES = "export_failures.csv"
 
@@ -62,7 +60,7 @@ def export(
     to: str,
     out: str | Path,
     *,
-    image: str | Path | None = None,
+    image: str | Path | Original | None = None,
     threshold: float | None = None,
     column: int | None = None,
     size: int | None = None,
@@ -73,24 +71,26 @@ def export(
     """Write predictions (files, folders of them, or one Prediction) as one of FORMATS, atomically.
 
     out    the file for a single case (or an existing folder); for several cases a folder, one file each
-    image  slide or CT series of a single case; for several, a folder with an entry named like each case's id; for
-           one or several, a CSV table with the columns id and slide (or image, path, file), and mpp if you like
+    image  slide or CT series of a single case (an Original tells its pixel size too); for several, a folder with an
+           entry named like each case's id; for one or several, a CSV table with the columns id and slide (or image,
+           path, file), and mpp if you like
     See `Case` for the other options. A single case that cannot be read or written is an error; of several, the others
     go on.
     """
     format_ = FORMATS[check_choice(to, FORMATS, "--to")]
-    _check_options(to, format_, image, threshold, size, deidentify, keep_uids)
+    original = image if isinstance(image, Original) or image is None else Original(Path(image))
+    place = None if original is None else original.path
+    _check_options(to, format_, place, threshold, size, deidentify, keep_uids)
     wishes: dict[str, Any] = {"threshold": threshold, "column": column, "deidentify": deidentify}
     wishes |= {"keep_uids": keep_uids}
     wishes |= {} if size is None else {"size": size}
-    place = Path(image) if image is not None else None
     files = [] if isinstance(predictions, Prediction) else files_of(predictions)
     if len(files) > 1:
         return _several(files, format_, Path(out), place, wishes, progress)
     one = predictions if isinstance(predictions, Prediction) else Prediction.load(files[0])
     done = Exported()
     path = _single_path(Path(out), refuse_half_characters(one).id, to, format_)
-    _write(format_, _single_case(one, place, wishes), path, done)
+    _write(format_, _single_case(one, original, wishes), path, done)
     return done
 
 
@@ -115,15 +115,17 @@ def _several(
             done.failed[prediction.id] = str(problem)
         if progress is not None:
             progress(count, len(cases))
-    _write_failures(out, done.failed)
+    write_rows(out / _FAILURES, ("id", "reason"), done.failed.items())
     return done
 
 
-def _single_case(prediction: Prediction, image: Path | None, wishes: dict[str, Any]) -> Case:
+def _single_case(prediction: Prediction, image: Original | None, wishes: dict[str, Any]) -> Case:
     """The case with the image itself, or the one that a table names for it."""
-    if image is None or not is_table(image):
-        return Case(prediction, image, **wishes)
-    return _case(prediction, find_originals(image, [prediction.id], "--image"), image, wishes)
+    if image is None:
+        return Case(prediction, **wishes)
+    if not is_table(image.path):
+        return Case(prediction, image.path, mpp=image.mpp, **wishes)
+    return _case(prediction, find_originals(image.path, [prediction.id], "--image"), image.path, wishes)
 
 
 def _case(
@@ -161,7 +163,7 @@ def _single_path(out: Path, id_: str, to: str, format_: Format) -> Path:
 def _check_options(
     to: str,
     format_: Format,
-    image: str | Path | None,
+    image: Path | None,
     threshold: float | None,
     size: int | None,
     deidentify: bool,
@@ -182,16 +184,5 @@ def _check_options(
         raise ConfigError(f"--size {size}: must be from 16 to 20000 pixels")
     if not keep_uids and (not deidentify or not to.startswith("dicom")):
         raise ConfigError("--replace-uids: is part of the de-identification of dicom-pm and dicom-seg only")
-    if image is not None and not Path(image).exists():
+    if image is not None and not image.exists():
         raise DataError(f"--image {image}: no such file or folder")
-
-
-def _write_failures(out: Path, failed: dict[str, str]) -> None:
-    path = out / _FAILURES
-    if not failed:
-        path.unlink(missing_ok=True)
-        return
-    rows = [(inert(id_), inert(reason)) for id_, reason in failed.items()]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([("id", "reason"), *rows])
-    write_text(path, text.getvalue())

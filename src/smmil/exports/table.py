@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smmil.exports.case import Case
-from smmil.exports.cells import inert
-from smmil.exports.places import slide_facts
+from smmil.exports.places import SlideFacts, slide_facts
 from smmil.files import replacing
+from smmil.spreadsheet import inert
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -96,18 +96,24 @@ def _scan_columns(case: Case) -> dict[str, Any]:
 
 def _physical(case: Case, columns: dict[str, Any]) -> dict[str, Any]:
     """Places in µm or mm when the spacing is known, and the bounds of a slide, which some programs count from."""
-    found: dict[str, Any] = {}
     if case.prediction.coords is None:
-        return found
+        return {}
+    facts = slide_facts(case) if case.axes == 2 else SlideFacts()
+    bounds = facts.bounds or ()
+    return {**_measured(case, columns, facts), **dict(zip(("bounds_x", "bounds_y"), bounds, strict=False))}
+
+
+def _measured(case: Case, columns: dict[str, Any], facts: SlideFacts) -> dict[str, Any]:
+    """Places and sizes in the unit of the coordinates; those that count pixels of a slide take the size of these."""
     frame = case.prediction.frame
-    if frame is not None and frame.spacing is not None:
-        names = {1: "z", 2: "xy", 3: "xyz"}[case.axes]
-        sizes = {"x": "width", "y": "height", "z": "depth"}
-        for name, step in zip(names, frame.spacing * len(names), strict=False):
-            found[f"{name}_{frame.unit}"] = columns[name] * step
-            if case.axes > 1:
-                found[f"{sizes[name]}_{frame.unit}"] = columns[sizes[name]] * step
-    if case.axes == 2:
-        bounds = slide_facts(case).bounds
-        found |= {} if bounds is None else {"bounds_x": bounds[0], "bounds_y": bounds[1]}
+    if frame is None or (frame.spacing is None and facts.mpp is None):
+        return {}
+    spacing, unit = ((facts.mpp,), "um") if frame.spacing is None else (frame.spacing, frame.unit)
+    names = {1: "z", 2: "xy", 3: "xyz"}[case.axes]
+    sizes = {"x": "width", "y": "height", "z": "depth"}
+    found: dict[str, Any] = {}
+    for name, step in zip(names, spacing * len(names), strict=False):
+        found[f"{name}_{unit}"] = columns[name] * step
+        if case.axes > 1:
+            found[f"{sizes[name]}_{unit}"] = columns[sizes[name]] * step
     return found

@@ -1,7 +1,5 @@
 """Feature files of one project to those of another, many at once; what a format cannot hold is listed."""
 
-import csv
-import io
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,7 +12,7 @@ import torch
 
 from smmil.bag import Bag
 from smmil.errors import DataError, check_choice
-from smmil.files import digest, file_name, read_json, remove_leftovers, replacing, write_json, write_text
+from smmil.files import digest, file_name, read_json, remove_leftovers, replacing, write_json
 from smmil.formats import all_facts, clam, find_reader, load, stamp, torchmil, trident, write_bag
 from smmil.formats.boundary import boundary
 from smmil.formats.content import Stored, begins_formula, int8
@@ -23,6 +21,7 @@ from smmil.formats.sources import find_bags
 from smmil.formats.spacing import as_text
 from smmil.formats.writing import Plan
 from smmil.frame import Frame
+from smmil.spreadsheet import write_rows
 
 TARGETS = ("native", "trident", "clam", "stamp", "torchmil")
 LEDGER, FAILURES, NOTES, LABELS = (
@@ -169,10 +168,10 @@ class _Work:
                 return
             self.out.mkdir(parents=True)
         write_json(self.out / LEDGER, {"files": self.ledger})
-        _write_table(self.out / FAILURES, ("file", "reason"), list(self.done.failed.items()))
-        _write_table(self.out / NOTES, ("id", "note"), self.done.notes)
+        write_rows(self.out / FAILURES, ("file", "reason"), self.done.failed.items())
+        write_rows(self.out / NOTES, ("id", "note"), self.done.notes)
         held = self.to == "torchmil"
-        _write_table(self.out / LABELS, ("id", "label"), [] if held else list(self.done.labels.items()))
+        write_rows(self.out / LABELS, ("id", "label"), () if held else self.done.labels.items(), exact=True)
 
 
 def _planned(to: str, stored: Stored, facts: dict[str, Any], label: int | None) -> Plan:
@@ -218,12 +217,3 @@ def _sized(stored: Stored, mpp: float | None, format_: str) -> Stored:
 def _refuse_other(name: str, stated: Any, given: Any) -> None:
     if stated is not None and stated != given:
         raise DataError(f"the file says {name} {stated!r}, but --{name} {given!r} was given; leave the option out")
-
-
-def _write_table(path: Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    if not rows:
-        path.unlink(missing_ok=True)
-        return
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
-    write_text(path, text.getvalue())

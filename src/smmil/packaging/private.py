@@ -1,13 +1,9 @@
 """Words that may leave the building: texts of a package name no folder of the machine it was made on."""
 
-import re
 from typing import Any
 
 from smmil.errors import DataError
-
-_FOLDER = r"(?:(?<![\w/\\:.~<-])(?:~\w*|[A-Za-z]:)?|file://)[/\\](?:[^\s/\\'\"<>|]+[/\\])+"
-_INSIDE = re.compile(_FOLDER + r"(?=[^\s/\\])")
-_LONGEST = 200
+from smmil.report.private import safe_text
 
 
 def told(value: Any) -> Any:
@@ -16,10 +12,7 @@ def told(value: Any) -> Any:
         return {str(key): told(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [told(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    line = " ".join("".join(c if c.isprintable() else " " for c in value).split())
-    return _INSIDE.sub("", line)[:_LONGEST]
+    return " ".join(safe_text(value).split()) if isinstance(value, str) else value
 
 
 def refuse_folders(values: Any, where: str) -> Any:

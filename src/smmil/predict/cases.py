@@ -1,7 +1,5 @@
 """A finished run and a manifest to files of Predictions, one per case."""
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +11,13 @@ from smmil.bag import BagBatch
 from smmil.config import TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.errors import DataError, check_choice
-from smmil.files import file_name, read_json, remove_leftovers, write_text
+from smmil.files import file_name, read_json, remove_leftovers
 from smmil.predict.inference import predict
 from smmil.predict.source import image_facts, refuse_other_features, refuse_other_width
 from smmil.predict.trained import TrainedModel, load_trained
 from smmil.prediction import Prediction
 from smmil.runtime import choose_device, reproducible, versions
+from smmil.spreadsheet import write_rows
 
 PARTS = ("train", "val", "test", "all")
 
@@ -198,10 +197,4 @@ def _meta(trained: TrainedModel, origin: Origin, part: str | None) -> dict[str, 
 
 def write_failures(out: Path, failed: Mapping[str, str]) -> None:
     """failures.csv with the reason for every case that failed; none when there is nothing to tell."""
-    path = out / "failures.csv"
-    if not failed:
-        path.unlink(missing_ok=True)
-        return
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([("id", "reason"), *failed.items()])
-    write_text(path, text.getvalue())
+    write_rows(out / "failures.csv", ("id", "reason"), failed.items())

@@ -9,8 +9,10 @@ import pandas as pd
 
 from smmil.data.manifest import Manifest
 from smmil.executors import Outcome
-from smmil.files import replacing
 from smmil.prepare.job import Job, Prepared
+from smmil.spreadsheet import write_rows
+
+_COLUMNS = ("id", "status", "instances", "damaged", "mpp_level0", "mpp_read", "notes")
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,8 @@ def record(out: Path, outcomes: Sequence[Outcome[Job, Prepared]], missing: Seque
     """Write manifest.csv, cases.csv and, if there are any, failures.csv; what was mended is no longer listed."""
     failures = [(o.task.case.id, str(o.task.case.source), reason) for o in outcomes if (reason := why_not(o))]
     failures += [(id_, "", reason) for id_, reason in missing]
-    _write_table(out / "cases.csv", [_row(o) for o in outcomes])
-    if failures:
-        _write_table(out / "failures.csv", [dict(zip(("id", "path", "reason"), f, strict=True)) for f in failures])
-    else:
-        (out / "failures.csv").unlink(missing_ok=True)
+    write_rows(out / "cases.csv", _COLUMNS, map(_row, outcomes))
+    write_rows(out / "failures.csv", ("id", "path", "reason"), failures)
     done = [o for o in outcomes if o.ok and not _empty(o)]
     manifest = out / "manifest.csv"
     if not done:
@@ -54,17 +53,11 @@ def why_not(outcome: Outcome[Job, Prepared]) -> str | None:
     return outcome.error
 
 
-def _row(outcome: Outcome[Job, Prepared]) -> dict[str, Any]:
+def _row(outcome: Outcome[Job, Prepared]) -> tuple[Any, ...]:
     done = outcome.value or Prepared("failed")
-    return {
-        "id": outcome.task.case.id,
-        "status": "no tissue" if _empty(outcome) else "done" if outcome.ok else "failed",
-        "instances": done.instances,
-        "damaged": done.damaged,
-        "mpp_level0": done.mpp_level0,
-        "mpp_read": done.mpp_read,
-        "notes": outcome.error or "; ".join(done.notes),
-    }
+    status = "no tissue" if _empty(outcome) else "done" if outcome.ok else "failed"
+    notes = outcome.error or "; ".join(done.notes)
+    return outcome.task.case.id, status, done.instances, done.damaged, done.mpp_level0, done.mpp_read, notes
 
 
 def _manifest_table(done: Sequence[Outcome[Job, Prepared]]) -> pd.DataFrame:
@@ -79,8 +72,3 @@ def _manifest_table(done: Sequence[Outcome[Job, Prepared]]) -> pd.DataFrame:
         rows.append({"id": case.id, "path": path, **given})
     table = pd.DataFrame(rows)
     return table[[c for c in table if c in ("id", "path") or (table[c] != "").any()]]
-
-
-def _write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with replacing(path) as temporary:
-        pd.DataFrame(rows).to_csv(temporary, index=False, lineterminator="\n")

@@ -34,7 +34,7 @@ def _mixed(source: Source) -> tuple[str, str] | None:
 def _left_out(source: Source) -> tuple[str, str] | None:
     """A warning where predictions could not be read; their files are named after their cases."""
     reasons = [
-        f"{safe_text(path.stem)} ({safe_text(without_names(reason, path, path.stem))})"
+        f"{safe_text(path.stem)} ({safe_text(without_names(reason, path.stem, path))})"
         for path, reason in source.left_out.items()
     ]
     if not reasons:

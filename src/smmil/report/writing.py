@@ -102,7 +102,7 @@ def _pictures(
 def _to_show(reasons: dict[str, str], slides: str | Path | None) -> dict[str, str]:
     """Reasons as the page tells them: without the names of images, which only the command says."""
     files = find_originals(slides, list(reasons)) if slides is not None and reasons else {}
-    return {id_: without_names(text, files[id_].path, id_) if id_ in files else text for id_, text in reasons.items()}
+    return {id_: without_names(text, id_, files[id_].path) if id_ in files else text for id_, text in reasons.items()}
 
 
 def _refuse_folder(out: Path) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from smmil.errors import ConfigError, DataError
 from smmil.exports import FORMATS, export
 from smmil.exports.case import Case
+from smmil.exports.originals import Original
 from smmil.exports.places import boxes, slide_facts
 from smmil.files import file_name
 from smmil.prediction import Prediction
@@ -64,7 +65,7 @@ def write_download(
     format_: str,
     *,
     scratch: Path,
-    image: Path | None,
+    image: Original | None,
     threshold: float | None,
     column: int | None,
 ) -> Download:

@@ -11,7 +11,8 @@ import numpy as np
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import Case
 from smmil.images import Volume, open_volume
-from smmil.report.originals import find_originals
+from smmil.report.originals import Original, find_originals
+from smmil.report.private import without_names
 from smmil.viewer import instances
 from smmil.viewer.addresses import Absent
 from smmil.viewer.catalogue import Catalogue, read_catalogue
@@ -26,7 +27,6 @@ from smmil.viewer.scans import slice_bytes
 from smmil.viewer.scratch import scratch_folder
 from smmil.viewer.thumbnails import thumbnail
 from smmil.viewer.tiles import SlidePicture, jpeg, patch_pixels, slide_picture, tile_pixels
-from smmil.viewer.words import without_names
 
 _EXPORTS_AT_ONCE = 2
 
@@ -173,16 +173,18 @@ class Study:
                 self.models[model].name,
                 format_,
                 scratch=Path(self._scratch.name),
-                image=self.own_image(case),
+                image=self.own_original(case),
                 threshold=threshold,
                 column=self.column,
             )
 
     def formats(self, case: int) -> list[str]:
         """What the case can be exported to now."""
-        return possible_formats(self.cases[case].kind, replace(self.first_said(case), image=self.own_image(case)))
+        own = self.own_original(case)
+        image = None if own is None else own.path
+        return possible_formats(self.cases[case].kind, replace(self.first_said(case), image=image))
 
-    def own_image(self, case: int) -> Path | None:
+    def own_original(self, case: int) -> Original | None:
         """The image of a case where it can be opened and is its own."""
         row = self.cases[case]
         if row.image is None or row.kind == "none":
@@ -191,7 +193,7 @@ class Study:
             self.volume(case) if row.kind == "scan" else self.picture(case)
         except SmmilError:
             return None
-        return row.image
+        return row.original
 
     def need_picture(self, case: int) -> SlidePicture:
         row = self.cases[case]
@@ -216,9 +218,10 @@ class Study:
         return jpeg(pixels)
 
     def _said(self, key: tuple[int, int]) -> Case:
-        said = self.cases[key[0]].said[key[1]]
+        row = self.cases[key[0]]
+        said, mpp = row.said[key[1]], None if row.original is None else row.original.mpp
         assert said is not None  # `present` was asked before
-        return Case(said.load(), self.cases[key[0]].image, self.threshold, self.column)
+        return Case(said.load(), row.image, self.threshold, self.column, mpp=mpp)
 
     def _picture(self, case: int) -> SlidePicture:
         original = self.cases[case].original

@@ -27,13 +27,14 @@ class SlidePane {
     Object.assign(this, { number, model, cells, world: worldOf(number) });
     this.stage = make("div", "stage");
     this.bar = make("div", "scale-bar");
+    this.bar.append(make("span")); // beside it: however short the bar gets, the words are never wider than it
     this.readout = make("p", "readout");
     host.append(this.stage, this.readout);
     this.heat = make("canvas", "heat");
     this.outline = make("div", "outline");
     this.drawOutline();
     this.viewer = this.open();
-    this.ready = new Promise((done) => this.viewer.addOnceHandler("open", () => { this.cover(); done(); }));
+    this.ready = new Promise((done) => this.viewer.addOnceHandler("open", () => { this.cover(); this.watch(); done(); }));
     this.stage.append(this.bar);
     this.stage.addEventListener("pointermove", (event) => this.read(event));
     this.stage.addEventListener("pointerleave", () => { this.readout.textContent = ""; });
@@ -59,7 +60,20 @@ class SlidePane {
       if ("rf".includes(event.originalEvent.key.toLowerCase())) event.preventDefaultAction = true;
     });
     for (const change of ["animation", "resize", "open"]) viewer.addHandler(change, () => this.measure());
+    viewer.addHandler("animation-start", () => this.settle(true));
+    viewer.addHandler("animation-finish", () => this.settle(false));
     return viewer;
+  }
+
+  watch() {
+    this.viewer.world.getItemAt(0).addHandler("fully-loaded-change", () => this.settle(this.moving));
+    this.settle(false);
+  }
+
+  /** The stage is busy while it moves or waits for its picture. */
+  settle(moving) {
+    this.moving = moving;
+    this.stage.setAttribute("aria-busy", moving || !this.viewer.world.getItemAt(0)?.getFullyLoaded());
   }
 
   /** What lies below the map when there is no picture of the slide. */
@@ -110,7 +124,7 @@ class SlidePane {
     const power = 10 ** Math.floor(Math.log10(about));
     const length = [5, 2, 1].map((f) => f * power).find((v) => v <= about);
     this.bar.style.width = `${length / (entry.spacing || 1) / perPixel}px`;
-    this.bar.textContent = lengthWords(length, entry.unit);
+    this.bar.firstChild.textContent = lengthWords(length, entry.unit);
   }
 
   read(event) {

@@ -75,7 +75,7 @@ class StripPane {
   }
 
   words(i) {
-    return `${this.cells.kind === "strip" ? "slice" : "instance"} ${this.name(i)} · ${cellWords(this.cells, this.places[i])}`;
+    return `${this.cells.kind === "strip" ? "slice" : "instance"} ${this.label(i)} · ${cellWords(this.cells, this.places[i])}`;
   }
 
   choose(name) {
@@ -127,7 +127,7 @@ class StripPane {
     if (band) pen.fillText("truth", this.area.left - 8, this.stage.clientHeight - 18 - band);
     pen.textAlign = "center";
     const words = this.cells.kind === "strip" ? "slices" : "instances, hottest first";
-    const [first, last] = [this.name(this.from), this.name(this.from + this.span - 1)];
+    const [first, last] = [this.label(this.from), this.label(this.from + this.span - 1)];
     pen.fillText(`${words}: ${first} to ${last}`, (this.area.left + this.area.right) / 2, this.stage.clientHeight - 10);
   }
 
@@ -135,6 +135,13 @@ class StripPane {
     if (this.cells.kind !== "strip") return i + 1;
     const [left, , right] = this.cells.extent;
     return Math.round((left + ((right - left) * this.places[i]) / this.cells.columns) * 100) / 100;
+  }
+
+  /** How the reader counts: slices from 1, as in the viewer; coordinates that count none are told as they are. */
+  label(i) {
+    const [left, , right] = this.cells.extent;
+    const counted = this.cells.kind === "strip" && Number.isInteger(left) && right - left === this.cells.columns;
+    return counted ? this.name(i) + 1 : this.name(i);
   }
 
   line(pen, colours) {

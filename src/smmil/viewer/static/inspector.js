@@ -45,7 +45,7 @@ function draw(opened, answer) {
   if (opened.info.image) parts.unshift(pictureOf(opened, answer.index));
   parts.push(...rowOf("Neighbours", opened, answer.neighbours, () => ""));
   if (answer.similar) parts.push(...rowOf("Most similar with a high score", opened, answer.similar, (one) => `${Math.round(one.similarity * 100)} %`));
-  else if (answer.similar_reason) parts.push(make("p", "hint", `Similar patches: ${answer.similar_reason}`));
+  else if (answer.similar_reason) parts.push(make("p", "hint", `Similar ones: ${answer.similar_reason}`));
   host.replaceChildren(...parts);
   host.dataset.instance = answer.index;
   const first = answer.models[state.models[0]];
@@ -90,7 +90,8 @@ function scoresOf(answer) {
 function modelRow(model, i) {
   if (!model) return null;
   const row = make("tr", state.models.includes(i) ? "shown" : "");
-  const name = make("th", "", facts.models[i].name);
+  const name = make("th");
+  name.append(...facts.models[i].name.split(/(?<=[_-])/).flatMap((part) => [part, make("wbr")])); // never cut off
   name.scope = "row";
   const share = model.probability === null ? "–" : shortNumber(model.probability);
   row.append(name, make("td", "score", shortNumber(model.score)), make("td", "rank", `${model.rank} of ${model.of}`), make("td", "share", share));
