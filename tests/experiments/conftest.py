@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import pytest
 from experiments.studies import tiny_study
 
+from smmil.experiments import single
 from smmil.experiments.runner import run_study
 
 
@@ -10,3 +13,14 @@ def finished_study(tmp_path_factory):
     out = tmp_path_factory.mktemp("finished")
     run_study(tiny_study(), out)
     return out
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Labels of the runs that were really trained in this process."""
+    begun = []
+    real = single.train
+    monkeypatch.setattr(
+        single, "train", lambda config, out: (begun.append(Path(out).parent.name), real(config, out))[1]
+    )
+    return begun

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from smmil.experiments.grid import make_grid
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
+from smmil.paper import paper_table
 
 SLIDES = Synthetic(kind="slides", bags=12, options={"size": [10, 16], "dim": 4, "lesion": [0.1, 0.3]})
 
@@ -56,6 +58,10 @@ def epochs_trained(out):
     }
 
 
+def grid_of(study, out):
+    return make_grid(study, Path(out) / "data")
+
+
 def copied(source, target):
     shutil.copytree(source, target)
     return target
@@ -71,3 +77,28 @@ def results_for(values, metrics=("inst_auroc", "inst_f1"), dataset="CAMELYON16",
             numbers = {"val_auroc": 0.5, "val_loss": 0.5, **dict.fromkeys(metrics, value)}
             rows.append({**facts, "fold": fold, **numbers})
     return pd.DataFrame(rows)
+
+
+def long_rows(values, dataset="CAMELYON16", extractor="ResNet50-BT", metric="inst_auroc", group="no_global", std=0.01):
+    """Rows of numbers: {model: mean} of one column."""
+    facts = {
+        "dataset": dataset,
+        "extractor": extractor,
+        "group": group,
+        "metric": metric,
+        "std": std,
+        "family": "local",
+    }
+    return pd.DataFrame([{**facts, "model": model, "mean": mean, "n": 5} for model, mean in values.items()])
+
+
+def table_study(names, **changes):
+    """A study on CAMELYON16 with these variants, for tables; it cannot be run."""
+    there = Dataset(name="CAMELYON16", extractor="ResNet50-BT", manifest="m.csv")
+    return tiny_study(datasets=[there], variants=[variant(n, family="local") for n in names], **changes)
+
+
+def feature_tables():
+    """The numbers behind the ranks of the paper's table 6."""
+    names = [f"feat_ext_{level}_{score}" for level in ("inst", "bag") for score in ("auroc", "f1")]
+    return pd.concat([paper_table(name) for name in names])

@@ -49,6 +49,7 @@ def run_toy(path, out, most_variants=None):
     assert report.failed == {}
     tables = write_tables(study, out, resamples=20)
     assert {t.name for t in study.tables} <= {p.stem for p in tables}
+    assert all(p.read_text().startswith("## Toy size, numbers mean nothing: ") for p in tables if p.suffix == ".md")
     figures, failed = write_figures(study, out)
     assert failed == {}
     assert bool(figures) == bool(study.figures)

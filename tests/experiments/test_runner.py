@@ -4,13 +4,13 @@ import multiprocessing
 import random
 import shutil
 import time
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from experiments.studies import (
     copied,
     epochs_trained,
+    grid_of,
     manifest_study,
     run_quietly,
     table_bytes,
@@ -32,17 +32,6 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["smmil.experiments.runner", "smmil.models.sm_ap", "sklearn.model_selection"])
 
 
-@pytest.fixture
-def trainings(monkeypatch):
-    """Labels of the runs that were really trained in this process."""
-    begun = []
-    real = single.train
-    monkeypatch.setattr(
-        single, "train", lambda config, out: (begun.append(Path(out).parent.name), real(config, out))[1]
-    )
-    return begun
-
-
 def test_a_finished_study_is_not_trained_again(finished_study, trainings, tmp_path):
     out = copied(finished_study, tmp_path / "again")
     report = run_study(tiny_study(), out)
@@ -51,10 +40,10 @@ def test_a_finished_study_is_not_trained_again(finished_study, trainings, tmp_pa
 
 
 def test_a_run_that_somebody_else_finished_meanwhile_is_left_alone(finished_study, trainings):
-    run = single_grid(tiny_study(), finished_study).runs[0]
+    run = grid_of(tiny_study(), finished_study).runs[0]
     folder = finished_study / "runs" / run.key
     before = (folder / "result.json").stat().st_mtime_ns
-    assert single.perform(single.Job(str(folder), run.label, run.config)) == "done"
+    assert single.perform(single.Job(str(folder), run.label, run.config)) == "already"
     assert (trainings, (folder / "result.json").stat().st_mtime_ns) == ([], before)
 
 
@@ -103,43 +92,16 @@ def test_a_damaged_training_is_set_aside_and_done_anew(finished_study, tmp_path,
     assert table_bytes(out) == table_bytes(finished_study)
 
 
-def test_a_failing_run_does_not_stop_the_others_and_is_tried_again(tmp_path, trainings):
-    bad = variant("Bad", "sm_ap", options={"dim": 6, "att_dim": 3, "where": "nowhere"})
-    study = tiny_study(variants=[bad, variant("ABMIL")], learning_rates=[1e-2], folds=[0])
-    for _ in range(2):
-        report = run_study(study, tmp_path)
-        assert list(report.failed) == ["tiny · Bad · lr 0.01 · seed 0 · fold 0"]
-        assert "did you mean" in str(report.failed) or "where" in str(report.failed)
-    assert len(trainings) == 3  # the good one once, the bad one twice
-    states = run_states(study, tmp_path)
-    assert [len(states[s]) for s in ("done", "running", "failed", "missing")] == [1, 0, 1, 0]
-    assert "where" in states["failed"][0][1]
-    assert len(pd.read_csv(tmp_path / "tiny/results.csv")) == 1
-
-
-def test_a_mishap_inside_a_model_is_kept_with_its_traceback(tmp_path):
-    broken = variant("Broken", "experiments.broken_model:Broken", options={})
-    report = run_study(tiny_study(variants=[broken], learning_rates=[1e-2], folds=[0]), tmp_path)
-    assert "ZeroDivisionError" in next(iter(report.failed.values()))
-    assert "1 / 0" in next((tmp_path / "runs").glob("*/traceback.txt")).read_text()
-
-
 def test_states_before_and_while_running(tmp_path):
     study = tiny_study(learning_rates=[1e-2], folds=[0])
     assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 0, 0, 2]
-    key = sorted(r.key for r in single_grid(study, tmp_path).runs)[0]
+    key = sorted(r.key for r in grid_of(study, tmp_path).runs)[0]
     folder = tmp_path / "runs" / key
     folder.mkdir(parents=True)
     with alone(folder / "lock", wait=False) as mine:
         assert mine
         assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 1, 0, 1]
     assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 0, 0, 2]
-
-
-def single_grid(study, out):
-    from smmil.experiments.grid import make_grid
-
-    return make_grid(study, Path(out) / "data")
 
 
 def test_killed_at_random_moments_the_table_is_the_same_and_no_epoch_is_repeated(finished_study, tmp_path):

@@ -1,35 +1,16 @@
-"""Tables: the paper's ranks from the paper's numbers, places, differences, and the three ways to write them."""
+"""Tables: the paper's ranks from the paper's numbers, places, and the paper's numbers beside ours."""
 
 import math
 
 import pandas as pd
 import pytest
-from experiments.studies import results_for, tiny_study, variant
+from experiments.studies import feature_tables, long_rows
 
+from smmil.experiments.paper_beside import with_paper
 from smmil.experiments.paper_notes import cell_notes, largest_std
-from smmil.experiments.study import Table
-from smmil.experiments.tables import make_table, rank_rows, with_paper, with_places
-from smmil.experiments.writing import csv_text, latex, markdown, write_table
+from smmil.experiments.ranking import rank_rows
+from smmil.experiments.tables import with_places
 from smmil.paper import paper_table
-
-
-def long_rows(values, dataset="CAMELYON16", extractor="ResNet50-BT", metric="inst_auroc", group="no_global", std=0.01):
-    facts = {
-        "dataset": dataset,
-        "extractor": extractor,
-        "group": group,
-        "metric": metric,
-        "std": std,
-        "family": "local",
-    }
-    return pd.DataFrame([{**facts, "model": model, "mean": mean, "n": 5} for model, mean in values.items()])
-
-
-def table_study(names, **changes):
-    from smmil.experiments.study import Dataset
-
-    there = Dataset(name="CAMELYON16", extractor="ResNet50-BT", manifest="m.csv")
-    return tiny_study(datasets=[there], variants=[variant(n, family="local") for n in names], **changes)
 
 
 @pytest.mark.parametrize("name", ["table_localization", "table_classification"])
@@ -41,11 +22,6 @@ def test_ranks_of_the_papers_main_tables_follow_from_its_numbers(name):
     for row in ranks.itertuples():
         assert (round(row.mean, 3), round(row.std, 3)) == (printed["mean"][row.model], printed["std"][row.model])
         assert (row.dataset, row.extractor, row.metric) == ("ALL", "main", printed["metric"][row.model])
-
-
-def feature_tables():
-    names = [f"feat_ext_{level}_{score}" for level in ("inst", "bag") for score in ("auroc", "f1")]
-    return pd.concat([paper_table(name) for name in names])
 
 
 def test_instance_ranks_of_table_6_follow_when_resnet50_is_mixed_as_the_paper_did():
@@ -63,8 +39,15 @@ def test_instance_ranks_of_table_6_follow_when_resnet50_is_mixed_as_the_paper_di
 def test_a_model_that_lacks_a_column_is_not_ranked_and_said_not_to_be():
     rows = pd.concat([long_rows({"A": 0.9, "B": 0.8}), long_rows({"A": 0.9}, metric="inst_f1")])
     ranks, notes = rank_rows(rows)
-    assert list(ranks["model"]) == ["A"]
-    assert notes == ["B: not ranked (no_global), some results are missing"]
+    assert dict(zip(ranks["model"], ranks["state"], strict=True)) == {"A": "", "B": "not ranked"}
+    assert math.isnan(ranks.set_index("model")["mean"]["B"])
+    assert notes == ["not ranked (no_global), some results are missing: B"]
+
+
+def test_froc_counts_among_the_ranks_of_instances():
+    rows = pd.concat([long_rows({"A": 0.9, "B": 0.8}), long_rows({"A": 0.1, "B": 0.2}, metric="froc")])
+    ranks, _ = rank_rows(rows)
+    assert list(zip(ranks["metric"], ranks["mean"], strict=True)) == [("inst_rank", 1.5), ("inst_rank", 1.5)]
 
 
 def ranks_of(rows):
@@ -92,20 +75,22 @@ def test_a_lower_rank_is_better_and_no_energy_is_best():
 
 
 def test_the_papers_number_stands_beside_ours_with_the_difference_and_a_verdict():
-    rows = with_paper(long_rows({"ABMIL": 0.85, "SmAP": 0.98, "Mine": 0.7}), "table_localization")
-    abmil, smap, mine = rows.itertuples()
-    assert (abmil.paper_mean, abmil.paper_std) == (0.819, 0.074)
-    assert abmil.difference == pytest.approx(0.031)
-    assert abmil.within_std == "yes"
+    panda = {"dataset": "PANDA", "extractor": "ResNet18"}
+    rows = with_paper(long_rows({"CLAM": 0.75, "SmAP": 0.98, "Mine": 0.7}, **panda), "table_localization")
+    clam, smap, mine = rows.itertuples()
+    assert (clam.paper_mean, clam.paper_std) == (0.727, 0.046)
+    assert clam.difference == pytest.approx(0.023)
+    assert clam.within_std == "yes"
     assert smap.within_std == "no"
     assert math.isnan(mine.paper_mean)
     assert mine.within_std == ""
 
 
 def test_where_the_paper_prints_no_deviation_ours_decides():
-    near, far = 0.960 + 0.009, 0.960 + 0.011
+    near, far = 0.799 + 0.009, 0.799 + 0.011
     for value, verdict in ((near, "yes"), (far, "no")):
-        rows = with_paper(long_rows({"SmAP-early": value}, std=0.01), "table_ablation")
+        panda = long_rows({"SmAP-early": value}, std=0.01, dataset="PANDA", extractor="ResNet18")
+        rows = with_paper(panda, "table_ablation")
         assert rows["within_std"][0] == verdict
 
 
@@ -132,54 +117,3 @@ def test_the_papers_known_contradictions_are_found():
     assert (*cam, "CLAM", "inst_auroc") not in notes
     impossible = [key for key, found in notes.items() if any("impossible" in text for text in found)]
     assert len(impossible) == 3
-
-
-@pytest.fixture
-def shown():
-    study = table_study(["ABMIL", "DTFD-MIL", "Mine_2"])
-    table = Table(name="t", title="A & B", metrics=["inst_auroc", "inst_f1"], paper="table_localization", rank_by="all")
-    values = {"ABMIL": [0.8, 0.9], "DTFD-MIL": [0.7, 0.7], "Mine_2": [0.95, 0.93]}
-    return make_table(study, table, results_for(values))
-
-
-def test_a_whole_table_has_means_ranks_places_and_warnings(shown):
-    rows = shown.rows.set_index(["model", "metric"])
-    assert rows["mean"]["ABMIL", "inst_auroc"] == pytest.approx(0.85)
-    assert rows["std"]["ABMIL", "inst_auroc"] == pytest.approx(math.sqrt(0.005))
-    assert [rows["mean"][m, "inst_rank"] for m in ("Mine_2", "ABMIL", "DTFD-MIL")] == [1, 2, 3]
-    assert [rows["place"][m, "inst_f1"] for m in ("Mine_2", "ABMIL", "DTFD-MIL")] == [1, 2, 0]
-    assert any(note.startswith("† CAMELYON16 ResNet50-BT DTFD-MIL inst_auroc") for note in shown.notes)
-
-
-def test_markdown_marks_the_best_two_and_names_the_paper(shown):
-    text = markdown(shown)
-    assert "**0.940** ± 0.014" in text
-    assert "<u>0.850</u> ± 0.071<br>paper 0.819 ± 0.074† (+0.031, within)" in text
-    assert "*without global interactions*" in text
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len({line.count("|") for line in lines}) == 1
-
-
-def test_latex_is_balanced_and_escaped(shown):
-    text = latex(shown)
-    body = [line for line in text.splitlines() if not line.startswith("%")]
-    assert "\\textbf{0.940}" in text
-    assert "\\underline{0.850}" in text
-    assert "Mine\\_2" in text
-    assert "†" not in "\n".join(body)
-    assert "\n".join(body).count("{") == "\n".join(body).count("}")
-    rows = [line for line in body if line.endswith("\\\\") and "&" in line]
-    assert len({line.count(" & ") for line in rows}) == 1
-
-
-def test_csv_keeps_every_digit(shown, tmp_path):
-    write_table(shown, tmp_path)
-    back = pd.read_csv(tmp_path / "t.csv")
-    assert list(back["mean"]) == list(shown.rows["mean"])
-    assert csv_text(shown) == (tmp_path / "t.csv").read_text()
-
-
-def test_a_table_says_what_is_not_complete_yet():
-    results = results_for({"ABMIL": [0.8, 0.9], "SmAP": [0.7]})
-    found = make_table(table_study(["ABMIL", "SmAP"]), Table(name="t", metrics=["inst_f1"]), results)
-    assert "not complete yet: CAMELYON16 · SmAP" in found.notes

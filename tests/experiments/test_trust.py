@@ -153,7 +153,8 @@ def test_agreement_of_neighbours_by_hand():
 
 def test_the_report_answers_every_question_for_every_variant(finished_study, tmp_path):
     out = copied(finished_study, tmp_path / "trust")
-    paths = trust_report(tiny_study(), out, resamples=50)
+    paths = trust_report(tiny_study(caveat="Preliminary"), out, resamples=50)
+    assert paths[1].read_text().startswith("## Preliminary: Can the maps be trusted?\n")
     rows = pd.read_csv(paths[0])
     assert list(rows["variant"]) == ["ABMIL", "SmAP"]
     for column in ("inside", "deletion", "insertion_random", "random_labels", "positions_bag", "positions_inst"):

@@ -56,7 +56,7 @@ def run(
     from smmil.train import Interrupted
 
     check_place(executor.value, workers, address, slurm)
-    study = _study(config, data, toy)
+    study = _study(config, data, toy, check=True)
     try:
         with GridBars() as bars:
             report = run_study(
@@ -82,8 +82,11 @@ def run(
 def _tell(report: Any, folder: Path) -> None:
     for line in report.left_out:
         print(line)
-    print(f"{folder / 'results.csv'}: {len(report.done)} runs done now, {len(report.before)} there already", end="")
-    print(f", {len(report.failed)} failed")
+    meanwhile = f"{len(report.elsewhere)} done by another runner meanwhile, " if report.elsewhere else ""
+    print(
+        f"{folder / 'results.csv'}: {len(report.done)} runs done now, {meanwhile}{len(report.before)} there already, "
+        f"{len(report.failed)} failed"
+    )
     if report.failed:
         from smmil.files import write_text
         from smmil.train.folder import table_text
@@ -156,13 +159,15 @@ def trust(
     from smmil.experiments.trust import trust_report
 
     check_place(executor.value, workers, None)
-    study = _study(config, data, toy)
+    study = _study(config, data, toy, check=True)
     for path in trust_report(study, out, only=only or (), executor=executor.value, workers=workers):
         print(path)
 
 
-def _study(config: Path, data: list[str] | None, toy: bool) -> Any:
+def _study(config: Path, data: list[str] | None, toy: bool, check: bool = False) -> Any:
+    """The study of a file, at toy size if asked; `check`: its models and their options exist."""
     from smmil.errors import ConfigError
+    from smmil.experiments.checking import check_models
     from smmil.experiments.study import load_study
     from smmil.experiments.toy import toy_study
     from smmil.experiments.variables import parse_variables
@@ -170,6 +175,8 @@ def _study(config: Path, data: list[str] | None, toy: bool) -> Any:
     if not config.is_file():
         raise ConfigError(f"{config}: no such file; give the YAML file of a study, such as configs/paper/main.yaml")
     study = load_study(config, parse_variables(data or []))
+    if check:
+        check_models(study, str(config))
     return toy_study(study) if toy else study
 
 

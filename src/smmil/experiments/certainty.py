@@ -1,6 +1,6 @@
 """Which differences of a study are real: intervals and paired tests of means over folds, patients resampled."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,14 +13,13 @@ from smmil.evaluate.comparison import two_sided_p
 from smmil.evaluate.resampling import Resampling, interval
 from smmil.evaluate.statistic import Settings, statistic
 from smmil.experiments.results import chosen_rows
-from smmil.experiments.writing import piped
 from smmil.prediction import Prediction, load_predictions
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 LEVEL = 0.95
-FEW = 10  # patients, as in `smmil evaluate`
+FAMILY_ORDER = ("independent", "local", "global", "global_local")
 
 
 class Resampled(NamedTuple):
@@ -69,40 +68,88 @@ def resampled_mean(
 
 
 def comparisons(
-    results: "DataFrame", out: str | Path, metrics: Sequence[str], reference: str, *, n: int = 1000
+    results: "DataFrame",
+    out: str | Path,
+    metrics: Sequence[str],
+    reference: str,
+    *,
+    n: int = 1000,
+    order: Sequence[str] = (),
 ) -> "DataFrame":
     """Every variant against the reference on every data set: value, difference, intervals, p and p by Holm.
 
-    Holm's correction counts the variants compared for one metric of one data set.
+    A difference is taken over the folds and seeds that both have. Holm's correction counts the variants compared for
+    one metric of one data set. `order` is that of the rows: the reference first, then group, family and this order.
     """
     from pandas import DataFrame
 
-    chosen, rows = chosen_rows(results), []
+    chosen = chosen_rows(results)
+    rows: list[dict[str, Any]] = []
     for set_, part in chosen.groupby("set", sort=True):
-        folds = {v: _folds(mine, Path(out)) for v, mine in part.groupby("variant", sort=True)}
+        judged = {variant: _judged(mine, Path(out)) for variant, mine in part.groupby("variant", sort=True)}
         for metric in metrics:
-            rows += _family(str(set_), metric, folds, reference, n)
+            against = {v: reference for v in judged if v != reference} if reference in judged else {}
+            rows += [{"set": set_, **row} for row in _family(metric, judged, against, n)]
+    rows.sort(key=lambda row: _place(row, metrics, reference, list(order)))
     return DataFrame(rows)
 
 
-def _folds(rows: "DataFrame", out: Path) -> tuple[list[list[Prediction]], list[float | None]]:
+def pair_differences(
+    results: "DataFrame", out: str | Path, metrics: Sequence[str], pairs: Mapping[str, str], *, n: int = 1000
+) -> "DataFrame":
+    """Each variant of `pairs` against its own partner, as in `comparisons`; Holm's correction counts the pairs."""
+    from pandas import DataFrame
+
+    chosen = chosen_rows(results)
+    rows: list[dict[str, Any]] = []
+    for set_, part in chosen[chosen["variant"].isin({*pairs, *pairs.values()})].groupby("set", sort=True):
+        judged = {variant: _judged(mine, Path(out)) for variant, mine in part.groupby("variant", sort=True)}
+        against = {one: other for one, other in pairs.items() if one in judged and other in judged}
+        for metric in metrics:
+            found = {row["variant"]: row for row in _family(metric, judged, against, n)}
+            rows += [{"set": set_, **found[one], "reference_value": found[against[one]]["value"]} for one in against]
+    return DataFrame(rows)
+
+
+def _place(row: dict[str, Any], metrics: Sequence[str], reference: str, order: list[str]) -> tuple[Any, ...]:
+    name = row["variant"]
+    kind = (row["group"] != "no_global", row["group"], FAMILY_ORDER.index(row["family"]))
+    number = order.index(name) if name in order else len(order)
+    return row["set"], list(metrics).index(row["metric"]), name != reference, *kind, number, name
+
+
+class _Judged(NamedTuple):
+    """A variant on one data set: its test predictions and thresholds by (seed, fold), and its facts."""
+
+    folds: dict[tuple[int, int], list[Prediction]]
+    cuts: dict[tuple[int, int], float | None]
+    facts: dict[str, Any]
+
+    def resampled(self, metric: str, n: int, keys: Sequence[tuple[int, int]]) -> Resampled:
+        return resampled_mean([self.folds[k] for k in keys], metric, [self.cuts[k] for k in keys], n=n)
+
+
+def _judged(rows: "DataFrame", out: Path) -> _Judged:
     rows = rows.sort_values(["seed", "fold"])
+    keys = list(zip(rows["seed"].astype(int), rows["fold"].astype(int), strict=True))
     cuts = [None if np.isnan(cut) else float(cut) for cut in rows["threshold"]]
-    return [load_predictions(out / "runs" / key / "test") for key in rows["run"]], cuts
+    folds = [load_predictions(out / "runs" / key / "test") for key in rows["run"]]
+    facts = {key: str(rows[key].iloc[0]) for key in ("variant", "group", "family")}
+    return _Judged(dict(zip(keys, folds, strict=True)), dict(zip(keys, cuts, strict=True)), facts)
 
 
-def _family(
-    set_: str, metric: str, folds: dict[Any, tuple[list[list[Prediction]], list[float | None]]], reference: str, n: int
-) -> list[dict[str, Any]]:
-    """The rows of one metric on one data set."""
-    found = {variant: resampled_mean(*mine, n=n) for variant, mine in _with_metric(folds, metric).items()}
+def _family(metric: str, judged: dict[Any, _Judged], against: Mapping[Any, str], n: int) -> list[dict[str, Any]]:
+    """The rows of one metric on one data set; `against` says whom each variant is compared with."""
+    whole = {variant: one.resampled(metric, n, list(one.folds)) for variant, one in judged.items()}
     rows = []
-    for variant, mine in found.items():
+    for variant, one in judged.items():
+        mine = whole[variant]
         own = interval(mine.drawn, mine.value, lambda mine=mine: mine.left_out, "bca", LEVEL)  # type: ignore[misc]
-        row = {"set": set_, "metric": metric, "variant": variant, "value": mine.value, "low": own.low, "high": own.high}
-        row["patients"] = mine.patients
-        if reference in found and variant != reference:
-            row |= _against(mine.minus(found[reference]), reference)
+        row = {"metric": metric, **one.facts, "runs": len(one.folds), "patients": mine.patients}
+        row |= {"value": mine.value, "low": own.low, "high": own.high}
+        if variant in against:
+            other = against[variant]
+            row |= _against(_gap(metric, n, (one, mine), (judged[other], whole[other])), other)
         rows.append(row)
     tested = [row for row in rows if "p" in row]
     for row, corrected in zip(tested, holm([row["p"] for row in tested]) if tested else [], strict=True):
@@ -110,30 +157,18 @@ def _family(
     return rows
 
 
-def _with_metric(folds: dict[Any, Any], metric: str) -> dict[Any, tuple[Any, str, Any]]:
-    return {variant: (cases, metric, cuts) for variant, (cases, cuts) in folds.items()}
+def _gap(metric: str, n: int, mine: tuple[_Judged, Resampled], other: tuple[_Judged, Resampled]) -> Resampled:
+    """The difference over the folds and seeds that both have."""
+    (a, whole_a), (b, whole_b) = mine, other
+    both = [key for key in a.folds if key in b.folds]
+    if not both:
+        raise DataError(f"{metric}: {a.facts['variant']} and {b.facts['variant']} have no fold in common; run the rest")
+    left = whole_a if len(both) == len(a.folds) else a.resampled(metric, n, both)
+    right = whole_b if len(both) == len(b.folds) else b.resampled(metric, n, both)
+    return left.minus(right)
 
 
 def _against(gap: Resampled, reference: str) -> dict[str, Any]:
     found = interval(gap.drawn, gap.value, lambda: gap.left_out, "bca", LEVEL)
     shown = {"difference": gap.value, "difference_low": found.low, "difference_high": found.high}
     return {"reference": reference, **shown, "p": two_sided_p(gap.drawn)}
-
-
-def comparisons_markdown(rows: "DataFrame", title: str) -> str:
-    """The comparisons as a table to read."""
-    lines = [f"## {title}", "", "| data set | metric | model | value | − reference | p | p (Holm) |"]
-    lines.append("|---|---|---|---:|---:|---:|---:|")
-    for row in rows.to_dict("records"):
-        value = f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        gap = row.get("difference")
-        tested = gap is not None and not np.isnan(gap)
-        words = [f"{gap:+.3f} [{row['difference_low']:+.3f}, {row['difference_high']:+.3f}]"] if tested else ["–"]
-        words += [f"{row[key]:.3g}" if tested else "–" for key in ("p", "p_holm")]
-        lines.append(
-            f"| {piped(row['set'])} | {row['metric']} | {piped(row['variant'])} | {value} | {' | '.join(words)} |"
-        )
-    few = sorted({f"{row['set']} ({row['patients']})" for row in rows.to_dict("records") if row["patients"] < FEW})
-    warning = [f"- too few patients for intervals and p values to be relied on: {', '.join(few)}"] if few else []
-    note = "95 % BCa intervals and two-sided p values; patients resampled, means over folds, Holm within a metric."
-    return "\n".join([*lines, "", f"- {note}", *warning, ""])

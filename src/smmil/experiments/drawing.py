@@ -6,21 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smmil.evaluate.instances import instance_score
+from smmil.experiments.metric_words import metric_name
 from smmil.files import replacing
 from smmil.maps import canvas
-from smmil.maps.histogram import draw_histogram, score_shares
-from smmil.maps.overlay import draw_scores, draw_truth, panels_for
-from smmil.maps.raster import truth_values
-from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Point = tuple[Any, float, float]
-_PANEL = 3.2  # longer side of a map in inches
 _COLOURS = ("#1b6ca8", "#d95f02", "#4d9221", "#7b3294", "#8c6d31", "#636363")
+_OPTIONS = {
+    "alpha": "strength of smoothing α (0: none)",
+    "steps": "steps of smoothing T (0: none)",
+    "penalty.weight": "weight of the penalty",
+}
+_WIDE = 10.0  # above this ratio numbers stand at logarithmic distances, so that small ones do not lie on each other
 
 
 def write_both(figure: "Figure", path: Path) -> list[Path]:
@@ -34,6 +35,15 @@ def write_both(figure: "Figure", path: Path) -> list[Path]:
     return [picture, drawing]
 
 
+def title_above(figure: "Figure", title: str) -> None:
+    """The title of a figure, broken where it says so and where it is longer than the figure is wide."""
+    from textwrap import wrap
+
+    room = int(figure.get_size_inches()[0] * 13)
+    lines = [line for part in title.split("\n") for line in wrap(canvas.plain(part, 300), max(room, 30))]
+    figure.suptitle("\n".join(lines), fontsize=9, color=canvas.INK, parse_math=False)
+
+
 def curves(
     lines: Mapping[str, Sequence[Point]], path: Path, label: str, title: str, learned: float | None = None
 ) -> list[Path]:
@@ -41,73 +51,80 @@ def curves(
 
     learned  where the learned value ended on average; its result is drawn there with a star
     """
-    figure = canvas.new_figure(3.6 * len(lines) + 0.4, 3.1, layout="constrained")
+    figure = canvas.new_figure(3.4 * len(lines) + 0.4, 3.5, layout="constrained")
     axes = figure.subplots(1, len(lines), squeeze=False)[0]
     for ax, (metric, points), colour in zip(axes, lines.items(), _COLOURS * len(lines), strict=False):
         _curve(ax, list(points), learned, colour)
-        ax.set_xlabel(canvas.plain(label), **canvas.SMALL)
-        ax.set_ylabel(metric.replace("_", " "), **canvas.SMALL)
+        ax.set_xlabel(_axis_label(label, points), **canvas.SMALL)
+        ax.set_ylabel(metric_name(metric), **canvas.SMALL)
         ax.tick_params(labelsize=8)
+        ax.margins(x=0.08, y=0.1)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(canvas.plain(title, 90), fontsize=9, color=canvas.INK, parse_math=False)
+    _legend(figure, [point for points in lines.values() for point in points], learned)
+    title_above(figure, title)
     return write_both(figure, path)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a setting is a number, which `true` is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _curve(ax: "Axes", points: list[Point], learned: float | None, colour: str) -> None:
-    numbers = sorted((x, y, s) for x, y, s in points if isinstance(x, int | float) and not isinstance(x, bool))
-    words = [(str(x), y, s) for x, y, s in points if not isinstance(x, int | float) or isinstance(x, bool)]
-    step = (numbers[-1][0] - numbers[0][0]) / max(len(numbers) - 1, 1) if numbers else 1.0
-    last = numbers[-1][0] if numbers else 0.0
+    numbers = sorted((point for point in points if is_number(point[0])), key=lambda point: point[0])
+    words = [point for point in points if not is_number(point[0])]
+    values = [point[0] for point in numbers]
+    places = dict(zip(values, _places(values), strict=True))
+    ticks = {place: f"{value:g}" for value, place in places.items()}
     if numbers:
-        x, y, s = (np.array(part, dtype=float) for part in zip(*numbers, strict=True))
-        ax.errorbar(x, y, np.nan_to_num(s), color=colour, marker="o", ms=4, lw=1.2, capsize=2)
-    for place, (word, y_, s_) in enumerate(words, start=1):
-        x_ = learned if word == "learned" and learned is not None else last + place * (step or 1.0)
-        ax.errorbar([x_], [y_], [np.nan_to_num(s_)], color=colour, marker="*", ms=8, capsize=2)
-        ax.annotate(word, (x_, y_), xytext=(4, 6), textcoords="offset points", **canvas.SMALL)
+        x, y, s = [places[v] for v in values], [p[1] for p in numbers], np.nan_to_num([p[2] for p in numbers])
+        ax.errorbar(x, y, s, color=colour, marker="o", ms=4, lw=1.2, capsize=3)
+    free = max(places.values(), default=0.0)
+    for word, y_, s_ in words:
+        if word == "learned" and learned is not None:
+            x_ = float(np.interp(learned, values, list(places.values()))) if numbers else learned
+        else:
+            free += _step(list(places.values()))
+            x_, ticks[free] = free, str(word)
+        ax.errorbar([x_], [y_], [np.nan_to_num(s_)], color=colour, mec="white", marker="*", ms=12, capsize=3, zorder=3)
+    ax.set_xticks(list(ticks), list(ticks.values()))
 
 
-def histograms(found: Mapping[str, Sequence[Prediction]], path: Path, title: str, columns: int = 4) -> list[Path]:
-    """Scores of positive and negative instances, scaled to [0, 1] over the set, a panel per model."""
-    rows = -(-len(found) // columns)
-    wide = min(len(found), columns)
-    figure = canvas.new_figure(2.5 * wide + 0.6, 1.9 * rows + 0.6, layout="constrained")
-    axes = figure.subplots(rows, wide, squeeze=False, sharex=True)
-    for ax in axes.flat[len(found) :]:
-        ax.set_axis_off()
-    for ax, (name, predictions) in zip(axes.flat, found.items(), strict=False):
-        draw_histogram(ax, score_shares(predictions), name)
-    axes.flat[0].legend(fontsize=7, frameon=False)
-    figure.suptitle(canvas.plain(title, 90), fontsize=9, color=canvas.INK, parse_math=False)
-    return write_both(figure, path)
+def _places(values: Sequence[float]) -> list[float]:
+    """Where numbers stand along the axis: at their value, or at its logarithm when they span a wide range."""
+    if not _is_wide(values):
+        return [float(value) for value in values]
+    least = min(value for value in values if value > 0)
+    return [float(np.log1p(value / least)) for value in values]
 
 
-def maps(models: Mapping[str, Prediction], path: Path, title: str) -> list[Path]:
-    """The truth and the map of every model for one case, each on its own percentile scale."""
-    first = next(iter(models.values()))
-    shown = truth_values(first)
-    panels = [("truth", first)] * (shown is not None) + list(models.items())
-    figure, places = panels_for(first, len(panels), _PANEL)
-    if shown is not None:
-        draw_truth(places[0], first, shown)
-    for panel, (name, prediction) in zip(places[shown is not None :], models.items(), strict=True):
-        draw_scores(panel, prediction, instance_score(prediction), None, "viridis")
-        canvas.bare(panel.map, f"{name}: P = {prediction.probs[-1]:.3f}")
-    return write_both(_headed(figure, f"{title}  ·  {first.id}  ·  label {first.y}"), path)
+def _is_wide(values: Sequence[float]) -> bool:
+    positive = [value for value in values if value > 0]
+    return bool(positive) and min(values) >= 0 and max(positive) / min(positive) > _WIDE
 
 
-def examples(cases: Sequence[Prediction], agreement: Sequence[float], path: Path, title: str) -> list[Path]:
-    """The labels of some cases, each with the share of neighbours that agree."""
-    figure, places = panels_for(cases[0], len(cases), _PANEL)
-    for panel, case, share in zip(places, cases, agreement, strict=False):
-        shown = truth_values(case)
-        assert shown is not None
-        draw_truth(panel, case, shown)
-        canvas.bare(panel.map, f"{case.id}: {share:.1%} agree")
-    return write_both(_headed(figure, title), path)
+def _axis_label(option: str, points: Sequence[Point]) -> str:
+    wide = _is_wide([point[0] for point in points if is_number(point[0])])
+    return canvas.plain(_OPTIONS.get(option, option)) + (", logarithmic" if wide else "")
 
 
-def _headed(figure: "Figure", title: str) -> "Figure":
-    top = 1 - 0.08 / figure.get_size_inches()[1]
-    figure.text(0.5, top, canvas.plain(title, 110), ha="center", va="top", fontsize=9, parse_math=False)
-    return figure
+def _step(places: Sequence[float]) -> float:
+    """The distance of a word to what stands before it."""
+    return (max(places) - min(places)) / max(len(places) - 1, 1) or 1.0 if places else 1.0
+
+
+def _legend(figure: "Figure", points: Sequence[Point], learned: float | None) -> None:
+    """What dots, bars and stars mean, below the panels."""
+    from matplotlib.lines import Line2D
+
+    grey: dict[str, Any] = {"color": "#555555", "mec": "white"}
+    marks = [Line2D([], [], marker="o", ms=5, lw=1.2, label="mean over folds and seeds", **grey)]
+    marks.append(Line2D([], [], marker="|", ms=11, lw=0, mew=1.2, color="#555555", label="± one standard deviation"))
+    words = [str(word) for word in dict.fromkeys(point[0] for point in points) if not is_number(word)]
+    if "learned" in words and learned is not None:
+        words.remove("learned")
+        told = f"learned, where it ended on average ({learned:.3g})"
+        marks.append(Line2D([], [], marker="*", ms=11, lw=0, label=told, **grey))
+    if words:
+        marks.append(Line2D([], [], marker="*", ms=11, lw=0, label=canvas.plain(", ".join(words)), **grey))
+    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), fontsize=8, frameon=False)

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smmil.errors import check_choice
+from smmil.errors import DataError, check_choice
 from smmil.executors import EXECUTORS, Outcome, run_tasks
+from smmil.experiments.checking import check_models
 from smmil.experiments.grid import Grid, Run, make_grid
 from smmil.experiments.locks import alone
 from smmil.experiments.results import results_table, write_results
-from smmil.experiments.single import BUSY, Job, finished, is_busy, perform
+from smmil.experiments.single import ALREADY, BUSY, FULL, Job, finished, is_busy, perform
 from smmil.experiments.study import Study
 from smmil.files import read_json, remove_leftovers, write_text
 
@@ -35,9 +36,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Report:
-    """What was done: labels of runs done now and before, reasons of those that failed, data sets left out."""
+    """What was done: labels of runs done now, done by another runner meanwhile, and there before; reasons of those
+    that failed; data sets left out."""
 
     done: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -63,8 +66,10 @@ def run_study(
 
     Killed at any moment and called again it goes on; the table has the same bytes whatever happened on the way and
     whichever executor did the work. A run that fails does not stop the others; it is tried again by the next call.
+    A model or option that does not exist, and a full disk, stop everything.
     """
     check_choice(executor, WAYS, "executor")
+    check_models(study, study.name)
     place = Place(Path(out), study.name)
     grid = make_grid(study, place.out / "data", only=only)
     done = {run.key for run in grid.runs if finished(place.run(run.key)) is not None}
@@ -93,8 +98,10 @@ def _perform_all(jobs: list[Job], report: Report, way: Callable[..., Any], on_ru
         if outcome.ok and outcome.value == BUSY:
             busy.append(replace(outcome.task, wait=True))
             return
+        if outcome.ok and outcome.value == FULL:
+            raise DataError(f"{outcome.task.folder}: the disk is full; make room and repeat the command")
         if outcome.ok:
-            report.done.append(outcome.task.label)
+            (report.elsewhere if outcome.value == ALREADY else report.done).append(outcome.task.label)
         else:
             report.failed[outcome.task.label] = str(outcome.error)
         if on_run is not None:
@@ -136,21 +143,36 @@ def load_results(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> 
 
 def run_states(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> dict[str, list[tuple[str, str]]]:
     """Labels by state: done, running (a living process has it), failed (with the reason), missing."""
-    place = Place(Path(out), study.name)
     found: dict[str, list[tuple[str, str]]] = {state: [] for state in ("done", "running", "failed", "missing")}
-    for run in make_grid(study, place.out / "data", only=only).runs:
-        state, reason = _state(place.run(run.key))
-        found[state].append((run.label, reason))
+    place = Place(Path(out), study.name)
+    for row in plan_table(make_grid(study, place.out / "data", only=only), place).itertuples():
+        found[row.state].append((row.label, row.reason))
     return found
+
+
+def plan_table(grid: Grid, place: Place) -> Any:
+    """Table of all runs of a study, done or not: the facts of each, its state and why it failed."""
+    from pandas import DataFrame
+
+    rows = []
+    for run in grid.runs:
+        state, reason = _state(place.run(run.key))
+        rows.append({"run": run.key, "label": run.label, **run.facts, "state": state, "reason": reason})
+    return DataFrame(rows)
 
 
 def _state(folder: Path) -> tuple[str, str]:
     if finished(folder, thorough=False) is not None:
         return "done", ""
-    if is_busy(folder):
-        return "running", ""
-    if (folder / "failure.json").exists():
-        return "failed", str(read_json(folder / "failure.json").get("reason", ""))
+    try:
+        if folder.exists() and not folder.is_dir():
+            return "failed", f"{folder}: is a file where the folder of a run is needed; remove it and repeat"
+        if is_busy(folder):
+            return "running", ""
+        if (folder / "failure.json").exists():
+            return "failed", str(read_json(folder / "failure.json").get("reason", ""))
+    except OSError as problem:
+        return "failed", f"{folder}: {problem.strerror}; mend the folder and repeat"
     return "missing", ""
 
 

@@ -1,5 +1,6 @@
 """One run from its settings to its row: train, predict validation and test, measure; what is done is never repeated."""
 
+import errno
 import json
 import math
 import multiprocessing
@@ -22,10 +23,10 @@ from smmil.train import Interrupted, train
 
 FORMAT = 1  # of result.json; a new one has metrics computed again, without training
 PARTS = ("val", "test")
-BUSY = "busy"
-# What a model or a library may throw at one run; the study goes on and the traceback is kept. A full disk is not
-# among them: it would fail every other run too.
-_MISHAPS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
+BUSY, DONE, ALREADY, FULL = "busy", "done", "already", "full"
+# What a model, a library or the file system may do to one run; the study goes on and the traceback is kept.
+_MISHAPS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, OSError)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # would fail every other run too
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,34 @@ class Job:
 
 
 def perform(job: Job) -> str:
-    """Bring one run to its end and say `done`; `busy` when another process has it in hand and this one may not wait.
+    """Bring one run to its end and say `done`, or `already` when another process did so meanwhile.
 
+    `busy` when another process has it in hand and this one may not wait; `full` when there is no room on the disk.
     Killed at any moment and repeated, it goes on from the last checkpoint and ends with the same bytes.
     """
     folder = Path(job.folder)
+    try:
+        return _perform(job, folder)
+    except OSError as problem:
+        if problem.errno in _NO_ROOM:
+            return FULL
+        raise DataError(f"{_words(problem)}; its folder cannot be used; mend {folder} and repeat") from problem
+
+
+def _perform(job: Job, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder / "lock", job.wait) as mine:
         if not mine:
             return BUSY
         remove_leftovers(folder)
-        if finished(folder) is None:
-            _perform(job, folder)
-    return "done"
+        if finished(folder) is not None:
+            return ALREADY
+        _to_the_end(job, folder)
+    return DONE
 
 
-def _perform(job: Job, folder: Path) -> None:
+def _to_the_end(job: Job, folder: Path) -> None:
+    """Train and measure; what goes wrong is kept in the folder of the run with its reason."""
     try:
         _mended(job, folder)
     except Interrupted as stopped:
@@ -65,10 +78,16 @@ def _perform(job: Job, folder: Path) -> None:
         write_json(folder / "failure.json", {"label": job.label, "reason": str(problem)})
         raise
     except _MISHAPS as problem:
+        if isinstance(problem, OSError) and problem.errno in _NO_ROOM:
+            raise
         write_text(folder / "traceback.txt", traceback.format_exc())
-        reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}; see {folder / 'traceback.txt'}"
+        reason = f"{_words(problem)}; see {folder / 'traceback.txt'}"
         write_json(folder / "failure.json", {"label": job.label, "reason": reason})
-        raise DataError(f"{job.label}: {reason}") from problem
+        raise DataError(reason) from problem
+
+
+def _words(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"
 
 
 def _mended(job: Job, folder: Path) -> None:
@@ -120,8 +139,8 @@ def finished(folder: Path, *, thorough: bool = True) -> dict[str, Any] | None:
         if content["format"] != FORMAT or seal != _seal(content):
             return None
         same = all(_is_there(folder / name, mark, thorough) for name, mark in content["files"].items())
-    except (DataError, KeyError, TypeError, AttributeError):
-        return None  # absent or damaged: the run is brought to its end again, from what is still sound
+    except (OSError, DataError, KeyError, TypeError, AttributeError):
+        return None  # absent, unreadable or damaged: the run is brought to its end again from what is sound
     return {key: math.nan if value is None else value for key, value in content["row"].items()} if same else None
 
 

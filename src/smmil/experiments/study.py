@@ -105,7 +105,9 @@ class FigureSpec(_Section):
     """One figure: its kind (see `figures.KINDS`) and what it shows."""
 
     name: FileName
-    kind: Literal["sweep", "histograms", "maps", "examples", "critical_difference"]
+    kind: Literal[
+        "sweep", "difficulty", "differences", "pairs", "histograms", "maps", "examples", "critical_difference"
+    ]
     title: str = ""
     setting: str | None = None
     metrics: list[Metric] = ["inst_auroc", "bag_auroc"]
@@ -114,10 +116,15 @@ class FigureSpec(_Section):
 
 
 class Study(_Section):
-    """Everything that is to be trained and shown; equal content is trained once, whatever study asks for it."""
+    """Everything that is to be trained and shown; equal content is trained once, whatever study asks for it.
+
+    caveat  stands before the title of every table, page and figure, such as "Preliminary"
+    pairs   variants that are tested against a partner of their own, such as {SmCLAM: CLAM}
+    """
 
     name: str
     title: str = ""
+    caveat: str = ""
     datasets: list[Dataset]
     variants: list[Variant]
     learning_rates: list[Positive] = [1e-4, 1e-5]
@@ -126,6 +133,7 @@ class Study(_Section):
     training: dict[str, Any] = {}
     ddof: Literal[0, 1] = 1
     reference: str | None = None
+    pairs: dict[str, str] = {}
     tests: list[Metric] = ["inst_auroc", "bag_auroc"]
     tables: list[Table] = []
     figures: list[FigureSpec] = []
@@ -142,9 +150,25 @@ class Study(_Section):
         known = {v.name for v in self.variants}
         asked = [n for named in _chosen_names(self) for n in named]
         asked += [self.reference] if self.reference else []
+        asked += [*self.pairs, *self.pairs.values()]
         wrong = [n for n in asked if n not in known]
         if wrong:
             raise ValueError(f"unknown variant {wrong[0]!r}; {suggest(wrong[0], known)}")
+        return self
+
+    @model_validator(mode="after")
+    def _figures_have_what_they_compare(self) -> "Study":
+        for figure in self.figures:
+            if figure.kind == "differences" and self.reference is None:
+                raise ValueError(f"figure {figure.name!r}: differences from whom? Give the study a reference")
+            if figure.kind == "pairs" and not self.pairs:
+                raise ValueError(f"figure {figure.name!r}: give the study pairs, such as {{SmCLAM: CLAM}}")
+            swept = {option for dataset in self.datasets for option in _options(dataset)}
+            if figure.kind == "difficulty" and figure.setting not in swept:
+                hint = suggest(str(figure.setting), swept) if swept else "no data set is synthetic with options"
+                raise ValueError(
+                    f"figure {figure.name!r}: setting {figure.setting!r} is no option of a data set; {hint}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -155,6 +179,15 @@ class Study(_Section):
                 hint = suggest(str(figure.setting), swept) if swept else "no variant has a sweep"
                 raise ValueError(f"figure {figure.name!r}: setting {figure.setting!r} is swept by no variant; {hint}")
         return self
+
+
+def headline(study: "Study", title: str) -> str:
+    """A title with the study's caveat before it."""
+    return f"{study.caveat}: {title}" if study.caveat else title
+
+
+def _options(dataset: Dataset) -> dict[str, Any]:
+    return dataset.synthetic.options if dataset.synthetic is not None else {}
 
 
 def _chosen_names(study: "Study") -> list[list[str]]:

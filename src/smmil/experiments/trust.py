@@ -12,8 +12,8 @@ from smmil.experiments.faithfulness import deletion_insertion
 from smmil.experiments.results import chosen_rows
 from smmil.experiments.runner import Place, load_results, run_study
 from smmil.experiments.stability import inverted_maps, map_stability
-from smmil.experiments.study import Dataset, Study
-from smmil.experiments.writing import piped
+from smmil.experiments.study import Dataset, Study, headline
+from smmil.experiments.writing import for_spreadsheets, piped
 from smmil.files import write_text
 from smmil.predict import load_run
 from smmil.prediction import load_predictions
@@ -21,6 +21,7 @@ from smmil.prediction import load_predictions
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+_TITLE = "Can the maps be trusted?"
 _MOST_CASES = 20  # of a data set in deletion and insertion: each is predicted some thirty times
 _HEADINGS = {
     "stability": "same map from another seed",
@@ -57,12 +58,14 @@ def trust_report(
         raise DataError(f"{place.own}: no run is done yet; begin with smmil experiment run")
     chosen = chosen_rows(results)
     extra = _extra_results(study, place, sorted(set(chosen["set"])), executor, workers)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (set_, variant), part in chosen.groupby(["set", "variant"], sort=True):
         rows.append(
             {"set": set_, "variant": variant, **_answers(part, place, resamples), **_extra(extra, set_, variant)}
         )
-    return _write(rows, place.own)
+    order = [v.name for v in study.variants]
+    rows.sort(key=lambda row: (row["set"], order.index(row["variant"])))
+    return _write(rows, place.own, headline(study, _TITLE))
 
 
 def _answers(rows: "DataFrame", place: Place, resamples: int) -> dict[str, Any]:
@@ -111,18 +114,18 @@ def _extra(extra: "DataFrame", set_: Any, variant: Any) -> dict[str, float]:
     }
 
 
-def _write(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+def _write(rows: list[dict[str, Any]], folder: Path, title: str) -> list[Path]:
     from pandas import DataFrame
 
-    write_text(folder / "trust.csv", DataFrame(rows).to_csv(index=False, lineterminator="\n"))
-    write_text(folder / "trust.md", trust_markdown(rows))
+    write_text(folder / "trust.csv", for_spreadsheets(DataFrame(rows)))
+    write_text(folder / "trust.md", trust_markdown(rows, title))
     return [folder / "trust.csv", folder / "trust.md"]
 
 
-def trust_markdown(rows: Sequence[dict[str, Any]]) -> str:
+def trust_markdown(rows: Sequence[dict[str, Any]], title: str = _TITLE) -> str:
     """The answers as a table to read, with an alarm for every inverted map."""
     heads = ["data set", "model", *_HEADINGS.values()]
-    lines = ["## Can the maps be trusted?", "", f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * len(_HEADINGS)}"]
+    lines = [f"## {title}", "", f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * len(_HEADINGS)}"]
     for row in rows:
         cells = [_shown(row[key]) for key in _HEADINGS]
         lines.append(f"| {piped(row['set'])} | {piped(row['variant'])} | {' | '.join(cells)} |")

@@ -5,13 +5,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from smmil.experiments.tables import RANKED, Shown
+from smmil.experiments.metric_words import metric_heading
+from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
+from smmil.experiments.tables import Shown
+from smmil.experiments.tex import tex_text
 from smmil.files import write_text
+from smmil.spreadsheet import inert
 
 GROUPS = {"no_global": "without global interactions", "global": "with global interactions"}
 FAMILIES = {"independent": "none", "local": "local", "global": "global", "global_local": "global and local"}
-_ESCAPED = {c: f"\\{c}" for c in "&%$#_{}"} | {"†": "$^\\dagger$", "±": "$\\pm$", "·": "$\\cdot$", "−": "$-$"}
-_ESCAPED |= {"ᵀ": "$^\\top$", "L̃": "$\\tilde L$", "≤": "$\\le$", "→": "$\\to$"}
+Column = tuple[str, str, str]  # data set, extractor, metric
 
 
 def write_table(shown: Shown, folder: Path) -> list[Path]:
@@ -29,44 +32,53 @@ def piped(text: object) -> str:
 
 def csv_text(shown: Shown) -> str:
     """Every number in a row of its own, with all its digits and the paper's beside it."""
-    return shown.rows.to_csv(index=False, lineterminator="\n")
+    return for_spreadsheets(shown.rows)
+
+
+def for_spreadsheets(rows: Any) -> str:
+    """A table as CSV whose texts no spreadsheet takes for formulas."""
+    shown = rows.map(lambda value: inert(value) if isinstance(value, str) else value)
+    return shown.to_csv(index=False, lineterminator="\n")
 
 
 def markdown(shown: Shown) -> str:
     """A table with one line per model; the paper's number, the difference and the verdict below ours."""
     columns = _columns(shown)
-    heads = ["model", "interaction", *(_heading(*column) for column in columns)]
-    lines = [f"## {shown.title}", "", _piped(heads), _piped(["---", "---", *["---:"] * len(columns)])]
+    heads = ["model", "interaction", *(piped("<br>".join(_heading(c, columns))) for c in columns)]
+    lines = [f"## {_title(shown, columns)}", "", _piped(heads), _piped(["---", "---", *["---:"] * len(columns)])]
     for group, models in _grouped(shown).items():
         lines.append(_piped([f"*{GROUPS.get(group, group)}*", *[""] * (len(heads) - 1)]))
         for model, cells in models.items():
-            family = FAMILIES[next(iter(cells.values())).family]
-            lines.append(_piped([piped(model), family, *(_cell(cells.get(c), _bold_md, "<br>") for c in columns)]))
+            texts = ("<br>".join(_cell(cells.get(c), _bold_md)) for c in columns)
+            lines.append(_piped([piped(_name(shown, model)), _family(cells), *texts]))
     return "\n".join([*lines, "", *(f"- {note}" for note in shown.notes), ""])
 
 
 def latex(shown: Shown) -> str:
-    """The same for LaTeX, with booktabs and makecell; needs \\usepackage{booktabs,makecell}."""
+    """The same for LaTeX, as a float with caption and notes; needs \\usepackage{booktabs,makecell}."""
     columns = _columns(shown)
-    heads = ["model", "interaction", *(_tex(_heading(*column)) for column in columns)]
-    lines = [f"% {shown.title}", f"\\begin{{tabular}}{{ll{'r' * len(columns)}}}", "\\toprule", _row(heads)]
+    heads = ["model", "interaction", *(_makecell(_heading(c, columns)) for c in columns)]
+    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{tex_text(_title(shown, columns))}}}"]
+    lines += [f"\\label{{tab:{shown.name}}}", f"\\begin{{tabular}}{{ll{'r' * len(columns)}}}", "\\toprule", _row(heads)]
     for group, models in _grouped(shown).items():
-        lines += ["\\midrule", f"\\multicolumn{{{len(heads)}}}{{l}}{{\\emph{{{_tex(GROUPS.get(group, group))}}}}} \\\\"]
+        words = tex_text(GROUPS.get(group, group))
+        lines += ["\\midrule", f"\\multicolumn{{{len(heads)}}}{{l}}{{\\emph{{{words}}}}} \\\\"]
         for model, cells in models.items():
-            family = FAMILIES[next(iter(cells.values())).family]
-            shown_cells = (_makecell(_cell(cells.get(c), _bold_tex, "\n")) for c in columns)
-            lines.append(_row([_tex(model), family, *shown_cells]))
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in shown.notes), ""])
+            texts = (_makecell(_cell(cells.get(c), _bold_tex)) for c in columns)
+            lines.append(_row([tex_text(_name(shown, model)), _family(cells), *texts]))
+    notes = [f"{tex_text(note)}.\\par" for note in shown.notes]
+    ending = ["\\bottomrule", "\\end{tabular}", "\\par\\medskip", "\\begin{minipage}{\\linewidth}\\footnotesize"]
+    return "\n".join([*lines, *ending, *notes, "\\end{minipage}", "\\end{table}", ""])
 
 
-def _columns(shown: Shown) -> list[tuple[str, str, str]]:
-    """(data set, extractor, metric) in order of first appearance, ranks last."""
+def _columns(shown: Shown) -> list[Column]:
+    """Columns in order of first appearance, ranks last."""
     rows = shown.rows
     found = list(dict.fromkeys(zip(rows["dataset"], rows["extractor"], rows["metric"], strict=True)))
     return sorted(found, key=lambda column: column[0] == RANKED)
 
 
-def _grouped(shown: Shown) -> dict[str, dict[str, dict[tuple[str, str, str], Any]]]:
+def _grouped(shown: Shown) -> dict[str, dict[str, dict[Column, Any]]]:
     found: dict[str, Any] = {}
     rows: Any = shown.rows
     for row in rows.itertuples():
@@ -75,26 +87,58 @@ def _grouped(shown: Shown) -> dict[str, dict[str, dict[tuple[str, str, str], Any
     return found
 
 
-def _heading(dataset: str, extractor: str, metric: str) -> str:
-    where = ("" if extractor == "main" else extractor) if dataset == RANKED else f"{dataset} {extractor}"
-    return f"{where.strip()} {metric.replace('_', ' ')}".strip()
+def _sets(columns: Sequence[Column]) -> list[str]:
+    named = (f"{dataset} {extractor}".strip() for dataset, extractor, _ in columns if dataset != RANKED)
+    return list(dict.fromkeys(named))
 
 
-def _cell(row: Any, emphasised: Callable[[str, int], str], newline: str) -> str:
-    """Ours, and below it the paper's with the difference."""
+def _title(shown: Shown, columns: Sequence[Column]) -> str:
+    """The title, with the data set where the table has only one."""
+    sets = _sets(columns)
+    return f"{shown.title} · {sets[0]}" if len(sets) == 1 else shown.title
+
+
+def _heading(column: Column, columns: Sequence[Column]) -> list[str]:
+    """The lines above a column: the data set where there are several, the metric, the pool."""
+    dataset, extractor, metric = column
+    if dataset == RANKED:
+        where = {EXTRACTORS: "", AS_PAPER: AS_PAPER}.get(extractor, extractor)
+    else:
+        where = f"{dataset} {extractor}".strip() if len(_sets(columns)) > 1 else ""
+    return [*([where] if where else []), *metric_heading(metric)]
+
+
+def _name(shown: Shown, model: str) -> str:
+    return f"{model} (reference)" if model == shown.reference else model
+
+
+def _family(cells: dict[Column, Any]) -> str:
+    return FAMILIES[next(iter(cells.values())).family]
+
+
+def _cell(row: Any, emphasised: Callable[[str, int], str]) -> list[str]:
+    """Ours, and in a second line the paper's with the difference."""
     if row is None or math.isnan(row.mean):
-        return "–"
-    ours = emphasised(f"{row.mean:.3f}", row.place) + _deviation(row.std)
+        return ["–" if row is None else row.state or "–"]
+    digits = _digits(row)
+    ours = emphasised(f"{row.mean:.{digits}f}", row.place) + _deviation(row.std, digits) + "‡" * bool(row.fewer)
     if math.isnan(row.paper_mean):
-        return ours
-    verdict = {"yes": ", within", "no": ", outside"}.get(row.within_std, "")
+        return [ours]
+    verdict = {"yes": ", within", "no": ", outside", "": ""}.get(row.within_std, f", {row.within_std}")
     mark = "†" if row.paper_note else ""
-    paper = f"{row.paper_mean:.3f}{_deviation(row.paper_std)}{mark}"
-    return f"{ours}{newline}paper {paper} ({row.difference:+.3f}{verdict})"
+    paper = f"{row.paper_mean:.{digits}f}{_deviation(row.paper_std, digits)}{mark}"
+    return [ours, f"paper {paper} ({row.difference:+.{digits}f}{verdict})"]
 
 
-def _deviation(std: float) -> str:
-    return "" if math.isnan(std) else f" ± {std:.3f}"
+def _digits(row: Any) -> int:
+    """Three decimals for what lies around 1, two for ranks, fewer for large numbers."""
+    if row.metric.endswith("_rank"):
+        return 2
+    return 3 if abs(row.mean) < 10 else (1 if abs(row.mean) < 1000 else 0)
+
+
+def _deviation(std: float, digits: int) -> str:
+    return "" if math.isnan(std) else f" ± {std:.{digits}f}"
 
 
 def _bold_md(text: str, place: int) -> str:
@@ -105,19 +149,13 @@ def _bold_tex(text: str, place: int) -> str:
     return {1: f"\x01{text}\x03", 2: f"\x02{text}\x03"}.get(place, text)
 
 
-def _makecell(text: str) -> str:
+def _makecell(texts: Sequence[str]) -> str:
     """Lines of one cell, escaped; bold and underlined as marked."""
-    lines = [_tex(line) for line in text.split("\n")]
+    lines = [tex_text(line) for line in texts]
     inside = "\\\\ ".join([lines[0], *(f"\\footnotesize {line}" for line in lines[1:])])
     for mark, command in (("\x01", "\\textbf{"), ("\x02", "\\underline{"), ("\x03", "}")):
         inside = inside.replace(mark, command)
     return f"\\makecell[r]{{{inside}}}" if len(lines) > 1 else inside
-
-
-def _tex(text: str) -> str:
-    for plain, escaped in _ESCAPED.items():
-        text = text.replace(plain, escaped)
-    return text
 
 
 def _piped(cells: Sequence[str]) -> str:

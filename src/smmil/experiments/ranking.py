@@ -1,0 +1,92 @@
+"""Mean ranks of models, as the paper counts them: within a group, over columns, on numbers as printed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from smmil.evaluate import mean_ranks
+from smmil.experiments.metric_words import direction
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+DIGITS = 3
+RANKED, EXTRACTORS, AS_PAPER = "ALL", "main", "as the paper"
+COLUMN = ["dataset", "extractor", "metric"]
+Block = tuple[str, str, str]  # extractor, group, level: what is ranked together
+
+
+class Basis(NamedTuple):
+    """What ranks rest on: the columns and the models that were ranked in them."""
+
+    columns: frozenset[tuple[str, str, str]]
+    models: frozenset[str]
+
+
+def rank_rows(
+    rows: "DataFrame", rank_by: str = "all", mixed: Mapping[str, list[str]] | None = None
+) -> tuple["DataFrame", list[str]]:
+    """Mean ranks within each group over all columns (or over those of each extractor), as rows of data set ALL.
+
+    Values are rounded to three digits first, as printed, so that equal prints share a rank. A model that lacks a column
+    the others have is not ranked, and a note says so. Energies are not ranked: a constant map is smoothest.
+    """
+    found, notes = [], []
+    for (extractor, group, level), block in rank_blocks(rows, rank_by, mixed).items():
+        ranked, missing = _ranked(block)
+        names = ", ".join(row["model"] for row in missing)
+        notes += [f"not ranked ({group}), some results are missing: {names}"] if missing else []
+        facts = {"dataset": RANKED, "extractor": extractor, "group": group, "metric": f"{level}_rank"}
+        found += [{**facts, **row} for row in (*ranked, *missing)]
+    return _frame(found), list(dict.fromkeys(notes))
+
+
+def rank_blocks(
+    rows: "DataFrame", rank_by: str = "all", mixed: Mapping[str, list[str]] | None = None
+) -> dict[Block, "DataFrame"]:
+    """The rows that are ranked together, by extractor, group and level (inst or bag)."""
+    rows = rows[[direction(metric) != "" for metric in rows["metric"]]]
+    found: dict[Block, DataFrame] = {}
+    for extractor in [EXTRACTORS] if rank_by == "all" else sorted(set(rows["extractor"])):
+        used = [extractor, *(mixed or {}).get(extractor, [])]
+        part = rows if rank_by == "all" else rows[rows["extractor"].isin(used)]
+        levels = part.assign(level=_levels(part["metric"]))
+        for (group, level), block in levels.groupby(["group", "level"], sort=False):
+            found[extractor, str(group), str(level)] = block
+    return found
+
+
+def basis_of(block: "DataFrame") -> Basis:
+    """The columns of a block and the models that have all of them."""
+    values: Any = block.pivot(index="model", columns=COLUMN, values="mean")
+    return Basis(frozenset(values.columns), frozenset(values.dropna().index))
+
+
+def _levels(metrics: Iterable[str]) -> list[str]:
+    """FROC judges the map, as instance metrics do."""
+    return ["bag" if metric.startswith("bag") else "inst" for metric in metrics]
+
+
+def _ranked(block: "DataFrame") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    signs = [-1 if direction(metric) == "-" else 1 for metric in block["metric"]]
+    values = block.assign(mean=block["mean"].round(DIGITS) * signs).pivot(index="model", columns=COLUMN, values="mean")
+    complete = values.dropna()
+    families = dict(zip(block["model"], block.get("family", block["group"]), strict=True))
+    fewer = set(block["model"][block["fewer"]]) if "fewer" in block else set()
+    ranks = mean_ranks(complete) if len(complete) else {}
+    ranked = [
+        {"model": m, "mean": mean, "std": std, "n": complete.shape[1], "family": families[m]}
+        | {"fewer": m in fewer, "state": ""}
+        for m, (mean, std) in ranks.items()
+    ]
+    missing = [
+        {"model": m, "family": families[m], "fewer": False, "state": "not ranked"}
+        for m in sorted(set(values.index) - set(complete.index))
+    ]
+    return ranked, missing
+
+
+def _frame(found: Sequence[dict[str, Any]]) -> "DataFrame":
+    from pandas import DataFrame
+
+    names = ["dataset", "extractor", "group", "model", "metric", "mean", "std", "n", "lr", "family", "set"]
+    return DataFrame(found, columns=[*names, "fewer", "state"]).astype({"fewer": bool})
