@@ -5,6 +5,9 @@ import torch
 from torch import nn
 
 from smmil.bag import Bag
+from smmil.encoders.torchvision_import import prepare_torchvision
+
+prepare_torchvision("torchmil")  # its torchmetrics imports it, which fails beside a torch without CUDA
 
 
 def adjacency(bag: Bag, dense: bool = False) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -67,9 +67,7 @@ class Graph:
     @cached_property
     def degrees(self) -> Tensor:
         """Sum of the weights in each row."""
-        return torch.zeros(self.n, dtype=self.weight.dtype, device=self.weight.device).index_add_(
-            0, self.rows, self.weight
-        )
+        return torch.segment_reduce(self.weight, "sum", offsets=self.indptr, initial=0)
 
     @cached_property
     def bandwidth(self) -> int:
@@ -112,10 +110,14 @@ class Graph:
         if kind == "rw":
             known = graph.degrees[graph.degrees > 0]
             skew = float(known.max() / known.min()) ** 0.5 if known.numel() else 1.0
-            return Graph(graph.indptr, graph.indices, graph.weight / scale.index_select(0, graph.rows), kind, skew)
+            return Graph(graph.indptr, graph.indices, graph.weight / graph._along(scale), kind, skew)
         root = scale.rsqrt()
-        weight = graph.weight * root.index_select(0, graph.rows) * root.index_select(0, graph.indices)
+        weight = graph.weight * graph._along(root) * root.index_select(0, graph.indices)
         return Graph(graph.indptr, graph.indices, weight, kind)
+
+    def _along(self, values: Tensor) -> Tensor:
+        """A value of every row at each of its stored entries."""
+        return torch.repeat_interleave(values, self.indptr.diff(), output_size=self.indices.numel())
 
     def _with_diagonal(self, where: Tensor) -> "Graph":
         """The same graph with a self-loop of weight 1 at the nodes in the mask `where`."""
@@ -317,14 +319,19 @@ def _lattice_graph(cells: np.ndarray, shape: np.ndarray, neighbours: int) -> Gra
     table[place] = np.arange(len(cells), dtype=np.int32)
     if not np.array_equal(table[place], np.arange(len(cells))):
         return None
-    offsets = np.stack(np.meshgrid(*[[-1, 0, 1]] * len(shape), indexing="ij"), -1).reshape(-1, len(shape))
-    size = np.abs(offsets).sum(1)
-    offsets = offsets[(size == 1) if neighbours == 4 else (size > 0)]
-    near = table[place[:, None] + offsets @ strides]
+    near = table[place[:, None] + _around(len(shape), neighbours) @ strides]
     found = near >= 0
     indptr = np.concatenate([[0], np.cumsum(found.T.copy().sum(0))])
     indices = near[found].astype(np.int64)
     return Graph(torch.from_numpy(indptr), torch.from_numpy(indices), torch.ones(len(indices), dtype=torch.float64))
+
+
+@cache
+def _around(axes: int, neighbours: int) -> np.ndarray:
+    """The surrounding cells of a cell at the origin."""
+    cells = np.stack(np.meshgrid(*[[-1, 0, 1]] * axes, indexing="ij"), -1).reshape(-1, axes)
+    size = np.abs(cells).sum(1)
+    return cells[(size == 1) if neighbours == 4 else (size > 0)]
 
 
 def _points(coords: Any) -> np.ndarray:

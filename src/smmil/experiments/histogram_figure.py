@@ -34,7 +34,7 @@ def histograms(found: Mapping[str, Sequence[Prediction]], path: Path, title: str
     figure.supylabel("share of the instances of a class", **canvas.SMALL)
     figure.supxlabel(_broken(_X_LABEL, figure.get_size_inches()[0]), **canvas.SMALL)
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
     title_above(figure, title)
     return write_both(figure, path)
 
