@@ -61,7 +61,8 @@ from prepare import makers
 from smmil.prepare import plan, run
 if __name__ == "__main__":
     slides, out, executor = sys.argv[1:]
-    run(plan([slides], out, makers.recipe()), executor=executor, workers=2)
+    done = run(plan([slides], out, makers.recipe()), executor=executor, workers=2)
+    sys.exit(3 if done.failures else 0)
 """
 
 
@@ -93,7 +94,7 @@ def kill_and_repeat(slides, tmp_path, kills, seed):
                 done += 1
         if main.wait(120) == 0:
             return out
-        assert main.returncode == -signal.SIGKILL
+        assert main.returncode in (-signal.SIGKILL, 3)  # 3: a case whose workers were killed again and again is listed
 
 
 def check_after_kills(out, undisturbed):

@@ -54,7 +54,8 @@ def _some_sets(datasets: list[Dataset], most: int) -> list[Dataset]:
 
 
 def _tiny_set(dataset: Dataset, number: int) -> Dataset:
-    tiny = Synthetic(kind=dataset.kind, bags=20, seed=number, options=_SYNTHETIC[dataset.kind])
+    given = dataset.synthetic.options if dataset.synthetic is not None else {}
+    tiny = Synthetic(kind=dataset.kind, bags=20, seed=number, options={**given, **_SYNTHETIC[dataset.kind]})
     gone = {"manifest": None, "missing": None, "splits": None, "split_seed": 0}
     return dataset.model_copy(update={**gone, "synthetic": tiny, "folds": 2, "val_share": 0.5, "test_share": 0.3})
 
