@@ -124,5 +124,10 @@ class TracedGraph(Graph):
 
 
 def sum_by_row(rows: Tensor, values: Tensor, n: int) -> Tensor:
-    """Sum of the values (e, …) that belong to each of n rows."""
-    return torch.zeros((n, *values.shape[1:]), dtype=values.dtype, device=values.device).index_add(0, rows, values)
+    """Sum of the values (e, …) that belong to each of n rows.
+
+    By scatter_add, which becomes ScatterElements: index_add becomes ScatterND, whose threads in onnxruntime overwrite
+    each other's sums (its issues 18048 and 23396).
+    """
+    place = rows.reshape(-1, *[1] * (values.ndim - 1)).expand_as(values)
+    return torch.zeros((n, *values.shape[1:]), dtype=values.dtype, device=values.device).scatter_add(0, place, values)
