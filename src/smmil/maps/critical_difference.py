@@ -10,6 +10,7 @@ from smmil.maps import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LINE = 0.22  # inches between two names or bars
 
@@ -20,31 +21,43 @@ def critical_difference(values: Any, path: str | Path, *, alpha: float = 0.05, t
     values  models x columns, higher is better, as for `smmil.evaluate.mean_ranks`
     """
     found = friedman_nemenyi(values, alpha)
+    figure = rank_diagram(found, room=1.25)
+    words = f"{canvas.plain(title)}  ·  {friedman_verdict(found)}"
+    figure.axes[0].set_title(words, fontsize=9, color=canvas.INK, parse_math=False)
+    return canvas.write_png(figure, path)
+
+
+def rank_diagram(found: dict[str, Any], room: float) -> "Figure":
+    """The diagram alone, from what `friedman_nemenyi` gives, with `room` inches for words above and below."""
     ranks, groups = found["mean_ranks"], found["groups"]
     rows, bars = -(-len(ranks) // 2), len(groups)
     below = 0.25 + _LINE * (bars + rows)
-    figure = canvas.new_figure(7.5, 1.25 + below, layout="constrained")
+    figure = canvas.new_figure(7.5, room + below, layout="constrained")
     axes = figure.subplots()
-    axes.set_ylim(-below, 0.55)
+    axes.set_ylim(-below, 0.6)
     _scale(axes, found)
     for level, group in enumerate(groups, start=1):
         ends = [ranks[group[0]] - 0.04, ranks[group[-1]] + 0.04]
         axes.plot(ends, [-_LINE * level] * 2, color=canvas.LESION, lw=3.5, solid_capstyle="butt", gid="group")
     _names(axes, ranks, _LINE * (bars + 1))
-    axes.set_title(f"{canvas.plain(title)}  ·  {_verdict(found)}", fontsize=9, color=canvas.INK, parse_math=False)
-    return canvas.write_png(figure, path)
+    return figure
+
+
+def friedman_verdict(found: dict[str, Any]) -> str:
+    said = "differ" if found["p"] < found["alpha"] else "do not differ"
+    return f"Friedman p = {found['p']:.2g} over {found['n_columns']} columns: the models {said} at {found['alpha']:g}"
 
 
 def _scale(axes: "Axes", found: dict[str, Any]) -> None:
     """The line of ranks from 1 to the number of models, and a ruler as long as the critical difference."""
     k, reach = found["n_models"], found["critical_difference"]
-    axes.set_xlim(1 - 0.42 * (k - 1), k + 0.42 * (k - 1))
+    axes.set_xlim(1 - 0.42 * (k - 1), max(k + 0.42 * (k - 1), 1 + reach))
     axes.plot([1, k], [0, 0], color=canvas.INK, lw=1)
     for rank in range(1, k + 1):
         axes.plot([rank, rank], [0, 0.07], color=canvas.INK, lw=1)
         axes.text(rank, 0.1, str(rank), ha="center", va="bottom", **canvas.SMALL)
     axes.plot([1, 1 + reach], [0.38, 0.38], color=canvas.INK, lw=2, solid_capstyle="butt", gid="ruler")
-    axes.text(1 + reach / 2, 0.41, f"CD = {reach:.3g}", ha="center", va="bottom", **canvas.SMALL)
+    axes.text(1 + reach / 2, 0.42, f"critical difference {reach:.3g}", ha="center", va="bottom", **canvas.SMALL)
     axes.axis("off")
 
 
@@ -58,8 +71,3 @@ def _names(axes: "Axes", ranks: dict[str, float], first: float) -> None:
         axes.plot([rank, rank, end], [0, depth, depth], color=canvas.INK, lw=0.8)
         words = f"{canvas.plain(name, 24)}  {rank:.2f}"
         axes.text(end, depth + 0.02, words, ha=side, va="bottom", **canvas.SMALL)
-
-
-def _verdict(found: dict[str, Any]) -> str:
-    said = "differ" if found["p"] < found["alpha"] else "do not differ"
-    return f"Friedman p = {found['p']:.2g} over {found['n_columns']} columns: the models {said} at {found['alpha']:g}"
