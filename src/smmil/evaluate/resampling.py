@@ -8,7 +8,7 @@ import numpy as np
 from smmil.errors import ConfigError, check_choice
 
 METHODS = ("bca", "percentile")
-_FEW = 10
+FEW = 10
 
 
 class Interval(NamedTuple):
@@ -120,4 +120,4 @@ def _remarks(drawn: np.ndarray, values: np.ndarray) -> list[str]:
 
 def few_units(n_units: int, unit: str) -> list[str]:
     """A remark when there are too few independent units to trust an interval."""
-    return [f"only {n_units} units ({unit}): an interval from so few is a guess"] if n_units < _FEW else []
+    return [f"only {n_units} units ({unit}): an interval from so few is a guess"] if n_units < FEW else []

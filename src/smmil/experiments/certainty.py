@@ -13,13 +13,14 @@ from smmil.evaluate.comparison import two_sided_p
 from smmil.evaluate.resampling import Resampling, interval
 from smmil.evaluate.statistic import Settings, statistic
 from smmil.experiments.results import chosen_rows
+from smmil.experiments.writing import FAMILIES
 from smmil.prediction import Prediction, load_predictions
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 LEVEL = 0.95
-FAMILY_ORDER = ("independent", "local", "global", "global_local")
+RESAMPLES = 2000  # of the patients, for tables and figures
 
 
 class Resampled(NamedTuple):
@@ -73,7 +74,7 @@ def comparisons(
     metrics: Sequence[str],
     reference: str,
     *,
-    n: int = 1000,
+    n: int = RESAMPLES,
     order: Sequence[str] = (),
 ) -> "DataFrame":
     """Every variant against the reference on every data set: value, difference, intervals, p and p by Holm.
@@ -95,7 +96,7 @@ def comparisons(
 
 
 def pair_differences(
-    results: "DataFrame", out: str | Path, metrics: Sequence[str], pairs: Mapping[str, str], *, n: int = 1000
+    results: "DataFrame", out: str | Path, metrics: Sequence[str], pairs: Mapping[str, str], *, n: int = RESAMPLES
 ) -> "DataFrame":
     """Each variant of `pairs` against its own partner, as in `comparisons`; Holm's correction counts the pairs."""
     from pandas import DataFrame
@@ -113,7 +114,7 @@ def pair_differences(
 
 def _place(row: dict[str, Any], metrics: Sequence[str], reference: str, order: list[str]) -> tuple[Any, ...]:
     name = row["variant"]
-    kind = (row["group"] != "no_global", row["group"], FAMILY_ORDER.index(row["family"]))
+    kind = (row["group"] != "no_global", row["group"], list(FAMILIES).index(row["family"]))
     number = order.index(name) if name in order else len(order)
     return row["set"], list(metrics).index(row["metric"]), name != reference, *kind, number, name
 

@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from smmil.evaluate.resampling import FEW
 from smmil.experiments.metric_words import explained, metric_name
 from smmil.experiments.writing import FAMILIES, GROUPS, piped
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FEW = 10  # patients, as in `smmil evaluate`
 SURE = 0.05  # p after Holm's correction below which a difference counts as real
 
 

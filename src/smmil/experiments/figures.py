@@ -9,7 +9,7 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate import spread
 from smmil.experiments import drawing
-from smmil.experiments.certainty import comparisons, pair_differences
+from smmil.experiments.certainty import RESAMPLES, comparisons, pair_differences
 from smmil.experiments.datasets import neighbour_agreement
 from smmil.experiments.forest import by_difficulty, differences
 from smmil.experiments.histogram_figure import histograms
@@ -36,7 +36,6 @@ _TITLES = {
     "pairs": "Each beside its partner",
     "difficulty": "From hard to easy",
 }
-RESAMPLES = 2000  # as in the tables
 ACROSS_SETS = ("critical_difference", "difficulty")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smmil.errors import DataError, SmmilError
-from smmil.experiments.certainty import comparisons, pair_differences
+from smmil.experiments.certainty import RESAMPLES, comparisons, pair_differences
 from smmil.experiments.certainty_page import comparisons_markdown, pairs_markdown
 from smmil.experiments.figures import ACROSS_SETS, make_figure
 from smmil.experiments.grid import make_grid
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), resamples: int = 2000) -> list[Path]:
+def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), resamples: int = RESAMPLES) -> list[Path]:
     """All tables of the study from the runs that are done, in Markdown, LaTeX and CSV; and the paired tests."""
     (results, plan), folder = _results(study, out, only), Place(Path(out), study.name).own / "tables"
     paths = [path for table in study.tables for path in write_table(make_table(study, table, results, plan), folder)]
