@@ -216,7 +216,7 @@ def test_tables_and_tests_of_a_study_are_written(finished_study, tmp_path):
     assert sorted(p.name for p in paths) == [
         "both.csv", "both.md", "both.tex", "comparisons.csv", "comparisons.md", "learning_rates.json"]  # fmt: skip
     text = (out / "tiny/tables/both.md").read_text()
-    assert "instance AUROC ↑<br>in positive bags" in text
+    assert "instance AUROC\N{NO-BREAK SPACE}↑<br>in positive bags" in text
     assert "paper" not in text
     assert text.startswith("## Toy size, numbers mean nothing: both · tiny\n")
     compared = (out / "tiny/tables/comparisons.md").read_text()

@@ -1,6 +1,7 @@
 """Tables as Markdown, LaTeX and CSV."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,12 @@ def markdown(shown: Shown) -> str:
         for model, cells in models.items():
             texts = ("<br>".join(_cell(cells.get(c), _bold_md)) for c in columns)
             lines.append(_piped([piped(_name(shown, model)), _family(cells), *texts]))
-    return "\n".join([*lines, "", *(f"- {note}" for note in shown.notes), ""])
+    return "\n".join([*map(_unbroken, lines), "", *(f"- {note}" for note in shown.notes), ""])
+
+
+def _unbroken(line: str) -> str:
+    """A line whose numbers keep their deviation, and headings their arrow, in narrow columns."""
+    return re.sub(" (± |[↑↓])", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), line)
 
 
 def latex(shown: Shown) -> str:
