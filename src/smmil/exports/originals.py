@@ -1,6 +1,6 @@
 """The image file of every case: found by name in a folder, or named in a table."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,14 +36,39 @@ def is_table(where: Path) -> bool:
 
 
 def _in_folder(folder: Path, ids: Sequence[str]) -> dict[str, Original]:
-    by_name: dict[str, Path] = {}
-    for path in sorted(p for p in folder.iterdir() if not p.name.startswith(".")):
-        stem = path.stem.removesuffix(".nii")
-        # an .mrxs file stands beside a folder of the same name; the file is the slide
-        if stem not in by_name or by_name[stem].is_dir():
-            by_name[stem] = path
-        by_name.setdefault(path.name, path)
-    return {id_: Original(by_name[name]) for id_ in ids for name in (id_, file_name(id_)) if name in by_name}
+    """By the name of the file without ending, or by its path below the folder, as `smmil prepare` names cases."""
+    wanted = {name: id_ for id_ in ids for name in (file_name(id_), id_)}
+    found: dict[str, list[Path]] = {}
+    for path in _below(folder, folder, wanted):
+        for name in _names(path, folder) & wanted.keys():
+            found.setdefault(wanted[name], []).append(path)
+    return {id_: Original(_only(paths, id_, folder)) for id_, paths in found.items()}
+
+
+def _below(place: Path, folder: Path, wanted: Collection[str]) -> Iterator[Path]:
+    """Files and folders below `place`; not inside a folder that is a case itself (a DICOM series)."""
+    for path in sorted(p for p in place.iterdir() if not p.name.startswith(".")):
+        yield path
+        if path.is_dir() and not path.is_symlink() and _names(path, folder).isdisjoint(wanted):
+            yield from _below(path, folder, wanted)
+
+
+def _names(path: Path, folder: Path) -> set[str]:
+    inside, stem = path.relative_to(folder), path.stem.removesuffix(".nii")
+    return {path.name, stem, inside.as_posix(), inside.with_name(stem).as_posix()}
+
+
+def _only(paths: Sequence[Path], id_: str, folder: Path) -> Path:
+    """The file of a case: the one nearest to the top, which must be the only one there of its kind.
+
+    An .mrxs file stands beside a folder of the same name; the file is the slide.
+    """
+    first = min(paths, key=lambda path: (len(path.parts), path.is_dir()))
+    rivals = [p for p in paths if len(p.parts) == len(first.parts) and p.parent != first.parent]
+    if rivals:
+        both = " and ".join(path.relative_to(folder).as_posix() for path in (first, rivals[0]))
+        raise DataError(f"{folder}: case {id_} could be {both}; give a table with the columns id and slide")
+    return first
 
 
 def _in_table(path: Path, ids: Sequence[str]) -> dict[str, Original]:

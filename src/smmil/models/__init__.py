@@ -21,7 +21,7 @@ class Output:
     """What every model gives, in training and in use.
 
     logits  (b, c) per bag; c = 1 is a one-logit head: probability = sigmoid
-    scores  (n, k) per instance, unbounded, higher is more suspicious; k = 1, or c for one map per class
+    scores  (n, k) per instance, higher is more suspicious; k = 1, or c for one map per class
     losses  the model's own extra terms, by name; only in training
     """
 
