@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from smmil import runtime
 from smmil.errors import ConfigError
-from smmil.runtime import choose_device, describe, place_seed, reproducible, seed_step
+from smmil.runtime import choose_device, describe, place_seed, reproducible, seed_step, source_digest
 
 
 def drawn():
@@ -54,6 +55,17 @@ def test_a_card_that_is_not_there_is_not_silently_replaced(monkeypatch):
     assert choose_device("auto").type == "cpu"
     with pytest.raises(ConfigError, match="no CUDA card is visible"):
         choose_device("cuda")
+
+
+def test_the_digest_of_the_source_changes_with_every_line_of_it(tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/a.py").write_text("x = 1")
+    monkeypatch.setattr(runtime, "__file__", str(tmp_path / "runtime.py"))
+    digests = [source_digest.__wrapped__()]
+    for path, text in (("models/a.py", "x = 2"), ("b.py", ""), ("note.txt", "not source")):
+        (tmp_path / path).write_text(text)
+        digests.append(source_digest.__wrapped__())
+    assert len(set(digests)) == 3 and digests[-1] == digests[-2]
 
 
 def test_the_description_knows_versions_cores_and_memory():

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,15 @@ def versions() -> dict[str, str]:
     from smmil import __version__
 
     return {"smmil": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+@cache
+def source_digest() -> str:
+    """What the package's own source amounts to: two runs with the same digest were made by the same code."""
+    package, found = Path(__file__).parent, hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        found.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
 
 
 def describe(folder: str | Path = ".") -> dict[str, Any]:

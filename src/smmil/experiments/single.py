@@ -25,7 +25,7 @@ FORMAT = 1  # of result.json; a new one has metrics computed again, without trai
 PARTS = ("val", "test")
 BUSY, DONE, ALREADY, FULL = "busy", "done", "already", "full"
 # What a model, a library or the file system may do to one run; the study goes on and the traceback is kept.
-_MISHAPS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, OSError)
+_MISHAPS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, OSError, ImportError)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # would fail every other run too
 
 
@@ -105,15 +105,18 @@ def _mended(job: Job, folder: Path) -> None:
 
 def _train_and_measure(job: Job, folder: Path) -> None:
     trained = train(job.config, folder / "train")
+    manifest, device = job.config.data.manifest, job.config.training.device  # the data may have moved since it began
     for part in PARTS:
-        done = predict_run(folder / "train", out=folder / part, part=part, device=job.config.training.device)
+        done = predict_run(folder / "train", out=folder / part, manifest=manifest, part=part, device=device)
         if done.failed:
             id_, reason = next(iter(done.failed.items()))
             raise DataError(f"{len(done.failed)} {part} bags cannot be predicted, such as {id_}: {reason}")
+    facts = read_json(folder / "train" / "run.json")
     row = {
         "epoch": trained.best["epoch"],
         "weights": trained.best["weights"],
-        "parameters": read_json(folder / "train" / "run.json")["parameters"],
+        "parameters": facts["parameters"],
+        "source": facts["versions"].get("source", ""),
         "val_auroc": trained.best["auroc"],
         "val_loss": trained.best["loss"],
         "alpha": learned_alpha(trained.history, trained.best["epoch"]),

@@ -17,7 +17,7 @@ from smmil.files import digest
 from smmil.losses import class_weights
 from smmil.models import create_model
 from smmil.predict import feature_source
-from smmil.runtime import choose_device, reproducible, seed_step, versions
+from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
 from smmil.train.checkpoint import State, load_checkpoint, save_checkpoint
 from smmil.train.folder import RunFolder, outcome
 from smmil.train.hooks import lasting_state, parameter_groups
@@ -69,7 +69,7 @@ class _Run:
         self.identity = {
             "config": config_hash(config),
             "split": split_digest(self.manifest, self.split),
-            "versions": versions(),
+            "versions": versions() | {"source": source_digest()},
         }
         self.board: Board | None = None
         self.since = time.monotonic()
