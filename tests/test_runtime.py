@@ -65,7 +65,8 @@ def test_the_digest_of_the_source_changes_with_every_line_of_it(tmp_path, monkey
     for path, text in (("models/a.py", "x = 2"), ("b.py", ""), ("note.txt", "not source")):
         (tmp_path / path).write_text(text)
         digests.append(source_digest.__wrapped__())
-    assert len(set(digests)) == 3 and digests[-1] == digests[-2]
+    assert len(set(digests)) == 3
+    assert digests[-1] == digests[-2]
 
 
 def test_the_description_knows_versions_cores_and_memory():

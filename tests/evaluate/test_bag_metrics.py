@@ -68,6 +68,26 @@ def test_a_class_without_cases_is_left_out_and_named():
     assert found["notes"] == ["classes without cases are left out of the macro averages: [2]"]
 
 
+def test_a_class_without_cases_that_was_answered_counts_zero_in_f1_as_in_scikit_learn():
+    probs, y = np.array([[0.8, 0.1, 0.1, 0], [0.1, 0.8, 0.1, 0], [0.1, 0.3, 0.6, 0]]), [0, 1, 1]
+    found = bag_metrics(cases(probs, y))
+    assert found["f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert found["f1"] == pytest.approx(metrics.f1_score(y, probs.argmax(1), average="macro"))
+    assert found["balanced_accuracy"] == pytest.approx((1 + 1 / 2) / 2)
+    assert found["notes"] == [
+        "classes without cases are left out of the macro averages: [2, 3]; "
+        "f1 counts 0 for those that were answered all the same: [2]"
+    ]
+
+
+def test_one_of_three_classes_only_has_f1_alone():
+    found = bag_metrics(cases([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]], [0, 0]))
+    assert found["f1"] == pytest.approx((2 / 3 + 0) / 2) == metrics.f1_score([0, 0], [0, 1], average="macro")
+    assert np.isnan(found["auroc"])
+    assert "all 2 labelled cases are of class 0" in found["notes"][0]
+    assert found["notes"][1].endswith("answered all the same: [1]")
+
+
 @pytest.mark.parametrize(("label", "word"), [(0, "negative"), (1, "positive")])
 def test_one_class_only_is_undefined_with_the_reason(label, word):
     found = bag_metrics(cases([0.9, 0.1], [label, label]))

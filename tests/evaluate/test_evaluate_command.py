@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from smmil.cli.evaluate import evaluate
 from smmil.errors import ConfigError, DataError, SmmilError
 from smmil.evaluate import best_f1_threshold, bootstrap_ci, compare, froc, holm, instance_metrics
-from smmil.evaluate.folders import summarize_folders
+from smmil.evaluate.folders import load_models, summarize_models
 from smmil.prediction import Prediction, load_predictions
 
 app = typer.Typer()
@@ -33,6 +33,11 @@ def run(*arguments):
     found = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "160"})
     assert found.exit_code == 0, found.output
     return found.output
+
+
+def summaries(places, **options):
+    """What the command prints, as numbers."""
+    return summarize_models(load_models(places), **options)
 
 
 def test_a_folder_gives_metrics_in_every_pool_and_the_missing_threshold_is_explained(tmp_path):
@@ -61,7 +66,7 @@ def test_a_folder_of_folders_is_several_models_side_by_side(tmp_path):
     for model in ("abmil", "sm_ap"):
         write(tmp_path / "test" / model)
         write(tmp_path / "val" / model, "v")
-    found = summarize_folders([tmp_path / "test"], validation=[tmp_path / "val"])
+    found = summaries([tmp_path / "test"], validation=[tmp_path / "val"])
     assert list(found) == ["abmil", "sm_ap"]
     assert found["abmil"]["threshold"]["value"] is not None
     assert "abmil" in run(tmp_path / "test" / "abmil", tmp_path / "test" / "sm_ap")
@@ -70,26 +75,26 @@ def test_a_folder_of_folders_is_several_models_side_by_side(tmp_path):
 def test_two_runs_with_equal_folder_names_both_stay(tmp_path):
     write(tmp_path / "x" / "predictions")
     write(tmp_path / "y" / "predictions")
-    assert len(summarize_folders([tmp_path / "x" / "predictions", tmp_path / "y" / "predictions"])) == 2
+    assert len(summaries([tmp_path / "x" / "predictions", tmp_path / "y" / "predictions"])) == 2
 
 
 def test_judging_on_the_cases_that_chose_the_threshold_is_refused(tmp_path):
     same = write(tmp_path / "m")
     with pytest.raises(DataError, match=r"m: 6 cases are both judged and used .*c0, c1, c2"):
-        summarize_folders([same], validation=[same])
+        summaries([same], validation=[same])
 
 
 def test_models_on_different_cases_are_noticed(tmp_path):
-    found = summarize_folders([write(tmp_path / "a"), write(tmp_path / "b", "other")])
+    found = summaries([write(tmp_path / "a"), write(tmp_path / "b", "other")])
     assert any("not given the same cases" in note for note in found["a"]["bag"]["notes"])
 
 
 def test_mismatched_validation_and_missing_folders_are_explained(tmp_path):
     models, vals = [write(tmp_path / "a"), write(tmp_path / "b")], [write(tmp_path / "v", "v")]
     with pytest.raises(DataError, match=r"validation: 1 folders \(v\) for 2 models \(a, b\)"):
-        summarize_folders(models, validation=vals)
+        summaries(models, validation=vals)
     with pytest.raises(DataError, match="nowhere: no such file or folder"):
-        summarize_folders([tmp_path / "nowhere"])
+        summaries([tmp_path / "nowhere"])
 
 
 def test_json_has_null_for_undefined_numbers(tmp_path):
@@ -102,7 +107,7 @@ def test_json_has_null_for_undefined_numbers(tmp_path):
 
 def test_single_files_together_are_one_model(tmp_path):
     folder = write(tmp_path / "m")
-    assert list(summarize_folders(sorted(folder.glob("*.npz")))) == ["files"]
+    assert list(summaries(sorted(folder.glob("*.npz")))) == ["files"]
 
 
 def test_intervals_are_printed_and_written(tmp_path):

@@ -22,23 +22,34 @@ def square_or_complain(number: int) -> int:
     return number * number
 
 
-def slow_first(number: int) -> int:
-    time.sleep(0.3 if number == 0 else 0)
-    return number
+def waits_for(path: str | None) -> bool:
+    """Waits for a file, if one is named, and says whether it came."""
+    end = time.monotonic() + 30
+    while path is not None and not Path(path).exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def has_a_bug(number: int) -> int:
     return [0, 1][number]
 
 
-def dies_until(job: tuple[str, int]) -> int:
+def dies_until(job: tuple[str, int], how: int = signal.SIGKILL) -> int:
     """Kills its own process until it was called the given number of times before; counts calls in a file."""
     path, deaths = Path(job[0]), job[1]
     calls = len(path.read_text()) if path.exists() else 0
     path.write_text("x" * (calls + 1))
     if calls < deaths:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), how)
+        time.sleep(10)
     return deaths
+
+
+def ends_until(job: tuple[str, int]) -> int:
+    """The same with the signal of a plain `kill`."""
+    return dies_until(job, signal.SIGTERM)
 
 
 def note_process(folder: str) -> int:

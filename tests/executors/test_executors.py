@@ -35,11 +35,27 @@ def test_every_executor_gives_the_same_outcomes_in_the_order_of_the_tasks(place)
     assert sorted(heard, key=lambda o: o.index) == outcomes
 
 
-def test_outcomes_are_heard_when_they_end_but_returned_in_order():
+@pytest.mark.parametrize("where", PLACES[1:])
+def test_outcomes_are_heard_when_they_end_but_returned_in_order(tmp_path, where):
+    """The first task ends only after the second has been heard."""
+    if where == "dask":
+        pytest.importorskip("distributed", reason="the extra dask is not installed")
+    heard, gate = [], tmp_path / "second was heard"
+
+    def hear(outcome):
+        heard.append(outcome.index)
+        if outcome.index == 1:
+            gate.touch()
+
+    outcomes = run_tasks(tasks.waits_for, [str(gate), None], where, workers=2, on_done=hear)
+    assert [o.value for o in outcomes] == [True, True]
+    assert [o.index for o in outcomes] == [0, 1]
+    assert heard == [1, 0]
+
+
+def test_each_outcome_is_heard_before_the_next_task_begins_here():
     heard = []
-    outcomes = run_tasks(tasks.slow_first, range(2), "processes", workers=2, on_done=lambda o: heard.append(o.task))
-    assert [o.value for o in outcomes] == [0, 1]
-    assert set(heard) == {0, 1}
+    assert [o.value for o in run_tasks(lambda _: len(heard), range(3), on_done=heard.append)] == [0, 1, 2]
 
 
 def test_a_bug_in_a_task_is_raised_not_listed(place):
@@ -54,6 +70,13 @@ def test_a_task_whose_worker_is_killed_is_tried_again(tmp_path, where):
     jobs = [(str(tmp_path / name), deaths) for name, deaths in (("a", 0), ("b", 1), ("c", 2))]
     outcomes = run_tasks(tasks.dies_until, jobs, where, workers=2)
     assert [o.value for o in outcomes] == [0, 1, 2]
+
+
+def test_a_task_whose_worker_is_told_to_end_is_tried_again_by_the_same_rule(tmp_path):
+    jobs = [(str(tmp_path / name), deaths) for name, deaths in (("a", 0), ("b", 1), ("c", 2), ("d", 99))]
+    *done, deadly = run_tasks(tasks.ends_until, jobs, "processes", workers=2)
+    assert [o.value for o in done] == [0, 1, 2]
+    assert "killed 3 times" in deadly.error
 
 
 def test_a_task_that_always_kills_its_worker_is_given_up_and_the_others_are_done(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from bags import chain_bag, grid_bag
 from experiments.studies import copied, tiny_set, tiny_study
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from smmil.bag import Bag
@@ -13,10 +14,11 @@ from smmil.data.manifest import Manifest
 from smmil.experiments.datasets import neighbour_agreement, prepare
 from smmil.experiments.derived import position_bag, positions_only, random_labels
 from smmil.experiments.faithfulness import SHARES, curve, deletion_insertion, part_of_bag
-from smmil.experiments.stability import inverted_map, inverted_maps, map_stability
+from smmil.experiments.results import chosen_rows
+from smmil.experiments.stability import inside_positives, inverted_map, inverted_maps, map_stability
 from smmil.experiments.trust import _HEADINGS, trust_markdown, trust_report
 from smmil.models import Output
-from smmil.prediction import Prediction
+from smmil.prediction import Prediction, load_predictions
 
 
 class LargestValue(nn.Module):
@@ -69,6 +71,45 @@ def test_an_inverted_map_raises_the_alarm_and_a_good_or_useless_one_does_not():
     assert inverted_map(cohort(-1), n=200)["inverted"]
     assert not inverted_map(cohort(1), n=200)["inverted"]
     assert not inverted_map(cohort(0), n=200)["inverted"]
+
+
+def levelled(cases=30):
+    """Perfect inside every case; but cases with a large lesion lie low and those with a small one high."""
+    found = []
+    for number in range(cases):
+        share, level = (0.8, 0.0) if number % 2 else (0.2, 5.0)
+        truth = (np.arange(20) < 20 * share).astype(int)
+        found.append(scored(f"c{number}", level + truth, y_inst=truth))
+    return found
+
+
+def test_levels_that_differ_between_cases_raise_no_alarm():
+    pooled = roc_auc_score(
+        np.concatenate([p.y_inst for p in levelled()]), np.concatenate([p.scores[:, 0] for p in levelled()])
+    )
+    assert pooled == pytest.approx(0.8 * 0.2 + 0.2)
+    found = inverted_map(levelled(), n=200)
+    assert (found["inside"], found["inverted"]) == (1, False)
+
+
+def test_only_positive_cases_are_asked():
+    upside_down = [scored(f"n{i}", [3, 2, 1.0], y=y, y_inst=[0, 0, 1]) for i, y in enumerate([0, None] * 40)]
+    assert inside_positives([*levelled(), *upside_down]) == 1
+    assert not inverted_map([*levelled(), *upside_down], n=200)["inverted"]
+
+
+def test_without_an_interval_there_is_no_alarm():
+    alone = inverted_map([scored("a", [3, 2, 1, 0.0], y_inst=[0, 0, 1, 1])], n=50)
+    assert (alone["inside"], alone["inverted"]) == (0, False)
+    assert np.isnan([alone["inside_low"], alone["inside_high"]]).all()
+    unknown = inverted_map([scored("a", [3, 2, 1.0]), scored("b", [1, 2, 3.0])], n=50)
+    assert np.isnan(unknown["inside"])
+    assert not unknown["inverted"]
+
+
+def test_a_map_that_is_upside_down_in_every_case_raises_the_alarm():
+    found = inverted_map([scored(c, [3, 2, 1, 0.0], y_inst=[0, 0, 1, 1]) for c in "abcdef"], n=50)
+    assert (found["inside_low"], found["inside_high"], found["inverted"]) == (0, 0, True)
 
 
 def test_every_run_is_asked_whether_its_map_is_inverted():
@@ -151,17 +192,56 @@ def test_agreement_of_neighbours_by_hand():
     assert neighbour_agreement(labels, edges) == pytest.approx(2 / 3)  # 0-1 twice, 1-2 not; unknown and self left out
 
 
-def test_the_report_answers_every_question_for_every_variant(finished_study, tmp_path):
-    out = copied(finished_study, tmp_path / "trust")
-    paths = trust_report(tiny_study(caveat="Preliminary"), out, resamples=50)
-    assert paths[1].read_text().startswith("## Preliminary: Can the maps be trusted?\n")
-    rows = pd.read_csv(paths[0])
+@pytest.fixture(scope="module")
+def reported(finished_study, tmp_path_factory):
+    """Folder of the tiny study with its trust report; its data have moved since the runs were trained."""
+    out = copied(finished_study, tmp_path_factory.mktemp("trust") / "study")
+    for config in out.glob("runs/*/train/config.yaml"):
+        text = config.read_text()
+        assert str(finished_study) in text
+        config.write_text(text.replace(str(finished_study), "/where/they/lay"))
+    trust_report(tiny_study(caveat="Preliminary"), out, resamples=50)
+    return out
+
+
+def test_the_report_answers_every_question_for_every_variant_wherever_the_data_lie_now(reported):
+    text, rows = (reported / "tiny" / "trust.md").read_text(), pd.read_csv(reported / "tiny" / "trust.csv")
+    assert text.startswith("## Preliminary: Can the maps be trusted?\n")
     assert list(rows["variant"]) == ["ABMIL", "SmAP"]
     for column in ("inside", "deletion", "insertion_random", "random_labels", "positions_bag", "positions_inst"):
         assert rows[column].notna().all()
     assert rows["stability"].isna().all()  # one seed only
-    assert paths[1].read_text().count("| tiny |") == 2
-    assert len(list((out / "runs").iterdir())) == 8 + 4
+    assert text.count("| tiny |") == 2
+    assert len(list((reported / "runs").iterdir())) == 8 + 4
+
+
+def own_auroc(out, run):
+    """Mean over positive test cases of the AUROC within each, by another route."""
+    cases = [p for p in load_predictions(out / "runs" / run / "test") if p.y == 1]
+    return np.mean([roc_auc_score(p.y_inst, p.scores[:, 0]) for p in cases])
+
+
+def test_positions_alone_are_measured_like_the_model_beside_them(reported):
+    answers = pd.read_csv(reported / "tiny" / "trust.csv").set_index("variant")
+    own = chosen_rows(pd.read_csv(reported / "tiny" / "results.csv"))
+    further = pd.read_csv(reported / "tiny-trust" / "results.csv")
+    for variant, row in answers.iterrows():
+        runs = own[own["variant"] == variant]
+        assert len(runs) == 2
+        assert row["inside"] == pytest.approx(np.mean([own_auroc(reported, run) for run in runs["run"]]))
+        assert row["bag_auroc"] == pytest.approx(runs["bag_auroc"].mean())
+        (alone,) = further[(further["variant"] == variant) & (further["set"] == "tiny (positions only)")].itertuples()
+        assert row["positions_inst"] == pytest.approx(own_auroc(reported, alone.run))
+        assert row["positions_bag"] == pytest.approx(alone.bag_auroc)
+
+
+def test_the_models_own_values_stand_before_those_of_positions_and_random_labels():
+    row = {"set": "s", "variant": "M", **dict.fromkeys(_HEADINGS, 0.0), "inverted": False, "inverted_runs": "0 of 5"}
+    row |= {"inside": 0.91, "inside_lowest": 0.85, "positions_inst": 0.52}
+    row |= {"bag_auroc": 0.97, "positions_bag": 0.61, "random_labels": 0.48}
+    line = next(line for line in trust_markdown([row]).splitlines() if line.startswith("| s |"))
+    assert "| 0.910 | 0.850 | 0.520 | 0 of 5 |" in line
+    assert line.endswith("| 0.970 | 0.610 | 0.480 |")
 
 
 def test_an_inverted_map_is_shouted():

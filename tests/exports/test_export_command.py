@@ -140,6 +140,8 @@ def test_the_slide_itself_is_never_overwritten(tmp_path):
         (["--to", "csv", "--out", "x.csv", "--threshold", "nan"], r"--threshold nan: must be a finite number"),
         (["--to", "csv", "--out", "x.png"], r"--out x.png: a csv file ends with .csv; or name an existing folder"),
         (["--to", "csv", "--out", "x.csv", "--image", "nowhere"], r"--image nowhere: no such file or folder"),
+        (["--to", "csv", "--out", "x.csv", "--no-deidentify"], r"--no-deidentify: csv has no use for it; it is for d"),
+        (["--to", "nifti", "--out", "x.nii", "--image", ".", "--no-deidentify"], r"--no-deidentify: nifti has no use"),
         (["--to", "csv", "--out", "x.csv", "--replace-uids"], r"--replace-uids: is part of the de-identification"),
         (["--to", "csv", "--out", "x.csv", "--column", "4"], r"column 4 does not exist"),
     ],

@@ -5,7 +5,7 @@ import pytest
 
 from smmil.evaluate import friedman_nemenyi
 from smmil.maps import canvas
-from smmil.maps.critical_difference import critical_difference
+from smmil.maps.critical_difference import critical_difference, friedman_verdict
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -40,6 +40,12 @@ def test_every_model_is_named_with_its_rank_and_joined_to_it(drawn):
     starts = [line.get_xdata()[0] for line in drawn.lines if len(line.get_xdata()) == 3]
     assert sorted(starts) == pytest.approx(sorted(ranks.values()))
     assert all(f"{name}  {rank:.2f}" in words for name, rank in ranks.items())
+
+
+def test_a_large_p_shows_no_difference_and_proves_no_equality():
+    alike = {name: [0.5, 0.6, 0.7][shift:] + [0.5, 0.6, 0.7][:shift] for shift, name in enumerate("abc")}
+    assert friedman_verdict(friedman_nemenyi(alike)) == "Friedman p = 1 over 3 columns: no difference shown at 0.05"
+    assert friedman_verdict(friedman_nemenyi(TABLE)).endswith("over 12 columns: the models differ at 0.05")
 
 
 def test_the_same_table_gives_the_same_bytes(tmp_path):

@@ -11,7 +11,7 @@ from scipy.sparse.linalg import cg
 
 from smmil.errors import ConfigError, DataError
 from smmil.graph import KINDS, Graph, chain_graph, grid_graph, join
-from smmil.nn import Sm, sm, sm_exact
+from smmil.nn import Sm, compiled, sm, sm_exact
 
 ALPHAS = (0.1, 0.5, 0.9)
 GRAPHS = {
@@ -71,6 +71,35 @@ def test_exact_keeps_its_tolerance(graph, kind, alpha, tol):
     truth = slow_exact(u, p, alpha)
     error = (sm_exact(u, p, alpha, tol=tol) - truth).norm(dim=0) / truth.norm(dim=0)
     assert error.max() < tol
+
+
+def products_with_p(monkeypatch, compute):
+    """How often a function multiplies a signal by P, by torch or compiled."""
+    counted = [0]
+    product, recurrence = Graph.accumulate, compiled._recur
+
+    def one(*arguments, **options):
+        counted[0] += 1
+        return product(*arguments, **options)
+
+    def several(u, graph, factors, *more):
+        counted[0] += len(factors)
+        return recurrence(u, graph, factors, *more)
+
+    with monkeypatch.context() as watched:
+        watched.setattr(Graph, "accumulate", one)
+        watched.setattr(compiled, "_recur", several)
+        compute()
+    return counted[0]
+
+
+def test_the_closed_form_costs_36_products_where_ten_steps_cost_10(monkeypatch):
+    p = grid_graph(grid_coords(70), STEP).normalized("sym")
+    u = signal(p)
+    assert products_with_p(monkeypatch, lambda: sm_exact(u, p, 0.9)) == 36
+    assert products_with_p(monkeypatch, lambda: sm(u, p, 0.9)) == 10
+    truth = slow_exact(u, p, 0.9)
+    assert ((sm_exact(u, p, 0.9) - truth).norm(dim=0) / truth.norm(dim=0)).max() < 1e-6
 
 
 @every_kind

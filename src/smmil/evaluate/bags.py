@@ -23,7 +23,8 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
     auroc, auprc, f1, accuracy, balanced_accuracy, sensitivity_at_90 and _95 (at that specificity, in percent), brier,
     ece (ten bins of equal width) and loss (cross-entropy). A case is called positive when its probability is at least
     `threshold`. With more than two classes the ranking metrics and f1 are macro averages (one class against the rest),
-    the answer is the most probable class and `threshold` is unused. What is undefined is nan, and `notes` says why.
+    the answer is the most probable class and `threshold` is unused; a class without cases is left out, except that f1
+    counts 0 for it if it was answered. What is undefined is nan, and `notes` says why.
     """
     predictions = list(predictions)
     probs, y = labelled_table(predictions)
@@ -83,10 +84,18 @@ def _many_classes(probs: np.ndarray, y: np.ndarray) -> tuple[dict[str, Any], lis
         "accuracy": float((called == y).mean()),
         "balanced_accuracy": exact_mean([decision.recall(counts[c]) for c in split]),
     }
-    left_out = [c for c in classes if c not in split]
-    if not split:
-        return values, [f"all {len(y)} labelled cases are of class {y[0]}: auroc, auprc, balanced accuracy undefined"]
-    return values, [f"classes without cases are left out of the macro averages: {left_out}"] if left_out else []
+    one_only = [f"all {len(y)} labelled cases are of class {y[0]}: auroc, auprc, balanced accuracy undefined"]
+    return values, ([] if split else one_only) + _without_cases(counts)
+
+
+def _without_cases(counts: Sequence[decision.Counts]) -> list[str]:
+    """Which classes have no case, and which of them were answered all the same: wrongly, so their f1 is 0."""
+    absent = [c for c, found in enumerate(counts) if found.tp + found.fn == 0]
+    wrong = [c for c in absent if counts[c].fp]
+    if not absent:
+        return []
+    but = f"; f1 counts 0 for those that were answered all the same: {wrong}" if wrong else ""
+    return [f"classes without cases are left out of the macro averages: {absent}{but}"]
 
 
 def _cross_entropy(probs: np.ndarray, y: np.ndarray) -> float:

@@ -10,22 +10,8 @@ from smmil.evaluate.summary import summary
 from smmil.prediction import Prediction, load_predictions
 
 
-def summarize_folders(
-    places: Sequence[str | Path],
-    *,
-    validation: Sequence[str | Path] = (),
-    threshold: float | None = None,
-    column: int | None = None,
-) -> dict[str, dict[str, Any]]:
-    """{model: summary} of folders of .npz files; a folder of such folders stands for all of them.
-
-    validation  the same models on validation cases: one place per model in the same order, or folders of equal names
-    """
-    return summarize_models(load_models(places), validation=validation, threshold=threshold, column=column)
-
-
 def load_models(places: Sequence[str | Path]) -> dict[str, list[Prediction]]:
-    """{model: its predictions, sorted by id} of folders of .npz files or folders of such folders."""
+    """{model: its predictions, sorted by id} of folders of .npz files; a folder of such folders is all of them."""
     return {name: load_predictions(files) for name, files in named_folders(places).items()}
 
 
@@ -36,7 +22,10 @@ def summarize_models(
     threshold: float | None = None,
     column: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """{model: summary} of predictions already loaded; validation as for `summarize_folders`."""
+    """{model: summary} of predictions already loaded.
+
+    validation  the same models on validation cases: one place per model in the same order, or folders of equal names
+    """
     checks = _matching(list(models), named_folders(validation)) if validation else {}
     result = {}
     for name, cases in models.items():

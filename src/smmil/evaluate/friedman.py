@@ -15,7 +15,7 @@ def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:
     values  as for `mean_ranks`: models x columns, higher is better; at least three models and two columns
     Keys: mean_ranks {model: mean rank, best first}, statistic (chi-squared, corrected for ties), p, n_models,
     n_columns, alpha, critical_difference (models whose mean ranks differ by at least this much differ at alpha),
-    pairs [{model, other, difference, p}], groups (runs of models that do not differ).
+    pairs [{model, other, difference, p}], groups (runs of models that Nemenyi's test does not tell apart).
     """
     models, ranks = rank_table(values)
     k, n = ranks.shape

@@ -16,6 +16,7 @@ from smmil.executors.outcome import Outcome, attempt, lost
 # In company; once more follows alone, in case all workers together needed too much memory.
 _TRIES = 2
 _GRACE_S = 5.0
+_TERMINATED = 128 + signal.SIGTERM  # as a shell says it: the worker unwound when somebody asked it to end
 Job = tuple[int, Any]
 
 
@@ -38,12 +39,13 @@ class _Worker:
             self.pipe.send(job)
 
     def answer(self) -> Outcome[Any, Any] | None:
-        """The outcome of the job; None when the worker was killed. A worker that failed by itself found a bug."""
+        """The outcome of the job; None when the worker was killed or told to end. One that failed by itself: a bug."""
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
-        if (code := self.process.exitcode or 0) > 0:
+        code = self.process.exitcode or 0  # negative: the number of the signal that killed it
+        if code > 0 and code != _TERMINATED:
             raise RuntimeError(f"task {self.job}: a worker stopped with exit code {code}; its own message is above")
         return None
 
@@ -137,7 +139,7 @@ def _work(pipe: Connection, function: Callable[[Any], Any]) -> None:
 def _leave(*_: Any) -> None:
     """Unwind, so that temporary files go too; nobody wants to hear what breaks on the way out."""
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (the process ends here)
-    sys.exit(128 + signal.SIGTERM)
+    sys.exit(_TERMINATED)
 
 
 def _end_with_parent() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from smmil.evaluate import bootstrap_ci
-from smmil.evaluate.instances import instance_score
+from smmil.evaluate import bootstrap_ci, instance_metrics
+from smmil.evaluate.instances import bags_of_pool, instance_score
 from smmil.prediction import Prediction
 
 
@@ -50,11 +50,20 @@ def inverted_maps(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> dic
 
 
 def inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[str, Any]:
-    """Whether the map is high on the wrong side: AUROC within positive cases whose whole interval lies below 0.5.
+    """Whether the map is high on the wrong side: `inside_positives` whose whole 95 % interval lies below 0.5.
 
-    A model may classify well with such a map; used as it is it would show the clinician the healthy part.
+    A model may classify well with such a map; used as it is it would show the clinician the healthy part. Without an
+    interval (undefined, or from one patient only) there is no alarm.
     """
-    found = bootstrap_ci(predictions, "inst_auroc", pool="positive_bags", n=n)
-    value, low, high = found["value"], found["low"], found["high"]
-    below = high < 0.5 if not np.isnan(high) else value < 0.5
-    return {"inside": value, "inside_low": low, "inside_high": high, "inverted": bool(below)}
+    found = bootstrap_ci(bags_of_pool(predictions, "positive_bags"), "inst_auroc", pool="per_bag", n=n)
+    several = found["n_units"] > 1  # one patient, drawn again and again, always gives the same value
+    low, high = (found["low"], found["high"]) if several else (float("nan"), float("nan"))
+    return {"inside": found["value"], "inside_low": low, "inside_high": high, "inverted": bool(high < 0.5)}
+
+
+def inside_positives(predictions: Sequence[Prediction]) -> float:
+    """Instance AUROC of each positive case by itself, averaged; how high a map is from case to case plays no part.
+
+    Pooled over cases, a map that is right in every case can come out below 0.5: where large lesions have low levels.
+    """
+    return float(instance_metrics(bags_of_pool(predictions, "positive_bags"), pool="per_bag")["auroc"])

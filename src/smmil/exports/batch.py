@@ -182,6 +182,8 @@ def _check_options(
         raise ConfigError(f"--threshold {threshold}: must be a finite number")
     if size is not None and not 16 <= size <= 20_000:
         raise ConfigError(f"--size {size}: must be from 16 to 20000 pixels")
+    if not deidentify and not to.startswith("dicom"):
+        raise ConfigError(f"--no-deidentify: {to} has no use for it; it is for dicom-pm, dicom-seg")
     if not keep_uids and (not deidentify or not to.startswith("dicom")):
         raise ConfigError("--replace-uids: is part of the de-identification of dicom-pm and dicom-seg only")
     if image is not None and not image.exists():

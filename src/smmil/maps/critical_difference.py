@@ -1,4 +1,4 @@
-"""Mean ranks on a line, with bars over models that do not differ."""
+"""Mean ranks on a line, with bars over models that are not told apart."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,8 +44,9 @@ def rank_diagram(found: dict[str, Any], room: float) -> "Figure":
 
 
 def friedman_verdict(found: dict[str, Any]) -> str:
-    said = "differ" if found["p"] < found["alpha"] else "do not differ"
-    return f"Friedman p = {found['p']:.2g} over {found['n_columns']} columns: the models {said} at {found['alpha']:g}"
+    """Friedman's test in words; a large p is no proof that models are equal."""
+    said = "the models differ" if found["p"] < found["alpha"] else "no difference shown"
+    return f"Friedman p = {found['p']:.2g} over {found['n_columns']} columns: {said} at {found['alpha']:g}"
 
 
 def _scale(axes: "Axes", found: dict[str, Any]) -> None:
