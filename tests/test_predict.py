@@ -251,6 +251,29 @@ def test_a_prediction_tells_which_cases_share_a_patient_without_naming_him(run, 
     assert "Jane" not in str(stored)
 
 
+def test_a_case_without_a_patient_in_the_manifest_has_no_group(run, bags_of, tmp_path):
+    table = pd.read_csv(bags_of / "manifest.csv").drop(columns=["group", "patient"], errors="ignore")
+    table.to_csv(bags_of / "bare.csv", index=False)
+    first = predict_run(run, out=tmp_path / "p", manifest=bags_of / "bare.csv")
+    assert all("group" not in Prediction.load(path).meta for path in first.paths)
+    table["patient"] = ["", *(f"patient {n}" for n in range(1, len(table)))]
+    table.to_csv(bags_of / "some.csv", index=False)
+    again = predict_run(run, out=tmp_path / "p", manifest=bags_of / "some.csv")
+    ids = list(table["id"])
+    assert [Prediction.load(path).id for path in again.kept] == ids[:1]  # the others have got a patient
+    assert {p.id: p.meta.get("group") for p in map(Prediction.load, again.paths)} == {
+        id_: None if id_ == ids[0] else id_ for id_ in ids}  # fmt: skip
+
+
+def test_a_file_of_a_patient_that_is_no_longer_named_is_written_anew(run, bags_of, tmp_path):
+    table = pd.read_csv(bags_of / "manifest.csv").drop(columns=["group", "patient"], errors="ignore")
+    table.assign(group="one patient").to_csv(bags_of / "joined.csv", index=False)
+    table.to_csv(bags_of / "bare.csv", index=False)
+    predict_run(run, out=tmp_path / "p", manifest=bags_of / "joined.csv")
+    again = predict_run(run, out=tmp_path / "p", manifest=bags_of / "bare.csv")
+    assert {p.meta.get("group", p.id) for p in map(Prediction.load, again.paths)} == set(table["id"])
+
+
 def test_a_prediction_carries_what_exports_need_of_the_slide(run, bags_of, tmp_path):
     path = next((bags_of / "bags").glob("*.h5"))
     facts = {"level0_width": 4096, "level0_height": 2048, "bounds": [8, 16, 4000, 2000], "mpp_level0": 0.25}

@@ -9,6 +9,7 @@ from scipy import stats
 
 from smmil.errors import ConfigError
 from smmil.evaluate import bag_metrics, bootstrap_ci
+from smmil.evaluate.cases import resampled_in_words
 from smmil.evaluate.ranking import auroc
 
 
@@ -65,6 +66,28 @@ def test_a_missing_patient_is_said_not_guessed():
     found = bootstrap_ci(some, n=50)
     assert "1 of 20 predictions name no patient; each counts as a patient of its own" in found["notes"]
     assert bootstrap_ci(some, mean_probability, n=50, unit="bag")["notes"] == []
+
+
+def test_a_case_that_names_only_itself_as_group_has_no_known_patient():
+    # files written before patients were left out where a manifest names none
+    some = [replace(p, meta={"group": p.id}) for p in bags([0.1, 0.9] * 10, [0, 1] * 10)]
+    found = bootstrap_ci(some, n=50)
+    assert found["n_units"] == 20
+    assert any("patients are unknown or have one case each" in note for note in found["notes"])
+    shared = [*some[:-1], replace(some[-1], meta={"group": some[0].id})]
+    found = bootstrap_ci(shared, n=50)
+    assert found["n_units"] == 19
+    assert not any("patient of its own" in note for note in found["notes"])
+
+
+def test_who_is_resampled_can_be_said_in_words():
+    plain = bags([0.1, 0.9] * 5, [0, 1] * 5)
+    assert resampled_in_words(plain) == "10 cases resampled, patients unknown"
+    alone = [replace(p, meta={"group": p.id}) for p in plain]
+    assert resampled_in_words(alone) == "10 cases resampled, patients unknown or of one case each"
+    known = [replace(p, meta={"patient": i // 2}) for i, p in enumerate(plain)]
+    assert resampled_in_words(known) == "5 patients resampled"
+    assert resampled_in_words([*known[:8], *plain[8:]]) == "6 patients resampled, counting 2 cases without one"
 
 
 @pytest.mark.parametrize("key", ["patient", "group"])

@@ -11,13 +11,13 @@ from smmil.experiments.certainty_page import comparisons_markdown, p_text, pairs
 from smmil.prediction import Prediction
 
 
-def cases(seed, gain, n=40):
+def cases(seed, gain, n=40, named=True):
     rng = np.random.default_rng(seed)
     found = []
     for number in range(n):
         y = number % 2
         said = 1 / (1 + np.exp(-(gain * (2 * y - 1) + rng.normal())))
-        meta = {"patient": f"p{number // 2}"}
+        meta = {"patient": f"p{number // 2}"} if named else {}
         found.append(Prediction(f"c{number:02d}", [said], [0.0, 1.0], y=y, y_inst=[0, y], meta=meta))
     return found
 
@@ -43,19 +43,36 @@ def test_folds_with_different_test_cases_are_refused():
         resampled_mean([cases(0, 1.0), cases(0, 1.0, n=30)], "bag_auroc", [None, None], n=10)
 
 
-@pytest.fixture(scope="module")
-def judged(tmp_path_factory):
-    """Three variants on disk: a strong one, a weak one, and a copy of the weak one."""
-    out, rows = tmp_path_factory.mktemp("judged"), []
-    for name, gain in (("strong", 3.0), ("weak", 0.0), ("copy", 0.0)):
-        for fold in range(2):
+def test_models_tested_on_different_cases_are_not_subtracted():
+    mine, other = (resampled_mean([cases(0, 1.0, n=n)], "bag_auroc", [None], n=10) for n in (40, 30))
+    with pytest.raises(DataError, match="tested on different cases"):
+        mine.minus(other)
+
+
+def saved(out, variants, folds=2):
+    """Rows of results of {variant: fold -> test cases}, and the cases on disk."""
+    rows = []
+    for name, make in variants.items():
+        for fold in range(folds):
             key = f"{name}{fold}"
-            for p in cases(fold, gain):
+            for p in make(fold):
                 p.save(out / "runs" / key / "test" / f"{p.id}.npz")
             facts = {"run": key, "set": "s", "dataset": "s", "extractor": "", "variant": name, "lr": 1e-4, "seed": 0}
             facts |= {"group": "global" if name == "copy" else "no_global", "family": "local"}
             rows.append({**facts, "fold": fold, "val_auroc": 0.5, "val_loss": 0.5, "threshold": 0.5})
     return pd.DataFrame(rows), out
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """Three variants on disk: a strong one, a weak one, and a copy of the weak one."""
+    gains = {"strong": 3.0, "weak": 0.0, "copy": 0.0}
+    makers = {name: lambda fold, gain=gain: cases(fold, gain) for name, gain in gains.items()}
+    return saved(tmp_path_factory.mktemp("judged"), makers)
+
+
+def without(results, variant, *folds):
+    return results[~((results["variant"] == variant) & results["fold"].isin(folds))]
 
 
 def test_a_real_difference_is_found_and_a_copy_does_not_differ(judged):
@@ -113,17 +130,132 @@ def test_a_p_value_is_never_shown_as_zero():
         "<0.001", "<0.001", "0.001", "0.020", "1.000", "–"]  # fmt: skip
 
 
-def test_the_least_p_that_the_resamples_can_show_is_told(judged):
-    assert "the least p that 1999 resamples can show is 0.001" in read(
-        comparisons(*judged, ["bag_auroc"], "weak", n=50), 1999
-    )
+def test_the_least_p_that_the_resamples_can_show_is_told_as_the_table_writes_it(judged):
+    rows = comparisons(*judged, ["bag_auroc"], "weak", n=50)
+    assert "the least p that 2000 resamples can show is 2/2001 = 0.0009995, written <0.001" in read(rows, 2000)
+    assert "the least p that 1999 resamples can show is 2/2000 = 0.001\n" in read(rows, 1999)
+    assert p_text(2 / 2000) == "0.001"
 
 
 def test_few_patients_are_mentioned_and_names_do_not_break_the_table(judged):
-    rows = comparisons(*judged, ["bag_auroc"], "weak", n=50).assign(patients=4, variant="a|b")
-    text = read(rows)
-    assert "too few patients for intervals and p values to be relied on: s (4)" in text
+    rows = comparisons(*judged, ["bag_auroc"], "weak", n=50)
+    text = read(rows.assign(units=4, resampled="4 patients resampled", variant="a|b"))
+    assert "too few for intervals and p values to be relied on: s · bag AUROC (4 patients resampled)\n" in text
     assert "| a\\|b |" in text
+
+
+def test_one_fold_gives_the_numbers_of_evaluate(judged):
+    results, out = judged
+    first = results[results["fold"] == 0]
+    rows = comparisons(first, out, ["bag_auroc", "inst_auroc@positive_bags"], "weak", n=300)
+    row = rows[(rows["metric"] == "bag_auroc") & (rows["variant"] == "strong")].iloc[0]
+    found, alone = compare(cases(0, 3.0), cases(0, 0.0), n=300), bootstrap_ci(cases(0, 3.0), n=300)
+    keys = ["value", "low", "high", "method"]
+    assert list(row[keys]) == [alone[key] for key in keys]
+    ours = [row[f"difference{k}"] for k in ("", "_low", "_high", "_method")]
+    assert ours == [found[k] for k in ("difference", "low", "high", "method")]
+    assert row["p"] == found["p"]
+    assert row["units"] == found["n_units"]
+
+
+def test_p_and_interval_of_a_mean_over_folds_never_contradict(tmp_path):
+    gains = {"ref": 0.8, **{f"v{i}": 0.2 + 0.5 * i for i in range(4)}}
+    makers = {v: lambda fold, v=v, g=g: cases(hash_of(v, fold), g, n=12) for v, g in gains.items()}
+    rows = comparisons(*saved(tmp_path, makers), ["bag_auroc", "bag_f1"], "ref", n=200)
+    rows = rows[rows["p"].notna()]
+    excluded = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
+    assert ((rows["p"] < 0.05) == excluded).all()
+    assert 0 < excluded.sum() < len(rows)
+
+
+def hash_of(name, fold):
+    return sum(map(ord, name)) * 10 + fold
+
+
+def test_equal_models_whose_fold_means_are_rounded_otherwise_do_not_differ():
+    # the mean of the same three numbers in another order
+    folds = [cases(seed, 0.5) for seed in range(3)]
+    one, other = (resampled_mean(order, "bag_brier", [None] * 3, n=100) for order in (folds, folds[::-1]))
+    assert (one.drawn != other.drawn).any()  # rounded otherwise indeed
+    between = one.minus(other)
+    assert between.value == 0
+    assert not between.drawn.any()
+
+
+def test_bags_are_cut_where_the_tables_cut_them(judged):
+    results, out = judged
+    rows = comparisons(results.assign(threshold=-3.0), out, ["bag_f1"], "weak", n=20).set_index("variant")
+    expected = np.mean([bootstrap_ci(cases(fold, 3.0), "bag_f1", n=10)["value"] for fold in range(2)])
+    assert rows["value"]["strong"] == pytest.approx(expected)
+
+
+def test_a_variant_without_threshold_has_no_value_and_the_others_are_compared(judged):
+    results, out = judged
+    blind = results.assign(threshold=np.where(results["run"] == "copy1", np.nan, 0.5))
+    rows = comparisons(blind, out, ["inst_f1", "bag_auroc"], "weak", n=50).set_index(["metric", "variant"])
+    assert np.isnan(rows["value"]["inst_f1", "copy"])
+    assert np.isnan(rows["p"]["inst_f1", "copy"])
+    assert rows["notes"]["inst_f1", "copy"] == "no value: 1 of 2 runs have no threshold from validation"
+    assert rows["p"]["inst_f1", "strong"] == rows["p_holm"]["inst_f1", "strong"] == 1  # one test, not two
+    assert rows["difference"]["bag_auroc", "copy"] == 0
+    text = read(rows.reset_index())
+    assert "| copy | local | –§ | –§ | – | – |" in text
+    assert "§ no value: 1 of 2 runs have no threshold from validation (s · instance F1: copy, copy − weak)" in text
+
+
+def test_an_interval_that_says_nothing_is_marked_and_explained(tmp_path):
+    rows, out = saved(tmp_path, {v: lambda fold, g=g: cases(fold, g, n=20) for v, g in (("perfect", 99), ("weak", 0))})
+    found = comparisons(rows, out, ["bag_auroc"], "weak", n=50)
+    row = found.set_index("variant").loc["perfect"]
+    assert row["method"] == "percentile"
+    assert row["notes"] == "; ".join(bootstrap_ci(cases(0, 99, n=20), unit="bag", n=50)["notes"])
+    text = read(found)
+    assert "| perfect | local | 1.000 [1.000, 1.000]§ |" in text
+    assert "- § all resamples give the same value: the interval has no width and says nothing about uncertainty" in text
+    assert text.count("§") == 2
+    assert "(s · bag AUROC: perfect)" in text
+
+
+def test_who_was_resampled_stands_above_each_table(tmp_path, judged):
+    metrics = ["bag_auroc", "inst_auroc@positive_bags"]
+    text = read(comparisons(*judged, metrics, "weak", n=20))
+    assert text.count("\n20 patients resampled.\n") == 2
+    bare = {name: lambda fold, g=g: cases(fold, g, n=16, named=False) for name, g in (("a", 1.0), ("weak", 0.0))}
+    rows = comparisons(*saved(tmp_path, bare), metrics, "weak", n=20)
+    text = read(rows)
+    assert "### s · bag AUROC\n\n16 cases resampled, patients unknown.\n" in text
+    assert "### s · instance AUROC in positive bags\n\n8 cases resampled, patients unknown.\n" in text
+    assert "patients resampled" not in text
+    assert dict(zip(rows["metric"], rows["units"], strict=True)) == {metrics[0]: 16, metrics[1]: 8}
+
+
+def test_fewer_runs_than_planned_are_marked_even_where_all_have_equally_few(judged):
+    planned = {("s", name): 3 for name in ("strong", "weak", "copy")}
+    rows = comparisons(*judged, ["bag_auroc"], "weak", n=20, planned=planned)
+    text = read(rows)
+    assert text.count("‡") == 3 + 2 + 1  # values, differences, the note
+    assert "s · weak (2 of 3)" in text
+
+
+def test_where_the_reference_lacks_a_fold_the_differences_are_marked(judged):
+    results, out = judged
+    rows = comparisons(without(results, "weak", 1), out, ["bag_auroc"], "weak", n=20)
+    row = rows.set_index("variant").loc["strong"]
+    assert (row["runs"], row["difference_runs"], row["planned"]) == (2, 1, 2)
+    text = read(rows)
+    assert "s · strong − weak (1 of 2)" in text
+    assert text.count("‡") == 1 + 2 + 1
+
+
+def test_variants_without_a_common_fold_are_not_compared_and_a_note_says_so(judged):
+    results, out = judged
+    apart = without(without(results, "strong", 0), "weak", 1)
+    rows = comparisons(apart, out, ["bag_auroc"], "weak", n=20).set_index("variant")
+    assert np.isnan(rows["difference"]["strong"])
+    assert "no fold in common" in rows["difference_notes"]["strong"]
+    assert rows["difference"]["copy"] == 0
+    pairs = pair_differences(apart, out, ["bag_auroc"], {"strong": "weak", "copy": "weak"}, n=20)
+    assert "| strong | –‡ | weak | –‡ | –‡§ | – | – |" in pairs_markdown(pairs, "t", 20)
 
 
 def test_a_pair_is_tested_as_against_a_reference(judged):
@@ -147,3 +279,17 @@ def test_equal_partners_differ_by_nothing_and_a_pair_without_partner_is_left_out
     assert "| copy | 0." in page
     assert "| weak | 0." in page
     assert "strong" not in page
+
+
+def test_both_values_of_a_pair_are_over_the_folds_that_both_have(judged):
+    results, out = judged
+    pairs = pair_differences(without(results, "weak", 1), out, ["bag_auroc"], {"strong": "weak", "copy": "weak"}, n=50)
+    first = pair_differences(results[results["fold"] == 0], out, ["bag_auroc"], {"strong": "weak"}, n=50).iloc[0]
+    row = pairs.set_index("variant").loc["strong"]
+    for key in ("value", "reference_value", "difference", "difference_low", "p"):
+        assert row[key] == first[key]
+    assert row["difference"] == pytest.approx(row["value"] - row["reference_value"])
+    assert (row["runs"], row["planned"]) == (1, 2)
+    page = pairs_markdown(pairs, "Each beside its partner", 50)
+    assert f"| strong | {row['value']:.3f}‡ | weak | {row['reference_value']:.3f}‡ | {row['difference']:+.3f} " in page
+    assert "fewer runs than planned; a difference is taken over the folds both have: s · strong (1 of 2)" in page

@@ -44,7 +44,7 @@ def test_ranks_are_drawn_for_groups_of_three_and_more(tmp_path):
 
 def test_ranks_of_the_figure_are_those_of_the_tables(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("smmil.experiments.figures.rank_figure", lambda v, path, title: drawn.append(v) or [path])
+    monkeypatch.setattr("smmil.experiments.figures.rank_figure", lambda v, path, *told: drawn.append(v) or [path])
     results = results_for({"A": [0.90004], "B": [0.9], "C": [0.7]}, metrics=("inst_auroc", "bag_auroc"))
     figure = FigureSpec(name="ranks", kind="critical_difference")
     study = tiny_study(variants=[variant(name) for name in "ABC"], figures=[figure])
@@ -76,13 +76,29 @@ def test_one_data_set_is_named_as_such_and_ten_are_enough():
 
 def test_a_smaller_error_ranks_higher_in_the_figure(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("smmil.experiments.figures.rank_figure", lambda v, path, title: drawn.append(v) or [path])
+    monkeypatch.setattr("smmil.experiments.figures.rank_figure", lambda v, path, *told: drawn.append(v) or [path])
     results = results_for({"A": [0.1], "B": [0.2], "C": [0.3]}, metrics=("bag_brier", "bag_auroc"))
     figure = FigureSpec(name="ranks", kind="critical_difference", metrics=["bag_brier", "bag_auroc"])
     make_figure(tiny_study(variants=[variant(n) for n in "ABC"], figures=[figure]), figure, results, tmp_path, tmp_path)
     brier, auroc = (drawn[0].xs(metric, axis=1, level="metric").iloc[:, 0] for metric in ("bag_brier", "bag_auroc"))
     assert list(brier.rank(ascending=False)) == [1, 2, 3]
     assert list(auroc.rank(ascending=False)) == [3, 2, 1]
+
+
+def test_who_and_what_is_not_ranked_stands_below_the_diagram_and_in_the_text(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(rank_figure, "write_both", lambda figure, path: drawn.append(figure) or [path])
+    metrics = ["inst_auroc", "bag_auroc", "energy_mean"]
+    results = results_for({"A": [0.9], "B": [0.8], "C": [0.7], "Half": [0.6]}, metrics=metrics)
+    results.loc[results["variant"] == "Half", "bag_auroc"] = np.nan
+    figure = FigureSpec(name="ranks", kind="critical_difference", metrics=metrics)
+    study = tiny_study(variants=[variant(n) for n in ("A", "B", "C", "Half", "Later")], figures=[figure])
+    make_figure(study, figure, results, tmp_path, tmp_path)
+    text = (tmp_path / "ranks-no_global.txt").read_text()
+    for told in (" ".join(drawn[0].get_supxlabel().split()), text):
+        assert "Not ranked, some results are missing: Half, Later." in told
+        assert "Not ranked, smoothest is not best: energy fᵀL̃f / N." in told
+    assert "over 2 columns" in text
 
 
 def test_ranks_that_cannot_be_drawn_are_told(tmp_path):

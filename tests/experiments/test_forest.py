@@ -11,7 +11,8 @@ from smmil.experiments import figures, forest
 from smmil.experiments.output import write_figures
 from smmil.experiments.study import FigureSpec, Synthetic, load_study
 
-BASE = {"set": "s", "metric": "inst_auroc", "value": 0.8, "low": 0.7, "high": 0.9, "reference": "ABMIL"}
+BASE = {"set": "s", "metric": "inst_auroc", "value": 0.8, "low": 0.7, "high": 0.9, "reference": "ABMIL",
+        "resampled": "10 cases resampled, patients unknown"}  # fmt: skip
 
 
 def rows(*given):
@@ -38,6 +39,8 @@ def test_whiskers_end_at_the_interval_and_only_real_differences_are_filled(monke
     assert [line.get_markerfacecolor() == "white" for line in dots] == [False, True]
     assert dots[0].get_color() != dots[1].get_markeredgecolor()
     assert [label.get_text() for label in ax.get_yticklabels()] == ["A", "B"]
+    assert ax.get_xlabel() == "instance AUROC\n10 cases resampled, patients unknown"
+    assert "patients" not in ax.figure.get_suptitle()
 
 
 def test_variants_with_partners_of_their_own_name_both(monkeypatch, tmp_path):

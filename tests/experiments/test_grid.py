@@ -117,7 +117,8 @@ def test_settings_go_from_the_general_to_the_special(tmp_path):
 def test_the_protocol_has_the_batch_sizes_of_the_paper(tmp_path):
     text = "datasets: [RSNA, PANDA, CAMELYON16]\nvariants: [ABMIL, TransMIL, SETMIL]\n"
     study = load_study(write_study(tmp_path / "s.yaml", text))
-    tiny = [{"synthetic": Synthetic(kind="slides", bags=8, seed=seed), "missing": None} for seed in range(3)]
+    small = {"missing": None, "folds": 2, "val_share": 0.5}
+    tiny = [{"synthetic": Synthetic(kind="slides", bags=8, seed=seed), **small} for seed in range(3)]
     sets = [d.model_copy(update=there) for d, there in zip(study.datasets, tiny, strict=True)]
     runs = make_grid(study.model_copy(update={"datasets": sets, "folds": [0]}), tmp_path).runs
     size = {(r.facts["set"], r.facts["variant"]): r.config.training.batch_size for r in runs}

@@ -34,6 +34,23 @@ def test_a_rate_that_lacks_folds_does_not_compete():
     assert choose_learning_rates(table)["s", "A"] == 1e-5
 
 
+def test_rates_with_as_many_runs_are_compared_over_the_folds_both_have():
+    """Fold 1 is easy and fold 2 hard: over all its folds 1e-4 looks better, on the common fold 0 it is worse."""
+    rows = [row(1e-4, 0, 0.7), row(1e-4, 1, 0.99), row(1e-5, 0, 0.8), row(1e-5, 2, 0.6)]
+    assert choose_learning_rates(results_table(rows))["s", "A"] == 1e-5
+
+
+def test_rates_without_a_fold_in_common_are_not_compared():
+    table = results_table([row(1e-4, 0, 0.6), row(1e-5, 1, 0.9)])
+    assert choose_learning_rates(table)["s", "A"] == 1e-4  # the larger, whatever their folds gave
+
+
+def test_no_run_at_all_is_no_rate():
+    nothing = results_table([row(1e-4, 0, 0.6)]).iloc[:0]
+    assert choose_learning_rates(nothing) == {}
+    assert list(chosen_rows(nothing).columns) == list(nothing.columns)
+
+
 def test_an_auroc_that_does_not_exist_is_never_the_best():
     table = results_table([row(1e-4, 0, math.nan), row(1e-5, 0, 0.1)])
     assert choose_learning_rates(table)["s", "A"] == 1e-5
@@ -51,6 +68,15 @@ def test_mean_and_deviation_by_hand(ddof, std):
     assert found["mean"] == pytest.approx(0.8)
     assert found["std"] == pytest.approx(std)
     assert (found["n"], found["lr"], found["model"]) == (3, 1e-4, "A")
+
+
+def test_a_metric_without_a_value_in_some_runs_has_no_mean_and_says_why():
+    table = results_table([row(1e-4, f, 0.9, test=t) for f, t in enumerate((0.8, math.nan, 0.9))])
+    found = aggregate(table, ["bag_auroc", "val_loss"]).set_index("metric")
+    assert math.isnan(found["mean"]["bag_auroc"])
+    assert dict(found["state"]) == {"bag_auroc": "undefined in 1 of 3 runs", "val_loss": ""}
+    one = aggregate(results_table([row(1e-4, 0, 0.9, test=math.nan)]), ["bag_auroc"])
+    assert list(one["state"]) == ["undefined in 1 of 1 run"]
 
 
 def test_only_runs_of_the_chosen_rate_are_averaged():

@@ -27,6 +27,7 @@ from smmil.experiments import single
 from smmil.experiments.locks import alone
 from smmil.experiments.results import choose_learning_rates
 from smmil.experiments.runner import run_states, run_study
+from smmil.files import replacing
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["smmil.experiments.runner", "smmil.models.sm_ap", "sklearn.model_selection"])
@@ -188,7 +189,42 @@ def test_order_of_the_table_and_reading_ahead_do_not_change_a_number(bags, tmp_p
     assert table_bytes(tmp_path / "a") == table_bytes(tmp_path / "b")
 
 
-def test_only_some_data_sets_may_be_asked_for(tmp_path):
-    study = tiny_study(datasets=[tiny_set(), tiny_set("other", split_seed=5)], learning_rates=[1e-2], folds=[0])
-    run_study(study, tmp_path, only=["other"])
-    assert set(pd.read_csv(tmp_path / "tiny/results.csv")["set"]) == {"other"}
+def two_sets(**changes):
+    sets = [tiny_set(), tiny_set("other", split_seed=5)]
+    small = {"variants": [variant("ABMIL")], "learning_rates": [1e-2], "folds": [0]}
+    return tiny_study(**{"datasets": sets, **small, **changes})
+
+
+def test_only_the_data_sets_asked_for_are_trained_and_the_table_keeps_the_others(tmp_path, trainings):
+    run_study(two_sets(), tmp_path, only=["other"])
+    assert len(trainings) == 1
+    assert list(pd.read_csv(tmp_path / "tiny/results.csv")["set"]) == ["other"]
+    assert list(pd.read_csv(tmp_path / "tiny/grid.csv")["set"]) == ["tiny", "other"]
+    run_study(two_sets(), tmp_path)
+    whole, grid = table_bytes(tmp_path), (tmp_path / "tiny/grid.csv").read_bytes()
+    report = run_study(two_sets(), tmp_path, only=["tiny"])
+    assert (len(report.before), report.left_out, len(trainings)) == (1, [], 2)
+    assert (table_bytes(tmp_path), (tmp_path / "tiny/grid.csv").read_bytes()) == (whole, grid)
+
+
+def test_a_set_that_was_not_asked_for_and_cannot_be_read_is_told_and_stops_nothing(tmp_path):
+    gone = tiny_set("gone", synthetic=None, manifest=str(tmp_path / "nowhere.csv"))
+    report = run_study(two_sets(datasets=[gone, tiny_set()]), tmp_path, only=["tiny"])
+    assert len(report.done) == 1
+    assert len(report.left_out) == 1
+    assert report.left_out[0].startswith("gone: not in the table of results, ")
+    assert list(pd.read_csv(tmp_path / "tiny/results.csv")["set"]) == ["tiny"]
+
+
+def test_what_a_killed_process_left_is_removed_but_not_what_another_is_writing(finished_study, tmp_path):
+    out = copied(finished_study, tmp_path / "left")
+    places = {}
+    for name in ("results.csv", "grid.csv", "trust.csv", "failures.csv"):
+        writing = replacing(out / "tiny" / name)
+        places[name] = (writing, writing.__enter__())
+        places[name][1].write_text("half")
+    run_study(tiny_study(), out)
+    assert {name for name, (_, path) in places.items() if path.exists()} == {"trust.csv", "failures.csv"}
+    assert (out / "tiny/results.csv").read_text() != "half"
+    places["trust.csv"][0].__exit__(None, None, None)
+    assert (out / "tiny/trust.csv").read_text() == "half"

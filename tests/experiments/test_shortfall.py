@@ -2,10 +2,11 @@
 
 import pandas as pd
 import pytest
-from experiments.studies import results_for, table_study, tiny_study, variant
+from experiments.studies import copied, grid_of, results_for, table_study, tiny_study, variant
 
 from smmil.experiments.output import write_tables
 from smmil.experiments.runner import run_study
+from smmil.experiments.shortfall import shortfall_notes
 from smmil.experiments.study import Table
 from smmil.experiments.tables import make_table
 from smmil.experiments.writing import latex, markdown
@@ -75,14 +76,69 @@ def test_a_table_of_ranks_only_keeps_the_failed_variant_too():
     assert cells(shown_for({f"B{fold}": "failed" for fold in range(3)}, ranks_only), "B") == ["not ranked"]
 
 
-def test_a_rate_that_failed_throughout_does_not_mark_the_other_rate_but_is_told():
-    good = results_for({"A": [0.7] * 3, "B": [0.8] * 3})
-    bad = good[good["variant"] == "A"].assign(lr=1e-5, run=lambda t: t["run"] + "slow")
-    failed = with_states(bad, dict.fromkeys(bad["run"], "failed"))
-    plan = pd.concat([with_states(good, {}), failed], ignore_index=True)
-    shown = make_table(table_study(["A", "B"]), TABLE, good, plan)
-    assert "‡" not in markdown(shown)
-    assert any(note.startswith("CAMELYON16 · A: 3 of 6 runs failed") for note in shown.notes)
+def two_rates(fast, slow, slow_done):
+    """A and B at two rates, A's slow rate done on some folds only: results and plan."""
+    good = results_for({"A": fast, "B": fast})
+    other = good[good["variant"] == "A"].assign(lr=1e-5, run=lambda t: t["run"] + "slow", val_auroc=slow)
+    plan = pd.concat([good, good[good["variant"] == "B"].assign(lr=1e-5, run=lambda t: t["run"] + "s"), other])
+    plan = plan.reset_index(drop=True)
+    states = dict.fromkeys(list(other["run"])[slow_done:], "failed")
+    plan = with_states(plan, states)
+    return plan[plan["state"] == "done"].drop(columns=["state", "reason"]), plan
+
+
+@pytest.mark.parametrize(("done", "words"), [(0, "1e-05 has 0 of 5 runs"), (1, "1e-05 has 1 of 5 runs")])
+def test_a_rate_that_was_chosen_without_all_the_others_is_marked_and_told(done, words):
+    """Five runs at 1e-4, one far better one at 1e-5: 1e-4 stands in the table, and nobody takes it for chosen."""
+    results, plan = two_rates([0.6] * 5, 0.99, done)
+    shown = make_table(table_study(["A", "B"]), TABLE, results, plan)
+    assert set(shown.rows["lr"].dropna()) == {1e-4}
+    assert all("‡" in cell for cell in cells(shown, "A"))
+    assert not any("‡" in cell for cell in cells(shown, "B"))
+    assert f"‡ CAMELYON16 · A: learning rate not chosen among all: {words}" in shown.notes
+    assert not any("mean over" in note for note in shown.notes)  # all five runs of the rate are there
+    assert any(note.startswith(f"CAMELYON16 · A: {5 - done} of 10 runs failed") for note in shown.notes)
+    own = shown.rows[shown.rows["metric"].isin(METRICS)].set_index("model")["state"]
+    assert set(own["A"]) == {"learning rate not chosen among all"}
+    assert set(own["B"]) == {""}
+
+
+def test_without_a_plan_rates_that_lack_folds_are_seen_too():
+    results, _ = two_rates([0.6] * 5, 0.99, 1)
+    assert any("1e-05 has 1 of 5 runs" in note for note in make_table(table_study(["A", "B"]), TABLE, results).notes)
+
+
+def test_a_rate_chosen_among_all_is_not_marked():
+    results, plan = two_rates([0.6] * 5, 0.99, 5)
+    assert shortfall_notes(results, plan) == []
+    assert "‡" not in markdown(make_table(table_study(["A", "B"]), TABLE, results, plan))
+
+
+def test_a_table_whose_variants_have_no_run_at_all_is_a_table_of_reasons():
+    everything = results_for({"A": [0.7], "B": [0.8], "C": [0.9]})
+    plan = with_states(everything, {"A0": "failed", "B0": "missing"})
+    table = Table(name="t", metrics=METRICS, variants=["A", "B"])
+    shown = make_table(table_study(["A", "B", "C"]), table, everything[2:], plan)
+    assert [cells(shown, model)[0] for model in "AB"] == ["failed (1 run)", "not run yet"]
+
+
+def test_pages_of_comparisons_end_with_what_is_missing(finished_study, tmp_path):
+    out = copied(finished_study, tmp_path / "partly")
+    study = tiny_study(reference="ABMIL", pairs={"SmAP": "ABMIL"})
+    gone = [run for run in grid_of(study, out).runs if run.facts["variant"] == "SmAP" and run.facts["fold"] == 1]
+    assert len(gone) == 2  # both rates
+    write_tables(study, out, resamples=20)
+    folder = out / "tiny/tables"
+    for page in ("comparisons.md", "pairs.md"):
+        assert "‡" not in (folder / page).read_text()
+    for run in gone:
+        (out / "runs" / run.key / "result.json").unlink()
+    write_tables(study, out, resamples=20)
+    for page in ("comparisons.md", "pairs.md"):
+        text = (folder / page).read_text()
+        assert "- ‡ tiny · SmAP: mean over 1 of 2 runs\n" in text
+        assert "- ‡ tiny · SmAP: learning rate not chosen among all: 0.01 has 1 of 2 runs, 0.001 has 1 of 2" in text
+        assert text.endswith("- not complete yet: tiny · SmAP (2 runs)\n")
 
 
 def test_a_long_reason_is_cut_and_a_variant_of_no_table_is_not_mentioned():

@@ -8,7 +8,7 @@ from experiments.studies import feature_tables, long_rows
 
 from smmil.experiments.paper_beside import with_paper
 from smmil.experiments.paper_notes import cell_notes, largest_std
-from smmil.experiments.ranking import rank_rows
+from smmil.experiments.ranking import rank_rows, rank_values
 from smmil.experiments.tables import with_places
 from smmil.paper import paper_table
 
@@ -37,11 +37,28 @@ def test_instance_ranks_of_table_6_follow_when_resnet50_is_mixed_as_the_paper_di
 
 
 def test_a_model_that_lacks_a_column_is_not_ranked_and_said_not_to_be():
-    rows = pd.concat([long_rows({"A": 0.9, "B": 0.8}), long_rows({"A": 0.9}, metric="inst_f1")])
+    rows = pd.concat([long_rows({"A": 0.9, "B": 0.8, "C": 0.7}), long_rows({"A": 0.9, "C": 0.7}, metric="inst_f1")])
     ranks, notes = rank_rows(rows)
-    assert dict(zip(ranks["model"], ranks["state"], strict=True)) == {"A": "", "B": "not ranked"}
+    assert dict(zip(ranks["model"], ranks["state"], strict=True)) == {"A": "", "C": "", "B": "not ranked"}
     assert math.isnan(ranks.set_index("model")["mean"]["B"])
     assert notes == ["not ranked (no_global), some results are missing: B"]
+
+
+def test_a_model_alone_in_its_group_has_no_rank():
+    ranks, notes = rank_rows(pd.concat([long_rows({"A": 0.9, "B": 0.8}), long_rows({"E": 0.5}, group="global")]))
+    found = ranks.set_index("model")
+    assert list(found["mean"][["A", "B"]]) == [1, 2]
+    assert math.isnan(found["mean"]["E"])
+    assert found["state"]["E"] == "not ranked"
+    assert notes == ["not ranked (global), nobody to be ranked with: E"]
+
+
+def test_the_values_behind_ranks_are_rounded_signed_and_without_energies():
+    parts = [long_rows({"A": 0.90004, "B": 0.1}, metric=m) for m in ("inst_auroc", "bag_brier", "energy_mean")]
+    values = rank_values(pd.concat([*parts, long_rows({"C": 0.2}, metric="bag_brier")]))
+    assert {column[2]: list(values[column]) for column in values.columns}["bag_brier"] == [-0.9, -0.1, -0.2]
+    assert sorted(column[2] for column in values.columns) == ["bag_brier", "inst_auroc"]
+    assert list(values.dropna().index) == ["A", "B"]
 
 
 def test_froc_counts_among_the_ranks_of_instances():

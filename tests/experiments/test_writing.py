@@ -139,3 +139,28 @@ def test_latex_holds_no_sign_that_pdflatex_cannot_print():
 def test_a_name_that_looks_like_a_formula_stays_a_name_and_numbers_stay_numbers():
     text = for_spreadsheets(pd.DataFrame({"model": ["=A1", "-x"], "difference": [-0.5, 1.25]}))
     assert text.splitlines() == ["model,difference", "'=A1,-0.5", "'-x,1.25"]
+
+
+def test_where_a_metric_is_undefined_in_a_run_the_cell_says_so_and_the_papers_number_stays():
+    results = results_for({"ABMIL": [0.8, math.nan, 0.9], "SmAP": [0.7, 0.7, 0.7]})
+    table = Table(name="t", metrics=["inst_auroc"], paper="table_localization")
+    text = spaced(markdown(make_table(table_study(["ABMIL", "SmAP"]), table, results)))
+    assert "| undefined in 1 of 3 runs<br>paper 0.819 ± 0.074† |" in text
+    assert "undefined in 1 of 3 runs" in latex(make_table(table_study(["ABMIL", "SmAP"]), table, results))
+
+
+def test_the_papers_number_stays_beside_a_variant_that_failed():
+    results = results_for({"ABMIL": [0.8], "SmAP": [0.7]})
+    plan = results.assign(state=["failed", "done"], reason="x")
+    table = Table(name="t", metrics=["inst_auroc"], paper="table_localization")
+    text = spaced(markdown(make_table(table_study(["ABMIL", "SmAP"]), table, results[1:], plan)))
+    assert "| failed (1 run)<br>paper 0.819 ± 0.074† |" in text
+
+
+def test_the_order_of_families_is_the_order_of_their_words():
+    from typing import get_args
+
+    from smmil.experiments.interactions import FAMILIES
+    from smmil.experiments.study import Variant
+
+    assert tuple(FAMILIES) == get_args(Variant.model_fields["family"].annotation)

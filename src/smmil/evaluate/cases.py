@@ -44,7 +44,23 @@ def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[
     patients = [patient_of(p) if unit == "patient" else None for p in predictions]
     names = [("case", p.id) if who is None else ("patient", who) for p, who in zip(predictions, patients, strict=True)]
     number = {name: i for i, name in enumerate(sorted(set(names)))}
-    return np.array([number[name] for name in names], dtype=np.int64), _remarks(patients, unit)
+    remarks = [] if unit == "bag" else _remarks(predictions, patients)
+    return np.array([number[name] for name in names], dtype=np.int64), remarks
+
+
+def resampled_in_words(predictions: Sequence[Prediction]) -> str:
+    """What is drawn from these cases: "12 patients resampled", or "10 cases resampled, patients unknown"."""
+    count, missing = len(set(units_of(predictions)[0].tolist())), sum(patient_of(p) is None for p in predictions)
+    if missing == len(predictions):
+        return f"{count} cases resampled, patients unknown"
+    if _own_ids_only(predictions):
+        return f"{count} cases resampled, patients unknown or of one case each"
+    return f"{count} patients resampled" + (f", counting {missing} cases without one" if missing else "")
+
+
+def _own_ids_only(predictions: Sequence[Prediction]) -> bool:
+    """Whether each case gives its own id as its patient: all that older files of cases without a patient say."""
+    return all(patient_of(p) == p.id for p in predictions)
 
 
 def score_kind(predictions: Sequence[Prediction]) -> tuple[str, list[str]]:
@@ -55,10 +71,11 @@ def score_kind(predictions: Sequence[Prediction]) -> tuple[str, list[str]]:
     return " + ".join(kinds), ["scores of different kinds are mixed; they are not comparable between bags"]
 
 
-def _remarks(patients: Sequence[str | None], unit: str) -> list[str]:
-    missing = sum(who is None for who in patients)
-    if unit == "bag" or not missing:
-        return []
-    if missing == len(patients):
-        return ["no prediction names its patient (meta: patient or group): every case counts as a patient of its own"]
-    return [f"{missing} of {len(patients)} predictions name no patient; each counts as a patient of its own"]
+def _remarks(predictions: Sequence[Prediction], patients: Sequence[str | None]) -> list[str]:
+    missing, alone = sum(who is None for who in patients), "every case counts as a patient of its own"
+    if predictions and missing == len(patients):
+        return [f"no prediction names its patient (meta: patient or group): {alone}"]
+    if predictions and _own_ids_only(predictions):
+        return [f"each prediction gives its own id as its patient: patients are unknown or have one case each; {alone}"]
+    each = "each counts as a patient of its own"
+    return [f"{missing} of {len(patients)} predictions name no patient; {each}"] if missing else []

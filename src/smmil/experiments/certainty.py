@@ -1,6 +1,6 @@
 """Which differences of a study are real: intervals and paired tests of means over folds, patients resampled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate import holm
-from smmil.evaluate.cases import units_of
-from smmil.evaluate.comparison import two_sided_p
-from smmil.evaluate.resampling import Resampling, interval
+from smmil.evaluate.cases import resampled_in_words, units_of
+from smmil.evaluate.evidence import Measure
+from smmil.evaluate.resampling import Resampling, gap, interval
 from smmil.evaluate.statistic import Settings, statistic
+from smmil.experiments.interactions import FAMILIES
 from smmil.experiments.results import chosen_rows
-from smmil.experiments.writing import FAMILIES
 from smmil.prediction import Prediction, load_predictions
 
 if TYPE_CHECKING:
@@ -21,20 +21,39 @@ if TYPE_CHECKING:
 
 LEVEL = 0.95
 RESAMPLES = 2000  # of the patients, for tables and figures
+Key = tuple[int, int]  # seed, fold
+Planned = Mapping[tuple[str, str], int]  # runs by data set and variant
 
 
 class Resampled(NamedTuple):
-    """A metric averaged over folds: its value, those on resamples, those with each patient left out."""
+    """A metric averaged over folds: its value, those on resamples, those with each patient left out.
+
+    cases      ids of those that take part            units  how many patients (or cases without one) are drawn
+    resampled  the same in words                      notes  why there is no value
+    """
 
     value: float
     drawn: np.ndarray
     left_out: list[np.ndarray]
-    patients: int
+    cases: tuple[str, ...] = ()
+    units: int = 0
+    resampled: str = ""
+    notes: tuple[str, ...] = ()
 
     def minus(self, other: "Resampled") -> "Resampled":
-        """The difference of two models judged on the same resamples."""
-        gaps = [a - b for a, b in zip(self.left_out, other.left_out, strict=True)]
-        return Resampled(self.value - other.value, self.drawn - other.drawn, gaps, self.patients)
+        """The difference of two models judged on the same resamples; nothing where one of them has no value."""
+        if self.notes or other.notes:
+            return without_value(len(self.drawn), *dict.fromkeys([*self.notes, *other.notes]))
+        if self.cases != other.cases:
+            raise DataError("the two models were tested on different cases; paired tests need one test set")
+        gaps = [gap(a, b) for a, b in zip(self.left_out, other.left_out, strict=True)]
+        value = float(gap(self.value, other.value))
+        return self._replace(value=value, drawn=gap(self.drawn, other.drawn), left_out=gaps)
+
+
+def without_value(n: int, *notes: str) -> Resampled:
+    """A metric that cannot be taken, and why."""
+    return Resampled(float("nan"), np.full(n, np.nan), [], notes=notes)
 
 
 def resampled_mean(
@@ -47,25 +66,27 @@ def resampled_mean(
 ) -> Resampled:
     """The mean over folds of a metric on one test set, with patients drawn n times; every fold sees the same draws.
 
-    The spread is that of the patients; the folds' own spread stands in the tables.
+    The spread is that of the patients; the folds' own spread stands in the tables. thresholds are those of instances;
+    bags are cut at their usual one. Without a threshold that the metric needs there is no value, and a note says so.
     """
-    name, _, pool = metric.partition("@")
+    measure = Measure.parse(metric)
+    cuts = list(thresholds) if measure.metric.startswith("inst_") else [None] * len(thresholds)
+    if measure.needs_threshold and None in cuts:
+        return without_value(n, f"no value: {cuts.count(None)} of {len(cuts)} runs have no threshold from validation")
     judged = [
-        statistic(cases, name, Settings(cut, pool or "all")) for cases, cut in zip(folds, thresholds, strict=True)
+        statistic(cases, measure.metric, Settings(cut, measure.pool)) for cases, cut in zip(folds, cuts, strict=True)
     ]
     ids = {tuple(p.id for p in one.cases) for one in judged}
     if len(ids) > 1:
         raise DataError(f"{metric}: the folds were tested on different cases; paired tests need one test set")
-    units = units_of(judged[0].cases)[0]
-    plan = Resampling(units)
+    plan = Resampling(units_of(judged[0].cases)[0])
 
     def value(weights: np.ndarray) -> float:
         return float(np.mean([one.value(weights) for one in judged]))
 
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
-    return Resampled(
-        value(np.ones(len(judged[0].cases), dtype=np.int64)), drawn, plan.without_each(value), len(set(units))
-    )
+    whole, words = value(np.ones(len(judged[0].cases), dtype=np.int64)), resampled_in_words(judged[0].cases)
+    return Resampled(whole, drawn, plan.without_each(value), ids.pop(), plan.n_units, words)
 
 
 def comparisons(
@@ -76,39 +97,46 @@ def comparisons(
     *,
     n: int = RESAMPLES,
     order: Sequence[str] = (),
+    planned: Planned | None = None,
 ) -> "DataFrame":
     """Every variant against the reference on every data set: value, difference, intervals, p and p by Holm.
 
     A difference is taken over the folds and seeds that both have. Holm's correction counts the variants compared for
     one metric of one data set. `order` is that of the rows: the reference first, then group, family and this order.
+    planned  else the most runs that any variant of the data set has
     """
     from pandas import DataFrame
 
-    chosen = chosen_rows(results)
     rows: list[dict[str, Any]] = []
-    for set_, part in chosen.groupby("set", sort=True):
-        judged = {variant: _judged(mine, Path(out)) for variant, mine in part.groupby("variant", sort=True)}
-        for metric in metrics:
-            against = {v: reference for v in judged if v != reference} if reference in judged else {}
-            rows += [{"set": set_, **row} for row in _family(metric, judged, against, n)]
+    for family in _families(chosen_rows(results), Path(out), metrics, n, planned):
+        mine = [family.row(variant) for variant in family.judged]
+        if reference in family.judged:
+            mine = [row | family.against(row["variant"], reference) for row in mine]
+        rows += _corrected(mine)
     rows.sort(key=lambda row: _place(row, metrics, reference, list(order)))
     return DataFrame(rows)
 
 
 def pair_differences(
-    results: "DataFrame", out: str | Path, metrics: Sequence[str], pairs: Mapping[str, str], *, n: int = RESAMPLES
+    results: "DataFrame",
+    out: str | Path,
+    metrics: Sequence[str],
+    pairs: Mapping[str, str],
+    *,
+    n: int = RESAMPLES,
+    planned: Planned | None = None,
 ) -> "DataFrame":
-    """Each variant of `pairs` against its own partner, as in `comparisons`; Holm's correction counts the pairs."""
+    """Each variant of `pairs` against its own partner, as in `comparisons`; Holm's correction counts the pairs.
+
+    All numbers of a row, also `value` and `reference_value`, are over the folds and seeds that both have.
+    """
     from pandas import DataFrame
 
-    chosen = chosen_rows(results)
-    rows: list[dict[str, Any]] = []
-    for set_, part in chosen[chosen["variant"].isin({*pairs, *pairs.values()})].groupby("set", sort=True):
-        judged = {variant: _judged(mine, Path(out)) for variant, mine in part.groupby("variant", sort=True)}
-        against = {one: other for one, other in pairs.items() if one in judged and other in judged}
-        for metric in metrics:
-            found = {row["variant"]: row for row in _family(metric, judged, against, n)}
-            rows += [{"set": set_, **found[one], "reference_value": found[against[one]]["value"]} for one in against]
+    chosen, rows = chosen_rows(results), list[dict[str, Any]]()
+    chosen = chosen[chosen["variant"].isin({*pairs, *pairs.values()})]
+    for family in _families(chosen, Path(out), metrics, n, planned):
+        there = [(one, other) for one, other in pairs.items() if one in family.judged and other in family.judged]
+        rows += _corrected([family.beside(one, other) for one, other in there])
     return DataFrame(rows)
 
 
@@ -119,57 +147,94 @@ def _place(row: dict[str, Any], metrics: Sequence[str], reference: str, order: l
     return row["set"], list(metrics).index(row["metric"]), name != reference, *kind, number, name
 
 
-class _Judged(NamedTuple):
-    """A variant on one data set: its test predictions and thresholds by (seed, fold), and its facts."""
-
-    folds: dict[tuple[int, int], list[Prediction]]
-    cuts: dict[tuple[int, int], float | None]
-    facts: dict[str, Any]
-
-    def resampled(self, metric: str, n: int, keys: Sequence[tuple[int, int]]) -> Resampled:
-        return resampled_mean([self.folds[k] for k in keys], metric, [self.cuts[k] for k in keys], n=n)
-
-
-def _judged(rows: "DataFrame", out: Path) -> _Judged:
-    rows = rows.sort_values(["seed", "fold"])
-    keys = list(zip(rows["seed"].astype(int), rows["fold"].astype(int), strict=True))
-    cuts = [None if np.isnan(cut) else float(cut) for cut in rows["threshold"]]
-    folds = [load_predictions(out / "runs" / key / "test") for key in rows["run"]]
-    facts = {key: str(rows[key].iloc[0]) for key in ("variant", "group", "family")}
-    return _Judged(dict(zip(keys, folds, strict=True)), dict(zip(keys, cuts, strict=True)), facts)
-
-
-def _family(metric: str, judged: dict[Any, _Judged], against: Mapping[Any, str], n: int) -> list[dict[str, Any]]:
-    """The rows of one metric on one data set; `against` says whom each variant is compared with."""
-    whole = {variant: one.resampled(metric, n, list(one.folds)) for variant, one in judged.items()}
-    rows = []
-    for variant, one in judged.items():
-        mine = whole[variant]
-        own = interval(mine.drawn, mine.value, lambda mine=mine: mine.left_out, "bca", LEVEL)  # type: ignore[misc]
-        row = {"metric": metric, **one.facts, "runs": len(one.folds), "patients": mine.patients}
-        row |= {"value": mine.value, "low": own.low, "high": own.high}
-        if variant in against:
-            other = against[variant]
-            row |= _against(_gap(metric, n, (one, mine), (judged[other], whole[other])), other)
-        rows.append(row)
+def _corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     tested = [row for row in rows if "p" in row]
-    for row, corrected in zip(tested, holm([row["p"] for row in tested]) if tested else [], strict=True):
+    for row, corrected in zip(tested, holm([row["p"] for row in tested]), strict=True):
         row["p_holm"] = corrected
     return rows
 
 
-def _gap(metric: str, n: int, mine: tuple[_Judged, Resampled], other: tuple[_Judged, Resampled]) -> Resampled:
-    """The difference over the folds and seeds that both have."""
-    (a, whole_a), (b, whole_b) = mine, other
-    both = [key for key in a.folds if key in b.folds]
-    if not both:
-        raise DataError(f"{metric}: {a.facts['variant']} and {b.facts['variant']} have no fold in common; run the rest")
-    left = whole_a if len(both) == len(a.folds) else a.resampled(metric, n, both)
-    right = whole_b if len(both) == len(b.folds) else b.resampled(metric, n, both)
-    return left.minus(right)
+class _Judged(NamedTuple):
+    """A variant on one data set: its test predictions and thresholds by (seed, fold), its facts, and runs planned."""
+
+    folds: dict[Key, list[Prediction]]
+    cuts: dict[Key, float | None]
+    facts: dict[str, Any]
+    planned: int
 
 
-def _against(gap: Resampled, reference: str) -> dict[str, Any]:
-    found = interval(gap.drawn, gap.value, lambda: gap.left_out, "bca", LEVEL)
-    shown = {"difference": gap.value, "difference_low": found.low, "difference_high": found.high}
-    return {"reference": reference, **shown, "p": two_sided_p(gap.drawn)}
+def _judged(rows: "DataFrame", out: Path, planned: int) -> _Judged:
+    rows = rows.sort_values(["seed", "fold"])
+    keys = list(zip(rows["seed"].astype(int), rows["fold"].astype(int), strict=True))
+    cuts = [None if np.isnan(cut) else float(cut) for cut in rows["threshold"]]
+    folds = [load_predictions(out / "runs" / key / "test") for key in rows["run"]]
+    facts = {key: str(rows[key].iloc[0]) for key in ("set", "variant", "group", "family")}
+    return _Judged(dict(zip(keys, folds, strict=True)), dict(zip(keys, cuts, strict=True)), facts, planned)
+
+
+def _families(
+    chosen: "DataFrame", out: Path, metrics: Sequence[str], n: int, planned: Planned | None
+) -> Iterator["_Family"]:
+    """Every metric of every data set, with all variants that have runs there."""
+    for set_, part in chosen.groupby("set", sort=True):
+        most, variants = int(part.groupby("variant").size().max()), part.groupby("variant", sort=True)
+        counts = {str(name): (planned or {}).get((str(set_), str(name)), most) for name, _ in variants}
+        judged = {str(name): _judged(mine, out, counts[str(name)]) for name, mine in variants}
+        yield from (_Family(metric, judged, n, {}) for metric in metrics)
+
+
+class _Family(NamedTuple):
+    """A metric on one data set: rows of its variants; resamples over the same folds are computed once."""
+
+    metric: str
+    judged: dict[str, _Judged]
+    n: int
+    known: dict[tuple[str, tuple[Key, ...]], Resampled]
+
+    def row(self, variant: str, keys: Sequence[Key] | None = None) -> dict[str, Any]:
+        """A variant by itself, over all its folds or those given."""
+        one = self.judged[variant]
+        keys = list(one.folds) if keys is None else keys
+        mine = self._over(variant, keys)
+        found = interval(mine.drawn, mine.value, lambda: mine.left_out, "bca", LEVEL)
+        row = {"set": one.facts["set"], "metric": self.metric, **one.facts, "runs": len(keys), "planned": one.planned}
+        row |= {"units": mine.units, "resampled": mine.resampled, "value": mine.value}
+        return row | _ends("", found, mine.notes)
+
+    def against(self, variant: str, other: str) -> dict[str, Any]:
+        """What a row says about the other variant, over the folds and seeds that both have; nothing about itself."""
+        if variant == other:
+            return {}
+        both = self._both(variant, other)
+        between = self._over(variant, both).minus(self._over(other, both))
+        # BCa would reject too often here: see docs/evaluate.md
+        found = interval(between.drawn, between.value, lambda: between.left_out, "percentile", LEVEL)
+        row = {"reference": other, "difference": between.value, **_ends("difference_", found, between.notes)}
+        return row | {"difference_runs": len(both), "p": found.p}
+
+    def beside(self, variant: str, other: str) -> dict[str, Any]:
+        """A variant and its partner, all numbers over the folds and seeds that both have."""
+        both, planned = self._both(variant, other), max(self.judged[name].planned for name in (variant, other))
+        row = self.row(variant, both) | self.against(variant, other)
+        return row | {"reference_value": self._over(other, both).value, "planned": planned}
+
+    def _both(self, variant: str, other: str) -> list[Key]:
+        return [key for key in self.judged[variant].folds if key in self.judged[other].folds]
+
+    def _over(self, variant: str, keys: Sequence[Key]) -> Resampled:
+        if not keys:
+            return without_value(self.n, "no value: the two have no fold in common; run the rest")
+        one, key = self.judged[variant], (variant, tuple(keys))
+        if key not in self.known:
+            folds, cuts = [one.folds[k] for k in keys], [one.cuts[k] for k in keys]
+            self.known[key] = resampled_mean(folds, self.metric, cuts, n=self.n)
+        return self.known[key]
+
+
+def _ends(prefix: str, found: Any, notes: Sequence[str]) -> dict[str, Any]:
+    """An interval as columns: its ends, how it was made, and what is to be said about it in one text."""
+    told = "; ".join(notes or found.notes)
+    return {f"{prefix}low": found.low, f"{prefix}high": found.high} | {
+        f"{prefix}method": found.method,
+        f"{prefix}notes": told,
+    }

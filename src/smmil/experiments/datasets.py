@@ -108,6 +108,16 @@ def _remembered(memory: Path) -> dict[str, Any]:
 
 def neighbour_agreement(y_inst: np.ndarray, edges: np.ndarray) -> float:
     """Share of the edges between labelled instances that join equal labels; nan without such edges."""
+    return share_of(*agreeing_pairs(y_inst, edges))
+
+
+def agreeing_pairs(y_inst: np.ndarray, edges: np.ndarray) -> tuple[int, int]:
+    """How many edges between labelled instances join equal labels, and how many such edges there are."""
     a, b = y_inst[edges[0]], y_inst[edges[1]]
     known = (a >= 0) & (b >= 0) & (edges[0] != edges[1])
-    return float((a == b)[known].mean()) if known.any() else float("nan")
+    return int((a == b)[known].sum()), int(known.sum())
+
+
+def share_of(part: int, whole: int) -> float:
+    """A part of a whole; nan of nothing."""
+    return part / whole if whole else float("nan")

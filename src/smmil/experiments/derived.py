@@ -9,9 +9,10 @@ import torch
 
 from smmil.bag import Bag
 from smmil.data.manifest import Manifest
-from smmil.data.splits import Split, load_splits, make_splits, save_splits
+from smmil.data.splits import Split, save_splits
 from smmil.errors import DataError
 from smmil.experiments.datasets import Ready
+from smmil.experiments.folds import splits_of
 from smmil.experiments.study import Dataset
 from smmil.files import digest, replacing
 from smmil.formats import write_bag
@@ -25,7 +26,8 @@ def random_labels(dataset: Dataset, ready: Ready, folder: Path, seed: int = 0) -
     Whatever a model still finds in the test cases, it has not learned from labels. Instance labels of training cases
     are made unknown, since they would contradict the new ones.
     """
-    table, splits = Manifest.read(ready.manifest), _splits(dataset, ready)
+    table = Manifest.read(ready.manifest)
+    splits = splits_of(dataset, table)
     place = folder / f"random-{digest(ready.digest, repr(splits), str(seed))[:12]}"
     test = {id_ for split in splits for id_ in split.test}
     others = [id_ for id_ in sorted(table.ids) if id_ not in test]
@@ -40,7 +42,8 @@ def positions_only(dataset: Dataset, ready: Ready, folder: Path) -> Dataset:
 
     If a model classifies or localizes with these, position is a shortcut: the label can be read from where things are.
     """
-    table, splits = Manifest.read(ready.manifest), _splits(dataset, ready)
+    table = Manifest.read(ready.manifest)
+    splits = splits_of(dataset, table)
     place = folder / f"positions-{digest(ready.digest, repr(splits))[:12]}"
     rows = []
     for number, id_ in enumerate(sorted(table.ids)):
@@ -61,13 +64,6 @@ def position_bag(bag: Bag) -> Bag:
     low, high = place.amin(0), place.amax(0)
     x = (place - low) / torch.where(high > low, high - low, torch.ones_like(high))
     return replace(bag, x=x.float())
-
-
-def _splits(dataset: Dataset, ready: Ready) -> list[Split]:
-    if dataset.splits is not None:
-        return load_splits(dataset.splits)
-    shares = {"val_share": dataset.val_share, "test_share": dataset.test_share}
-    return make_splits(Manifest.read(ready.manifest), folds=dataset.folds, seed=dataset.split_seed, **shares)
 
 
 def _row(table: Manifest, id_: str, label: str, sidecar: str) -> dict[str, str]:

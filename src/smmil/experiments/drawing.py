@@ -37,11 +37,16 @@ def write_both(figure: "Figure", path: Path) -> list[Path]:
 
 def title_above(figure: "Figure", title: str) -> None:
     """The title of a figure, broken where it says so and where it is longer than the figure is wide."""
+    words = "\n".join(canvas.plain(part, 300) for part in title.split("\n"))
+    figure.suptitle(broken(words, figure, 13), fontsize=9, color=canvas.INK, parse_math=False)
+
+
+def broken(text: str, figure: "Figure", per_inch: int = 14) -> str:
+    """Text broken into lines as wide as the figure, at so many letters to the inch; line breaks of its own stay."""
     from textwrap import wrap
 
-    room = int(figure.get_size_inches()[0] * 13)
-    lines = [line for part in title.split("\n") for line in wrap(canvas.plain(part, 300), max(room, 30))]
-    figure.suptitle("\n".join(lines), fontsize=9, color=canvas.INK, parse_math=False)
+    room = max(int(figure.get_size_inches()[0] * per_inch), 30)
+    return "\n".join(line for part in text.split("\n") for line in wrap(part, room))
 
 
 def curves(

@@ -10,17 +10,18 @@ from smmil.errors import DataError
 from smmil.evaluate import spread
 from smmil.experiments import drawing
 from smmil.experiments.certainty import RESAMPLES, comparisons, pair_differences
-from smmil.experiments.datasets import neighbour_agreement
+from smmil.experiments.datasets import agreeing_pairs, share_of
 from smmil.experiments.forest import by_difficulty, differences
 from smmil.experiments.histogram_figure import histograms
+from smmil.experiments.interactions import GROUPS
 from smmil.experiments.map_figure import examples, maps
-from smmil.experiments.metric_words import direction
+from smmil.experiments.metric_words import direction, metric_name
 from smmil.experiments.rank_figure import rank_figure
-from smmil.experiments.ranking import DIGITS
+from smmil.experiments.ranking import rank_values
 from smmil.experiments.results import aggregate, chosen_rows
+from smmil.experiments.shortfall import incomplete
 from smmil.experiments.shown import first_predictions
 from smmil.experiments.study import FigureSpec, Study, headline
-from smmil.experiments.writing import GROUPS
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -34,13 +35,18 @@ _TITLES = {
     "critical_difference": "Mean ranks",
     "differences": "Differences",
     "pairs": "Each beside its partner",
-    "difficulty": "From hard to easy",
+    "difficulty": "Against {setting} of the data",
 }
 ACROSS_SETS = ("critical_difference", "difficulty")
 
 
-def make_figure(study: Study, figure: FigureSpec, results: "DataFrame", out: Path, folder: Path) -> list[Path]:
-    """The files of one figure from the results of one data set; some kinds are drawn over all that are given."""
+def make_figure(
+    study: Study, figure: FigureSpec, results: "DataFrame", out: Path, folder: Path, plan: "DataFrame | None" = None
+) -> list[Path]:
+    """The files of one figure from the results of one data set; some kinds are drawn over all that are given.
+
+    plan  every run that was asked for (see `runner.plan_table`): figures of differences say what is not complete
+    """
     path = Path(folder) / figure.name
     if figure.kind in ACROSS_SETS:
         draw = _ranks if figure.kind == "critical_difference" else _difficulty
@@ -50,14 +56,27 @@ def make_figure(study: Study, figure: FigureSpec, results: "DataFrame", out: Pat
     if figure.kind == "sweep":
         return _sweep(study, figure, results, own, title)
     if figure.kind in ("differences", "pairs"):
-        return _differences(study, figure, results, Path(out), own, title)
+        return _differences(study, figure, results, Path(out), own, title + _unfinished(study, figure, set_, plan))
     found = first_predictions(results, Path(out), _variants(study, figure))
     return _PICTURES[figure.kind](figure, found, own, title)
 
 
 def _title(study: Study, figure: FigureSpec, *more: str) -> str:
     """The caveat of the study, the figure's title or what it shows, and what tells it from its siblings."""
-    return "  ·  ".join([headline(study, figure.title or _TITLES.get(figure.kind, study.title or figure.name)), *more])
+    usual = _TITLES.get(figure.kind, study.title or figure.name).replace("{setting}", str(figure.setting))
+    return "  ·  ".join([headline(study, figure.title or usual), *more])
+
+
+def _unfinished(study: Study, figure: FigureSpec, set_: str, plan: "DataFrame | None") -> str:
+    """A line below the title with the variants that lack runs on this data set; nothing when all is done."""
+    shown = _variants(study, figure)
+    if figure.kind == "pairs":
+        shown = [name for pair in study.pairs.items() if pair[0] in shown for name in pair]
+    else:
+        shown = [str(study.reference), *shown]
+    lacking = [] if plan is None else incomplete(plan[plan["set"] == set_], dict.fromkeys(shown))
+    page = "pairs.md" if figure.kind == "pairs" else "comparisons.md"
+    return f"\nNot complete ({page} says what is missing): {', '.join(lacking)}" if lacking else ""
 
 
 def _sweep(study: Study, figure: FigureSpec, results: "DataFrame", path: Path, title: str) -> list[Path]:
@@ -65,28 +84,31 @@ def _sweep(study: Study, figure: FigureSpec, results: "DataFrame", path: Path, t
     option = figure.setting or ""
     swept = {v.name: v.setting[option] for v in study.variants if option in v.setting and _asked(figure, v.name)}
     rows = chosen_rows(results[results["variant"].isin(swept)])
-    parts = {swept[str(name)]: part for name, part in rows.groupby("variant")}
+    parts = [(swept[str(name)], part) for name, part in rows.groupby("variant")]
     if not parts:
         raise DataError(f"{figure.name}: no run of {', '.join(swept)} is done yet; begin with smmil experiment run")
     lines = {}
     for metric in figure.metrics:
-        found = {value: spread(part[metric]) for value, part in parts.items()}
-        lines[metric] = [(value, one.mean, one.sample_std) for value, one in found.items()]
-    learned = spread(parts["learned"]["alpha"]).mean if "learned" in parts else None
+        found = [(value, spread(part[metric])) for value, part in parts]
+        lines[metric] = [(value, one.mean, one.sample_std) for value, one in found]
+    learned = next((spread(part["alpha"]).mean for value, part in parts if value == "learned"), None)
     return drawing.curves(lines, path, option, title, learned)
 
 
 def _differences(
     study: Study, figure: FigureSpec, results: "DataFrame", out: Path, path: Path, title: str
 ) -> list[Path]:
-    """How far each variant is above the reference, or above its partner, with intervals."""
-    asked = _variants(study, figure)
+    """How far each variant is above the reference, or above its partner, with intervals.
+
+    All variants of the study are compared and those asked for are drawn: Holm's correction is that of the pages.
+    """
     if figure.kind == "pairs":
-        pairs = {one: other for one, other in study.pairs.items() if one in asked}
-        rows = pair_differences(results, out, figure.metrics, pairs, n=RESAMPLES)
+        rows = pair_differences(results, out, figure.metrics, study.pairs, n=RESAMPLES)
     else:
-        mine = results[results["variant"].isin([*asked, study.reference])]
-        rows = comparisons(mine, out, figure.metrics, str(study.reference), n=RESAMPLES, order=asked)
+        order = [v.name for v in study.variants]
+        rows = comparisons(results, out, figure.metrics, str(study.reference), n=RESAMPLES, order=order)
+    if len(rows):
+        rows = rows[rows["variant"].isin(_variants(study, figure))]
     if not len(rows) or rows.get("difference", rows["value"] * np.nan).isna().all():
         raise DataError(f"{figure.name}: no two variants to compare are done yet; begin with smmil experiment run")
     return differences(rows, path, title)
@@ -99,11 +121,11 @@ def _difficulty(study: Study, figure: FigureSpec, results: "DataFrame", path: Pa
         d.name: d.synthetic.options[option] for d in study.datasets if d.synthetic and option in d.synthetic.options
     }
     rows = aggregate(results, figure.metrics, study.ddof)
-    rows = rows[rows["dataset"].isin(values) & rows["model"].isin(_variants(study, figure))]
+    rows = rows[rows["set"].isin(values) & rows["model"].isin(_variants(study, figure))]
     lines: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
     for metric, variant in ((m, v) for m in figure.metrics for v in _variants(study, figure)):
         part = rows[(rows["metric"] == metric) & (rows["model"] == variant)]
-        points = [(values[r["dataset"]], r["mean"], r["std"]) for r in part.to_dict("records")]
+        points = [(values[r["set"]], r["mean"], r["std"]) for r in part.to_dict("records")]
         if points:
             lines.setdefault(metric, {})[variant] = points
     if not lines:
@@ -132,26 +154,33 @@ def _examples(figure: FigureSpec, found: Found, path: Path, title: str) -> list[
     positive = [p for p in next(iter(found.values())) if p.y and p.y_inst is not None and p.edges is not None]
     if not positive:
         raise DataError(f"{figure.name}: no positive test case has instance labels and neighbours; nothing to show")
-    agreement = [neighbour_agreement(p.y_inst, p.edges) for p in positive]  # type: ignore[arg-type]
-    told = f"{np.nanmean(agreement):.1%} of neighbouring pairs have the same label ({len(positive)} positive cases)"
-    return examples(positive[: figure.cases], agreement, path, f"{title}\n{told}")
+    pairs = [agreeing_pairs(p.y_inst, p.edges) for p in positive]  # type: ignore[arg-type]
+    all_pairs = share_of(sum(agree for agree, _ in pairs), sum(known for _, known in pairs))
+    told = f"{all_pairs:.1%} of neighbouring pairs have the same label ({len(positive)} positive cases)"
+    return examples(positive[: figure.cases], [share_of(*pair) for pair in pairs], path, f"{title}\n{told}")
 
 
 def _ranks(study: Study, figure: FigureSpec, results: "DataFrame", path: Path) -> list[Path]:
-    """Critical-difference diagram of every group over the columns data set x metric."""
-    rows = aggregate(results, figure.metrics, study.ddof)
+    """Critical-difference diagram of every group over the columns data set x metric, ranked as in the tables."""
+    rows, asked = aggregate(results, figure.metrics, study.ddof), _variants(study, figure)
     paths = []
-    for group, part in rows[rows["model"].isin(_variants(study, figure))].groupby("group"):
-        signed = part.assign(
-            mean=part["mean"].round(DIGITS) * [-1 if direction(m) == "-" else 1 for m in part["metric"]]
-        )
-        values = signed.pivot(index="model", columns=["dataset", "extractor", "metric"], values="mean").dropna()
+    for group, part in rows[rows["model"].isin(asked)].groupby("group"):
+        values = rank_values(part).dropna()
         if len(values) >= 3 and values.shape[1] >= 2:  # fewer cannot be tested; their means stand in the tables
+            members = [v.name for v in study.variants if v.name in asked and v.group == group]
+            notes = _not_ranked([name for name in members if name not in values.index], figure.metrics)
             title = _title(study, figure, GROUPS.get(str(group), str(group)))
-            paths += rank_figure(values, path.with_name(f"{path.name}-{slug(str(group))}"), title)
+            paths += rank_figure(values, path.with_name(f"{path.name}-{slug(str(group))}"), title, notes)
     if not paths:
         raise DataError(f"{figure.name}: mean ranks need three models of a group and two columns that all of them have")
     return paths
+
+
+def _not_ranked(models: list[str], metrics: list[str]) -> list[str]:
+    """A sentence about models that lack results, and one about metrics without a better side."""
+    notes = [f"Not ranked, some results are missing: {', '.join(models)}."] if models else []
+    sideless = [metric_name(metric) for metric in metrics if not direction(metric)]
+    return notes + ([f"Not ranked, smoothest is not best: {', '.join(sideless)}."] if sideless else [])
 
 
 _PICTURES: dict[str, Callable[[FigureSpec, Found, Path, str], list[Path]]] = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _ROW = 0.26  # inches of a variant
+_WIDTH = 40  # characters below a panel
 _ABOVE, _BELOW = "#1b6ca8", "#d95f02"
 _STYLES = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-")
 
@@ -37,7 +39,7 @@ def differences(rows: "DataFrame", path: Path, title: str) -> list[Path]:
     axes[0].set_yticks(range(len(names)), [canvas.plain(label) for label in labels], fontsize=8)
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     from_whom = f"difference from {next(iter(others.values()))}; " if same else ""
-    told = f"{from_whom}95 % intervals, patients resampled; filled: p < {SURE} after Holm's correction"
+    told = f"{from_whom}95 % percentile intervals; filled: p < {SURE} after Holm's correction"
     title_above(figure, f"{title}\n{told}")
     return write_both(figure, path)
 
@@ -48,7 +50,8 @@ def _whiskers(ax: "Axes", mine: "DataFrame", metric: str) -> None:
         ax.plot([row["difference_low"], row["difference_high"]], [place, place], color=colour, lw=1.4)
         ax.plot(row["difference"], place, "o", ms=5, mec=colour, mfc=colour if row["p_holm"] < SURE else "white")
     ax.axvline(0, color=canvas.INK, lw=0.8)
-    ax.set_xlabel(metric_name(metric), **canvas.SMALL)
+    words = dict.fromkeys(mine["resampled"].dropna())  # per panel: fewer where only some cases take part in a metric
+    ax.set_xlabel("\n".join([metric_name(metric), *(fill(text, _WIDTH) for text in words)]), **canvas.SMALL)
     ax.tick_params(labelsize=8)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="x", lw=0.4, alpha=0.5)

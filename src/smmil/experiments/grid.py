@@ -1,6 +1,6 @@
 """A study to single training runs, each named by everything that decides its result."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from smmil.config import TrainConfig, checked, config_hash
 from smmil.errors import ConfigError, suggest
 from smmil.experiments.datasets import Ready, prepare
+from smmil.experiments.folds import folds_to_train
 from smmil.experiments.study import Dataset, Study, Variant
 from smmil.files import digest
 
@@ -24,7 +25,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of a study whose data are there, and a sentence for each data set that is left out."""
+    """The runs of a study whose data are there, and a sentence for each data set or fold that is left out."""
 
     runs: list[Run]
     left_out: list[str]
@@ -34,14 +35,17 @@ def make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = ()
     """All runs of the study: data sets x variants x learning rates x seeds x folds.
 
     only  names of data sets to use; others are not looked at. Data sets whose variable is not set are left out and
-    said to be; that no data set remains is an error, as are two runs of equal content under different names.
+    said to be; that no data set remains is an error, as are two runs of equal content under different names, and folds
+    that were asked for and do not exist.
     """
     wanted, left_out = _available(study, list(only))
     runs = []
     for dataset in wanted:
         ready = prepare(dataset, Path(data_folder))
+        folds, told = folds_to_train(dataset, ready, study.folds)
+        left_out += told
         for variant in study.variants:
-            runs += _runs(study, dataset, ready, variant)
+            runs += _runs(study, dataset, ready, variant, folds)
     _refuse_duplicates(runs)
     return Grid(runs, left_out)
 
@@ -59,8 +63,7 @@ def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]
     return there, left_out
 
 
-def _runs(study: Study, dataset: Dataset, ready: Ready, variant: Variant) -> list[Run]:
-    folds = range(dataset.folds) if study.folds is None else study.folds
+def _runs(study: Study, dataset: Dataset, ready: Ready, variant: Variant, folds: Sequence[int]) -> list[Run]:
     choices = [(lr, seed, fold) for lr in study.learning_rates for seed in study.seeds for fold in folds]
     return [_run(study, dataset, ready, variant, *choice) for choice in choices]
 

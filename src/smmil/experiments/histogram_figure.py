@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from smmil.evaluate.instances import instance_score
-from smmil.experiments.drawing import title_above, write_both
+from smmil.experiments.drawing import broken, title_above, write_both
 from smmil.maps import canvas
 from smmil.maps.histogram import draw_histogram, score_shares
 from smmil.prediction import Prediction
@@ -32,7 +32,7 @@ def histograms(found: Mapping[str, Sequence[Prediction]], path: Path, title: str
         draw_histogram(ax, score_shares(without_tails(predictions), BINS), name)
         ax.tick_params(labelbottom=number + wide >= len(found))  # nothing below it
     figure.supylabel("share of the instances of a class", **canvas.SMALL)
-    figure.supxlabel(_broken(_X_LABEL, figure.get_size_inches()[0]), **canvas.SMALL)
+    figure.supxlabel(broken(_X_LABEL, figure), **canvas.SMALL)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
     title_above(figure, title)
@@ -44,9 +44,3 @@ def without_tails(predictions: Sequence[Prediction]) -> list[Prediction]:
     scores = [instance_score(p) for p in predictions]
     low, high = np.percentile(np.concatenate(scores), TAILS)
     return [replace(p, scores=np.clip(s, low, high)[:, None]) for p, s in zip(predictions, scores, strict=True)]
-
-
-def _broken(text: str, inches: float) -> str:
-    from textwrap import wrap
-
-    return "\n".join(wrap(text, int(inches * 14)))

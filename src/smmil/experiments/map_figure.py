@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smmil.evaluate.instances import instance_score
-from smmil.experiments.drawing import title_above, write_both
+from smmil.experiments.drawing import broken, title_above, write_both
 from smmil.maps import canvas
 from smmil.maps.overlay import draw_scores, draw_truth
 from smmil.maps.points import dots_extent, scattered
@@ -99,8 +99,6 @@ def _draw(ax: "Axes", pen: Any, prediction: Prediction, *what: Any) -> None:
 
 
 def _colour_bar(figure: "Figure", axes: Sequence["Axes"], label: str) -> None:
-    from textwrap import wrap
-
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -111,7 +109,7 @@ def _colour_bar(figure: "Figure", axes: Sequence["Axes"], label: str) -> None:
     )
     bar.ax.tick_params(labelsize=7, color=canvas.INK, labelcolor=canvas.INK)
     bar.outline.set_visible(False)
-    bar.set_label("\n".join(wrap(label, int(width * 14))), **canvas.SMALL)
+    bar.set_label(broken(label, figure), **canvas.SMALL)
 
 
 def _one_legend(figure: "Figure", axes: Sequence["Axes"]) -> None:

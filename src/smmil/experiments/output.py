@@ -1,16 +1,17 @@
 """Everything a study shows, written into its folder: tables, comparisons, figures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smmil.errors import DataError, SmmilError
-from smmil.experiments.certainty import RESAMPLES, comparisons, pair_differences
+from smmil.experiments.certainty import RESAMPLES, Planned, comparisons, pair_differences
 from smmil.experiments.certainty_page import comparisons_markdown, pairs_markdown
 from smmil.experiments.figures import ACROSS_SETS, make_figure
 from smmil.experiments.grid import make_grid
 from smmil.experiments.results import choose_learning_rates
 from smmil.experiments.runner import Place, collect, plan_table
+from smmil.experiments.shortfall import coverage, shortfall_notes
 from smmil.experiments.study import FigureSpec, Study, headline
 from smmil.experiments.tables import make_table
 from smmil.experiments.writing import for_spreadsheets, write_table
@@ -25,41 +26,56 @@ def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), res
     (results, plan), folder = _results(study, out, only), Place(Path(out), study.name).own / "tables"
     paths = [path for table in study.tables for path in write_table(make_table(study, table, results, plan), folder)]
     paths.append(_write_rates(results, folder))
+    planned = {key: one.planned for key, one in coverage(plan).items()}
     if study.reference is not None:
-        paths += _write_comparisons(study, results, Path(out), folder, resamples)
+        missing = _shortfall(results, plan)
+        paths += _write_comparisons(study, results, Path(out), folder, resamples, planned, missing)
     if study.pairs:
-        paths += _write_pairs(study, results, Path(out), folder, resamples)
+        missing = _shortfall(results, plan, {*study.pairs, *study.pairs.values()})
+        paths += _write_pairs(study, results, Path(out), folder, resamples, planned, missing)
     return paths
 
 
-def _write_comparisons(study: Study, results: "DataFrame", out: Path, folder: Path, resamples: int) -> list[Path]:
+def _shortfall(results: "DataFrame", plan: "DataFrame", variants: Collection[str] | None = None) -> str:
+    """What is missing of these variants, or of all, as last points of a page."""
+    if variants is not None:
+        results, plan = (part[part["variant"].isin(variants)] for part in (results, plan))
+    return "".join(f"- {note}\n" for note in shortfall_notes(results, plan))
+
+
+def _write_comparisons(
+    study: Study, results: "DataFrame", out: Path, folder: Path, resamples: int, planned: Planned, missing: str
+) -> list[Path]:
     """The paired tests against the reference, variants in the order of the study."""
     reference, order = str(study.reference), [v.name for v in study.variants]
-    rows = comparisons(results, out, study.tests, reference, n=resamples, order=order)
+    rows = comparisons(results, out, study.tests, reference, n=resamples, order=order, planned=planned)
     write_text(folder / "comparisons.csv", for_spreadsheets(rows))
     title = headline(study, f"Compared with {reference}")
-    write_text(folder / "comparisons.md", comparisons_markdown(rows, title, reference, resamples))
+    write_text(folder / "comparisons.md", comparisons_markdown(rows, title, reference, resamples) + missing)
     return [folder / "comparisons.csv", folder / "comparisons.md"]
 
 
-def _write_pairs(study: Study, results: "DataFrame", out: Path, folder: Path, resamples: int) -> list[Path]:
+def _write_pairs(
+    study: Study, results: "DataFrame", out: Path, folder: Path, resamples: int, planned: Planned, missing: str
+) -> list[Path]:
     """The paired tests of variants against partners of their own."""
-    rows = pair_differences(results, out, study.tests, study.pairs, n=resamples)
+    rows = pair_differences(results, out, study.tests, study.pairs, n=resamples, planned=planned)
     if not len(rows):
         return []  # no pair has both its partners yet; the tables say what is missing
     write_text(folder / "pairs.csv", for_spreadsheets(rows))
-    write_text(folder / "pairs.md", pairs_markdown(rows, headline(study, "Each beside its partner"), resamples))
+    title = headline(study, "Each beside its partner")
+    write_text(folder / "pairs.md", pairs_markdown(rows, title, resamples) + missing)
     return [folder / "pairs.csv", folder / "pairs.md"]
 
 
 def write_figures(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> tuple[list[Path], dict[str, str]]:
     """All figures of the study; gives the files and, by name, why a figure could not be drawn."""
-    (results, _), folder = _results(study, out, only), Place(Path(out), study.name).own / "figures"
+    (results, plan), folder = _results(study, out, only), Place(Path(out), study.name).own / "figures"
     paths: list[Path] = []
     failed: dict[str, str] = {}
     for figure, part in _figure_parts(study, results):
         try:
-            paths += make_figure(study, figure, part, Path(out), folder)
+            paths += make_figure(study, figure, part, Path(out), folder, plan)
         except SmmilError as problem:
             failed[f"{figure.name} ({', '.join(sorted(set(part['set'])))})"] = str(problem)
     return paths, failed

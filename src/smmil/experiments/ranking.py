@@ -28,15 +28,16 @@ def rank_rows(
     """Mean ranks within each group over all columns (or over those of each extractor), as rows of data set ALL.
 
     Values are rounded to three digits first, as printed, so that equal prints share a rank. A model that lacks a column
-    the others have is not ranked, and a note says so. Energies are not ranked: a constant map is smoothest.
+    the others have is not ranked, nor is one alone, and a note says so. Energies are not ranked: a constant map is
+    smoothest.
     """
     found, notes = [], []
     for (extractor, group, level), block in rank_blocks(rows, rank_by, mixed).items():
-        ranked, missing = _ranked(block)
-        names = ", ".join(row["model"] for row in missing)
-        notes += [f"not ranked ({group}), some results are missing: {names}"] if missing else []
+        ranked, missing, alone = _ranked(block)
+        notes += [f"not ranked ({group}), some results are missing: {', '.join(missing)}"] if missing else []
+        notes += [f"not ranked ({group}), nobody to be ranked with: {', '.join(alone)}"] if alone else []
         facts = {"dataset": RANKED, "extractor": extractor, "group": group, "metric": f"{level}_rank"}
-        found += [{**facts, **row} for row in (*ranked, *missing)]
+        found += [{**facts, **row} for row in ranked]
     return _frame(found), list(dict.fromkeys(notes))
 
 
@@ -66,23 +67,32 @@ def _levels(metrics: Iterable[str]) -> list[str]:
     return ["bag" if metric.startswith("bag") else "inst" for metric in metrics]
 
 
-def _ranked(block: "DataFrame") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    signs = [-1 if direction(metric) == "-" else 1 for metric in block["metric"]]
-    values = block.assign(mean=block["mean"].round(DIGITS) * signs).pivot(index="model", columns=COLUMN, values="mean")
+def rank_values(rows: "DataFrame") -> "DataFrame":
+    """Models x columns as they are ranked: rounded as printed, higher is better, nan where a model has no result.
+
+    Energies are left out: they have no better side.
+    """
+    sides = [{"+": 1, "-": -1, "": 0}[direction(metric)] for metric in rows["metric"]]
+    signed: Any = rows.assign(mean=rows["mean"].round(DIGITS) * sides)
+    return signed[[side != 0 for side in sides]].pivot(index="model", columns=COLUMN, values="mean")
+
+
+def _ranked(block: "DataFrame") -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """A row for each model of a block; then who is not ranked since results are missing, and who has no rival."""
+    values = rank_values(block)
     complete = values.dropna()
+    missing = sorted(set(values.index) - set(complete.index))
+    alone = list(complete.index) if len(complete) == 1 else []
     families = dict(zip(block["model"], block.get("family", block["group"]), strict=True))
     fewer = set(block["model"][block["fewer"]]) if "fewer" in block else set()
-    ranks = mean_ranks(complete) if len(complete) else {}
+    ranks = mean_ranks(complete) if len(complete) > 1 else {}
     ranked = [
         {"model": m, "mean": mean, "std": std, "n": complete.shape[1], "family": families[m]}
         | {"fewer": m in fewer, "state": ""}
         for m, (mean, std) in ranks.items()
     ]
-    missing = [
-        {"model": m, "family": families[m], "fewer": False, "state": "not ranked"}
-        for m in sorted(set(values.index) - set(complete.index))
-    ]
-    return ranked, missing
+    others = [{"model": m, "family": families[m], "fewer": False, "state": "not ranked"} for m in (*alone, *missing)]
+    return ranked + others, missing, alone
 
 
 def _frame(found: Sequence[dict[str, Any]]) -> "DataFrame":

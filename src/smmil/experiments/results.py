@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smmil.evaluate import METRIC_NAMES, spread
+from smmil.evaluate import spread
 from smmil.files import replacing
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 ORDER = ("set", "variant", "lr", "seed", "fold")
 FACTS = ("run", "set", "dataset", "extractor", "group", "family", "variant", "lr", "seed", "fold")
@@ -40,19 +40,27 @@ def choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
     """For each (data set, variant) the learning rate with the highest mean validation AUROC; ties: lower mean loss.
 
     Only rates with as many finished runs as the best covered one compete, so that a rate is not chosen for the folds
-    it has not seen yet. A full tie goes to the larger rate. Test results play no part.
+    it has not seen yet, and they are compared over the folds and seeds that all of them have. A full tie, and rates
+    without a fold in common, go to the larger rate. Test results play no part. Whether all rates could compete is told
+    by `shortfall.shortfall_notes`.
     """
     chosen = {}
     for (set_, variant), rows in table.groupby(["set", "variant"], sort=True):
-        rates = dict(iter(rows.groupby("lr")))
-        most = max(len(part) for part in rates.values())
-        chosen[set_, variant] = max(
-            (lr for lr in rates if len(rates[lr]) == most), key=lambda lr: _merit(rates[lr], lr)
-        )
+        chosen[set_, variant] = _best({lr: part.set_index(["seed", "fold"]) for lr, part in rows.groupby("lr")})
     return chosen
 
 
+def _best(rates: "dict[Any, DataFrame]") -> float:
+    """The best of some learning rates, each with its runs by seed and fold."""
+    most = max(len(part) for part in rates.values())
+    best_covered = {lr: part for lr, part in rates.items() if len(part) == most}
+    shared = set.intersection(*(set(part.index) for part in best_covered.values()))
+    return max(best_covered, key=lambda lr: _merit(best_covered[lr].loc[sorted(shared)], lr))
+
+
 def _merit(rows: "DataFrame", lr: float) -> tuple[float, float, float]:
+    if not len(rows):
+        return -math.inf, -math.inf, lr
     auroc, loss = (math.fsum(rows[name]) / len(rows) for name in ("val_auroc", "val_loss"))
     return (-math.inf if math.isnan(auroc) else auroc, -loss, lr)
 
@@ -60,15 +68,15 @@ def _merit(rows: "DataFrame", lr: float) -> tuple[float, float, float]:
 def chosen_rows(table: Any) -> "DataFrame":
     """The runs with the chosen learning rate of their data set and variant."""
     chosen = choose_learning_rates(table)
-    keep = [chosen[row.set, row.variant] == row.lr for row in table.itertuples()]
-    return table[keep].reset_index(drop=True)
+    keep = [i for i, row in enumerate(table.itertuples()) if chosen[row.set, row.variant] == row.lr]
+    return table.iloc[keep].reset_index(drop=True)
 
 
 def aggregate(table: "DataFrame", metrics: Sequence[str], ddof: int = 1) -> "DataFrame":
     """Mean and standard deviation over folds and seeds at the chosen learning rate, one row per number.
 
     Columns as in the tables of the paper (dataset, extractor, group, model, metric, mean, std), then n, lr,
-    family, set.
+    family, set and state: where a metric is undefined in some runs there is no mean, and the state says so.
     ddof  1: divided by n - 1, 0: by n
     """
     from pandas import DataFrame
@@ -80,11 +88,12 @@ def aggregate(table: "DataFrame", metrics: Sequence[str], ddof: int = 1) -> "Dat
             found = spread(part[metric])
             std = found.sample_std if ddof else found.population_std
             facts = [first["dataset"], first["extractor"], first["group"], variant, metric, found.mean, std]
-            rows.append([*facts, found.n, first["lr"], first["family"], set_])
-    names = ["dataset", "extractor", "group", "model", "metric", "mean", "std", "n", "lr", "family", "set"]
+            rows.append([*facts, found.n, first["lr"], first["family"], set_, _undefined(part[metric])])
+    names = ["dataset", "extractor", "group", "model", "metric", "mean", "std", "n", "lr", "family", "set", "state"]
     return DataFrame(rows, columns=names)
 
 
-def metric_columns(table: "DataFrame") -> list[str]:
-    """The columns of a table of results that hold metrics of the test set."""
-    return [name for name in table.columns if name.partition("@")[0] in METRIC_NAMES]
+def _undefined(values: "Series[float]") -> str:
+    """In how many runs a metric has no value, such as F1 without a positive instance; empty when in none."""
+    gone = int(values.isna().sum())
+    return f"undefined in {gone} of {len(values)} run{'s' * (len(values) != 1)}" if gone else ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smmil.errors import DataError, check_choice
+from smmil.errors import DataError, SmmilError, check_choice
 from smmil.executors import EXECUTORS, Outcome, run_tasks
 from smmil.experiments.checking import check_models
 from smmil.experiments.grid import Grid, Run, make_grid
@@ -13,7 +13,7 @@ from smmil.experiments.locks import alone
 from smmil.experiments.results import results_table, write_results
 from smmil.experiments.single import ALREADY, BUSY, FULL, Job, finished, is_busy, perform
 from smmil.experiments.study import Study
-from smmil.files import read_json, remove_leftovers, write_text
+from smmil.files import read_json, write_text
 
 WAYS = (*EXECUTORS, "submitit")
 OnRun = Callable[[str, str | None], Any]
@@ -60,6 +60,7 @@ def run_study(
 ) -> Report:
     """Train and measure every run of the study that is not done yet, then write one table of all results.
 
+    only      names of data sets whose runs are trained; the table holds what is done of all of them
     executor  serial, processes, dask or submitit (a SLURM array; `slurm` holds its parameters)
     on_begin  is told how many runs are done already and how many there are
     on_run    is told the label of each run that ends, and the reason if it failed
@@ -75,15 +76,35 @@ def run_study(
     done = {run.key for run in grid.runs if finished(place.run(run.key)) is not None}
     jobs = {run.key: _job(run, place) for run in grid.runs if run.key not in done}
     report = Report(before=[run.label for run in grid.runs if run.key in done], left_out=grid.left_out)
+    runs = _whole(study, place, grid, report) if only else grid.runs
     place.own.mkdir(parents=True, exist_ok=True)
     if on_begin is not None:
         on_begin(len(done), len(grid.runs))
     _perform_all(list(jobs.values()), report, _way(executor, workers, address, slurm, place), on_run)
     with alone(place.own / "lock", wait=True):
-        remove_leftovers(place.own)
-        write_text(place.own / "grid.csv", grid_text(grid.runs))
-        write_results(collect(grid, place), place.own)
+        _remove_own_leftovers(place.own)
+        write_text(place.own / "grid.csv", grid_text(runs))
+        write_results(collect(Grid(runs, []), place), place.own)
     return report
+
+
+def _whole(study: Study, place: Place, asked: Grid, report: Report) -> list[Run]:
+    """The runs of all data sets, in the order of the study; a set that was not asked for and cannot be read is told."""
+    runs = {name: [run for run in asked.runs if run.facts["set"] == name] for name in (d.name for d in study.datasets)}
+    for dataset in study.datasets:
+        if not runs[dataset.name] and dataset.missing is None:
+            try:
+                runs[dataset.name] = make_grid(study, place.out / "data", only=[dataset.name]).runs
+            except SmmilError as problem:
+                report.left_out.append(f"{dataset.name}: not in the table of results, {problem}")
+    return [run for name in runs for run in runs[name]]
+
+
+def _remove_own_leftovers(folder: Path) -> None:
+    """Delete what a killed process left of the files written under the lock; others may be at work on theirs."""
+    for name in ("grid.csv", "results.csv", "results.parquet"):
+        for path in folder.glob(f".*-{name}"):
+            path.unlink(missing_ok=True)
 
 
 def _job(run: Run, place: Place) -> Job:

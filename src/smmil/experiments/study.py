@@ -1,5 +1,6 @@
 """What a study consists of: data sets, variants of models, learning rates, seeds, tables and figures."""
 
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -9,20 +10,23 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from smmil.config import Count, Positive, Whole, checked, parse_yaml
 from smmil.errors import ConfigError, suggest
-from smmil.evaluate import METRIC_NAMES
+from smmil.experiments.metric_names import measured_metric
+from smmil.experiments.study_checks import study_problems
 from smmil.experiments.variables import filled_in
 
 Kind = Literal["slides", "scans"]
 
 
-def _known_metric(name: str) -> str:
-    if name.partition("@")[0] not in METRIC_NAMES:
-        raise ValueError(f"unknown metric {name!r}; {suggest(name, METRIC_NAMES)}")
+def _fit_for_a_file(name: str) -> str:
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be the name of a file; use letters, digits, spaces and _ . ( ) + - only")
     return name
 
 
-Metric = Annotated[str, AfterValidator(_known_metric)]
-FileName = Annotated[str, Field(pattern=r"^\w[\w .()+-]*$")]  # becomes the name of a file in the study's folder
+_FILE_NAME = re.compile(r"\w[\w .()+-]*")
+FileName = Annotated[str, AfterValidator(_fit_for_a_file)]  # becomes the name of a file or folder of the study
+Metric = Annotated[str, AfterValidator(measured_metric)]
+Metrics = Annotated[list[Metric], Field(min_length=1)]
 
 
 class _Section(BaseModel):
@@ -63,6 +67,11 @@ class Dataset(_Section):
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "Dataset":
+        if self.missing is not None and (self.manifest is not None or self.synthetic is not None):
+            raise ValueError(
+                f"data set {self.name!r}: its splits lie where the variable {self.missing} says, which is not set; "
+                f"give --data {self.missing}=splits.json"
+            )
         if sum(v is not None for v in (self.manifest, self.missing, self.synthetic)) != 1:
             raise ValueError(f"data set {self.name!r} needs either a manifest or a synthetic set")
         return self
@@ -94,7 +103,7 @@ class Table(_Section):
 
     name: FileName
     title: str = ""
-    metrics: list[Metric]
+    metrics: Metrics
     paper: str | None = None
     variants: list[str] | None = None
     rank_by: Literal["all", "extractor"] | None = None
@@ -110,7 +119,7 @@ class FigureSpec(_Section):
     ]
     title: str = ""
     setting: str | None = None
-    metrics: list[Metric] = ["inst_auroc", "bag_auroc"]
+    metrics: Metrics = ["inst_auroc", "bag_auroc"]
     variants: list[str] | None = None
     cases: Count = 3
 
@@ -122,76 +131,32 @@ class Study(_Section):
     pairs   variants that are tested against a partner of their own, such as {SmCLAM: CLAM}
     """
 
-    name: str
+    name: FileName
     title: str = ""
     caveat: str = ""
     datasets: list[Dataset]
     variants: list[Variant]
-    learning_rates: list[Positive] = [1e-4, 1e-5]
-    folds: list[Whole] | None = None
+    learning_rates: Annotated[list[Positive], Field(min_length=1)] = [1e-4, 1e-5]
+    folds: Annotated[list[Whole], Field(min_length=1)] | None = None
     seeds: Annotated[list[Whole], Field(min_length=1)] = [0]
     training: dict[str, Any] = {}
     ddof: Literal[0, 1] = 1
     reference: str | None = None
     pairs: dict[str, str] = {}
-    tests: list[Metric] = ["inst_auroc", "bag_auroc"]
+    tests: Metrics = ["inst_auroc", "bag_auroc"]
     tables: list[Table] = []
     figures: list[FigureSpec] = []
 
     @model_validator(mode="after")
-    def _names_are_unique_and_known(self) -> "Study":
-        for what, names in (
-            ("data set", [d.name for d in self.datasets]),
-            ("variant", [v.name for v in self.variants]),
-        ):
-            twice = sorted({n for n in names if names.count(n) > 1})
-            if twice or not names:
-                raise ValueError(f"{what} {twice[0]!r} is given twice" if twice else f"no {what} given")
-        known = {v.name for v in self.variants}
-        asked = [n for named in _chosen_names(self) for n in named]
-        asked += [self.reference] if self.reference else []
-        asked += [*self.pairs, *self.pairs.values()]
-        wrong = [n for n in asked if n not in known]
-        if wrong:
-            raise ValueError(f"unknown variant {wrong[0]!r}; {suggest(wrong[0], known)}")
-        return self
-
-    @model_validator(mode="after")
-    def _figures_have_what_they_compare(self) -> "Study":
-        for figure in self.figures:
-            if figure.kind == "differences" and self.reference is None:
-                raise ValueError(f"figure {figure.name!r}: differences from whom? Give the study a reference")
-            if figure.kind == "pairs" and not self.pairs:
-                raise ValueError(f"figure {figure.name!r}: give the study pairs, such as {{SmCLAM: CLAM}}")
-            swept = {option for dataset in self.datasets for option in _options(dataset)}
-            if figure.kind == "difficulty" and figure.setting not in swept:
-                hint = suggest(str(figure.setting), swept) if swept else "no data set is synthetic with options"
-                raise ValueError(
-                    f"figure {figure.name!r}: setting {figure.setting!r} is no option of a data set; {hint}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _sweeps_have_values(self) -> "Study":
-        swept = {option for variant in self.variants for option in variant.setting}
-        for figure in self.figures:
-            if figure.kind == "sweep" and figure.setting not in swept:
-                hint = suggest(str(figure.setting), swept) if swept else "no variant has a sweep"
-                raise ValueError(f"figure {figure.name!r}: setting {figure.setting!r} is swept by no variant; {hint}")
+    def _makes_sense(self) -> "Study":
+        for problem in study_problems(self):
+            raise ValueError(problem)
         return self
 
 
 def headline(study: "Study", title: str) -> str:
     """A title with the study's caveat before it."""
     return f"{study.caveat}: {title}" if study.caveat else title
-
-
-def _options(dataset: Dataset) -> dict[str, Any]:
-    return dataset.synthetic.options if dataset.synthetic is not None else {}
-
-
-def _chosen_names(study: "Study") -> list[list[str]]:
-    return [table.variants or [] for table in study.tables] + [figure.variants or [] for figure in study.figures]
 
 
 def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> Study:

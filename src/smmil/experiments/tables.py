@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from smmil.experiments.interactions import FAMILIES
 from smmil.experiments.metric_words import direction, explained, metric_name
 from smmil.experiments.paper_beside import comparable_ranks, with_paper
 from smmil.experiments.paper_notes import table_notes
@@ -35,7 +36,7 @@ def make_table(study: Study, table: Table, results: Any, plan: Any = None) -> Sh
     plan = results.assign(state="done", reason="") if plan is None else plan
     wanted, planned = (part[part["variant"].isin(_variants(study, table))] for part in (results, plan))
     rows = with_plan(aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
-    notes = _about(study, table) + shortfall_notes(rows, planned)
+    notes = _about(study, table) + shortfall_notes(wanted, planned)
     rows, more = _with_ranks(rows, table)
     notes += more + _cells_to_distrust(rows)
     shown = _ordered(rows, study)
@@ -111,8 +112,7 @@ def _cells_to_distrust(rows: "DataFrame") -> list[str]:
 def _ordered(rows: Any, study: Study) -> "DataFrame":
     """Rows in the order of the study: group, family, variant, then data set and metric."""
     variants = [v.name for v in study.variants]
-    groups = list(dict.fromkeys(v.group for v in study.variants))
-    families = ["independent", "local", "global", "global_local"]
+    groups, families = list(dict.fromkeys(v.group for v in study.variants)), list(FAMILIES)
     sets = [d.dataset or d.name for d in study.datasets] + [RANKED]
     order = [
         (

@@ -25,7 +25,7 @@ def filled_in(dataset: Mapping[str, Any], given: Mapping[str, str], folder: Path
         unset = [name for name in names if not (given.get(name) or os.environ.get(name))]
         if unset:
             found[key] = None
-            found["missing"] = unset[0]
+            found.setdefault("missing", unset[0])  # the manifest first: splits are of no use without it
             continue
         base = Path.cwd() if names else folder
         path = _VARIABLE.sub(lambda match: given.get(match[1]) or os.environ[match[1]], text)

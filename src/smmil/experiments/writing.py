@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from smmil.experiments.interactions import FAMILIES, GROUPS
 from smmil.experiments.metric_words import metric_heading
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
 from smmil.experiments.tables import Shown
@@ -13,8 +14,6 @@ from smmil.experiments.tex import tex_text
 from smmil.files import write_text
 from smmil.spreadsheet import inert
 
-GROUPS = {"no_global": "without global interactions", "global": "with global interactions"}
-FAMILIES = {"independent": "none", "local": "local", "global": "global", "global_local": "global and local"}
 Column = tuple[str, str, str]  # data set, extractor, metric
 
 
@@ -123,24 +122,33 @@ def _family(cells: dict[Column, Any]) -> str:
 
 
 def _cell(row: Any, emphasised: Callable[[str, int], str]) -> list[str]:
-    """Ours, and in a second line the paper's with the difference."""
-    if row is None or math.isnan(row.mean):
-        return ["–" if row is None else row.state or "–"]
+    """Ours, or why there is none; in a second line the paper's, with the difference."""
+    if row is None:
+        return ["–"]
     digits = _digits(row)
-    ours = emphasised(f"{row.mean:.{digits}f}", row.place) + _deviation(row.std, digits) + "‡" * bool(row.fewer)
-    if math.isnan(row.paper_mean):
-        return [ours]
-    verdict = {"yes": ", within", "no": ", outside", "": ""}.get(row.within_std, f", {row.within_std}")
+    if math.isnan(row.mean):
+        ours = row.state or "–"
+    else:
+        ours = emphasised(f"{row.mean:.{digits}f}", row.place) + _deviation(row.std, digits) + "‡" * bool(row.fewer)
+    return [ours] if math.isnan(row.paper_mean) else [ours, _paper(row, digits)]
+
+
+def _paper(row: Any, digits: int) -> str:
+    """The paper's number; the difference and the verdict where there is one of ours."""
     mark = "†" if row.paper_note else ""
-    paper = f"{row.paper_mean:.{digits}f}{_deviation(row.paper_std, digits)}{mark}"
-    return [ours, f"paper {paper} ({row.difference:+.{digits}f}{verdict})"]
+    paper = f"paper {row.paper_mean:.{digits}f}{_deviation(row.paper_std, digits)}{mark}"
+    if math.isnan(row.difference):
+        return paper
+    verdict = {"yes": ", within", "no": ", outside", "": ""}.get(row.within_std, f", {row.within_std}")
+    return f"{paper} ({row.difference:+.{digits}f}{verdict})"
 
 
 def _digits(row: Any) -> int:
     """Three decimals for what lies around 1, two for ranks, fewer for large numbers."""
     if row.metric.endswith("_rank"):
         return 2
-    return 3 if abs(row.mean) < 10 else (1 if abs(row.mean) < 1000 else 0)
+    size = abs(row.paper_mean if math.isnan(row.mean) else row.mean)
+    return 3 if size < 10 else (1 if size < 1000 else 0)
 
 
 def _deviation(std: float, digits: int) -> str:

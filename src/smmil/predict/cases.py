@@ -95,7 +95,7 @@ def predict_table(
     with reproducible(origin.threads):
         patients = _patients(table)
         for count, id_ in enumerate(ids, 1):
-            work.one(id_, {**_meta(trained, origin, (parts or {}).get(id_)), "group": patients[id_]})
+            work.one(id_, {**_meta(trained, origin, (parts or {}).get(id_)), **patients.get(id_, {})})
             if progress is not None:
                 progress(count, len(ids))
     write_failures(Path(out), work.done.failed)
@@ -134,12 +134,16 @@ def case_file(id_: str) -> str:
     return file_name(id_) + ".npz"
 
 
-def _patients(table: Manifest) -> dict[str, str]:
-    """For every case the first id of its patient's cases: tells who belongs together without saying who it is."""
+def _patients(table: Manifest) -> dict[str, dict[str, str]]:
+    """For every case with a patient the first id of that patient's cases: who belongs together, not who it is."""
+    column = "group" if "group" in table.table else "patient"
+    if column not in table.table:
+        return {}
+    named = {id_: group for id_, group in zip(table.ids, table.table[column], strict=True) if group}
     first: dict[str, str] = {}
-    for id_, group in sorted(table.groups.items()):
+    for id_, group in sorted(named.items()):
         first.setdefault(group, id_)
-    return {id_: first[group] for id_, group in table.groups.items()}
+    return {id_: {"group": first[group]} for id_, group in named.items()}
 
 
 def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
@@ -149,7 +153,8 @@ def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
         stored = Prediction.load(path)
     except DataError:
         return False
-    return stored.id == id_ and stored.meta == {**stored.meta, **meta}
+    same_patient = stored.meta.get("group", id_) == meta.get("group", id_)
+    return stored.id == id_ and same_patient and stored.meta == {**stored.meta, **meta}
 
 
 def run_config(run_dir: Path) -> TrainConfig | None:

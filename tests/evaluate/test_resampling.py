@@ -1,0 +1,95 @@
+"""Intervals and the p values that belong to them: by hand, turned around, and where rounding could decide."""
+
+import numpy as np
+import pytest
+
+from smmil.evaluate.resampling import Bend, gap, interval
+
+
+def percentile(drawn, level=0.95):
+    return interval(np.array(drawn), 1.0, lambda: [], "percentile", level)
+
+
+def test_the_p_value_is_twice_the_smaller_tail_by_hand():
+    # 41 draws lie 40 steps apart; 0 stands halfway between the second and the third
+    assert percentile([-3.0, -1, 1, *range(2, 40)]).p == pytest.approx(2 * 1.5 / 40)
+    # three draws of 0 oppose both sides: the greatest share with quantile 0 is 4 of 40 steps, the least 2 of 40
+    assert percentile([-3.0, -1, 0, 0, 0, *range(1, 37)]).p == pytest.approx(2 * 4 / 40)
+    assert percentile([3.0, 1, 0, 0, 0, *range(-36, 0)]).p == pytest.approx(2 * 4 / 40)
+    assert percentile([0.0, 0, 0]).p == 1
+    assert percentile([1.0, np.nan, 2, 3]).p == pytest.approx(2 / 4)  # none on the other side: one more could be
+    assert np.isnan(percentile([np.nan, np.nan, 1.0]).p)
+
+
+def skew_mean(rng, ties):
+    """Resamples of a skew difference of small samples, the value itself, and those with each case left out."""
+    x = rng.exponential(size=20) - rng.exponential(size=20) + rng.normal(0.4, 0.3)
+    x = np.round(x) if ties else x
+    weights = rng.multinomial(20, np.full(20, 1 / 20), size=400)
+    left_out = (x.sum() - x) / 19
+    return weights @ x / 20, x.mean(), left_out
+
+
+@pytest.mark.parametrize("method", ["bca", "percentile"])
+@pytest.mark.parametrize("ties", [False, True])
+def test_p_is_below_five_per_cent_exactly_where_the_interval_excludes_zero(method, ties):
+    rng, outside = np.random.default_rng(0), 0
+    for _ in range(400):
+        drawn, value, left_out = skew_mean(rng, ties)
+        found = interval(drawn, value, lambda left_out=left_out: [left_out], method, 0.95)
+        excluded = found.low > 0 or found.high < 0
+        outside += excluded
+        assert (found.p < 0.05) == excluded
+        assert found.method == method
+    assert 40 < outside < 360  # both happen often
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.99])
+def test_p_is_one_minus_the_level_of_the_interval_that_ends_at_zero(level):
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        drawn, value, left_out = skew_mean(rng, ties=False)
+        low = interval(drawn, value, lambda left_out=left_out: [left_out], "bca", level).low
+        moved = interval(drawn - low, value - low, lambda left_out=left_out: [left_out], "bca", level)
+        assert moved.low == pytest.approx(0, abs=1e-12)
+        assert moved.p == pytest.approx(1 - level, abs=1e-9)
+
+
+def test_where_bca_does_not_exist_p_is_that_of_the_percentile_interval():
+    drawn = np.linspace(-0.2, 1, 101)
+    for left_out, value in ((np.ones(5), 0.5), (np.arange(5.0), 2.0)):
+        found = interval(drawn, value, lambda left_out=left_out: [left_out], "bca", 0.95)
+        assert found.method == "percentile"
+        plain = interval(drawn, value, lambda: [], "percentile", 0.95)
+        assert (found.low, found.high, found.p) == (plain.low, plain.high, plain.p)
+        assert found.p == pytest.approx(2 * 0.2 / 1.2)
+
+
+def test_the_bend_of_bca_can_be_turned_around_and_ends_at_its_pole():
+    for bend in (Bend(), Bend(0.3, 0.1), Bend(-1.2, -1 / 6)):
+        for share in (1e-4, 0.025, 0.5, 0.975, 1 - 1e-4):
+            assert bend.straight(bend.bent(share)) == pytest.approx(share, rel=1e-6)
+        assert (bend.straight(0), bend.straight(1)) == (0, 1)
+    assert Bend().bent(0.025) == pytest.approx(0.025)
+    assert Bend(6.0, 1 / 6).bent(0.9) == 1  # beyond the pole, not around it
+    assert Bend(3.0, 1 / 6).straight(1e-4) < 1e-300
+    assert Bend(-3.0, -1 / 6).straight(1 - 1e-4) == 1
+
+
+def test_differences_that_are_only_rounding_are_none():
+    a = np.array([0.1 + 0.2, 0.5, 1e6 + 1e-9, np.nan])
+    found = gap(a, np.array([0.3, 0.4, 1e6, 0.0]))
+    assert found[:3].tolist() == [0, pytest.approx(0.1), 0]
+    assert np.isnan(found[3])
+    thirds = np.array([1 / 3, 1 / 3 + 1e-16, 1 / 3 - 1e-16] * 20)
+    noted = interval(thirds, 1 / 3, lambda: [thirds], "bca", 0.95)
+    assert noted.method == "percentile"
+    assert any("all resamples give the same value" in note for note in noted.notes)
+
+
+def test_resamples_at_the_estimate_count_half_even_when_rounded_otherwise():
+    rng = np.random.default_rng(0)
+    drawn, left_out = np.append(rng.normal(0.1, 0.3, 300), np.full(100, 0.1)), rng.normal(size=20)
+    exact = interval(drawn, 0.1, lambda: [left_out], "bca", 0.95)
+    rounded = interval(drawn - 1e-15, 0.1, lambda: [left_out], "bca", 0.95)
+    assert rounded[:2] == pytest.approx(exact[:2], abs=1e-12)
