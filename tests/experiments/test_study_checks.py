@@ -93,6 +93,12 @@ figures: [{name: a, kind: sweep, setting: alphaVARIANTS}]
     load_study(tmp_path / "s.yaml")
 
 
+def test_difficulty_is_drawn_against_numbers(tmp_path):
+    sets = "datasets: [{name: '{}', synthetic: {kind: slides, bags: 9}, sweep: {size: [[9, 12], [9, 16]]}}]\n"
+    figure = "variants: [ABMIL]\nfigures: [{name: f, kind: difficulty, setting: size, metrics: [bag_auroc]}]\n"
+    assert "values that are no numbers" in problem_of(tmp_path, sets + figure)
+
+
 @pytest.mark.parametrize("name", ["../outside", "a/b", ".hidden", "", "runs", "data", "slurm"])
 def test_a_study_is_a_folder_of_its_own_inside_the_place_it_is_given(name):
     with pytest.raises(ValueError, match="name"):

@@ -76,6 +76,9 @@ def _difficulty(study: "Study", figure: "FigureSpec") -> Iterator[str]:
     if figure.setting not in swept:
         hint = suggest(str(figure.setting), swept) if swept else "no data set is synthetic with options"
         yield f"figure {figure.name!r}: setting {figure.setting!r} is no option of a data set; {hint}"
+    values = [_options(dataset).get(str(figure.setting), 0) for dataset in study.datasets]
+    if not all(isinstance(value, int | float) for value in values):
+        yield f"figure {figure.name!r}: setting {figure.setting!r} has values that are no numbers"
 
 
 def _options(dataset: "Dataset") -> dict[str, Any]:
