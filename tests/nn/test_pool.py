@@ -64,7 +64,7 @@ def gradients(outputs, inputs):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("embedded", [False, True])
 def test_the_pool_is_its_definition_gradients_included(where, gated, kind, embedded, monkeypatch):
-    monkeypatch.setattr("smmil.nn.attend.ROWS", 10)  # several chunks, not aligned with the bags
+    monkeypatch.setattr("smmil.nn.attend.ROWS", 10)  # several turns, not aligned with the bags
     options = {"gated": gated} if where is None else {"gated": gated, "spectral_norm": False, "normalization": kind}
     pool, graph = make(where, **options), batch_graph()
     args = (OFFSETS,) if where is None else (OFFSETS, graph)
@@ -174,15 +174,17 @@ def test_every_kind_of_smoothing_trains(where, steps, alpha):
 
 @pytest.mark.parametrize("where", [None, "early", "mid", "late"])
 @pytest.mark.parametrize("embedded", [False, True])
-def test_two_backward_passes_give_twice_the_gradient(where, embedded):
-    pool = make(where).train() if where is None else make(where, spectral_norm=False)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_two_backward_passes_give_twice_the_gradient(where, embedded, steps):
+    pool = make(where).train() if where is None else make(where, spectral_norm=False, steps=steps, alpha=0.5)
     embed = nn.Linear(WIDTH, DIM).double()
     args = (OFFSETS,) if where is None else (OFFSETS, batch_graph())
     z, _ = pool.pool_embedded(rows(), embed, *args) if embedded else pool(rows(DIM), *args)
+    trained = [*pool.parameters(), *(embed.parameters() if embedded else [])]
     z.sin().sum().backward(retain_graph=True)
-    once = [p.grad.clone() for p in pool.parameters()]
+    once = [p.grad.clone() for p in trained]
     z.sin().sum().backward()
-    assert all(torch.allclose(2 * a, p.grad) for a, p in zip(once, pool.parameters(), strict=True))
+    assert all(torch.allclose(2 * a, p.grad) for a, p in zip(once, trained, strict=True))
 
 
 @pytest.mark.parametrize("trained", ["project", "score", "sm"])
@@ -200,11 +202,21 @@ def test_any_part_can_be_trained_alone(trained):
     assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_training_on_half_precision_gives_the_gradients_of_the_widened_features(monkeypatch):
+@pytest.mark.parametrize("compiled", ["0", "1"])
+def test_training_on_half_precision_gives_the_gradients_of_the_widened_features(compiled, monkeypatch):
+    if compiled == "1":
+        pytest.importorskip("numba", reason="the extra `fast`")
+    monkeypatch.setenv("SMMIL_COMPILED", compiled)
     monkeypatch.setattr("smmil.nn.attend.ROWS", 10)
+    monkeypatch.setattr("smmil.nn.attend.WIDENED", 15)
     pool, embed = AttentionPool(DIM, ATT), nn.Linear(WIDTH, DIM)
     grads = []
     for x in (rows().half(), rows().half().float()):
+        x.requires_grad_()
         z, _ = pool.pool_embedded(x, embed, OFFSETS)
-        grads.append(torch.autograd.grad(z.sin().sum(), [*embed.parameters(), *pool.parameters()]))
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+        found = torch.autograd.grad(z.sin().sum(), [*embed.parameters(), *pool.parameters(), x])
+        grads.append([g.float() for g in found])
+    for narrow, wide in zip(*grads, strict=True):
+        assert torch.allclose(narrow, wide, rtol=2e-3, atol=1e-5)
+    for narrow, wide in zip(*(g[:-1] for g in grads), strict=True):
+        assert torch.allclose(narrow, wide, rtol=1e-5, atol=1e-6)

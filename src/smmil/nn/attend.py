@@ -5,20 +5,23 @@ Both functions here compute, for embedded instances h (n, d) and a projection W 
     v = h Wᵀ,   scores, weights = weigh(v, *params),   z_b = Σ_{n in bag b} weights_n h_n
 
 where `weigh` is any differentiable function of the narrow matrix v (n, a). Since h enters only through v and z,
-∂/∂h = weights ⊗ ∂z + ∂v W has rank a + b: it is formed two thousand rows at a time and used up at once.
+∂/∂h = weights ⊗ ∂z + ∂v W has rank a + b: it is formed a few hundred rows at a time, while they are in the cache, and
+where h was embedded here it takes the place of h.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from smmil.nn.relu import masking, shifting
 from smmil.nn.segment import segment_ids
 
 Weigh = Callable[..., tuple[Tensor, Tensor]]
-ROWS = 2048  # matrix products of a thousand rows at a time lose 2 to 3 %; more than this gains nothing
+ROWS = 1024  # of h at a time: what is done to them in turn happens in the cache
+WIDENED = 2048  # rows of half precision at a time; products of a thousand rows lose 2 to 3 %
 
 
 def attend(h: Tensor, project: Tensor, weigh: Weigh, offsets: Tensor, *params: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,7 +32,7 @@ def attend(h: Tensor, project: Tensor, weigh: Weigh, offsets: Tensor, *params: T
 def embed_and_attend(
     x: Tensor, embed: Tensor, bias: Tensor, project: Tensor, weigh: Weigh, offsets: Tensor, *params: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same for h = relu(x embedᵀ + bias); x may be half precision and is widened two thousand rows at a time."""
+    """The same for h = relu(x embedᵀ + bias); x may be half precision and is widened a few rows at a time."""
     return _EmbedAndAttend.apply(x, embed, bias, project, weigh, offsets, *params)
 
 
@@ -78,7 +81,7 @@ class _Attend(torch.autograd.Function):
         grad_h = grad_project = None
         if ctx.needs_input_grad[0]:
             factors = _Factors(grad_v, ctx.middle.weights.detach(), project, grad_z, offsets, h.dtype)
-            grad_h = factors.rows(slice(None), out=torch.empty_like(h))
+            grad_h = factors.product()
         if ctx.needs_input_grad[1]:
             grad_project = grad_v.T @ h.to(grad_v.dtype)
         return grad_h, grad_project, None, None, *grad_params
@@ -87,45 +90,58 @@ class _Attend(torch.autograd.Function):
 class _EmbedAndAttend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, embed, bias, project, weigh, offsets, *params):
-        dtype = _compute_dtype(embed)
-        h = torch.empty(x.shape[0], embed.shape[0], dtype=dtype, device=x.device)
-        v = torch.empty(x.shape[0], project.shape[0], dtype=dtype, device=x.device)
-        to_h, shift, to_v = embed.to(dtype).T, bias.to(dtype), project.to(dtype).T
-        for rows in _chunks(x.shape[0]):
-            part = torch.mm(x[rows].to(dtype), to_h, out=h[rows]).add_(shift).relu_()
-            torch.mm(part, to_v, out=v[rows])
+        ctx.dtype = _compute_dtype(embed)
+        h, v = _embed(x, *(t.to(ctx.dtype) for t in (embed, bias, project)))
         needs_v = any(ctx.needs_input_grad[:4])
         ctx.middle = _Middle(weigh, v.to(project.dtype), params, (needs_v, *ctx.needs_input_grad[6:]))
-        ctx.save_for_backward(x, embed, project, offsets, h)
+        ctx.save_for_backward(x, embed, bias, project, offsets)
+        ctx.h = h
         return _pool(h, ctx.middle.weights.detach(), offsets), ctx.middle.scores.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_z, grad_scores):
-        x, embed, project, offsets, h = ctx.saved_tensors
+        x, embed, bias, project, offsets = ctx.saved_tensors
+        h, ctx.h = ctx.h, None  # its memory is used up here; a second pass backward (retain_graph) embeds anew
+        if h is None:
+            h, _ = _embed(x, *(t.to(ctx.dtype) for t in (embed, bias, project)))
         grad_v, *grad_params = ctx.middle.backward(grad_scores, _against(h, grad_z, offsets))
         if grad_v is None:
             return (None,) * 6 + tuple(grad_params)
         factors = _Factors(grad_v, ctx.middle.weights.detach(), project, grad_z, offsets, h.dtype)
+        grad_project, grad_bias = torch.empty_like(project), torch.zeros_like(bias)
+        factors.replace(h, grad_project, grad_bias)
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        grads = _embed_backward(x, embed, h, factors, grad_x)
-        return grad_x, *grads, None, None, *grad_params
+        grad_embed = _embed_backward(x, embed, h, grad_x)
+        return grad_x, grad_embed, grad_bias, grad_project, None, None, *grad_params
 
 
-def _embed_backward(x: Tensor, embed: Tensor, h: Tensor, factors: "_Factors", grad_x: Tensor | None):
-    """Gradients of the embedding, its bias and the projection, a chunk of rows at a time (and of x, if wanted)."""
-    grad_embed, grad_bias = torch.empty_like(embed), torch.zeros_like(embed[:, 0])
-    grad_project = embed.new_empty(factors.grad_v.shape[1], h.shape[1])
-    buffer, ones = h.new_empty(min(ROWS, h.shape[0]), h.shape[1]), h.new_ones(ROWS)
-    for rows in _chunks(h.shape[0]):
-        _accumulate(grad_project, factors.grad_v[rows], h[rows], begin=rows.start == 0)
-        grad_h = factors.rows(rows, out=buffer[: rows.stop - rows.start])
-        torch.ops.aten.threshold_backward.grad_input(grad_h, h[rows], 0, grad_input=grad_h)
-        grad_bias += grad_h.T @ ones[: len(grad_h)]
-        _accumulate(grad_embed, grad_h, x[rows].to(h.dtype), begin=rows.start == 0)
+def _embed(x: Tensor, embed: Tensor, bias: Tensor, project: Tensor) -> tuple[Tensor, Tensor]:
+    """h = relu(x embedᵀ + bias) and v = h projectᵀ, in the precision of the weights."""
+    h, v = embed.new_empty(len(x), len(embed)), embed.new_empty(len(x), len(project))
+    for given, part in _split(x, h):
+        torch.mm(given.to(h.dtype), embed.T, out=part)
+    shift = shifting(h)
+    for part, narrow in zip(h.split(ROWS), v.split(ROWS), strict=True):
+        shift(part, bias)
+        torch.mm(part, project.T, out=narrow)
+    return h, v
+
+
+def _embed_backward(x: Tensor, embed: Tensor, grad_h: Tensor, grad_x: Tensor | None) -> Tensor:
+    """Gradient of the embedding; that of x goes to grad_x, if it is wanted."""
+    grad_embed, matrices = torch.empty_like(embed), (x, grad_h, grad_h[:, :0] if grad_x is None else grad_x)
+    for at, (given, part, goal) in enumerate(_split(*matrices)):
+        _accumulate(grad_embed, part, given.to(part.dtype), begin=at == 0)
         if grad_x is not None:
-            grad_x[rows] = grad_h @ embed.to(h.dtype)
-    return grad_embed, grad_bias, grad_project
+            goal.copy_(part @ embed.to(part.dtype))
+    return grad_embed
+
+
+def _split(x: Tensor, h: Tensor, *more: Tensor) -> zip:
+    """Each of them whole, or if x is in another precision a few rows at a time: all of x is never converted at once."""
+    rows = max(1, len(x)) if x.dtype == h.dtype else WIDENED
+    return zip(*(t.split(rows) for t in (x, h, *more)), strict=True)
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, begin: bool) -> None:
@@ -139,7 +155,7 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor, begin: bool) -> None
 
 
 class _Factors:
-    """∂/∂h = [∂v, weights] [W; ∂z]: two thin factors, multiplied out where rows are asked for.
+    """∂/∂h = [∂v, weights] [W; ∂z]: two thin factors.
 
     `weights` has a column for every bag here. The wide factor is kept column by column: its product is faster.
     """
@@ -147,14 +163,21 @@ class _Factors:
     def __init__(
         self, grad_v: Tensor, weights: Tensor, project: Tensor, grad_z: Tensor, offsets: Tensor, dtype: torch.dtype
     ):
-        self.narrow = torch.empty(len(weights), len(project) + len(grad_z), dtype=dtype, device=weights.device)
-        self.grad_v, mine = self.narrow.split([len(project), len(grad_z)], 1)
-        self.grad_v.copy_(grad_v)
-        mine.zero_().scatter_(1, segment_ids(offsets)[:, None], weights.to(dtype))
-        self.wide = torch.cat([project.T, grad_z.T], 1).to(dtype)
+        self.grad_v, weights = grad_v.to(dtype), weights.to(dtype)
+        self.weights = weights.new_zeros(len(weights), len(grad_z)).scatter_(1, segment_ids(offsets)[:, None], weights)
+        self.wide = torch.cat([project.T, grad_z.T], 1).to(dtype).T
 
-    def rows(self, rows: slice, out: Tensor) -> Tensor:
-        return torch.mm(self.narrow[rows], self.wide.T, out=out)
+    def product(self) -> Tensor:
+        """∂/∂h, all of it."""
+        return torch.cat([self.grad_v, self.weights], 1) @ self.wide
+
+    def replace(self, h: Tensor, grad_project: Tensor, grad_bias: Tensor) -> None:
+        """h ← ∂/∂y where h = relu(y); the gradients of the projection and of what was added to y come along."""
+        mask, narrow, wide = masking(h), *(h.new_empty(min(ROWS, len(h)), k) for k in self.wide.shape)
+        for at, (part, *thin) in enumerate(zip(*(t.split(ROWS) for t in (h, self.grad_v, self.weights)), strict=True)):
+            _accumulate(grad_project, thin[0], part, begin=at == 0)
+            left = torch.cat(thin, 1, out=narrow[: len(part)])
+            mask(part, torch.mm(left, self.wide, out=wide[: len(part)]), grad_bias)
 
 
 def _pool(h: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
@@ -166,10 +189,6 @@ def _against(h: Tensor, z: Tensor, offsets: Tensor) -> Tensor:
     """⟨h_n, z of its bag⟩ for every row, as a column."""
     parts = zip(h.split(offsets.diff().tolist()), z, strict=True)
     return torch.cat([rows @ one.to(h.dtype) for rows, one in parts])[:, None].to(z.dtype)
-
-
-def _chunks(n: int) -> Iterator[slice]:
-    return (slice(start, min(start + ROWS, n)) for start in range(0, n, ROWS))
 
 
 def _compute_dtype(like: Tensor) -> torch.dtype:

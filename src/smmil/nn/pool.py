@@ -11,6 +11,7 @@ from smmil.graph import Graph
 from smmil.nn.attend import attend, embed_and_attend
 from smmil.nn.segment import segment_softmax
 from smmil.nn.smooth import Sm
+from smmil.nn.tanh_scores import tanh_scores
 
 Smoother = Callable[[Tensor, Tensor | float], Tensor]
 PLACES = ("early", "mid", "late")
@@ -61,16 +62,17 @@ class AttentionPool(nn.Module):
 
     def _weigh_with(self, offsets: Tensor):
         def weigh(v: Tensor, bias: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-            scores = self._activate(v + bias) @ w.T
+            scores = self._score(v, bias, w)
             return scores, segment_softmax(scores, offsets)
 
         return weigh
 
-    def _activate(self, v: Tensor, own: bool = True) -> Tensor:
-        """tanh, gated if asked for; a v that nobody else holds is overwritten."""
+    def _score(self, v: Tensor, bias: Tensor, w: Tensor, own: bool = False) -> Tensor:
+        """Scores of v + bias; a v that is our `own` may be overwritten."""
         if self.gate is None:
-            return v.tanh_() if own else v.tanh()
-        return v[:, : self.att_dim].tanh() * v[:, self.att_dim :].sigmoid()
+            return tanh_scores(v, bias, w, own=own)
+        v = v + bias
+        return (v[:, : self.att_dim].tanh() * v[:, self.att_dim :].sigmoid()) @ w.T
 
 
 class SmAttentionPool(AttentionPool):
@@ -122,17 +124,13 @@ class SmAttentionPool(AttentionPool):
 
         def weigh(v: Tensor, bias: Tensor, w: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
             alpha = learned[0] if learned else self.sm.alpha
-            if self.where == "mid":
-                v = self.sm.smooth(v + bias, graph, alpha)
-            elif self.where == "early":
-                smooth = self.sm.smooth(v, graph, alpha)
-                kept = smooth is v or self.sm.steps == "exact"  # that one needs its result in the backward pass
-                v = smooth + bias if kept else smooth.add_(bias)
-            else:
-                v = v + bias
-            scores = self._activate(v, own=self.where != "mid") @ w.T
             if self.where == "late":
-                scores = self.sm.smooth(scores, graph, alpha)
+                scores = self.sm.smooth(self._score(v, bias, w), graph, alpha)
+            else:
+                early = self.where == "early"
+                smooth = self.sm.smooth(v if early else v + bias, graph, alpha)
+                own = smooth is not v and self.sm.steps != "exact"  # that one needs its result in the backward pass
+                scores = self._score(smooth, bias if early else torch.zeros_like(bias), w, own)
             weights = segment_softmax(scores, offsets)
             return scores, self.sm.smooth(weights, across, alpha) if self.where == "early" else weights
 
