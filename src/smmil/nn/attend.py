@@ -122,7 +122,7 @@ def _embed(x: Tensor, embed: Tensor, bias: Tensor, project: Tensor) -> tuple[Ten
     for given, part in _split(x, h):
         torch.mm(given.to(h.dtype), embed.T, out=part)
     shift = shifting(h)
-    for part, narrow in zip(h.split(ROWS), v.split(ROWS), strict=True):
+    for part, narrow in zip(h.split(ROWS)[::-1], v.split(ROWS)[::-1], strict=True):
         shift(part, bias)
         torch.mm(part, project.T, out=narrow)
     return h, v
@@ -174,7 +174,7 @@ class _Factors:
     def replace(self, h: Tensor, grad_project: Tensor, grad_bias: Tensor) -> None:
         """h ← ∂/∂y where h = relu(y); the gradients of the projection and of what was added to y come along."""
         mask, narrow, wide = masking(h), *(h.new_empty(min(ROWS, len(h)), k) for k in self.wide.shape)
-        for at, (part, *thin) in enumerate(zip(*(t.split(ROWS) for t in (h, self.grad_v, self.weights)), strict=True)):
+        for at, (part, *thin) in enumerate(zip(*(t.split(ROWS)[::-1] for t in (h, self.grad_v, self.weights)), strict=True)):
             _accumulate(grad_project, thin[0], part, begin=at == 0)
             left = torch.cat(thin, 1, out=narrow[: len(part)])
             mask(part, torch.mm(left, self.wide, out=wide[: len(part)]), grad_bias)
