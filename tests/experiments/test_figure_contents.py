@@ -22,6 +22,16 @@ def test_a_sweep_drops_no_variant(tmp_path, monkeypatch):
     assert [(value, mean) for value, mean, _ in drawn[0][0]["inst_auroc"]] == [(1, 0.5), (1, 0.9)]
 
 
+@pytest.mark.parametrize(("values", "told"), [([0.5], ""), ([np.nan], "\nUndefined: instance AUROC at steps 1")])
+def test_a_sweep_names_the_points_it_cannot_draw(values, told, tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(drawing, "curves", lambda lines, path, option, title, learned: titles.append(title) or [])
+    figure = FigureSpec(name="steps", kind="sweep", setting="steps", metrics=["inst_auroc"], title="T")
+    study = tiny_study(variants=[variant("A", setting={"steps": 1}), variant("B", setting={"steps": 2})])
+    make_figure(study, figure, results_for({"A": values, "B": [0.9]}), tmp_path, tmp_path)
+    assert titles[0].partition("\n")[1] + titles[0].partition("\n")[2] == told
+
+
 def test_difficulty_finds_its_sets_by_their_own_name_and_names_the_option(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("smmil.experiments.figures.by_difficulty", lambda *given: drawn.append(given) or [])

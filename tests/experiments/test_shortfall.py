@@ -114,6 +114,14 @@ def test_a_rate_chosen_among_all_is_not_marked():
     assert "‡" not in markdown(make_table(table_study(["A", "B"]), TABLE, results, plan))
 
 
+@pytest.mark.parametrize(("sources", "told"), [(["a", "a"], 0), (["a", "b"], 1), (["a", None], 1), (None, 0)])
+def test_a_table_says_when_its_runs_were_made_by_different_states_of_the_program(sources, told):
+    results = results_for({"A": [0.7], "B": [0.8]})
+    results = results if sources is None else results.assign(source=sources)
+    notes = make_table(table_study(["A", "B"]), TABLE, results).notes
+    assert sum("made by 2 states of the program" in note for note in notes) == told
+
+
 def test_a_table_whose_variants_have_no_run_at_all_is_a_table_of_reasons():
     everything = results_for({"A": [0.7], "B": [0.8], "C": [0.9]})
     plan = with_states(everything, {"A0": "failed", "B0": "missing"})

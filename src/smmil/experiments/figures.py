@@ -92,7 +92,13 @@ def _sweep(study: Study, figure: FigureSpec, results: "DataFrame", path: Path, t
         found = [(value, spread(part[metric])) for value, part in parts]
         lines[metric] = [(value, one.mean, one.sample_std) for value, one in found]
     learned = next((spread(part["alpha"]).mean for value, part in parts if value == "learned"), None)
-    return drawing.curves(lines, path, option, title, learned)
+    absent = [(metric, f"{option} {x}") for metric, points in lines.items() for x, mean, _ in points if np.isnan(mean)]
+    return drawing.curves(lines, path, option, title + _undefined(absent), learned)
+
+
+def _undefined(absent: list[tuple[str, str]]) -> str:
+    """A line below the title about points that have no value: (metric, where)."""
+    return f"\nUndefined: {', '.join(f'{metric_name(m)} at {where}' for m, where in absent)}" if absent else ""
 
 
 def _differences(
@@ -130,7 +136,14 @@ def _difficulty(study: Study, figure: FigureSpec, results: "DataFrame", path: Pa
             lines.setdefault(metric, {})[variant] = points
     if not lines:
         raise DataError(f"{figure.name}: no run of these data sets is done yet; begin with smmil experiment run")
-    return by_difficulty(lines, path, option, _title(study, figure))
+    absent = [
+        (metric, f"{option} {x} of {name}")
+        for metric, variants in lines.items()
+        for name, points in variants.items()
+        for x, mean, _ in points
+        if np.isnan(mean)
+    ]
+    return by_difficulty(lines, path, option, _title(study, figure) + _undefined(absent))
 
 
 def _histograms(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path]:

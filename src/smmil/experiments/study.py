@@ -111,7 +111,7 @@ class Table(_Section):
 
 
 class FigureSpec(_Section):
-    """One figure: its kind (see `figures.KINDS`) and what it shows."""
+    """One figure: its kind and what it shows."""
 
     name: FileName
     kind: Literal[

@@ -36,7 +36,7 @@ def make_table(study: Study, table: Table, results: Any, plan: Any = None) -> Sh
     plan = results.assign(state="done", reason="") if plan is None else plan
     wanted, planned = (part[part["variant"].isin(_variants(study, table))] for part in (results, plan))
     rows = with_plan(aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
-    notes = _about(study, table) + shortfall_notes(wanted, planned)
+    notes = _about(study, table) + _mixed_sources(wanted) + shortfall_notes(wanted, planned)
     rows, more = _with_ranks(rows, table)
     notes += more + _cells_to_distrust(rows)
     shown = _ordered(rows, study)
@@ -98,6 +98,14 @@ def _about(study: Study, table: Table) -> list[str]:
         notes.append("within: the difference to the paper is at most its standard deviation (ours if it prints none)")
         notes += table_notes(table.paper)
     return notes
+
+
+def _mixed_sources(results: Any) -> list[str]:
+    """A line if the runs were not all made by the same state of the program."""
+    states = len(set(results["source"].fillna(""))) if "source" in results else 1
+    if states < 2:
+        return []
+    return [f"made by {states} states of the program (`source` in results.csv): small differences may come from there"]
 
 
 def _cells_to_distrust(rows: "DataFrame") -> list[str]:
