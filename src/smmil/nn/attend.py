@@ -1,4 +1,4 @@
-"""Attention pooling as one differentiable step that never builds the gradient of the embedded instances.
+"""Attention pooling as one differentiable step that needs no memory for the gradient of the embedded instances.
 
 Both functions here compute, for embedded instances h (n, d) and a projection W (a, d),
 
@@ -122,7 +122,7 @@ def _embed(x: Tensor, embed: Tensor, bias: Tensor, project: Tensor) -> tuple[Ten
     for given, part in _split(x, h):
         torch.mm(given.to(h.dtype), embed.T, out=part)
     shift = shifting(h)
-    for part, narrow in zip(h.split(ROWS)[::-1], v.split(ROWS)[::-1], strict=True):
+    for part, narrow in _blocks(h, v):
         shift(part, bias)
         torch.mm(part, project.T, out=narrow)
     return h, v
@@ -142,6 +142,11 @@ def _split(x: Tensor, h: Tensor, *more: Tensor) -> zip:
     """Each of them whole, or if x is in another precision a few rows at a time: all of x is never converted at once."""
     rows = max(1, len(x)) if x.dtype == h.dtype else WIDENED
     return zip(*(t.split(rows) for t in (x, h, *more)), strict=True)
+
+
+def _blocks(*matrices: Tensor) -> zip:
+    """A few rows of each at a time, the last ones first: they were written last and are still in the cache."""
+    return zip(*(t.split(ROWS)[::-1] for t in matrices), strict=True)
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, begin: bool) -> None:
@@ -174,7 +179,7 @@ class _Factors:
     def replace(self, h: Tensor, grad_project: Tensor, grad_bias: Tensor) -> None:
         """h ← ∂/∂y where h = relu(y); the gradients of the projection and of what was added to y come along."""
         mask, narrow, wide = masking(h), *(h.new_empty(min(ROWS, len(h)), k) for k in self.wide.shape)
-        for at, (part, *thin) in enumerate(zip(*(t.split(ROWS)[::-1] for t in (h, self.grad_v, self.weights)), strict=True)):
+        for at, (part, *thin) in enumerate(_blocks(h, self.grad_v, self.weights)):
             _accumulate(grad_project, thin[0], part, begin=at == 0)
             left = torch.cat(thin, 1, out=narrow[: len(part)])
             mask(part, torch.mm(left, self.wide, out=wide[: len(part)]), grad_bias)
