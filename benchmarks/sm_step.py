@@ -209,7 +209,9 @@ def show(default: dict[str, float], tuned: dict[str, float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--rounds", type=int, default=3, help="turns each competitor takes")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="turns each competitor takes, times what a part needs to be steady"
+    )
     parser.add_argument("--json", action="store_true", help="print the ratios of this process only, as JSON")
     parser.add_argument("--peak", nargs=2, metavar=("WHO", "N"))
     options = parser.parse_args()

@@ -8,6 +8,7 @@ from torch import nn
 
 from smmil.graph import KINDS, grid_graph, join
 from smmil.nn import AttentionPool, SmAttentionPool, sm
+from smmil.nn.attend import _Middle
 
 SIZES = (1, 7, 40)
 OFFSETS = torch.tensor([0, 1, 8, 48])
@@ -220,3 +221,33 @@ def test_training_on_half_precision_gives_the_gradients_of_the_widened_features(
         assert torch.allclose(narrow, wide, rtol=2e-3, atol=1e-5)
     for narrow, wide in zip(*(g[:-1] for g in grads), strict=True):
         assert torch.allclose(narrow, wide, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("where", [None, "early", "mid", "late"])
+@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_nothing_is_taped_inside_either(where, embedded, mode, monkeypatch):
+    taped = []
+    wind = _Middle._wind
+    monkeypatch.setattr(_Middle, "_wind", lambda self: wind(self) or taped.append(self.scores.requires_grad))
+    pool, embed = make(where), nn.Linear(WIDTH, DIM).double()
+    args = (OFFSETS,) if where is None else (OFFSETS, batch_graph())
+    with mode():
+        z, _ = pool.pool_embedded(rows(), embed, *args) if embedded else pool(rows(DIM), *args)
+    assert taped == [False]
+    assert not z.requires_grad
+
+
+@pytest.mark.parametrize("where", [None, "early", "mid", "late"])
+@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("changed", ["score.weight", "project.bias"])
+def test_weights_changed_before_a_second_backward_pass_are_noticed(where, embedded, changed):
+    pool = make(where) if where is None else make(where, spectral_norm=False)
+    embed = nn.Linear(WIDTH, DIM).double()
+    args = (OFFSETS,) if where is None else (OFFSETS, batch_graph())
+    z, _ = pool.pool_embedded(rows(), embed, *args) if embedded else pool(rows(DIM), *args)
+    z.sin().sum().backward(retain_graph=True)
+    with torch.no_grad():
+        pool.get_parameter(changed).add_(0.3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sin().sum().backward()

@@ -52,6 +52,16 @@ def test_what_is_not_a_number_is_not_hidden(switch, monkeypatch):
     assert total.isnan().tolist() == [True, False]
 
 
+@both_ways
+def test_sums_over_many_rows_keep_their_digits(switch, monkeypatch):
+    monkeypatch.setenv(compiled.SWITCH, switch)
+    h, total = torch.ones(1024, 3), torch.zeros(3)
+    mask, grad = relu.masking(h), torch.full((1024, 3), 1 / 3)
+    for _ in range(200):
+        mask(h.fill_(1), grad, total)
+    assert torch.allclose(total, torch.full((3,), 200 * 1024 / 3), rtol=2e-5)
+
+
 @needs_numba
 def test_several_threads_stay_with_torch(monkeypatch):
     monkeypatch.setenv(compiled.SWITCH, "1")

@@ -71,7 +71,6 @@ def by_difficulty(
         ax.set_ylabel(metric_name(metric), **canvas.SMALL)
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
-    named = {name: handle for ax in axes for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(named.values(), named.keys(), loc="outside right center", fontsize=8, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     title_above(figure, f"{title}\nbars: one standard deviation over folds and seeds")
     return write_both(figure, path)

@@ -102,7 +102,7 @@ def _about(study: Study, table: Table) -> list[str]:
 
 def _mixed_sources(results: Any) -> list[str]:
     """A line if the runs were not all made by the same state of the program."""
-    states = len(set(results["source"].fillna(""))) if "source" in results else 1
+    states = len({one if isinstance(one, str) else "" for one in results.get("source", [])})
     if states < 2:
         return []
     return [f"made by {states} states of the program (`source` in results.csv): small differences may come from there"]

@@ -1,12 +1,12 @@
-"""Attention pooling as one differentiable step that needs no memory for the gradient of the embedded instances.
+"""Attention pooling as one differentiable step in little memory.
 
 Both functions here compute, for embedded instances h (n, d) and a projection W (a, d),
 
     v = h Wᵀ,   scores, weights = weigh(v, *params),   z_b = Σ_{n in bag b} weights_n h_n
 
 where `weigh` is any differentiable function of the narrow matrix v (n, a). Since h enters only through v and z,
-∂/∂h = weights ⊗ ∂z + ∂v W has rank a + b: it is formed a few hundred rows at a time, while they are in the cache, and
-where h was embedded here it takes the place of h.
+∂/∂h = weights ⊗ ∂z + ∂v W has rank a + b. Where h is embedded here, its gradient takes the place of h, a thousand rows
+at a time, while they are in the cache.
 """
 
 from collections.abc import Callable
@@ -26,14 +26,21 @@ WIDENED = 2048  # rows of half precision at a time; products of a thousand rows 
 
 def attend(h: Tensor, project: Tensor, weigh: Weigh, offsets: Tensor, *params: Tensor) -> tuple[Tensor, Tensor]:
     """Bag vectors z (b, d) and scores (n, 1) from embedded instances h."""
-    return _Attend.apply(h, project, weigh, offsets, *params)
+    h, project, *rest = _in_use(h, project, *params)
+    return _Attend.apply(h, project, weigh, offsets, *rest)
 
 
 def embed_and_attend(
     x: Tensor, embed: Tensor, bias: Tensor, project: Tensor, weigh: Weigh, offsets: Tensor, *params: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same for h = relu(x embedᵀ + bias); x may be half precision and is widened a few rows at a time."""
-    return _EmbedAndAttend.apply(x, embed, bias, project, weigh, offsets, *params)
+    x, embed, bias, project, *rest = _in_use(x, embed, bias, project, *params)
+    return _EmbedAndAttend.apply(x, embed, bias, project, weigh, offsets, *rest)
+
+
+def _in_use(*tensors: Tensor) -> list[Tensor]:
+    """The tensors, detached where no gradients are wanted (no_grad): inside a function of ours nobody can tell."""
+    return list(tensors) if torch.is_grad_enabled() else [t.detach() for t in tensors]
 
 
 class _Middle:
@@ -70,13 +77,13 @@ class _Attend(torch.autograd.Function):
         v = (h @ project.T.to(h.dtype)).to(project.dtype)
         needs_v = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         ctx.middle = _Middle(weigh, v, params, (needs_v, *ctx.needs_input_grad[4:]))
-        ctx.save_for_backward(h, project, offsets)
+        ctx.save_for_backward(h, project, offsets, *params)  # params: only to notice if someone changes them
         return _pool(h, ctx.middle.weights.detach(), offsets), ctx.middle.scores.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_z, grad_scores):
-        h, project, offsets = ctx.saved_tensors
+        h, project, offsets, *_ = ctx.saved_tensors
         grad_v, *grad_params = ctx.middle.backward(grad_scores, _against(h, grad_z, offsets))
         grad_h = grad_project = None
         if ctx.needs_input_grad[0]:
@@ -94,20 +101,22 @@ class _EmbedAndAttend(torch.autograd.Function):
         h, v = _embed(x, *(t.to(ctx.dtype) for t in (embed, bias, project)))
         needs_v = any(ctx.needs_input_grad[:4])
         ctx.middle = _Middle(weigh, v.to(project.dtype), params, (needs_v, *ctx.needs_input_grad[6:]))
-        ctx.save_for_backward(x, embed, bias, project, offsets)
+        ctx.save_for_backward(x, embed, bias, project, offsets, *params)
         ctx.h = h
         return _pool(h, ctx.middle.weights.detach(), offsets), ctx.middle.scores.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_z, grad_scores):
-        x, embed, bias, project, offsets = ctx.saved_tensors
+        x, embed, bias, project, offsets, *_ = ctx.saved_tensors
         h, ctx.h = ctx.h, None  # its memory is used up here; a second pass backward (retain_graph) embeds anew
         if h is None:
             h, _ = _embed(x, *(t.to(ctx.dtype) for t in (embed, bias, project)))
         grad_v, *grad_params = ctx.middle.backward(grad_scores, _against(h, grad_z, offsets))
         if grad_v is None:
             return (None,) * 6 + tuple(grad_params)
+        if not any(ctx.needs_input_grad[:3]):
+            return None, None, None, (grad_v.to(h.dtype).T @ h).to(project.dtype), None, None, *grad_params
         factors = _Factors(grad_v, ctx.middle.weights.detach(), project, grad_z, offsets, h.dtype)
         grad_project, grad_bias = torch.empty_like(project), torch.zeros_like(bias)
         factors.replace(h, grad_project, grad_bias)
@@ -130,18 +139,27 @@ def _embed(x: Tensor, embed: Tensor, bias: Tensor, project: Tensor) -> tuple[Ten
 
 def _embed_backward(x: Tensor, embed: Tensor, grad_h: Tensor, grad_x: Tensor | None) -> Tensor:
     """Gradient of the embedding; that of x goes to grad_x, if it is wanted."""
-    grad_embed, matrices = torch.empty_like(embed), (x, grad_h, grad_h[:, :0] if grad_x is None else grad_x)
-    for at, (given, part, goal) in enumerate(_split(*matrices)):
+    grad_embed = torch.empty_like(embed)
+    for at, (given, part) in enumerate(_split(x, grad_h)):
         _accumulate(grad_embed, part, given.to(part.dtype), begin=at == 0)
-        if grad_x is not None:
-            goal.copy_(part @ embed.to(part.dtype))
+    if grad_x is not None:
+        for goal, part in _split(grad_x, grad_h):
+            _write_product(goal, part, embed.to(part.dtype))
     return grad_embed
 
 
-def _split(x: Tensor, h: Tensor, *more: Tensor) -> zip:
-    """Each of them whole, or if x is in another precision a few rows at a time: all of x is never converted at once."""
+def _write_product(goal: Tensor, left: Tensor, right: Tensor) -> None:
+    """goal ← left right, without a second matrix of that size if both have the same precision."""
+    if goal.dtype == left.dtype:
+        torch.mm(left, right, out=goal)
+    else:
+        goal.copy_(left @ right)
+
+
+def _split(x: Tensor, h: Tensor) -> zip:
+    """Both whole, or if x is in another precision a few rows at a time: all of x is never converted at once."""
     rows = max(1, len(x)) if x.dtype == h.dtype else WIDENED
-    return zip(*(t.split(rows) for t in (x, h, *more)), strict=True)
+    return zip(x.split(rows), h.split(rows), strict=True)
 
 
 def _blocks(*matrices: Tensor) -> zip:

@@ -1,7 +1,5 @@
 """Attention pooling, plain and smoothed: instances in, one vector per bag and one score per instance out."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm as with_spectral_norm
@@ -13,7 +11,6 @@ from smmil.nn.segment import segment_softmax
 from smmil.nn.smooth import Sm
 from smmil.nn.tanh_scores import tanh_scores
 
-Smoother = Callable[[Tensor, Tensor | float], Tensor]
 PLACES = ("early", "mid", "late")
 
 
@@ -44,7 +41,7 @@ class AttentionPool(nn.Module):
         return attend(h, self._projection(), self._weigh_with(offsets), offsets, *self._params())
 
     def pool_embedded(self, x: Tensor, embed: nn.Linear, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """The pool of relu(embed(x)), without ever building the gradient of the embedded instances."""
+        """The pool of relu(embed(x)); the gradient of the embedded instances takes their place in memory."""
         weigh = self._weigh_with(offsets)
         return embed_and_attend(x, embed.weight, embed.bias, self._projection(), weigh, offsets, *self._params())
 
