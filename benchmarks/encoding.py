@@ -23,8 +23,9 @@ import torch
 from reading import texture
 
 from smmil.encoders import Encoder, encode_stream, load_encoder
-from smmil.images import open_slide, write_pyramid
+from smmil.images import open_slide
 from smmil.runtime import available_cores
+from smmil.synthetic import write_pyramid
 
 TILES, ROUNDS = 128, 3
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from smmil.bag import Bag
-from smmil.encoders.torchvision_import import prepare_torchvision
+from smmil.encoders.networks import prepare_torchvision
 
 prepare_torchvision("torchmil")  # its torchmetrics imports it, which fails beside a torch without CUDA
 

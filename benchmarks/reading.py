@@ -16,8 +16,8 @@ import numpy as np
 import openslide
 from PIL import Image
 
-from smmil.images import write_pyramid
 from smmil.images.openslide_slide import OpenSlideSlide
+from smmil.synthetic import write_pyramid
 
 ROUNDS, TILES, PIXELS = 7, 96, 256
 Reader = Callable[[int, int], object]

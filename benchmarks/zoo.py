@@ -15,12 +15,12 @@ from pathlib import Path
 import pandas as pd
 
 from smmil.config import load_config
-from smmil.data import synthetic_slides, write_synthetic
 from smmil.evaluate import bag_metrics, instance_metrics
 from smmil.files import write_text
 from smmil.models import list_models, model_options
 from smmil.predict import predict_run
 from smmil.prediction import load_predictions
+from smmil.synthetic import synthetic_slides, write_synthetic
 from smmil.train import train
 
 PARTS, PATCHES, EPOCHS, SEEDS = {"train": 40, "val": 10, "test": 100}, (100, 250), 15, (0, 1, 2)

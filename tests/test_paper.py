@@ -4,7 +4,7 @@ import pytest
 
 from smmil.errors import ConfigError
 from smmil.evaluate import mean_ranks
-from smmil.paper import PAPER_TABLES, paper_table
+from smmil.experiments.paper import PAPER_TABLES, paper_table
 
 
 @pytest.mark.parametrize("name", PAPER_TABLES)

@@ -10,12 +10,13 @@ from torch import nn
 
 from smmil.bag import BagBatch
 from smmil.config import load_config
-from smmil.data import Manifest, synthetic_scans, synthetic_slides, write_synthetic
+from smmil.data import Manifest
 from smmil.errors import ConfigError, DataError
 from smmil.formats import read_bag, write_bag
 from smmil.models import Output, create_model
 from smmil.predict import case_file, feature_source, load_run, predict, predict_run
 from smmil.prediction import Prediction
+from smmil.synthetic import synthetic_scans, synthetic_slides, write_synthetic
 from smmil.train import train
 
 

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from smmil.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
-from smmil.data.stained_slides import stained_slides
-from smmil.data.synthetic_ct import synthetic_ct_scans
 from smmil.errors import DataError
 from smmil.evaluate import summary
 from smmil.files import write_json
@@ -16,6 +14,8 @@ from smmil.prediction import Prediction, load_predictions
 from smmil.prepare import Recipe, plan, run
 from smmil.report import comparison_page
 from smmil.runtime import available_cores
+from smmil.synthetic.ct import synthetic_ct_scans
+from smmil.synthetic.slides import stained_slides
 from smmil.train import Progress, train
 
 MODELS = ("abmil", "sm_ap")

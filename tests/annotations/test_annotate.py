@@ -10,7 +10,7 @@ import tifffile
 import torch
 
 from smmil.bag import Bag
-from smmil.data.instance_labels import read_instance_labels
+from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError
 from smmil.frame import Frame
 from smmil.prepare.annotate import annotate_case, negative_case, read_labels, write_labels

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import tifffile
 
-from smmil.annotations.asap import read_asap
-from smmil.annotations.boxes import read_boxes
-from smmil.annotations.geojson import read_geojson
+from smmil.annotations.labels import read_slice_labels, write_slice_labels
 from smmil.annotations.masks import open_mask
-from smmil.annotations.rsna import read_slice_labels, write_slice_labels
+from smmil.annotations.polygons import read_asap, read_boxes, read_geojson
 from smmil.errors import DataError
 from smmil.prepare.annotate import annotate_case
 

@@ -7,7 +7,7 @@ import pytest
 import shapely
 
 from smmil.annotations.coverage import pixel_share, polygon_share
-from smmil.annotations.shapes import Drawn, joined, ring
+from smmil.annotations.polygons import Drawn, joined, ring
 
 
 def boxes_of(corners, side):

@@ -21,9 +21,9 @@ def wishes(folder):
 @pytest.fixture(scope="session")
 def url(wishes):
     """Where the viewer answers."""
-    from smmil.viewer.study import Study
+    from smmil.viewer.data import ViewerData
 
-    with served(Study.read(**wishes)) as (address, _):
+    with served(ViewerData.read(**wishes)) as (address, _):
         yield address
 
 

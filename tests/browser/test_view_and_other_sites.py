@@ -10,7 +10,7 @@ from browser.screens import SIZE, becomes
 from browser.viewing import served
 from report.lesion_cases import save_all, slide_case
 
-from smmil.viewer.study import Study
+from smmil.viewer.data import ViewerData
 
 TOKEN = "a-token-of-this-test"
 ROUTES = ["/", "/api/cases", "/api/case/0", "/api/case/0/coords", "/thumbnail/0.png", "/export/0/0/csv",
@@ -59,7 +59,7 @@ def viewer(tmp_path_factory):
         heard.append(Listening(app))
         return heard[0]
 
-    with served(Study.read([folder]), around=around, host="0.0.0.0", token=TOKEN) as (address, _):
+    with served(ViewerData.read([folder]), around=around, host="0.0.0.0", token=TOKEN) as (address, _):
         yield address, heard[0].asked
 
 

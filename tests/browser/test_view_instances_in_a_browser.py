@@ -8,7 +8,7 @@ from browser.viewing import MODELS, PLACE, features_of, viewed_slide
 from report.lesion_cases import scan_case
 
 from smmil.images import open_volume
-from smmil.images.windows import PRESETS, window
+from smmil.images.volume import PRESETS, window
 from smmil.prediction import Prediction
 
 

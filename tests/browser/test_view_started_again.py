@@ -6,7 +6,7 @@ from browser.screens import becomes, shows
 from browser.viewing import served
 from report.lesion_cases import save_all, slide_case
 
-from smmil.viewer.study import Study
+from smmil.viewer.data import ViewerData
 
 EARLIER = "this page belongs to an earlier start of smmil view; reload it"
 
@@ -21,7 +21,7 @@ def studies(tmp_path_factory):
     for name, several in {"before": both, "shifted": shifted, "changed": changed}.items():
         (folder / name).mkdir()
         save_all(folder / name, several)
-    return lambda name: Study.read([folder / name])
+    return lambda name: ViewerData.read([folder / name])
 
 
 def opened_before_the_stop(page, study):

@@ -9,9 +9,9 @@ from browser.screens import EVIL
 from PIL import Image
 from report.lesion_cases import META, save_all, scan_case, slide_case, write_slide_picture
 
-from smmil.data.synthetic_ct import synthetic_ct_scans
-from smmil.images import write_pyramid
 from smmil.prediction import Prediction
+from smmil.synthetic import write_pyramid
+from smmil.synthetic.ct import synthetic_ct_scans
 from smmil.viewer.serving import bind
 
 PLACE = (14, 8)

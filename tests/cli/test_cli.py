@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import smmil.cli
-from smmil.data import synthetic_slides, write_synthetic
 from smmil.errors import DataError
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TOY = ["training.epochs=1", "training.threads=1", "data.folds=2", "data.val_share=0.5"]

@@ -102,12 +102,12 @@ def test_wrong_words_are_explained(study, tmp_path):
 
 
 def test_a_run_that_was_asked_to_stop_ends_with_the_code_of_the_signal(study, tmp_path, monkeypatch):
-    from smmil.experiments import single
+    from smmil.experiments import run
     from smmil.train import Interrupted
 
     def stopped(_config, _out):
         raise Interrupted("stopped before epoch 2", 2)
 
-    monkeypatch.setattr(single, "train", stopped)
+    monkeypatch.setattr(run, "train", stopped)
     assert call("run", study, "--out", tmp_path).exit_code == 130
     assert not list(tmp_path.glob("runs/*/failure.json"))

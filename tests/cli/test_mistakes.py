@@ -7,10 +7,10 @@ import pytest
 from prepare import makers
 
 import smmil.cli
-from smmil.cli.place import check_place
-from smmil.data import synthetic_slides, write_synthetic
+from smmil.cli.options import check_place
 from smmil.errors import ConfigError
 from smmil.prediction import Prediction
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 # Words of the command line, and what the answer must say.
 MISTAKES = [

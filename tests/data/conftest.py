@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from smmil.data import synthetic_slides, write_synthetic
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from smmil.bag import Bag
-from smmil.data import BagDataset, Manifest, batches, epoch_order, synthetic_slides, write_synthetic
+from smmil.data import BagDataset, Manifest, batches, epoch_order
 from smmil.errors import ConfigError, DataError
 from smmil.formats import write_bag
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 
 def listed(dataset, **options):

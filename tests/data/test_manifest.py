@@ -8,7 +8,7 @@ from table_manifests import table_manifest
 
 from smmil.bag import Bag
 from smmil.data import Manifest
-from smmil.data.summary import describe_manifest
+from smmil.data.manifest import describe_manifest
 from smmil.errors import DataError
 from smmil.formats import write_bag
 

@@ -7,15 +7,15 @@ import pandas as pd
 import pydicom
 import pytest
 
-from smmil.annotations.rsna import read_slice_labels
+from smmil.annotations.labels import read_slice_labels
 from smmil.cli.source import Name, source
 from smmil.data import Manifest
-from smmil.data.ct_series import write_ct_series
 from smmil.data.sources import NAMES, write_source
 from smmil.data.sources.camelyon16 import EXPECTED, WITHDRAWN
 from smmil.errors import ConfigError, DataError
 from smmil.files import read_json
 from smmil.images.volume import open_volume
+from smmil.synthetic.ct import write_ct_series
 
 
 def touch(path):
@@ -208,7 +208,7 @@ def test_rsna_headers_are_read_once_and_a_new_file_is_noticed(tmp_path, monkeypa
     split = split_of(tmp_path / "s.csv", ID_study1="train", ID_study2="test")
     first = write_source("rsna_ich", root, out, split=split)
     asked = []
-    monkeypatch.setattr("smmil.data.sources.dicom_index.find_series", lambda files: asked.append(files) or ([], ()))
+    monkeypatch.setattr("smmil.data.sources.rsna_ich.find_series", lambda files: asked.append(files) or ([], ()))
     assert write_source("rsna_ich", root, out, split=split).digest() == first.digest()
     assert asked == []
     path = next((root / "stage_2_train").iterdir())

@@ -4,11 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from smmil.data.stained import boxes_of, stained_picture
-from smmil.data.stained_slides import CELL, MPP, stained_slides
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.ranking import auroc
 from smmil.images import open_slide
+from smmil.synthetic.slides import CELL, MPP, boxes_of, stained_picture, stained_slides
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,12 @@ import torch
 from scipy.ndimage import label
 from sklearn.metrics import roc_auc_score
 
-from smmil.data import Manifest, synthetic_scans, synthetic_slides, write_synthetic
-from smmil.data.shapes import blobs, lonely, tissue
-from smmil.data.synthetic import _encoder
+from smmil.data import Manifest
 from smmil.errors import ConfigError
 from smmil.formats import read_provenance
+from smmil.synthetic import synthetic_scans, synthetic_slides, write_synthetic
+from smmil.synthetic.features import _encoder
+from smmil.synthetic.slides import blobs, lonely, tissue
 
 TOUCHING = np.ones((3, 3))
 

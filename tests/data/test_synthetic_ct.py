@@ -7,10 +7,9 @@ import pytest
 from scipy.ndimage import binary_erosion, gaussian_filter
 from sklearn.metrics import roc_auc_score
 
-from smmil.data.ct_series import write_ct_series
-from smmil.data.synthetic_ct import head_phantom, synthetic_ct_scans
 from smmil.errors import ConfigError, DataError
 from smmil.images.volume import open_volume
+from smmil.synthetic.ct import head_phantom, synthetic_ct_scans, write_ct_series
 
 SMALL = {"size": 64, "slices": (14, 18)}
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from smmil.encoders.resize import resampling, resize
+from smmil.encoders.encoder import resampling, resize
 
 
 def slow_mean(image: np.ndarray, pixels: int) -> np.ndarray:

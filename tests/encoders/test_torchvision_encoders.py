@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tiny import tiles
 
 from smmil.encoders import encoder_info, load_encoder
-from smmil.encoders.torchvision_import import prepare_torchvision
+from smmil.encoders.networks import prepare_torchvision
 from smmil.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.skipif(

@@ -3,22 +3,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from smmil.encoders import torchvision_import
-from smmil.encoders.torchvision_import import prepare_torchvision
+from smmil.encoders import networks
+from smmil.encoders.networks import prepare_torchvision
 
 
 @pytest.fixture
 def declared(monkeypatch):
     """Counts declarations instead of making them."""
     calls = []
-    monkeypatch.setattr(torchvision_import, "_declare", lambda: calls.append(1))
+    monkeypatch.setattr(networks, "_declare", lambda: calls.append(1))
     return calls
 
 
 def installed(monkeypatch, folder, version: str, cuda: str | None) -> None:
     (folder / "version.py").write_text(f"__version__ = '{version}'\ngit_version = 'x'\nfrom torchvision import gone\n")
     spec = SimpleNamespace(origin=str(folder / "__init__.py"))
-    monkeypatch.setattr(torchvision_import, "find_spec", lambda name: spec)
+    monkeypatch.setattr(networks, "find_spec", lambda name: spec)
     monkeypatch.setattr(torch.version, "cuda", cuda)
 
 

@@ -162,7 +162,7 @@ def test_an_impossible_size_is_refused(small_torchvision):
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_b_32", "resnet50-bt", "timm:resnet10t", "hf-hub:lab/net"])
 def test_without_torchvision_the_extra_is_named(name, monkeypatch):
-    monkeypatch.setattr("smmil.encoders.torchvision_import.find_spec", lambda _: None)
+    monkeypatch.setattr("smmil.encoders.networks.find_spec", lambda _: None)
     with pytest.raises(MissingExtra, match=r"needs torchvision, .* pip install 'smmil\[timm\]'"):
         load_encoder(name, device="cpu")
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from smmil.errors import ConfigError
 from smmil.evaluate import bag_metrics, bootstrap_ci
-from smmil.evaluate.cases import resampled_in_words
+from smmil.evaluate.bags import resampled_in_words
 from smmil.evaluate.ranking import auroc
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from experiments.studies import tiny_study
 
-from smmil.experiments import single
+from smmil.experiments import run
 from smmil.experiments.runner import run_study
 
 
@@ -19,8 +19,6 @@ def finished_study(tmp_path_factory):
 def trainings(monkeypatch):
     """Labels of the runs that were really trained in this process."""
     begun = []
-    real = single.train
-    monkeypatch.setattr(
-        single, "train", lambda config, out: (begun.append(Path(out).parent.name), real(config, out))[1]
-    )
+    real = run.train
+    monkeypatch.setattr(run, "train", lambda config, out: (begun.append(Path(out).parent.name), real(config, out))[1])
     return begun

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 
 from smmil.experiments.grid import make_grid
+from smmil.experiments.paper import paper_table
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
-from smmil.paper import paper_table
 
 SLIDES = Synthetic(kind="slides", bags=12, options={"size": [10, 16], "dim": 4, "lesion": [0.1, 0.3]})
 

@@ -6,8 +6,8 @@ import pytest
 
 from smmil.errors import DataError
 from smmil.evaluate import bootstrap_ci, compare, holm
-from smmil.experiments.certainty import comparisons, pair_differences, resampled_mean
-from smmil.experiments.certainty_page import comparisons_markdown, p_text, pairs_markdown
+from smmil.experiments.significance import comparisons, pair_differences, resampled_mean
+from smmil.experiments.significance_page import comparisons_markdown, p_text, pairs_markdown
 from smmil.prediction import Prediction
 
 

@@ -4,7 +4,7 @@ import pytest
 from experiments.studies import tiny_study, variant
 
 from smmil.errors import ConfigError
-from smmil.experiments.checking import check_models
+from smmil.experiments.grid import check_models
 from smmil.experiments.runner import run_study
 
 

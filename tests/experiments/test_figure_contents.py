@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from experiments.studies import results_for, tiny_set, tiny_study, variant
 
-from smmil.experiments import drawing
+from smmil.experiments import plots
 from smmil.experiments.figures import make_figure
 from smmil.experiments.study import FigureSpec
 from smmil.prediction import Prediction
@@ -14,7 +14,7 @@ from smmil.prediction import Prediction
 def test_a_sweep_drops_no_variant(tmp_path, monkeypatch):
     """Two variants of one value cannot come from a file of a study; if they come, both are drawn."""
     drawn = []
-    monkeypatch.setattr(drawing, "curves", lambda *given: drawn.append(given) or [])
+    monkeypatch.setattr(plots, "curves", lambda *given: drawn.append(given) or [])
     both = [variant(name, setting={"steps": 1}) for name in ("A", "B")]
     figure = FigureSpec(name="steps", kind="sweep", setting="steps", metrics=["inst_auroc"])
     study = tiny_study(variants=both)
@@ -25,7 +25,7 @@ def test_a_sweep_drops_no_variant(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("values", "told"), [([0.5], ""), ([np.nan], "\nUndefined: instance AUROC at steps 1")])
 def test_a_sweep_names_the_points_it_cannot_draw(values, told, tmp_path, monkeypatch):
     titles = []
-    monkeypatch.setattr(drawing, "curves", lambda lines, path, option, title, learned: titles.append(title) or [])
+    monkeypatch.setattr(plots, "curves", lambda lines, path, option, title, learned: titles.append(title) or [])
     figure = FigureSpec(name="steps", kind="sweep", setting="steps", metrics=["inst_auroc"], title="T")
     study = tiny_study(variants=[variant("A", setting={"steps": 1}), variant("B", setting={"steps": 2})])
     make_figure(study, figure, results_for({"A": values, "B": [0.9]}), tmp_path, tmp_path)

@@ -6,11 +6,11 @@ import pytest
 from experiments.studies import copied, results_for, tiny_study, variant
 
 from smmil.errors import DataError
-from smmil.experiments import drawing, histogram_figure, map_figure, rank_figure
+from smmil.experiments import plots
 from smmil.experiments.figures import make_figure
 from smmil.experiments.output import write_figures, write_tables
 from smmil.experiments.runner import run_study
-from smmil.experiments.study import FigureSpec, Table
+from smmil.experiments.study import FigureSpec, TableSpec
 from smmil.prediction import Prediction
 
 FIGURES = [
@@ -54,10 +54,10 @@ def test_ranks_of_the_figure_are_those_of_the_tables(tmp_path, monkeypatch):
 
 def test_few_data_sets_are_a_warning_in_the_figure_and_in_the_text_beside_it(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(rank_figure, "write_both", lambda figure, path: drawn.append(figure) or [path])
+    monkeypatch.setattr(plots, "write_both", lambda figure, path: drawn.append(figure) or [path])
     columns = pd.MultiIndex.from_product([["one", "two"], ["r"], ["inst_auroc", "bag_auroc"]])
     values = pd.DataFrame(np.arange(12).reshape(3, 4) / 20, index=list("abc"), columns=columns)
-    rank_figure.rank_figure(values, tmp_path / "ranks", "Preliminary: Mean ranks")
+    plots.rank_figure(values, tmp_path / "ranks", "Preliminary: Mean ranks")
     figure, text = drawn[0], (tmp_path / "ranks.txt").read_text()
     for told in (" ".join(figure.get_supxlabel().split()), text):
         assert "Caution: 4 columns of 2 data sets" in told
@@ -69,9 +69,9 @@ def test_few_data_sets_are_a_warning_in_the_figure_and_in_the_text_beside_it(tmp
 
 
 def test_one_data_set_is_named_as_such_and_ten_are_enough():
-    assert "3 columns of one data set." in rank_figure.rank_warning(["a", "a", "a"])
-    assert rank_figure.rank_warning([str(i) for i in range(10)]) == ""
-    assert rank_figure.rank_warning([str(i % 9) for i in range(20)]) != ""
+    assert "3 columns of one data set." in plots.rank_warning(["a", "a", "a"])
+    assert plots.rank_warning([str(i) for i in range(10)]) == ""
+    assert plots.rank_warning([str(i % 9) for i in range(20)]) != ""
 
 
 def test_a_smaller_error_ranks_higher_in_the_figure(tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_a_smaller_error_ranks_higher_in_the_figure(tmp_path, monkeypatch):
 
 def test_who_and_what_is_not_ranked_stands_below_the_diagram_and_in_the_text(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(rank_figure, "write_both", lambda figure, path: drawn.append(figure) or [path])
+    monkeypatch.setattr(plots, "write_both", lambda figure, path: drawn.append(figure) or [path])
     metrics = ["inst_auroc", "bag_auroc", "energy_mean"]
     results = results_for({"A": [0.9], "B": [0.8], "C": [0.7], "Half": [0.6]}, metrics=metrics)
     results.loc[results["variant"] == "Half", "bag_auroc"] = np.nan
@@ -120,7 +120,7 @@ def test_a_figure_that_cannot_be_drawn_is_named_and_the_others_are_drawn(finishe
 
 def test_a_sweep_puts_the_learned_value_where_it_ended(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(drawing, "curves", lambda *given: drawn.append(given) or [])
+    monkeypatch.setattr(plots, "curves", lambda *given: drawn.append(given) or [])
     swept = [
         variant(f"α={a}", "sm_ap", options={"dim": 6, "att_dim": 3, "alpha": a}, setting={"alpha": a})
         for a in (0.0, 0.9, "learned")
@@ -139,7 +139,7 @@ def test_a_sweep_puts_the_learned_value_where_it_ended(tmp_path, monkeypatch):
 
 def test_curves_with_words_and_numbers_are_drawn(tmp_path):
     points = [(0, 0.5, 0.1), (10, 0.7, float("nan")), ("exact", 0.8, 0.1), (True, 0.6, 0.0)]
-    paths = drawing.curves({"inst_auroc": points, "bag_auroc": points[2:]}, tmp_path / "curve", "steps", "T")
+    paths = plots.curves({"inst_auroc": points, "bag_auroc": points[2:]}, tmp_path / "curve", "steps", "T")
     assert all(path.stat().st_size > 1000 for path in paths)
     assert "Date" not in paths[1].read_text()
 
@@ -148,7 +148,7 @@ def test_curves_with_words_and_numbers_are_drawn(tmp_path):
 def figures_drawn(monkeypatch):
     """The figures that were about to be written."""
     drawn = []
-    for room in (drawing, histogram_figure, map_figure):
+    for room in (plots, plots, plots):
         monkeypatch.setattr(room, "write_both", lambda figure, path: drawn.append(figure) or [path])
     return drawn
 
@@ -156,8 +156,8 @@ def figures_drawn(monkeypatch):
 def test_wide_ranges_are_drawn_by_logarithm_and_said_to_be_and_words_get_a_tick(tmp_path, figures_drawn):
     steps = [(0, 0.5, 0.1), (1, 0.6, 0.1), (20, 0.7, 0.1), ("exact", 0.8, 0.1)]
     alphas = [(0.1, 0.5, 0.1), (0.9, 0.6, 0.1), ("learned", 0.7, 0.1)]
-    drawing.curves({"inst_auroc": steps}, tmp_path / "a", "steps", "T")
-    drawing.curves({"inst_auroc": alphas}, tmp_path / "b", "alpha", "A", 0.5)
+    plots.curves({"inst_auroc": steps}, tmp_path / "a", "steps", "T")
+    plots.curves({"inst_auroc": alphas}, tmp_path / "b", "alpha", "A", 0.5)
     by_steps, by_alpha = (figure.axes[0] for figure in figures_drawn)
     assert [t.get_text() for t in by_steps.get_xticklabels()] == ["0", "1", "20", "exact"]
     assert list(by_steps.get_xticks()[:3]) == pytest.approx(np.log1p([0, 1, 20]))
@@ -188,9 +188,9 @@ def test_maps_share_one_colour_bar_that_says_what_it_means(figures_drawn, finish
 
 def test_the_scale_of_a_map_ends_at_its_own_percentiles():
     scores = np.arange(101) * 3.0 - 7
-    scaled = map_figure.scaled(scores)
+    scaled = plots.scaled(scores)
     assert np.percentile(scaled, [2, 98]) == pytest.approx([0, 1])
-    assert list(map_figure.scaled(np.full(4, 2.0))) == [0.5] * 4
+    assert list(plots.scaled(np.full(4, 2.0))) == [0.5] * 4
 
 
 def test_one_outlier_does_not_squeeze_a_histogram():
@@ -198,7 +198,7 @@ def test_one_outlier_does_not_squeeze_a_histogram():
     scores = rng.normal(size=1000)
     scores[0] = 1e6
     cases = [Prediction("a", [0.5], scores[:500], y=1), Prediction("b", [0.5], scores[500:], y=0)]
-    cut = np.concatenate([p.scores[:, 0] for p in histogram_figure.without_tails(cases)])
+    cut = np.concatenate([p.scores[:, 0] for p in plots.without_tails(cases)])
     low, high = np.percentile(scores, [0.5, 99.5])
     assert (cut.min(), cut.max()) == (pytest.approx(low), pytest.approx(high))
     inside = (scores > low) & (scores < high)
@@ -226,7 +226,7 @@ def test_labelled_examples_carry_the_caveat_and_one_legend(figures_drawn, finish
 
 def test_tables_and_tests_of_a_study_are_written(finished_study, tmp_path):
     out = copied(finished_study, tmp_path / "tables")
-    table = Table(name="both", metrics=["inst_auroc", "inst_auroc@positive_bags", "bag_f1", "froc"], rank_by="all")
+    table = TableSpec(name="both", metrics=["inst_auroc", "inst_auroc@positive_bags", "bag_f1", "froc"], rank_by="all")
     study = tiny_study(tables=[table], reference="ABMIL", caveat="Toy size, numbers mean nothing")
     paths = write_tables(study, out, resamples=20)
     assert sorted(p.name for p in paths) == [

@@ -5,12 +5,12 @@ import json
 import pytest
 from experiments.studies import manifest_study, tiny_set, tiny_study
 
-from smmil.data import synthetic_slides, write_synthetic
 from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
 from smmil.errors import ConfigError, DataError
 from smmil.experiments.grid import make_grid
 from smmil.experiments.study import Dataset
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from experiments.studies import manifest_study, tiny_set, tiny_study, variant
 
-from smmil.data import synthetic_slides, write_synthetic
 from smmil.errors import ConfigError
 from smmil.experiments.grid import make_grid
 from smmil.experiments.study import Synthetic, load_study, protocol
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 
 @pytest.fixture(scope="module")

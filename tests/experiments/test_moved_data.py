@@ -5,9 +5,9 @@ import shutil
 import pandas as pd
 from experiments.studies import manifest_study, variant
 
-from smmil.data import synthetic_slides, write_synthetic
-from smmil.experiments import single
+from smmil.experiments import run
 from smmil.experiments.runner import run_study
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 
 def test_a_run_goes_on_where_the_data_are_now(tmp_path, monkeypatch):
@@ -17,7 +17,7 @@ def test_a_run_goes_on_where_the_data_are_now(tmp_path, monkeypatch):
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     model = [variant("ABMIL", "abmil")]
     with monkeypatch.context() as stopped:
-        stopped.setattr(single, "predict_run", lambda *_, **__: 1 / 0)
+        stopped.setattr(run, "predict_run", lambda *_, **__: 1 / 0)
         run_study(manifest_study(tmp_path / "old/manifest.csv", variants=model), tmp_path / "moved")
     shutil.rmtree(tmp_path / "old")
     write_synthetic(tmp_path / "old", synthetic_slides(14, size=(10, 14), dim=4, seed=2, lesion=(0.1, 0.3)))

@@ -6,10 +6,9 @@ import pandas as pd
 import pytest
 from experiments.studies import feature_tables, long_rows
 
-from smmil.experiments.paper_beside import FLAGGED, comparable_ranks, with_paper
-from smmil.experiments.paper_notes import MIXED, cell_notes
+from smmil.experiments.paper import paper_table
+from smmil.experiments.paper.comparison import FLAGGED, MIXED, cell_notes, comparable_ranks, with_paper
 from smmil.experiments.ranking import AS_PAPER, rank_rows
-from smmil.paper import paper_table
 
 FACTS = {"family": "local", "n": 5, "fewer": False, "state": ""}
 

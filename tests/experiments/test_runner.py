@@ -19,15 +19,14 @@ from experiments.studies import (
     variant,
 )
 
-from smmil.data import synthetic_slides, write_synthetic
 from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
 from smmil.errors import ConfigError
-from smmil.experiments import single
-from smmil.experiments.locks import alone
 from smmil.experiments.results import choose_learning_rates
+from smmil.experiments.run import alone
 from smmil.experiments.runner import run_states, run_study
 from smmil.files import replacing
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["smmil.experiments.runner", "smmil.models.sm_ap", "sklearn.model_selection"])
@@ -44,7 +43,7 @@ def test_a_run_that_somebody_else_finished_meanwhile_is_left_alone(finished_stud
     run = grid_of(tiny_study(), finished_study).runs[0]
     folder = finished_study / "runs" / run.key
     before = (folder / "result.json").stat().st_mtime_ns
-    assert single.perform(single.Job(str(folder), run.label, run.config)) == "already"
+    assert run.perform(run.RunJob(str(folder), run.label, run.config)) == "already"
     assert (trainings, (folder / "result.json").stat().st_mtime_ns) == ([], before)
 
 

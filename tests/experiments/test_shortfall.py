@@ -5,14 +5,14 @@ import pytest
 from experiments.studies import copied, grid_of, results_for, table_study, tiny_study, variant
 
 from smmil.experiments.output import write_tables
+from smmil.experiments.results import shortfall_notes
 from smmil.experiments.runner import run_study
-from smmil.experiments.shortfall import shortfall_notes
-from smmil.experiments.study import Table
+from smmil.experiments.study import TableSpec
 from smmil.experiments.tables import make_table
 from smmil.experiments.writing import latex, markdown
 
 METRICS = ["inst_auroc", "inst_f1"]
-TABLE = Table(name="t", metrics=METRICS, rank_by="all")
+TABLE = TableSpec(name="t", metrics=METRICS, rank_by="all")
 
 
 def with_states(results, states):
@@ -72,7 +72,7 @@ def test_one_failed_run_is_a_run():
 
 
 def test_a_table_of_ranks_only_keeps_the_failed_variant_too():
-    ranks_only = Table(name="t", metrics=METRICS, rank_by="extractor")
+    ranks_only = TableSpec(name="t", metrics=METRICS, rank_by="extractor")
     assert cells(shown_for({f"B{fold}": "failed" for fold in range(3)}, ranks_only), "B") == ["not ranked"]
 
 
@@ -125,7 +125,7 @@ def test_a_table_says_when_its_runs_were_made_by_different_states_of_the_program
 def test_a_table_whose_variants_have_no_run_at_all_is_a_table_of_reasons():
     everything = results_for({"A": [0.7], "B": [0.8], "C": [0.9]})
     plan = with_states(everything, {"A0": "failed", "B0": "missing"})
-    table = Table(name="t", metrics=METRICS, variants=["A", "B"])
+    table = TableSpec(name="t", metrics=METRICS, variants=["A", "B"])
     shown = make_table(table_study(["A", "B", "C"]), table, everything[2:], plan)
     assert [cells(shown, model)[0] for model in "AB"] == ["failed (1 run)", "not run yet"]
 
@@ -164,7 +164,7 @@ def test_a_long_reason_is_cut_and_a_variant_of_no_table_is_not_mentioned():
 def test_a_broken_model_is_a_row_of_the_written_table(tmp_path):
     broken = variant("Broken", "experiments.broken_model:Broken", options={})
     study = tiny_study(
-        variants=[variant("ABMIL"), broken], learning_rates=[1e-2], tables=[Table(name="t", metrics=["inst_auroc"])]
+        variants=[variant("ABMIL"), broken], learning_rates=[1e-2], tables=[TableSpec(name="t", metrics=["inst_auroc"])]
     )
     report = run_study(study, tmp_path)
     assert len(report.failed) == 2

@@ -5,9 +5,8 @@ import pytest
 from experiments.studies import tiny_set, tiny_study, variant
 
 from smmil.errors import ConfigError
-from smmil.experiments.measure import measured_row
-from smmil.experiments.metric_names import MEASURED
-from smmil.experiments.study import load_study
+from smmil.experiments.run import measured_row
+from smmil.experiments.study import MEASURED, load_study
 from smmil.prediction import Prediction
 
 START = "datasets: [slides]\nvariants: [ABMIL, SmAP]\n"

@@ -6,11 +6,10 @@ import pandas as pd
 import pytest
 from experiments.studies import feature_tables, long_rows
 
-from smmil.experiments.paper_beside import with_paper
-from smmil.experiments.paper_notes import cell_notes, largest_std
+from smmil.experiments.paper import paper_table
+from smmil.experiments.paper.comparison import cell_notes, largest_std, with_paper
 from smmil.experiments.ranking import rank_rows, rank_values
 from smmil.experiments.tables import with_places
-from smmil.paper import paper_table
 
 
 @pytest.mark.parametrize("name", ["table_localization", "table_classification"])

@@ -8,7 +8,7 @@ import pytest
 from experiments.studies import copied, grid_of, table_bytes, tiny_study, variant
 
 from smmil.errors import DataError
-from smmil.experiments import single
+from smmil.experiments import run
 from smmil.experiments.runner import run_states, run_study
 
 
@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_used_fails_its_run_only(tmp_path):
 
 
 def test_a_refusal_of_the_file_system_is_kept_as_the_reason_of_its_run(tmp_path, monkeypatch):
-    study, real = one_run_study(), single.train
+    study, real = one_run_study(), run.train
     first, second = grid_of(study, tmp_path).runs
 
     def refused(config, out):
@@ -64,7 +64,7 @@ def test_a_refusal_of_the_file_system_is_kept_as_the_reason_of_its_run(tmp_path,
             raise PermissionError(13, "Permission denied", str(out))
         return real(config, out)
 
-    monkeypatch.setattr(single, "train", refused)
+    monkeypatch.setattr(run, "train", refused)
     report = run_study(study, tmp_path)
     assert (report.done, list(report.failed)) == ([second.label], [first.label])
     assert "PermissionError" in run_states(study, tmp_path)["failed"][0][1]
@@ -81,9 +81,9 @@ def test_a_result_that_may_not_be_read_is_not_done(finished_study, tmp_path, mon
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
-    assert single.finished(folder) is not None
+    assert run.finished(folder) is not None
     monkeypatch.setattr(Path, "read_bytes", refused)
-    assert single.finished(folder) is None
+    assert run.finished(folder) is None
 
 
 @pytest.mark.parametrize("executor", ["serial", pytest.param("processes", marks=pytest.mark.slow)])

@@ -11,12 +11,21 @@ from torch import nn
 
 from smmil.bag import Bag
 from smmil.data.manifest import Manifest
-from smmil.experiments.datasets import neighbour_agreement, prepare
-from smmil.experiments.derived import position_bag, positions_only, random_labels
-from smmil.experiments.faithfulness import SHARES, curve, deletion_insertion, part_of_bag
+from smmil.experiments.datasets import neighbour_agreement, position_bag, positions_only, prepare, random_labels
 from smmil.experiments.results import chosen_rows
-from smmil.experiments.stability import inside_positives, inverted_map, inverted_maps, map_stability
-from smmil.experiments.trust import _HEADINGS, trust_markdown, trust_report
+from smmil.experiments.trust import (
+    _HEADINGS,
+    SHARES,
+    curve,
+    deletion_insertion,
+    inside_positives,
+    inverted_map,
+    inverted_maps,
+    map_stability,
+    part_of_bag,
+    trust_markdown,
+    trust_report,
+)
 from smmil.models import Output
 from smmil.prediction import Prediction, load_predictions
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from experiments.studies import results_for, table_study
 
-from smmil.experiments.study import Table
+from smmil.experiments.study import TableSpec
 from smmil.experiments.tables import make_table
 from smmil.experiments.writing import csv_text, for_spreadsheets, latex, markdown, write_table
 
@@ -14,7 +14,9 @@ from smmil.experiments.writing import csv_text, for_spreadsheets, latex, markdow
 @pytest.fixture
 def shown():
     study = table_study(["ABMIL", "DTFD-MIL", "Mine_2"])
-    table = Table(name="t", title="A & B", metrics=["inst_auroc", "inst_f1"], paper="table_localization", rank_by="all")
+    table = TableSpec(
+        name="t", title="A & B", metrics=["inst_auroc", "inst_f1"], paper="table_localization", rank_by="all"
+    )
     values = {"ABMIL": [0.8, 0.9], "DTFD-MIL": [0.7, 0.7], "Mine_2": [0.95, 0.93]}
     return make_table(study, table, results_for(values))
 
@@ -70,7 +72,7 @@ def test_csv_keeps_every_digit(shown, tmp_path):
 
 def test_a_table_without_title_is_called_by_its_name_and_carries_the_caveat():
     results = results_for({"ABMIL": [0.8, 0.9], "SmAP": [0.7, 0.7]})
-    table = Table(name="plain", metrics=["inst_f1"])
+    table = TableSpec(name="plain", metrics=["inst_f1"])
     found = make_table(table_study(["ABMIL", "SmAP"]), table, results)
     assert markdown(found).startswith("## plain · CAMELYON16 ResNet50-BT\n")
     toy = make_table(table_study(["ABMIL", "SmAP"], caveat="Toy size"), table, results)
@@ -84,7 +86,7 @@ def test_the_data_set_stands_above_columns_where_there_are_several_and_in_the_ti
     study = table_study(["A"])
     other = study.datasets[0].model_copy(update={"name": "PANDA", "extractor": "ResNet18"})
     both = make_table(
-        study.model_copy(update={"datasets": [*study.datasets, other]}), Table(name="t", metrics=["inst_f1"]), two
+        study.model_copy(update={"datasets": [*study.datasets, other]}), TableSpec(name="t", metrics=["inst_f1"]), two
     )
     assert "| CAMELYON16 ResNet50-BT<br>instance F1 ↑ | PANDA ResNet18<br>instance F1 ↑ |" in spaced(markdown(both))
 
@@ -92,7 +94,7 @@ def test_the_data_set_stands_above_columns_where_there_are_several_and_in_the_ti
 def test_the_reference_is_marked_and_metrics_are_explained_below():
     results = results_for({"ABMIL": [0.8], "SmAP": [0.7]}, metrics=["inst_f1", "energy_mean"])
     study = table_study(["ABMIL", "SmAP"], reference="ABMIL")
-    text = markdown(make_table(study, Table(name="t", metrics=["inst_f1", "energy_mean"]), results))
+    text = markdown(make_table(study, TableSpec(name="t", metrics=["inst_f1", "energy_mean"]), results))
     assert "| ABMIL (reference) |" in text
     assert "- instance F1: 2TP / (2TP + FP + FN)" in text
     assert "- energy fᵀL̃f / N: roughness per instance" in text
@@ -110,7 +112,7 @@ def test_the_reference_is_marked_and_metrics_are_explained_below():
 def test_large_numbers_have_fewer_digits(metric, mean, words):
     folds = [mean - 832.387 / math.sqrt(2), mean + 832.387 / math.sqrt(2)]
     results = results_for({"A": folds}, metrics=[metric])
-    text = markdown(make_table(table_study(["A"]), Table(name="t", metrics=[metric]), results))
+    text = markdown(make_table(table_study(["A"]), TableSpec(name="t", metrics=[metric]), results))
     assert f"| {words} |" in spaced(text)
 
 
@@ -118,7 +120,7 @@ def test_ranks_have_two_digits_and_come_in_the_order_of_their_metrics(shown):
     assert "**1.00** ± 0.00" in spaced(markdown(shown))
     metrics = ["inst_auroc", "bag_auroc"]
     results = results_for({"A": [0.8], "B": [0.7]}, metrics=metrics)
-    text = markdown(make_table(table_study(["A", "B"]), Table(name="t", metrics=metrics, rank_by="all"), results))
+    text = markdown(make_table(table_study(["A", "B"]), TableSpec(name="t", metrics=metrics, rank_by="all"), results))
     assert "| instance rank ↓ | bag rank ↓ |" in spaced(text)
 
 
@@ -128,7 +130,7 @@ def test_latex_holds_no_sign_that_pdflatex_cannot_print():
     metrics = [*METRIC_NAMES, "inst_auroc@per_bag"]
     results = results_for({"SmAP α=0.1 ^~<|>\\": [0.8, 0.9]}, metrics=metrics)
     study = table_study(["SmAP α=0.1 ^~<|>\\"])
-    text = latex(make_table(study, Table(name="t", metrics=metrics, rank_by="all"), results))
+    text = latex(make_table(study, TableSpec(name="t", metrics=metrics, rank_by="all"), results))
     assert text.isascii()
     assert "SmAP $\\alpha$=0.1 \\textasciicircum{}\\textasciitilde{}$<$$|$$>$\\textbackslash{}" in text
     assert "f$^\\top$$\\tilde L$f / N" in text
@@ -143,7 +145,7 @@ def test_a_name_that_looks_like_a_formula_stays_a_name_and_numbers_stay_numbers(
 
 def test_where_a_metric_is_undefined_in_a_run_the_cell_says_so_and_the_papers_number_stays():
     results = results_for({"ABMIL": [0.8, math.nan, 0.9], "SmAP": [0.7, 0.7, 0.7]})
-    table = Table(name="t", metrics=["inst_auroc"], paper="table_localization")
+    table = TableSpec(name="t", metrics=["inst_auroc"], paper="table_localization")
     text = spaced(markdown(make_table(table_study(["ABMIL", "SmAP"]), table, results)))
     assert "| undefined in 1 of 3 runs<br>paper 0.819 ± 0.074† |" in text
     assert "undefined in 1 of 3 runs" in latex(make_table(table_study(["ABMIL", "SmAP"]), table, results))
@@ -152,7 +154,7 @@ def test_where_a_metric_is_undefined_in_a_run_the_cell_says_so_and_the_papers_nu
 def test_the_papers_number_stays_beside_a_variant_that_failed():
     results = results_for({"ABMIL": [0.8], "SmAP": [0.7]})
     plan = results.assign(state=["failed", "done"], reason="x")
-    table = Table(name="t", metrics=["inst_auroc"], paper="table_localization")
+    table = TableSpec(name="t", metrics=["inst_auroc"], paper="table_localization")
     text = spaced(markdown(make_table(table_study(["ABMIL", "SmAP"]), table, results[1:], plan)))
     assert "| failed (1 run)<br>paper 0.819 ± 0.074† |" in text
 
@@ -160,7 +162,7 @@ def test_the_papers_number_stays_beside_a_variant_that_failed():
 def test_the_order_of_families_is_the_order_of_their_words():
     from typing import get_args
 
-    from smmil.experiments.interactions import FAMILIES
+    from smmil.experiments.significance import FAMILIES
     from smmil.experiments.study import Variant
 
     assert tuple(FAMILIES) == get_args(Variant.model_fields["family"].annotation)

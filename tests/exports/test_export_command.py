@@ -9,7 +9,7 @@ import typer
 from exports.makers import META, scan_case, slide_case
 from typer.testing import CliRunner
 
-from smmil.cli.export import Target, export
+from smmil.cli.export import ExportTarget, export
 from smmil.errors import ConfigError, DataError, SmmilError
 from smmil.exports import FORMATS
 from smmil.exports import export as export_predictions
@@ -49,7 +49,7 @@ def tile_case(id_="c"):
 
 
 def test_every_format_of_the_library_is_offered():
-    assert {t.value for t in Target} == set(FORMATS)
+    assert {t.value for t in ExportTarget} == set(FORMATS)
 
 
 def test_one_prediction_gives_the_file_that_was_named(tmp_path):

@@ -11,7 +11,7 @@ from PIL import Image
 
 from smmil.errors import DataError
 from smmil.exports import export
-from smmil.exports.painting import paint, reduction
+from smmil.exports.geometry import paint, reduction
 from smmil.exports.picture import OPACITY
 from smmil.frame import Frame
 from smmil.images import open_slide

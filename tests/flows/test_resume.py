@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from smmil.config import load_config
-from smmil.data import synthetic_slides, write_synthetic
+from smmil.synthetic import synthetic_slides, write_synthetic
 from smmil.train.checkpoint import peek
 
 SAME = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "checkpoints/last.safetensors",

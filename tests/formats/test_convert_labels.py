@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from smmil.bag import Bag
 from smmil.cli.convert import convert as verb
-from smmil.data.beside import LabelsBeside
+from smmil.data.foreign_tables import LabelsBeside
 from smmil.formats import read_bag, write_bag
 from smmil.formats.convert import convert
 

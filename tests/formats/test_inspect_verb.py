@@ -5,8 +5,8 @@ import typer
 from typer.testing import CliRunner
 
 from smmil.cli.inspect import inspect
-from smmil.data import synthetic_slides, write_synthetic
 from smmil.errors import DataError
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 from bags import chain_bag
 
 from smmil.bag import Bag
-from smmil.encoders.torchvision_import import prepare_torchvision
+from smmil.encoders.networks import prepare_torchvision
 from smmil.errors import DataError
 from smmil.formats import read_bag, read_provenance, write_bag
 from smmil.formats.convert import convert

@@ -8,7 +8,7 @@ from openjpeg.utils import encode_array
 from pydicom.encaps import encapsulate
 from pydicom.uid import JPEG2000Lossless, RLELossless
 
-from smmil.data.ct_series import write_ct_series
+from smmil.synthetic.ct import write_ct_series
 
 SPACING = (0.5, 0.75, 5.0)
 ORIGIN = (-10.0, -20.0, 30.0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smmil.images import write_pyramid
+from smmil.synthetic import write_pyramid
 
 FLAVOURS = ("aperio", "generic", "leica", "dicom")
 OFFSET = (64, 32)

@@ -14,7 +14,7 @@ from PIL import Image
 from smmil.errors import ConfigError, DataError
 from smmil.images import need_mpp, open_slide
 from smmil.images.openslide_slide import OpenSlideSlide
-from smmil.images.spacing import settle_mpp
+from smmil.images.slide import settle_mpp
 
 REAL = Path(os.environ.get("SMMIL_DATA", "")) / "cmu_small_svs" / "cmu_small_region.svs"
 needs_real = pytest.mark.skipif(

@@ -94,7 +94,7 @@ def test_a_path_that_is_no_slide_is_told_what_is_supported(tmp_path):
 
 def test_plain_images_of_too_many_pixels_are_refused_before_decoding(tmp_path, monkeypatch):
     Image.fromarray(noise(40, 50)).save(tmp_path / "large.png")
-    monkeypatch.setattr("smmil.images.plain.MAX_PIXELS", 1999)
+    monkeypatch.setattr("smmil.images.opening.MAX_PIXELS", 1999)
     with pytest.raises(DataError, match="50 × 40 pixels"):
         open_slide(tmp_path / "large.png")
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from images.pyramids import noise
 
-from smmil.images.resample import resample
+from smmil.images.slide import resample
 
 
 def overlap(a: float, b: float, c: float, d: float) -> float:

@@ -6,8 +6,8 @@ import pytest
 from images.pyramids import FLAVOURS, OFFSET, noise, slide_file
 
 from smmil.errors import ConfigError, DataError
-from smmil.images import write_pyramid
-from smmil.images.write import build_levels
+from smmil.synthetic import write_pyramid
+from smmil.synthetic.slide_files import build_levels
 
 VENDORS = {"aperio": "aperio", "generic": "generic-tiff", "leica": "leica", "dicom": "dicom"}
 

@@ -6,8 +6,7 @@ import pytest
 from ct_makers import series, voxels
 
 from smmil.errors import ConfigError
-from smmil.images.volume import open_volume
-from smmil.images.windows import PRESETS, RSNA, parse_window, triplet, triplets, window, window_channels
+from smmil.images.volume import PRESETS, RSNA, open_volume, parse_window, triplet, triplets, window, window_channels
 
 
 def test_a_window_is_a_ramp_between_its_ends():

@@ -5,7 +5,7 @@ import pytest
 
 from smmil.evaluate import friedman_nemenyi
 from smmil.maps import canvas
-from smmil.maps.critical_difference import critical_difference, friedman_verdict
+from smmil.maps.charts import critical_difference, friedman_verdict
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -8,7 +8,7 @@ from matplotlib.image import imread
 from smmil.errors import ConfigError, DataError
 from smmil.frame import Frame
 from smmil.maps import canvas, scan_strip, score_histograms, score_map, side_by_side
-from smmil.maps.histogram import score_shares
+from smmil.maps.charts import score_shares
 from smmil.prediction import Prediction
 
 pytestmark = pytest.mark.filterwarnings("error")

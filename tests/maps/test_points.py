@@ -6,7 +6,7 @@ from matplotlib.image import imread
 
 from smmil.frame import Frame
 from smmil.maps import canvas, rasterize, score_map, side_by_side
-from smmil.maps.points import dot_places, dots_extent, draw_dots, scattered
+from smmil.maps.raster import dot_places, dots_extent, draw_dots, scattered
 from smmil.prediction import Prediction
 
 GRID = np.stack(np.meshgrid(np.arange(30), np.arange(20)), -1).reshape(-1, 2)

@@ -2,7 +2,7 @@
 
 from prepare import makers
 
-from smmil.packaging.checksums import write_sums
+from smmil.packaging.loading import write_sums
 
 QUICK = ("training.epochs=2", "training.threads=1", "model.options.dim=8", "model.options.att_dim=4", "data.folds=2",
          "data.val_share=0.5", "training.lr=1e-2", "training.warmup_epochs=1", "model.name=sm_ap")  # fmt: skip

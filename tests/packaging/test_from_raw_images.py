@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from smmil.cli.package import package as package_command
 from smmil.cli.predict import predict as predict_command
 from smmil.config import load_config
-from smmil.data import synthetic_slides, write_synthetic
 from smmil.errors import ConfigError, DataError
 from smmil.packaging import Images, load_package, predict_package, raw, write_package
 from smmil.predict import predict_run
 from smmil.prediction import Prediction, load_predictions
 from smmil.prepare import load_recipe, plan, run
+from smmil.synthetic import synthetic_slides, write_synthetic
 from smmil.train import train
 
 app = typer.Typer()

@@ -17,10 +17,10 @@ from smmil.config import load_config
 from smmil.errors import DataError
 from smmil.evaluate import bag_metrics, bootstrap_ci
 from smmil.files import read_json, write_json
+from smmil.foreign_weights import convert_weights
 from smmil.packaging import load_package, write_package, writing
 from smmil.predict import load_trained
 from smmil.prediction import load_predictions
-from smmil.published import convert_weights
 from smmil.weights import save_weights
 
 
@@ -48,9 +48,9 @@ def test_config_names_model_training_and_the_source_of_the_features(road, packag
     hashes = config["training"]["hashes"]
     assert (hashes["config"], hashes["split"]) == (trained.facts["config"], trained.facts["split"])
     assert config["training"]["settings"]["lr"] == 1e-2
-    features = config["features"]
-    assert (features["encoder_name"], features["encoder_weights"], features["encoder_licence"]) == ("mean", "1", "none")
-    assert features["recipe"] == trained.facts["features"]["recipe"]
+    facts = config["features"]
+    assert (facts["encoder_name"], facts["encoder_weights"], facts["encoder_licence"]) == ("mean", "1", "none")
+    assert facts["recipe"] == trained.facts["features"]["recipe"]
 
 
 def test_sizes_labels_and_patients_of_the_parts_are_counted(road, package):
@@ -115,11 +115,11 @@ def test_only_chosen_facts_of_the_settings_are_told(package):
 
 
 def test_texts_of_an_encoder_lose_their_folders(road, monkeypatch, tmp_path):
-    from smmil.packaging import features
+    from smmil.packaging import facts
 
-    stated = features.read_provenance(road.root / "study" / "bags" / f"{CASE}_0.h5")
+    stated = facts.read_provenance(road.root / "study" / "bags" / f"{CASE}_0.h5")
     stated["encoder_facts"]["source"] = "weights from /home/eva/models/mean.pt"
-    monkeypatch.setattr(features, "read_provenance", lambda _: stated)
+    monkeypatch.setattr(facts, "read_provenance", lambda _: stated)
     write_package(road.run, tmp_path / "p")
     assert read_json(tmp_path / "p" / "config.json")["features"]["encoder_facts"]["source"] == "weights from mean.pt"
 
@@ -245,7 +245,7 @@ class TestTheFolder:
 
 
 def test_options_that_name_a_folder_are_refused():
-    from smmil.packaging.private import refuse_folders
+    from smmil.redact import refuse_folders
 
     assert refuse_folders({"sm": {"where": "early"}, "dims": (1, 2)}, "options") == {
         "sm": {"where": "early"},

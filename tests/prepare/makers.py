@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from smmil.encoders import Encoder
-from smmil.images import write_pyramid
-from smmil.prepare import Case, Job, Recipe, TissueRecipe
+from smmil.prepare import PrepareCase, PrepareJob, Recipe, TissueRecipe
+from smmil.synthetic import write_pyramid
 
 GLASS, TISSUE, PLANTED = (245, 244, 246), (200, 120, 160), (90, 40, 150)
 ENCODER = "prepare.makers:mean_colour"
@@ -57,10 +57,10 @@ def recipe(tile_um: float = 32.0, **options) -> Recipe:
     return Recipe(**{"tile_um": tile_um, "tissue": tissue, "encoder": ENCODER} | options)
 
 
-def job(source: Path, out: Path, chosen: Recipe | None = None, **case) -> Job:
+def job(source: Path, out: Path, chosen: Recipe | None = None, **case) -> PrepareJob:
     chosen = chosen or recipe()
     extra = {name: case.pop(name) for name in ("points", "coverage") if name in case}
-    return Job(Case(source.stem, source, **case), chosen, chosen.digest("mean@1"), out, **extra)
+    return PrepareJob(PrepareCase(source.stem, source, **case), chosen, chosen.digest("mean@1"), out, **extra)
 
 
 def speckled(seed: int, side: int = 256) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 from images.test_slide_damage import spoil_tile
 from prepare import makers
 
-from smmil.data.instance_labels import read_instance_labels
+from smmil.data.tables import read_instance_labels
 from smmil.errors import DataError
 from smmil.formats import read_bag, read_provenance
 from smmil.prepare import prepare_case

@@ -8,11 +8,11 @@ import pytest
 from prepare import makers
 
 from smmil.formats import read_bag
-from smmil.images import write_pyramid
 from smmil.maps import rasterize
 from smmil.prediction import Prediction
 from smmil.prepare import prepare_case
 from smmil.prepare.annotate import annotate_case
+from smmil.synthetic import write_pyramid
 
 FOOTPRINT = 64
 MPPS = (0.121, 0.2325, 0.25, 0.5, 0.499, 1.0)

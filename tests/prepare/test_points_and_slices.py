@@ -8,15 +8,13 @@ from images.ct_makers import series
 from PIL import Image
 from prepare import makers
 
-from smmil.data.instance_labels import read_instance_labels
+from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError
 from smmil.formats import read_bag, read_provenance
 from smmil.graph import chain_graph, knn_graph
-from smmil.images.volume import open_volume
-from smmil.images.windows import window
+from smmil.images.volume import open_volume, window
 from smmil.prepare import prepare_case
-from smmil.prepare.points import check_classes, read_points
-from smmil.prepare.slices import slice_pictures
+from smmil.prepare.selection import check_classes, read_points, slice_pictures
 
 POINTS = "image,x,y,label\nother,1,1,0\na,14,14,0\na,40.3,30.6,1\na,60,50,\na.png,20,60,1\n"
 

@@ -8,7 +8,7 @@ from prepare import makers
 
 from smmil.errors import ConfigError, DataError
 from smmil.images import open_slide
-from smmil.prepare.tile import Lattice, lattice, tissue_tiles
+from smmil.prepare.selection import Lattice, lattice, tissue_tiles
 from smmil.prepare.tissue import TissueMask
 
 side = st.integers(1, 400)

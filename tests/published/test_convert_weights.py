@@ -12,11 +12,11 @@ from programs import DIM, PROGRAMS
 
 from smmil.bag import Bag, BagBatch
 from smmil.config import load_config
-from smmil.data import synthetic_slides, write_synthetic
 from smmil.errors import ConfigError, DataError
+from smmil.foreign_weights import LAYOUTS, convert_weights, import_weights
 from smmil.predict import predict_run
 from smmil.prediction import Prediction
-from smmil.published import LAYOUTS, convert_weights, import_weights
+from smmil.synthetic import synthetic_slides, write_synthetic
 from smmil.train import train
 
 CASES = [(layout, number) for layout, programs in PROGRAMS.items() for number in range(len(programs))]
@@ -109,7 +109,7 @@ def test_a_missing_weight_is_named(tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_our_names_lead_back_to_theirs(layout):
     """What the error calls theirs is a name that the rules read as ours, for every weight whose rule is a template."""
-    table = import_module(f"smmil.published.{layout}").LAYOUT
+    table = import_module(f"smmil.foreign_weights.{layout}").LAYOUT
     found, _ = table.renamed(_flat(PROGRAMS[layout][0][0]), "x")
     told = [table.both_names(name) for name in found]
     pairs = [re.fullmatch(r"(.*) \(theirs: (.*)\)", text).groups() for text in told if "theirs" in text]

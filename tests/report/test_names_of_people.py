@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from smmil.report.private import without_names
+from smmil.redact import without_names
 
 PERSON = "MUELLER_Erika"
 

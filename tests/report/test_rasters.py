@@ -9,8 +9,8 @@ from report.lesion_cases import SIDE, TILE, lesion_mask, scan_case, slide_case, 
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction
-from smmil.report import rasters
-from smmil.report.rasters import pack
+from smmil.report import cases
+from smmil.report.cases import pack
 
 
 def unpack(raster):
@@ -92,7 +92,7 @@ def test_equal_scores_survive():
 
 
 def test_a_huge_map_is_drawn_coarser_and_keeps_its_hottest_place(monkeypatch):
-    monkeypatch.setattr(rasters, "MOST_CELLS", 100)
+    monkeypatch.setattr(cases, "MOST_CELLS", 100)
     case = slide_case("a", seed=1, place=(13, 9))
     raster = pack(case)
     assert raster.facts["rows"] * raster.facts["columns"] <= 100

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from smmil.errors import DataError
 from smmil.report import write_report
-from smmil.report.card import model_card
-from smmil.report.sources import Source, load_sources
+from smmil.report.cards import model_card
+from smmil.report.sources import PredictionSource, load_sources
 
 
 def folder_with_damage(tmp_path):
@@ -54,7 +54,7 @@ def test_two_weights_in_one_folder_are_told(tmp_path):
     write_report([tmp_path / "m"], tmp_path / "r.html", resamples=0)
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Not one model: the predictions of m come from 2 different weights" in page
-    card = dict(model_card(Source("m", mixed), {}))
+    card = dict(model_card(PredictionSource("m", mixed), {}))
     assert card["Weights (SHA-256)"] == "several (2)"
     assert card["Trained until"] == "checkpoint best, epoch several (2)"
     assert card["Settings (SHA-256)"] == "not stated"
@@ -62,7 +62,7 @@ def test_two_weights_in_one_folder_are_told(tmp_path):
 
 def test_one_model_is_not_called_several(tmp_path):
     silent = replace(slide_case("b", 2), meta={**META, "weights": None})
-    card = dict(model_card(Source("m", [slide_case("a", 1), silent, slide_case("c", 3)]), {}))
+    card = dict(model_card(PredictionSource("m", [slide_case("a", 1), silent, slide_case("c", 3)]), {}))
     assert card["Weights (SHA-256)"] == "f" * 12
     (tmp_path / "m").mkdir()
     save_all(tmp_path / "m", [slide_case("a", 1), silent])

@@ -6,10 +6,9 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from smmil.maps.histogram import Histogram
+from smmil.maps.charts import Histogram
 from smmil.prediction import Prediction
-from smmil.report.chart import SLOTS, curve_chart, histogram_chart, tick_words, ticks
-from smmil.report.curves import Line, roc_lines
+from smmil.report.charts import SLOTS, Line, curve_chart, histogram_chart, roc_lines, tick_words, ticks
 
 
 @pytest.mark.parametrize(

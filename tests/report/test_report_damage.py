@@ -10,12 +10,12 @@ from report.test_report_pictures import app, marked_slide, pixels
 from typer.testing import CliRunner
 
 from smmil.errors import DataError
-from smmil.images import Thumbnail, write_pyramid
+from smmil.images import Thumbnail
 from smmil.report import write_report
 from smmil.report.cases import all_cases
-from smmil.report.damage import hatched, lost_pixels
 from smmil.report.originals import Original
-from smmil.report.pictures import case_picture
+from smmil.report.pictures import case_picture, hatched, lost_pixels
+from smmil.synthetic import write_pyramid
 
 EDGE = SIDE * TILE
 ROOM = 10_000_000

@@ -12,8 +12,8 @@ from report.lesion_cases import META, save_all, scan_case, slide_case
 
 from smmil.errors import ConfigError, DataError
 from smmil.files import write_json
+from smmil.redact import safe_text
 from smmil.report import write_report
-from smmil.report.private import safe_text
 from smmil.report.sources import load_sources
 
 EVIL = [

@@ -9,7 +9,7 @@ from report.lesion_cases import META
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction
-from smmil.report.rasters import pack
+from smmil.report.cases import pack
 
 
 def nuclei(n=700, seed=0, side=90_000.0):

@@ -8,8 +8,7 @@ from smmil.evaluate import bag_metrics, bootstrap_ci
 from smmil.evaluate.ranking import auprc, auroc
 from smmil.prediction import Prediction
 from smmil.report.cases import all_cases, outcome, verdict
-from smmil.report.curves import froc_lines, precision_lines, reliability_lines, roc_lines
-from smmil.report.figures import figures
+from smmil.report.charts import figures, froc_lines, precision_lines, reliability_lines, roc_lines
 from smmil.report.numbers import ROWS, interval_of, measure, remarks, value_of
 
 

@@ -10,7 +10,7 @@ from smmil.errors import DataError
 from smmil.evaluate import summary
 from smmil.maps import score_map
 from smmil.prediction import Prediction
-from smmil.report import Picture, Section, Table, comparison_page, write_page
+from smmil.report import PageTable, Picture, Section, comparison_page, write_page
 from smmil.report.comparison import leaders
 
 VOID = {"meta", "img", "br", "link"}
@@ -83,7 +83,7 @@ def test_names_with_markup_do_no_harm_anywhere(tmp_path):
     page = Reader(full_page(tmp_path, results, EVIL))
     assert "script" not in [t for t, _ in page.tags]
     assert page.text.count(EVIL) >= 4
-    evil = Section(EVIL, [EVIL], [EVIL], [Table(EVIL, [EVIL], [[EVIL, EVIL]])])
+    evil = Section(EVIL, [EVIL], [EVIL], [PageTable(EVIL, [EVIL], [[EVIL, EVIL]])])
     path = write_page(tmp_path / "evil.html", title=EVIL, lead=EVIL, sections=[evil])
     page = Reader(path.read_text(encoding="utf-8"))
     assert "script" not in [t for t, _ in page.tags]

@@ -10,14 +10,14 @@ from report.lesion_cases import scan_case
 from report.test_report_slices import ROOM, case_of, grey_scan
 
 from smmil.errors import DataError
-from smmil.exports.case import Case as ExportCase
+from smmil.exports.case import ExportCase as ExportCase
 from smmil.exports.same_scan import other_scan
 from smmil.formats import read_bag, read_provenance, write_bag
 from smmil.images import open_volume
-from smmil.predict.source import image_facts
+from smmil.predict.cases import image_facts
 from smmil.prepare import prepare_case
 from smmil.report.originals import Original
-from smmil.report.slices import scan_picture
+from smmil.report.pictures import scan_picture
 
 SCAN = {"slices": 36, "rows": 40, "columns": 60, "spacing_mm": [1.0, 1.0, 5.0], "ends_mm": [0.0, 175.0]}
 

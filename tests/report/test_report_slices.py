@@ -13,8 +13,7 @@ from smmil.frame import Frame
 from smmil.report import write_report
 from smmil.report.cases import all_cases
 from smmil.report.originals import Original, find_originals
-from smmil.report.pictures import all_pictures
-from smmil.report.slices import scan_picture
+from smmil.report.pictures import all_pictures, scan_picture
 
 nibabel = pytest.importorskip("nibabel", reason="needs nibabel: pip install 'smmil[ct]'")
 ROOM = 10_000_000

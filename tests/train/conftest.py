@@ -3,7 +3,7 @@
 import pytest
 
 from smmil.config import load_config
-from smmil.data import synthetic_slides, write_synthetic
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 QUICK = ("training.epochs=3", "training.threads=1", "model.options.dim=8", "model.options.att_dim=4", "data.folds=2",
          "data.val_share=0.5", "training.lr=1e-2", "training.warmup_epochs=1")  # fmt: skip

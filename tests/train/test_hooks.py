@@ -7,8 +7,7 @@ from torch import nn
 from smmil.config import TrainingConfig
 from smmil.losses import total_loss
 from smmil.models import Output
-from smmil.train.hooks import after_step, bag_weight, before_step, parameter_groups
-from smmil.train.schedule import make_optimiser, set_epoch_lr
+from smmil.train.loop import after_step, bag_weight, before_step, make_optimiser, parameter_groups, set_epoch_lr
 
 
 class Asking(nn.Module):

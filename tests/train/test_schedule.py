@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smmil.config import TrainingConfig
-from smmil.train.schedule import make_optimiser, set_epoch_lr, warmup_factor
+from smmil.train.loop import make_optimiser, set_epoch_lr, warmup_factor
 
 
 def test_the_papers_warm_up_is_reproduced_number_by_number():

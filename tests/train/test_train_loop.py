@@ -13,8 +13,7 @@ from smmil.errors import DataError
 from smmil.models import Output
 from smmil.train import train
 from smmil.train.checkpoint import State
-from smmil.train.loop import Job, is_better, reason_to_end, train_epoch, validate
-from smmil.train.schedule import make_optimiser
+from smmil.train.loop import TrainingJob, is_better, make_optimiser, reason_to_end, train_epoch, validate
 from smmil.weights import read_weights
 
 
@@ -44,7 +43,7 @@ def job(settings, ids, *, model=None, optimiser=None, **changes):
     t = settings.training
     nothing = {"save": lambda _state: None, "keep": lambda _name, chosen: chosen}
     optimiser = optimiser or make_optimiser(model.parameters(), t)
-    return Job(t, model, optimiser, bags, bags, torch.device("cpu"), **{**nothing, **changes})
+    return TrainingJob(t, model, optimiser, bags, bags, torch.device("cpu"), **{**nothing, **changes})
 
 
 @pytest.fixture

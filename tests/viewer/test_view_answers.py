@@ -12,7 +12,7 @@ from smmil.errors import ConfigError, DataError
 from smmil.frame import Frame
 from smmil.images import open_volume
 from smmil.prediction import Prediction, load_predictions
-from smmil.viewer.study import Study
+from smmil.viewer.data import ViewerData
 
 
 def test_the_list_tells_models_cases_and_verdicts(tmp_path):
@@ -58,7 +58,7 @@ def test_unknown_labels_stay_unknown(tmp_path):
     _, prediction = slide_case(tmp_path / "slides")
     labels = np.full(prediction.n, -1)
     labels[:3] = (0, 1, 2)
-    study = Study.read([save(tmp_path / "p", renamed(prediction, "x", y_inst=labels))])
+    study = ViewerData.read([save(tmp_path / "p", renamed(prediction, "x", y_inst=labels))])
     client = client_of(study)
     sent = np.frombuffer(client.get("/api/case/0/truth").content, np.int8)
     assert sent.tolist() == [0, 1, 1] + [-1] * (prediction.n - 3)
@@ -88,7 +88,7 @@ def test_hounsfield_units_beyond_two_bytes_are_cut_off_not_wrapped(tmp_path):
     (tmp_path / "slides").mkdir()
     nibabel.save(nibabel.Nifti1Image(hu, affine), tmp_path / "slides" / "ct.nii.gz")
     prediction = Prediction("ct", [0.5], np.zeros((3, 1)), coords=[[0], [1], [2]], frame=Frame((1,), (2.0,), "mm"))
-    client = client_of(Study.read([save(tmp_path / "p", prediction)], slides=tmp_path / "slides"))
+    client = client_of(ViewerData.read([save(tmp_path / "p", prediction)], slides=tmp_path / "slides"))
     sent = np.frombuffer(client.get("/slice/0/1").content, "<i2")
     assert sorted(set(sent.tolist())) == [-32768, 0, 13, 32767]
 
@@ -96,8 +96,8 @@ def test_hounsfield_units_beyond_two_bytes_are_cut_off_not_wrapped(tmp_path):
 def test_a_case_without_its_slide_still_works_as_a_map(tmp_path):
     study = small_study(tmp_path)
     (tmp_path / "slides" / "one.svs").unlink()
-    for again in (study, Study.read([tmp_path / "predictions"], slides=tmp_path / "slides"),
-                  Study.read([tmp_path / "predictions"])):  # fmt: skip
+    for again in (study, ViewerData.read([tmp_path / "predictions"], slides=tmp_path / "slides"),
+                  ViewerData.read([tmp_path / "predictions"])):  # fmt: skip
         client = client_of(again)
         case = client.get("/api/case/0").json()
         assert case["image"] is None
@@ -144,7 +144,7 @@ def test_another_slide_or_scan_is_not_put_under_the_map(tmp_path):
     foreign = renamed(prediction, "one", meta={**META, "slide": {"size": [999, 999]}})
     series(tmp_path / "slides" / "two", np.zeros((3, 5, 5), np.float32))
     _, _, scan = scan_case(tmp_path / "elsewhere")
-    study = Study.read([save(tmp_path / "p", foreign, renamed(scan, "two"))], slides=tmp_path / "slides")
+    study = ViewerData.read([save(tmp_path / "p", foreign, renamed(scan, "two"))], slides=tmp_path / "slides")
     client = client_of(study)
     slide, scan = (client.get(f"/api/case/{i}").json() for i in (0, 1))
     assert slide["image"] is None
@@ -159,7 +159,7 @@ def test_a_model_with_other_instances_is_listed_but_not_laid_over_the_map(tmp_pa
     fewer = renamed(prediction, "case", scores=prediction.scores[:5], coords=prediction.coords[:5])
     save(tmp_path / "p" / "a", prediction)
     save(tmp_path / "p" / "b", fewer)
-    client = client_of(Study.read([tmp_path / "p"]))
+    client = client_of(ViewerData.read([tmp_path / "p"]))
     case = client.get("/api/case/0").json()
     assert [m["present"] for m in case["models"]] == [True, False]
     assert case["models"][1]["probability"] == 0.9
@@ -173,7 +173,7 @@ def test_cases_without_places_or_without_a_lattice_have_their_own_kind(tmp_path)
     bare = Prediction("bare", [0.3], rng.normal(size=(6, 1)), meta=META)
     dots = Prediction("dots", [0.3], rng.normal(size=(60, 1)), coords=rng.uniform(0, 1000, (60, 2)))
     boxes = Prediction("voxels", [0.3], [[1.0], [2.0]], coords=[[1, 2, 3], [4, 5, 6]], frame=Frame((2, 2, 2)))
-    client = client_of(Study.read([save(tmp_path / "p", bare, dots, boxes)]))
+    client = client_of(ViewerData.read([save(tmp_path / "p", bare, dots, boxes)]))
     assert [c["kind"] for c in client.get("/api/cases").json()["cases"]] == ["none", "points", "scan"]
     assert client.get("/api/case/0/coords").status_code == 404
     assert client.get("/thumbnail/0.png").status_code == 404
@@ -201,8 +201,8 @@ def test_several_score_columns_need_a_choice_and_get_it(tmp_path):
     scores = np.stack([np.arange(80), np.arange(80) * 2, np.arange(80) * 3], 1).astype(np.float32)
     save(tmp_path / "p", renamed(prediction, "x", scores=scores, probs=[0.2, 0.3, 0.5], y=1))
     with pytest.raises(ConfigError, match="column"):
-        Study.read([tmp_path / "p"])
-    client = client_of(Study.read([tmp_path / "p"], column=1))
+        ViewerData.read([tmp_path / "p"])
+    client = client_of(ViewerData.read([tmp_path / "p"], column=1))
     assert np.frombuffer(client.get("/api/case/0/scores/0").content, "<f4").tolist() == scores[:, 1].tolist()
     (case,) = client.get("/api/cases").json()["cases"]
     assert (case["probability"], case["outcome"], case["label"]) == ([0.5], ["wrong"], 1)
@@ -212,11 +212,11 @@ def test_nothing_to_show_is_said_at_the_start(tmp_path):
     (tmp_path / "empty").mkdir()
     for places in ([tmp_path / "empty"], [tmp_path / "absent"], []):
         with pytest.raises(DataError):
-            Study.read(places)
+            ViewerData.read(places)
     _, prediction = slide_case(tmp_path / "slides")
     save(tmp_path / "p", prediction, prediction)
     with pytest.raises(DataError, match="already"):
-        Study.read([tmp_path / "p"])
+        ViewerData.read([tmp_path / "p"])
 
 
 def test_answers_are_plain_json(tmp_path):

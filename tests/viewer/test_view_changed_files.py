@@ -13,8 +13,8 @@ from exports.makers import slide_case
 from viewer.view_cases import client_of, renamed, save, small_study
 
 from smmil.errors import DataError
-from smmil.viewer.scratch import scratch_folder
-from smmil.viewer.study import Study
+from smmil.viewer.cache import scratch_folder
+from smmil.viewer.data import ViewerData
 
 ADDRESSES = ["/api/cases", "/api/case/0", "/api/case/0/coords", "/api/case/0/scores/0", "/api/case/0/truth",
              "/api/case/0/instance/0", "/tiles/0/9/0_0.jpg", "/patch/0/0.jpg", "/slice/1/0", "/export/0/0/csv",
@@ -39,7 +39,7 @@ def test_a_page_of_an_earlier_start_is_told_to_reload_and_gets_no_data(tmp_path)
 @pytest.mark.parametrize("change", ["case", "scores", "label", "meta"])
 def test_a_prediction_replaced_while_it_runs_is_refused_in_one_line(tmp_path, change):
     _, slide = slide_case(tmp_path / "slides")
-    study = Study.read([save(tmp_path / "p", renamed(slide, "one", y=1))])
+    study = ViewerData.read([save(tmp_path / "p", renamed(slide, "one", y=1))])
     changes = {
         "case": {"id": "two"},
         "scores": {"scores": -slide.scores},
@@ -74,7 +74,7 @@ def test_one_prediction_that_cannot_be_read_is_left_out_and_told(tmp_path):
     _, slide = slide_case(tmp_path / "slides")
     folder = save(tmp_path / "p" / "model", *(renamed(slide, f"c{k}") for k in range(3)))
     damage(folder / "001.npz")
-    study = Study.read([tmp_path / "p"])
+    study = ViewerData.read([tmp_path / "p"])
     told = client_of(study).get("/api/cases").json()
     assert [case["id"] for case in told["cases"]] == ["c0", "c2"]
     (note,) = told["notes"]
@@ -89,12 +89,12 @@ def test_a_model_of_which_nothing_can_be_read_is_left_out_and_without_any_it_is_
     _, slide = slide_case(tmp_path / "slides")
     bad, good = (save(tmp_path / "p" / name, slide) for name in ("bad", "good"))
     damage(bad / "000.npz")
-    told = client_of(Study.read([tmp_path / "p"])).get("/api/cases").json()
+    told = client_of(ViewerData.read([tmp_path / "p"])).get("/api/cases").json()
     assert [model["name"] for model in told["models"]] == ["good"]
     assert len(told["notes"]) == 1
     damage(good / "000.npz")
     with pytest.raises(DataError, match=r"000\.npz"):
-        Study.read([tmp_path / "p"])
+        ViewerData.read([tmp_path / "p"])
 
 
 def test_all_is_well_means_no_notes(tmp_path):
@@ -138,6 +138,6 @@ def test_the_content_noted_at_the_start_covers_labels_and_graph(tmp_path):
     variants = [slide, renamed(slide, slide.id, y_inst=labels), renamed(slide, slide.id, edges=edges)]
     noted = set()
     for number, prediction in enumerate(variants):
-        study = Study.read([save(tmp_path / f"p{number}", prediction)])
+        study = ViewerData.read([save(tmp_path / f"p{number}", prediction)])
         noted.add(study.cases[0].said[0].content)
     assert len(noted) == 3

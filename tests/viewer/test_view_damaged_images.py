@@ -5,9 +5,9 @@ import tifffile
 from viewer.view_cases import client_of, save, small_study
 
 from smmil.frame import Frame
-from smmil.images import write_pyramid
 from smmil.prediction import Prediction
-from smmil.viewer.study import Study
+from smmil.synthetic import write_pyramid
+from smmil.viewer.data import ViewerData
 
 
 def test_a_damaged_part_of_a_slide_is_told_and_the_rest_is_shown(tmp_path):
@@ -22,7 +22,7 @@ def test_a_damaged_part_of_a_slide_is_told_and_the_rest_is_shown(tmp_path):
     path.write_bytes(data)
     frame = Frame((256, 256))
     prediction = Prediction("s", [0.5], [[0.0], [1.0]], coords=[[0, 0], [256, 256]], frame=frame)
-    client = client_of(Study.read([save(tmp_path / "p", prediction)], slides=tmp_path / "slides"))
+    client = client_of(ViewerData.read([save(tmp_path / "p", prediction)], slides=tmp_path / "slides"))
     assert client.get("/api/case/0").json()["notes"] == []
     broken = client.get("/tiles/0/9/1_1.jpg")
     assert broken.status_code == 422

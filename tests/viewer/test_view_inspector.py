@@ -8,7 +8,7 @@ from viewer.view_cases import client_of, renamed, save, write_bags
 from smmil.frame import Frame
 from smmil.graph import grid_graph
 from smmil.prediction import Prediction
-from smmil.viewer.study import Study
+from smmil.viewer.data import ViewerData
 
 
 def lattice_case(id_="x", n=15, seed=0, gaps=True, **changes):
@@ -25,7 +25,7 @@ def lattice_case(id_="x", n=15, seed=0, gaps=True, **changes):
 def asked(tmp_path, *models, bags=None):
     for number, prediction in enumerate(models):
         save(tmp_path / "p" / f"m{number}", prediction)
-    client = client_of(Study.read([tmp_path / "p"], bags=bags))
+    client = client_of(ViewerData.read([tmp_path / "p"], bags=bags))
     return lambda index, more="": client.get(f"/api/case/0/instance/{index}{more}").json()
 
 
@@ -183,7 +183,7 @@ def test_a_case_with_more_models_says_nothing_for_those_that_do_not_know_it(tmp_
     _, prediction = slide_case(tmp_path / "s")
     save(tmp_path / "p" / "a", prediction)
     save(tmp_path / "p" / "b", renamed(prediction, "another"))
-    client = client_of(Study.read([tmp_path / "p"]))
+    client = client_of(ViewerData.read([tmp_path / "p"]))
     first, second = (client.get(f"/api/case/{case}/instance/0").json() for case in (0, 1))
     assert [m is None for m in first["models"]] == [True, False]
     assert [m is None for m in second["models"]] == [False, True]

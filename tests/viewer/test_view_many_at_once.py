@@ -13,12 +13,12 @@ from viewer.view_cases import save
 
 from smmil.errors import DataError
 from smmil.frame import Frame
-from smmil.images import open_slide, write_pyramid
+from smmil.images import open_slide
 from smmil.prediction import Prediction
-from smmil.viewer.keeping import ByteCache, Recent
-from smmil.viewer.pool import USUAL_BYTES, SlidePool
+from smmil.synthetic import write_pyramid
+from smmil.viewer.cache import USUAL_BYTES, ByteCache, Recent, SlidePool
+from smmil.viewer.data import ViewerData
 from smmil.viewer.server import create_app
-from smmil.viewer.study import Study
 
 CLIENTS = 16
 
@@ -38,7 +38,7 @@ def large(tmp_path_factory):
 
 
 def study_of(folder, **options):
-    return Study.read([folder / "p"], slides=folder / "slides", **options)
+    return ViewerData.read([folder / "p"], slides=folder / "slides", **options)
 
 
 def places_of(study, levels=3):

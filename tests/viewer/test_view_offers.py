@@ -8,7 +8,7 @@ from viewer.view_cases import client_of, renamed, save
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction
-from smmil.viewer.study import Study
+from smmil.viewer.data import ViewerData
 
 
 def offered(client, case=0):
@@ -21,7 +21,7 @@ def offered(client, case=0):
 
 
 def case_of(tmp_path, prediction, slides="slides"):
-    return client_of(Study.read([save(tmp_path / "p", prediction)], slides=slides and tmp_path / slides))
+    return client_of(ViewerData.read([save(tmp_path / "p", prediction)], slides=slides and tmp_path / slides))
 
 
 SLIDE = ["geojson", "csv", "parquet", "png", "tiff"]

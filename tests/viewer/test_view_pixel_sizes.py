@@ -10,8 +10,8 @@ from images.pyramids import planted
 from viewer.view_cases import client_of, renamed, save
 
 from smmil.frame import Frame
-from smmil.images import write_pyramid
-from smmil.viewer.study import Study
+from smmil.synthetic import write_pyramid
+from smmil.viewer.data import ViewerData
 
 MPP = 0.2  # the file says 0.5
 
@@ -26,7 +26,7 @@ def client(tmp_path, request):
         frame = Frame((TILE * MPP, TILE * MPP), (1.0, 1.0), "um")
         case = renamed(slide, "one", coords=slide.coords * MPP, frame=frame)
     (tmp_path / "t.csv").write_text(f"id,slide,mpp\none,slides/{path.name},{MPP}\n")
-    study = Study.read([save(tmp_path / "p", case)], slides=tmp_path / "t.csv")
+    study = ViewerData.read([save(tmp_path / "p", case)], slides=tmp_path / "t.csv")
     yield client_of(study)
     study.close()
 
@@ -65,7 +65,7 @@ def test_a_slide_that_does_not_say_its_size_is_offered_as_a_map_with_that_of_the
     frame = Frame((TILE * MPP, TILE * MPP), (1.0, 1.0), "um")
     case = renamed(slide, "one", coords=slide.coords * MPP, frame=frame)
     (tmp_path / "t.csv").write_text(f"id,slide,mpp\none,one.svs,{MPP}\n")
-    client = client_of(Study.read([save(tmp_path / "p", case)], slides=tmp_path / "t.csv"))
+    client = client_of(ViewerData.read([save(tmp_path / "p", case)], slides=tmp_path / "t.csv"))
     assert "geojson" in client.get("/api/case/0").json()["exports"]
     border = json.loads(downloaded(client, "geojson"))["features"][0]["geometry"]["coordinates"][0]
     assert (min(border), max(border)) == ([X, Y], [X + SIDE, Y + SIDE])

@@ -11,7 +11,7 @@ from exports.makers import scan_case, slide_case
 from exports.test_privacy import assert_clean, marks, spoil, spoiled
 from viewer.view_cases import client_of, renamed, save, write_bags
 
-from smmil.viewer.study import Study
+from smmil.viewer.data import ViewerData
 
 
 def label_image(path):
@@ -45,7 +45,7 @@ def named_everywhere(tmp_path, request):
     table.write_text(f"id,slide\none,{path}\ntwo,{scans}\n")
     features = np.random.default_rng(0).normal(size=(slide.n, 4)).astype(np.float32)
     bags = write_bags(folder / "Q46XMARK", predictions[0], features)
-    study = Study.read([save(tmp_path / "p", *predictions)], slides=table, bags=bags)
+    study = ViewerData.read([save(tmp_path / "p", *predictions)], slides=table, bags=bags)
     yield client_of(study), path, scans, tmp_path
     study.close()
 
@@ -117,7 +117,7 @@ def test_label_and_macro_images_are_nowhere(tmp_path):
     label_image(path)
     path = path.rename(path.with_name("one.svs"))
     assert {"label", "macro"} & set(openslide.OpenSlide(path).associated_images)
-    client = client_of(Study.read([save(tmp_path / "p", renamed(prediction, "one"))], slides=tmp_path / "slides"))
+    client = client_of(ViewerData.read([save(tmp_path / "p", renamed(prediction, "one"))], slides=tmp_path / "slides"))
     levels = client.get("/api/case/0").json()["image"]["levels"]
     shown = [f"/tiles/0/{level}/{column}_0.jpg" for level in range(levels) for column in (0, 1)] + ["/thumbnail/0.png"]
     for path in shown:
@@ -154,7 +154,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_strange_names_of_cases_arrive_as_text_and_harm_nothing(tmp_path, name):
     _, prediction = slide_case(tmp_path / "slides")
-    study = Study.read([save(tmp_path / "p", renamed(prediction, name))])
+    study = ViewerData.read([save(tmp_path / "p", renamed(prediction, name))])
     client = client_of(study)
     listed = client.get("/api/cases")
     assert listed.status_code == 200

@@ -13,7 +13,7 @@ from viewer.view_cases import client_of, renamed, save, small_study
 from smmil.frame import Frame
 from smmil.images import open_slide
 from smmil.prediction import Prediction
-from smmil.viewer.study import Study
+from smmil.viewer.data import ViewerData
 from smmil.viewer.tiles import slide_picture, tile_pixels
 
 
@@ -105,7 +105,7 @@ def test_a_long_patch_keeps_its_shape(tmp_path):
     path, prediction = slide_case(tmp_path / "slides")
     path.rename(path.with_name("case.svs"))
     wide = renamed(prediction, "case", coords=[[X, Y], [0, 0]], scores=[[1.0], [0.0]], frame=Frame((64, 32)))
-    study = Study.read([save(tmp_path / "p", wide)], slides=tmp_path / "slides")
+    study = ViewerData.read([save(tmp_path / "p", wide)], slides=tmp_path / "slides")
     client = client_of(study)
     patch = pixels_of(client.get("/patch/0/0.jpg"))
     assert patch.shape == (32, 64, 3)
@@ -124,7 +124,7 @@ def test_coordinates_in_micrometres_are_shown_in_pixels(tmp_path):
     in_um = renamed(
         prediction, "case", coords=prediction.coords * 0.5, frame=Frame((TILE / 2, TILE / 2), (1.0, 1.0), "um")
     )
-    client = client_of(Study.read([save(tmp_path / "p", in_um)], slides=tmp_path / "slides"))
+    client = client_of(ViewerData.read([save(tmp_path / "p", in_um)], slides=tmp_path / "slides"))
     case = client.get("/api/case/0").json()
     assert (case["patch"], case["step"], case["mpp"]) == ([TILE, TILE], [TILE, TILE], 0.5)
     coords = np.frombuffer(client.get("/api/case/0/coords").content, "<f4").reshape(-1, 2)

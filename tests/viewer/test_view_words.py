@@ -6,7 +6,7 @@ from images.ct_makers import series
 from viewer.view_cases import client_of, renamed, save
 
 from smmil.frame import Frame
-from smmil.viewer.study import Study
+from smmil.viewer.data import ViewerData
 
 PERSON = "MUELLER_Erika"
 
@@ -16,7 +16,7 @@ def test_folder_and_file_names_become_the_case_in_notes_about_another_scan(tmp_p
     _, _, scan = scan_case(tmp_path / "elsewhere")
     table = tmp_path / "t.csv"
     table.write_text(f"id,slide\nx1,ct/{PERSON}\n")
-    client = client_of(Study.read([save(tmp_path / "p", renamed(scan, "x1"))], slides=table))
+    client = client_of(ViewerData.read([save(tmp_path / "p", renamed(scan, "x1"))], slides=table))
     for text in (client.get("/api/case/0").text, client.get("/slice/0/0").text):
         assert "MUELLER" not in text
         assert "x1 only 3 slices" in text
@@ -25,7 +25,7 @@ def test_folder_and_file_names_become_the_case_in_notes_about_another_scan(tmp_p
 def test_long_ids_arrive_whole_so_that_they_can_be_told_apart(tmp_path):
     _, slide = slide_case(tmp_path / "slides")
     ids = ["long " * 100 + end for end in "ab"]
-    client = client_of(Study.read([save(tmp_path / "p", *(renamed(slide, id_) for id_ in ids))]))
+    client = client_of(ViewerData.read([save(tmp_path / "p", *(renamed(slide, id_) for id_ in ids))]))
     assert [case["id"] for case in client.get("/api/cases").json()["cases"]] == ids
     assert client.get("/api/case/1").json()["id"] == ids[1]
 
@@ -42,7 +42,7 @@ def test_what_the_prediction_remembers_of_its_slide_is_used_when_the_slide_is_mi
     for size in ([320, 256], [999, 999]):  # its own slide, left out below; another slide, refused
         remembering = micrometres(slide, slide={"size": size, "mpp": 0.5})
         where = save(tmp_path / f"p{size[0]}", remembering)
-        study = Study.read([where], slides=None if size[0] == 320 else tmp_path / "slides")
+        study = ViewerData.read([where], slides=None if size[0] == 320 else tmp_path / "slides")
         client = client_of(study)
         case = client.get("/api/case/0").json()
         assert case["image"] is None
@@ -54,7 +54,7 @@ def test_what_the_prediction_remembers_of_its_slide_is_used_when_the_slide_is_mi
 
 def test_a_pixel_size_nobody_knows_is_asked_for_with_the_right_option(tmp_path):
     _, slide = slide_case(tmp_path / "slides")
-    client = client_of(Study.read([save(tmp_path / "p", micrometres(slide))]))
+    client = client_of(ViewerData.read([save(tmp_path / "p", micrometres(slide))]))
     notes = client.get("/api/case/0").json()["notes"]
     assert any("micro" in note or "um" in note for note in notes)
     assert all("--image" not in note for note in notes)

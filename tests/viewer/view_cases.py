@@ -11,8 +11,8 @@ from exports.makers import scan_case, slide_case
 from smmil.bag import Bag
 from smmil.formats import write_bag
 from smmil.prediction import Prediction
+from smmil.viewer.data import ViewerData
 from smmil.viewer.server import create_app
-from smmil.viewer.study import Study
 
 
 def renamed(prediction, id_, **changes):
@@ -103,7 +103,7 @@ def small_study(tmp_path, flavour="aperio", second_model=True, **options):
     if second_model:
         other = rng.normal(size=(slide.n, 1)).astype(np.float32)
         save(tmp_path / "predictions" / "b", renamed(slide, "one", scores=other, probs=[0.2]))
-    return Study.read([tmp_path / "predictions"], slides=tmp_path / "slides", **options)
+    return ViewerData.read([tmp_path / "predictions"], slides=tmp_path / "slides", **options)
 
 
 def write_bags(folder, prediction, features):

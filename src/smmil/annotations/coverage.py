@@ -1,4 +1,4 @@
-"""Which share of every instance is annotated: exact areas, of polygons and of pixels.
+"""The annotated share of every instance: exact areas of polygons and of label pixels.
 
 Boxes are cut into the cells of a common grid, so that overlapping instances cost nothing extra. The area of a polygon
 in every cell at once comes from its border alone (Green's theorem): a piece of border that rises by dy adds dy times
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from smmil.annotations.masks import Block
-from smmil.annotations.shapes import library
+from smmil.annotations.polygons import library
 
 # Rounding of areas must not tip the scales at exactly one half.
 _DIGITS = 8

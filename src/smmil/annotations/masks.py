@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from smmil.annotations.boundary import explained
+from smmil.annotations.labels import explained
 from smmil.errors import DataError, MissingExtra
-from smmil.images.plain import MAX_PIXELS
+from smmil.images.opening import MAX_PIXELS
 
 SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".gif", ".pgm")
 # Codes of PANDA's masks: all that occur, and those that are cancer.

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 
-class Target(StrEnum):
+class ConvertTarget(StrEnum):
     native = "native"
     trident = "trident"
     clam = "clam"
@@ -19,7 +19,7 @@ class Target(StrEnum):
 
 def convert(
     source: Annotated[Path, typer.Argument(help="A feature file, a .zarr store, or a folder of them.")],
-    to: Annotated[Target, typer.Option("--to", help="Format to write.")],
+    to: Annotated[ConvertTarget, typer.Option("--to", help="Format to write.")],
     out: Annotated[Path, typer.Option(help="Folder for the result; files of others in it are never overwritten.")],
     mpp: Annotated[float | None, typer.Option(help="Micrometres per level-0 pixel, if the files do not say.")] = None,
     encoder: Annotated[str | None, typer.Option(help="Name of the encoder, if the files do not say.")] = None,
@@ -42,7 +42,7 @@ def convert(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from smmil.data.beside import LabelsBeside
+    from smmil.data.foreign_tables import LabelsBeside
     from smmil.formats.convert import convert as convert_files
 
     beside = LabelsBeside(source)
@@ -65,7 +65,7 @@ def convert(
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
     if beside.manifest is not None:
         print(f"instance labels: taken from the files that {beside.manifest} names")
-    _tell_labels(known, done.labels, labels, None if to is Target.torchmil else out / "convert_labels.csv")
+    _tell_labels(known, done.labels, labels, None if to is ConvertTarget.torchmil else out / "convert_labels.csv")
     for note, cases in Counter(note for _, note in done.notes).most_common():
         print(f"{note} ({cases} {'case' if cases == 1 else 'cases'})")
     for reason, files in Counter(done.others.values()).most_common():
@@ -79,9 +79,9 @@ def convert(
 
 def _refuse_other_files(source: Path, out: Path) -> None:
     """Slides, scans and predictions are sent to their verb."""
-    from smmil.cli.elsewhere import right_verb
+    from smmil.cli.options import right_verb
     from smmil.errors import DataError
-    from smmil.formats.sources import find_bags, find_or_none
+    from smmil.formats.inspection import find_bags, find_or_none
 
     if not source.exists() or (find_or_none(source) if source.is_file() else find_bags(source, out)[0]):
         return

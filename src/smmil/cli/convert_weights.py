@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from smmil.published.names import LAYOUTS
+from smmil.foreign_weights import LAYOUTS
 
 Source = StrEnum("Source", list(LAYOUTS))  # type: ignore[misc]
 
@@ -29,7 +29,7 @@ def convert_weights(
 
     Go on with: smmil predict models/clam --manifest bags.csv --out predictions
     """
-    from smmil.published import convert_weights as convert
+    from smmil.foreign_weights import convert_weights as convert
 
     found = convert(checkpoint, source.value, out)
     numbers = sum(p.numel() for p in found.model.parameters())

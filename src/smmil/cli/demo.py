@@ -22,8 +22,8 @@ def demo(
     """
     from rich.console import Console
 
-    from smmil.cli.bars import TrainingBars
     from smmil.cli.evaluate import metrics_table, remarks
+    from smmil.cli.progress import TrainingBars
     from smmil.demo import run_demo
 
     with TrainingBars(every_epoch=False) as bars:

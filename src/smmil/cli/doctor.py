@@ -33,10 +33,10 @@ def self_check() -> bool:
     import torch
 
     from smmil.bag import BagBatch
-    from smmil.data.synthetic import synthetic_slides
     from smmil.losses import total_loss
     from smmil.models import create_model
     from smmil.runtime import choose_device
+    from smmil.synthetic.features import synthetic_slides
 
     device = choose_device()
     model = create_model("sm_ap", 8).to(device)

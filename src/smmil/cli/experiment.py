@@ -50,8 +50,8 @@ def run(
 
       smmil experiment run configs/paper/crchisto.yaml --out study --data CRCHISTO=crchisto/manifest.csv
     """
-    from smmil.cli.experiment_bars import GridBars
-    from smmil.cli.place import check_place
+    from smmil.cli.options import check_place
+    from smmil.cli.progress import GridBars
     from smmil.experiments.runner import run_study
     from smmil.train import Interrupted
 
@@ -155,7 +155,7 @@ def trust(
     workers: Annotated[int | None, typer.Option(help="Runs at once.")] = None,
 ) -> None:
     """Ask whether the maps deserve trust: seeds, deletion and insertion, inverted maps, random labels, positions."""
-    from smmil.cli.place import check_place
+    from smmil.cli.options import check_place
     from smmil.experiments.trust import trust_report
 
     check_place(executor.value, workers, None)
@@ -167,10 +167,8 @@ def trust(
 def _study(config: Path, data: list[str] | None, toy: bool, check: bool = False) -> Any:
     """The study of a file, at toy size if asked; `check`: its models and their options exist."""
     from smmil.errors import ConfigError
-    from smmil.experiments.checking import check_models
-    from smmil.experiments.study import load_study
-    from smmil.experiments.toy import toy_study
-    from smmil.experiments.variables import parse_variables
+    from smmil.experiments.grid import check_models, toy_study
+    from smmil.experiments.study import load_study, parse_variables
 
     if not config.is_file():
         raise ConfigError(f"{config}: no such file; give the YAML file of a study, such as configs/paper/main.yaml")

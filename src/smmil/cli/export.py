@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from smmil.cli.scoring import Column
+from smmil.cli.options import Column
 
 
-class Target(StrEnum):
+class ExportTarget(StrEnum):
     geojson = "geojson"
     dicom_pm = "dicom-pm"
     dicom_seg = "dicom-seg"
@@ -24,7 +24,7 @@ class Target(StrEnum):
 
 def export(
     predictions: Annotated[list[Path], typer.Argument(help="Files of predictions (.npz), or folders of them.")],
-    to: Annotated[Target, typer.Option("--to", help="Format to write.")],
+    to: Annotated[ExportTarget, typer.Option("--to", help="Format to write.")],
     out: Annotated[Path, typer.Option(help="File for a single prediction; folder for several.")],
     threshold: Annotated[
         float | None, typer.Option(help="Instances with at least this score are positive: regions, segments, colours.")

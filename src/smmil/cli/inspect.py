@@ -41,7 +41,7 @@ def inspect(
 
 def _facts_or_reason(path: Path, alone: bool) -> dict[str, Any]:
     """What is in a file, or why it cannot be told; a single file that cannot be read is an error of the command."""
-    from smmil.cli.elsewhere import right_verb
+    from smmil.cli.options import right_verb
     from smmil.errors import DataError
 
     try:
@@ -61,7 +61,7 @@ def _facts(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: no such file or folder")
 
     if path.suffix.lower() in (".csv", ".parquet") and not wsinfer.recognises(path):
-        from smmil.data.summary import describe_manifest
+        from smmil.data.manifest import describe_manifest
 
         return describe_manifest(path)
     from smmil.formats.inspection import describe

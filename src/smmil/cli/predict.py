@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smmil.cli.counting import CountingBar
+from smmil.cli.progress import CountingBar
 
 if TYPE_CHECKING:
     from smmil.predict import Predicted

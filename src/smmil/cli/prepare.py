@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from smmil.prepare import Plan, Summary
+    from smmil.prepare import PreparePlan, Summary
 
 
 class Kind(StrEnum):
@@ -87,7 +87,7 @@ def prepare(
 
       smmil train --manifest study/manifest.csv --model sm_ap --out run
     """
-    from smmil.cli.place import check_place
+    from smmil.cli.options import check_place
     from smmil.prepare import load_recipe, plan, refuse_idle
 
     check_place(executor.value, workers, dask)
@@ -137,7 +137,7 @@ def _place(executor: Executor, workers: int | None, dask: str | None, cases: int
     return ("serial", None) if workers == 1 else ("processes", workers)
 
 
-def _announce(todo: "Plan") -> None:
+def _announce(todo: "PreparePlan") -> None:
     print(f"{len(todo.jobs)} {todo.recipe.kind} case(s), encoder {todo.encoder}", file=sys.stderr)
     if todo.missing:
         print(f"{len(todo.missing)} row(s) of the table have no image, first: {todo.missing[0][1]}", file=sys.stderr)
@@ -147,11 +147,11 @@ def _announce(todo: "Plan") -> None:
         print(f"{len(todo.unlisted)} image(s) are not in the table, first: {todo.unlisted[0]}", file=sys.stderr)
 
 
-def _show_dry(todo: "Plan") -> None:
+def _show_dry(todo: "PreparePlan") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from smmil.prepare.preflight import preflight
+    from smmil.prepare.case import preflight
 
     table = Table()
     for name in ("id", "status", "instances", "mpp of the file", "tile µm wanted", "tile µm used"):
@@ -163,7 +163,7 @@ def _show_dry(todo: "Plan") -> None:
     Console().print(table)
 
 
-def _run(todo: "Plan", **options: Any) -> "Summary":
+def _run(todo: "PreparePlan", **options: Any) -> "Summary":
     """Run with a bar; Ctrl-C ends the workers and says how to go on."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -190,7 +190,7 @@ def _run(todo: "Plan", **options: Any) -> "Summary":
             raise typer.Exit(130) from None
 
 
-def _finish(done: "Summary", todo: "Plan") -> None:
+def _finish(done: "Summary", todo: "PreparePlan") -> None:
     failed = len(done.failures)
     print(f"{todo.out}: {done.count('written')} written, {done.count('kept')} there already, {failed} failed or empty")
     if done.manifest is not None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from smmil.cli.scoring import Column, Models, Threshold, Validation, check_threshold
+from smmil.cli.options import Column, Models, Threshold, Validation, check_threshold
 
 
 def report(

@@ -50,7 +50,7 @@ def train(
 
 
 def _train(settings: Any, out: Path) -> None:
-    from smmil.cli.bars import TrainingBars
+    from smmil.cli.progress import TrainingBars
     from smmil.train import train
 
     with TrainingBars() as bars:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from smmil.cli.counting import CountingBar
-from smmil.cli.scoring import Column, Models, check_threshold
+from smmil.cli.options import Column, Models, check_threshold
+from smmil.cli.progress import CountingBar
 
 
 def view(

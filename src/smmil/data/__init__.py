@@ -1,9 +1,8 @@
-"""Tables to bags: manifest, splits, loading, and synthetic sets with known truth."""
+"""Manifests, splits and loading: tables to batches of bags."""
 
 from smmil.data.loader import BagDataset, batches, epoch_order
 from smmil.data.manifest import Manifest
 from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, save_splits
-from smmil.data.synthetic import synthetic_scans, synthetic_slides, write_synthetic
 
 __all__ = [
     "BagDataset",
@@ -15,7 +14,4 @@ __all__ = [
     "make_splits",
     "refuse_leaks",
     "save_splits",
-    "synthetic_scans",
-    "synthetic_slides",
-    "write_synthetic",
 ]

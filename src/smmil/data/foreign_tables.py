@@ -1,18 +1,19 @@
-"""Tables of CLAM, STAMP and torchmil to manifests: who is whose patient, which label, which split, which file."""
+"""Tables of CLAM, STAMP and torchmil as manifests, and instance labels found through a manifest next to bag files."""
 
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from smmil.data.checks import is_index, label_of
-from smmil.data.manifest import Manifest
-from smmil.data.tables import need_columns, read_text_table
+from smmil.data.manifest import Manifest, is_index, label_of
+from smmil.data.tables import need_columns, read_instance_labels, read_text_table
 from smmil.errors import DataError, MissingExtra
 from smmil.formats import torchmil
-from smmil.formats.boundary import boundary
+from smmil.formats.hdf5 import boundary
 
+NAME = "manifest.csv"
 _CLAM_PLACES = ("", "h5_files", "pt_files")
 _ENDINGS = (".h5", ".pt", ".npy", ".zarr")
 
@@ -181,3 +182,32 @@ def _manifest(content: dict[str, list[str]], words: pd.Series | None, folder: st
     if words is not None and list(words) != list(table["label"]):
         table["label_name"] = list(words)
     return Manifest(table, Path(folder), str(name))
+
+
+class LabelsBeside:
+    """Label files of the bags below `source`, as a manifest.csv in it or up to two folders above says.
+
+    So a study of smmil prepare keeps its labels whether the folder, its bags/ or a single bag is named.
+    """
+
+    def __init__(self, source: str | Path):
+        self.files: dict[Path, Path] = {}
+        self.manifest: Path | None = None
+        here = Path(source).absolute()
+        for folder in (here, *list(here.parents)[:2]):
+            if not self.files and (folder / NAME).is_file():
+                self._take(folder / NAME)
+
+    def _take(self, path: Path) -> None:
+        try:
+            manifest = Manifest.read(path)
+        except DataError:
+            return  # somebody else's table of that name
+        named = {manifest.path_of(id_).resolve(): manifest.instance_labels_of(id_) for id_ in manifest.ids}
+        self.files = {bag: labels for bag, labels in named.items() if labels is not None}
+        self.manifest = path if self.files else None
+
+    def __call__(self, bag: Path) -> np.ndarray | None:
+        """The labels of one bag; None when the manifest names none."""
+        file = self.files.get(bag.resolve())
+        return None if file is None else read_instance_labels(file)

@@ -1,17 +1,101 @@
-"""Which bags train, choose and test: grouped by patient, stratified by label, the same for the same seed."""
+"""Train, validation and test splits: grouped by patient, stratified by label, reproducible from the seed."""
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smmil.data.folds import Cases, deal, draw
 from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_json
+
+
+@dataclass(frozen=True, eq=False)
+class StratifiedCases:
+    """Bags to divide: ids in ascending order, with label and patient of each."""
+
+    ids: np.ndarray
+    labels: np.ndarray
+    groups: np.ndarray
+
+    def take(self, where: np.ndarray) -> "StratifiedCases":
+        return StratifiedCases(self.ids[where], self.labels[where], self.groups[where])
+
+    def patients_per_class(self) -> dict[int, int]:
+        """Number of patients with at least one bag of each class."""
+        return {int(c): len(set(self.groups[self.labels == c])) for c in np.unique(self.labels)}
+
+
+def deal(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray | None:
+    """Part of every bag, patients kept whole, each part holding every class; None where no such division is found."""
+    if len(np.unique(cases.labels)) < 2 or min(cases.patients_per_class().values()) < parts:
+        return None
+    for division in (_stratified, _one_by_one):
+        part = division(cases, parts, seed)
+        if all(_complete(cases, part == p) for p in range(parts)):
+            return part
+    return None
+
+
+def draw(cases: StratifiedCases, share: float, seed: int, keep: int = 1) -> np.ndarray | None:
+    """Mask of about `share` of the bags with every class in it, leaving `keep` patients of each class outside."""
+    patients = len(set(cases.groups))
+    ratio = Fraction(share).limit_denominator(min(20, patients))
+    parts, taken = ratio.denominator, max(1, ratio.numerator)
+    if not 0 < taken < parts:
+        parts, taken = (patients, 1) if share < 0.5 else (patients, patients - 1)
+    for division in (_stratified, _one_by_one):
+        part = division(cases, parts, seed)
+        for first in range(parts):
+            where = (part - first) % parts < taken
+            if _complete(cases, where) and _leaves(cases, ~where, keep):
+                return where
+    return None
+
+
+def _complete(cases: StratifiedCases, where: np.ndarray) -> bool:
+    return set(cases.labels[where]) == set(cases.labels)
+
+
+def _leaves(cases: StratifiedCases, where: np.ndarray, patients: int) -> bool:
+    return _complete(cases, where) and min(cases.take(where).patients_per_class().values()) >= patients
+
+
+def _stratified(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray:
+    """scikit-learn's division: class shares as even as whole patients allow."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    part = np.full(len(cases.ids), -1)
+    if max(np.unique(cases.labels, return_counts=True)[1]) < parts or parts < 2:
+        return part
+    divider = StratifiedGroupKFold(parts, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about rare classes; the caller checks that every part has them
+        for number, (_, chosen) in enumerate(divider.split(cases.ids, cases.labels, cases.groups)):
+            part[chosen] = number
+    return part
+
+
+def _one_by_one(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray:
+    """Deal patients one by one to the part that gains most new classes: with two classes this fills every part."""
+    names, member = np.unique(cases.groups, return_inverse=True)
+    counts = np.zeros((len(names), cases.labels.max() + 1), dtype=int)
+    np.add.at(counts, (member, cases.labels), 1)
+    shuffled = np.random.default_rng(seed).permutation(len(names))
+    order = shuffled[np.lexsort((-counts[shuffled].sum(1), -(counts[shuffled] > 0).sum(1)))]
+    held, place = np.zeros((parts, counts.shape[1]), dtype=int), np.zeros(len(names), dtype=int)
+    for patient in order:
+        gained = ((held == 0) & (counts[patient] > 0)).sum(1)
+        fullness = held[:, counts[patient] > 0].sum(1)
+        place[patient] = np.lexsort((held.sum(1), fullness, -gained))[0]
+        held[place[patient]] += counts[patient]
+    return place[member]
+
 
 PARTS = ("train", "val", "test")
 
@@ -73,7 +157,7 @@ def _marked_split(manifest: Manifest) -> Split:
     return split
 
 
-def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tuple[Cases, tuple[str, ...]]:
+def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tuple[StratifiedCases, tuple[str, ...]]:
     """The bags to divide further, and the test set."""
     marks = manifest.splits
     used = set(marks.values())
@@ -95,7 +179,7 @@ def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tupl
     return rest.take(~where), tuple(rest.ids[where].tolist())
 
 
-def _validations(rest: Cases, folds: int, share: float, seed: int) -> list[np.ndarray]:
+def _validations(rest: StratifiedCases, folds: int, share: float, seed: int) -> list[np.ndarray]:
     """One mask of validation bags per fold."""
     if folds > 1 and round(1 / share) == folds and abs(1 / share - folds) < 0.05:
         fold = deal(rest, folds, seed)
@@ -111,7 +195,7 @@ def _validations(rest: Cases, folds: int, share: float, seed: int) -> list[np.nd
     return masks
 
 
-def _cases(manifest: Manifest, ids: Sequence[str]) -> Cases:
+def _cases(manifest: Manifest, ids: Sequence[str]) -> StratifiedCases:
     """Ids, labels and patients in the order of the ids, so that the order of the table does not matter."""
     ordered = sorted(ids)
     if not ordered:
@@ -119,10 +203,12 @@ def _cases(manifest: Manifest, ids: Sequence[str]) -> Cases:
     labels = [manifest.labels[i] for i in ordered]
     if None in labels:
         raise DataError(f"{manifest.name}: bag {ordered[labels.index(None)]!r} has no label; splits need one for each")
-    return Cases(np.array(ordered, dtype=object), np.array(labels), np.array([manifest.groups[i] for i in ordered]))
+    return StratifiedCases(
+        np.array(ordered, dtype=object), np.array(labels), np.array([manifest.groups[i] for i in ordered])
+    )
 
 
-def _split(rest: Cases, val: np.ndarray, test: tuple[str, ...]) -> Split:
+def _split(rest: StratifiedCases, val: np.ndarray, test: tuple[str, ...]) -> Split:
     return Split(tuple(rest.ids[~val].tolist()), tuple(rest.ids[val].tolist()), test)
 
 
@@ -161,7 +247,7 @@ def load_splits(path: str | Path) -> list[Split]:
         raise DataError(f"{path}: {problem}") from None
 
 
-def _too_few(cases: Cases) -> str:
+def _too_few(cases: StratifiedCases) -> str:
     counts = ", ".join(f"class {c}: {n}" for c, n in cases.patients_per_class().items())
     return f"too few patients ({counts}) for"
 

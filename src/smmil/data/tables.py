@@ -1,9 +1,10 @@
-"""CSV tables as text: one way to read them, and words for what is wrong with them."""
+"""Small files of a study: CSV tables as text, and instance labels (one whole number per instance, -1 unknown)."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from smmil.errors import DataError, suggest
@@ -50,3 +51,59 @@ def _first_line(path: str | Path) -> str:
             return file.readline(100_000)
     except OSError:
         return ""
+
+
+def read_instance_labels(path: str | Path) -> np.ndarray:
+    """The labels in a .npy file, or in the column `label` of a .csv file, as int64."""
+    path = Path(path)
+    readers = {".npy": _from_npy, ".csv": _from_csv}
+    if path.suffix.lower() not in readers:
+        raise DataError(
+            f"{path}: instance labels must be .npy or .csv (column 'label'), got {path.suffix or 'no ending'!r}"
+        )
+    try:
+        labels = readers[path.suffix.lower()](path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the column instance_labels of the manifest") from None
+    except (OSError, ValueError, TypeError, EOFError, SyntaxError) as problem:
+        reason = " ".join(str(problem).split())
+        raise DataError(f"{path}: not readable as instance labels ({reason}); write it again") from None
+    return _checked(path, labels)
+
+
+def _from_npy(path: Path) -> np.ndarray:
+    return np.load(path, allow_pickle=False)
+
+
+def _from_csv(path: Path) -> np.ndarray:
+    import pandas as pd
+
+    table = pd.read_csv(path)
+    if "label" not in table:
+        raise DataError(f"{path}: there is no column 'label'; {suggest('label', map(str, table.columns))}")
+    return table["label"].to_numpy()
+
+
+def _checked(path: Path, labels: np.ndarray) -> np.ndarray:
+    if labels.ndim != 1 or labels.dtype.kind not in "iufb":
+        raise DataError(f"{path}: expected one number per instance, got {labels.dtype} of shape {labels.shape}")
+    values = labels.astype(np.float64)
+    wrong = np.flatnonzero(~((values == np.rint(values)) & (values >= -1) & (values < 2**53)))
+    if len(wrong):
+        raise DataError(f"{path}: row {wrong[0]} is {labels[wrong[0]]}; instance labels are -1 (unknown), 0, 1, …")
+    return labels.astype(np.int64)
+
+
+def check_instance_labels(name: str, labels: np.ndarray, n: int, y: int | None) -> None:
+    """An error when the labels do not fit the bag: wrong number, or a positive instance in a negative bag."""
+    if len(labels) != n:
+        raise DataError(f"{name}: {len(labels):,} instance labels for {n:,} instances; write the labels again")
+    positive = np.flatnonzero(labels > 0)
+    if y == 0 and len(positive):
+        raise DataError(
+            f"{name}: {len(positive):,} positive instances (first: row {positive[0]}) in a bag with label 0; "
+            "correct the bag label or the instance labels"
+        )
+
+
+NAME = "manifest.csv"

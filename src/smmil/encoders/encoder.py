@@ -1,17 +1,89 @@
-"""A pretrained network that turns tiles into feature vectors, the same bits whatever the batch and the threads."""
+"""A pretrained network that turns tiles into feature vectors: the same bits whatever the batch and the threads."""
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smmil.encoders.parallel import in_order
-from smmil.encoders.resize import resize
 from smmil.encoders.table import Colour
 from smmil.errors import DataError
+
+Thing = TypeVar("Thing")
+Result = TypeVar("Result")
+
+
+def in_order(work: Callable[[Thing], Result], things: Iterable[Thing], threads: int) -> Iterator[Result]:
+    """work(thing) of every thing, in order; `threads` of them at a time, never far ahead of who takes the results.
+
+    Inside a worker torch computes on one thread: splitting one sum among threads would change its rounding
+    with their number, and threads that share one layer wait for each other after every layer.
+    """
+    if threads == 1:
+        yield from map(work, things)
+        return
+    try:
+        # The number of threads belongs to each thread in OpenMP, so every worker sets its own.
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield from _taken(pool, work, things, 2 * threads)
+    finally:
+        torch.set_num_threads(threads)  # for threads that begin later
+
+
+def _taken(
+    pool: ThreadPoolExecutor, work: Callable[[Thing], Result], things: Iterable[Thing], limit: int
+) -> Iterator[Result]:
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for thing in things:
+            waiting.append(pool.submit(work, thing))
+            if len(waiting) == limit:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def resize(images: Tensor, pixels: int) -> Tensor:
+    """Square images (n, 3, side, side) as (n, 3, pixels, pixels).
+
+    Shrinking gives each pixel the mean over exactly the area it covers, fractions of source pixels included;
+    enlarging interpolates linearly between pixel centres. Both keep the mean colour of an even area.
+    """
+    side = images.shape[-1]
+    if side == pixels:
+        return images
+    weights = torch.from_numpy(resampling(side, pixels)).to(images.device)
+    return weights @ images @ weights.T
+
+
+@lru_cache(maxsize=16)
+def resampling(side: int, pixels: int) -> np.ndarray:
+    """(pixels, side): the share of each source pixel in each pixel of the result; every row adds up to 1."""
+    weights = _areas(side, pixels) if side > pixels else _interpolation(side, pixels)
+    return weights.astype(np.float32)
+
+
+def _areas(side: int, pixels: int) -> np.ndarray:
+    edges = np.arange(pixels + 1) * (side / pixels)
+    sources = np.arange(side)
+    overlap = np.minimum(edges[1:, None], sources + 1) - np.maximum(edges[:-1, None], sources)
+    overlap = np.clip(overlap, 0, None)
+    return overlap / overlap.sum(1, keepdims=True)
+
+
+def _interpolation(side: int, pixels: int) -> np.ndarray:
+    """Beyond the outermost centres the border pixel goes on."""
+    centres = np.clip((np.arange(pixels) + 0.5) * side / pixels - 0.5, 0, side - 1)
+    return np.clip(1 - np.abs(centres[:, None] - np.arange(side)), 0, None)
+
 
 # Tiles that go through the network together. Always the same number, filled up with grey when fewer are left:
 # libraries choose their kernels by shape, and another kernel may round differently.

@@ -1,4 +1,4 @@
-"""From a name to a working encoder, offline."""
+"""From an encoder's name to a working encoder: local weight files only, nothing is downloaded or executed."""
 
 from dataclasses import replace
 from pathlib import Path

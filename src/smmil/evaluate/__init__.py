@@ -1,20 +1,14 @@
 """Predictions to numbers, with numpy only."""
 
-from smmil.evaluate.average import spread
-from smmil.evaluate.bags import bag_metrics
+from smmil.evaluate.bags import bag_metrics, reliability_curve
 from smmil.evaluate.bootstrap import bootstrap_ci
-from smmil.evaluate.calibration import reliability_curve
-from smmil.evaluate.comparison import compare
+from smmil.evaluate.comparison import compare, compare_models, delong, holm
 from smmil.evaluate.detection import froc
-from smmil.evaluate.energy import energies
-from smmil.evaluate.family import compare_models, holm
-from smmil.evaluate.friedman import friedman_nemenyi
-from smmil.evaluate.instances import instance_metrics
-from smmil.evaluate.ranks import mean_ranks
-from smmil.evaluate.roc_test import delong
+from smmil.evaluate.folders import summary
+from smmil.evaluate.instances import best_f1_threshold, energies, instance_metrics
+from smmil.evaluate.ranking import spread
+from smmil.evaluate.ranks import friedman_nemenyi, mean_ranks
 from smmil.evaluate.statistic import METRIC_NAMES
-from smmil.evaluate.summary import summary
-from smmil.evaluate.thresholds import best_f1_threshold
 
 __all__ = [
     "METRIC_NAMES",

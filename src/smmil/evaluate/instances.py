@@ -1,25 +1,24 @@
-"""How well instance scores find the lesion."""
+"""Instance-level metrics: how well scores find the lesion, thresholds, and Dirichlet energies of maps."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from smmil.errors import ConfigError, check_choice
-from smmil.evaluate import decision
-from smmil.evaluate.average import defined, exact_mean
-from smmil.evaluate.cases import score_kind
-from smmil.evaluate.ranking import average_precision, operating_points, roc_area
+from smmil.errors import ConfigError, DataError, check_choice
+from smmil.evaluate import ranking
+from smmil.evaluate.bags import score_kind
+from smmil.evaluate.ranking import average_precision, defined, exact_mean, operating_points, roc_area
 from smmil.prediction import Prediction
 
 POOLS = ("all", "per_bag", "positive_bags")
 INSTANCE_METRICS = ("auroc", "auprc", "f1", "dice", "iou", "precision", "recall", "pointing_game")
 AT_A_THRESHOLD = {
-    "f1": decision.f1,
-    "dice": decision.f1,
-    "iou": decision.iou,
-    "precision": decision.precision,
-    "recall": decision.recall,
+    "f1": ranking.f1,
+    "dice": ranking.f1,
+    "iou": ranking.iou,
+    "precision": ranking.precision,
+    "recall": ranking.recall,
 }
 _NO_THRESHOLD = "f1, dice, iou, precision and recall are left out: no threshold was given (choose it on validation)"
 
@@ -119,7 +118,7 @@ def _metrics(known: Known, threshold: float | None) -> dict[str, float]:
     values = {"auroc": roc_area(points), "auprc": average_precision(points)}
     if threshold is None:
         return values
-    c = decision.count(known.scores >= threshold, known.truth)
+    c = ranking.count(known.scores >= threshold, known.truth)
     return {**values, **{name: measure(c) for name, measure in AT_A_THRESHOLD.items()}}
 
 
@@ -159,3 +158,81 @@ def _about_bags(bags: Sequence[Prediction], parts: Sequence[Known], used: Sequen
     if pool == "positive_bags" and not bags:
         notes.append("no bag is labelled positive")
     return notes
+
+
+class Threshold(NamedTuple):
+    """A cut (score >= value is positive) and where it came from; value None: there is none, for that reason."""
+
+    value: float | None
+    source: str
+
+
+def choose_threshold(predictions: Sequence[Prediction], column: int | None = None) -> Threshold:
+    """The observed score that maximises pooled instance F1; among equals the highest, which calls fewest instances."""
+    known = gather([known_instances(p, column) for p in predictions])
+    if len(known.truth) == 0:
+        return Threshold(None, "validation has no instance labels")
+    positives = int(known.truth.sum())
+    if positives == 0:
+        return Threshold(None, "validation has no positive instance")
+    points = operating_points(known.scores, known.truth)
+    f1 = 2 * points.true_positives / (points.true_positives + points.false_positives + positives)
+    best = int(np.argmax(f1))
+    return Threshold(float(points.threshold[best]), f"best instance F1 on validation ({f1[best]:.3f})")
+
+
+def best_f1_threshold(predictions: Sequence[Prediction], column: int | None = None) -> float | None:
+    """The value of `choose_threshold`; None when validation has no positive or no labelled instance."""
+    return choose_threshold(predictions, column).value
+
+
+NAMES = ("rayleigh", "mean", "minmax")
+
+
+def energies(predictions: Sequence[Prediction], column: int | None = None) -> dict[str, Any]:
+    """Each energy averaged over the bags where it is defined, with their number: n_rayleigh, n_mean, n_minmax.
+
+    Bags without edges are left out, counted in n_without_edges and mentioned in `notes`.
+    """
+    rows = [bag_energies(p, column) for p in predictions if p.edges is not None]
+    result: dict[str, Any] = {}
+    for name in NAMES:
+        numbers = defined(row[name] for row in rows)
+        result[name] = exact_mean(numbers)
+        result[f"n_{name}"] = len(numbers)
+    missing = len(predictions) - len(rows)
+    notes = [f"{missing} of {len(predictions)} bags have no edges stored and no energy"] if missing else []
+    return {**result, "n_bags": len(rows), "n_without_edges": missing, "notes": notes}
+
+
+def bag_energies(prediction: Prediction, column: int | None = None) -> dict[str, float]:
+    """Roughness of the scores f of one bag on its graph, 0 is smoothest; nan where undefined.
+
+    rayleigh  f'L~f / f'f in [0, 2], with the symmetrically normalised Laplacian L~ (undefined for f = 0)
+    mean      f'L~f / N
+    minmax    E_L(f scaled to [0, 1]) / sum(A) with the plain Laplacian (undefined for constant f or without edges)
+
+    Every edge has weight 1; pairs count once however often they are listed, self-loops do not count. Isolated
+    instances have L~_ii = 0.
+    """
+    if prediction.edges is None:
+        raise DataError(f"{prediction.id}: energies need edges, which this prediction does not store; predict it again")
+    f = instance_score(prediction, column)
+    a, b = undirected_pairs(prediction.edges, len(f))
+    degree = np.bincount(np.concatenate([a, b]), minlength=len(f))
+    smooth = f / np.sqrt(np.maximum(degree, 1))
+    rough = float(np.square(smooth[a] - smooth[b]).sum())
+    size, span = float(f @ f), float(f.max() - f.min())
+    apart = float(np.square(f[a] - f[b]).sum())
+    return {
+        "rayleigh": rough / size if size else float("nan"),
+        "mean": rough / len(f),
+        "minmax": apart / span**2 / (2 * len(a)) if span and len(a) else float("nan"),
+    }
+
+
+def undirected_pairs(edges: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each undirected edge once, smaller instance first."""
+    low, high = edges.min(0), edges.max(0)
+    keys = np.unique((low * n + high)[low != high])
+    return keys // n, keys % n

@@ -1,8 +1,42 @@
-"""How well scores put positives above negatives, at every threshold at once."""
+"""Ranking and decision metrics of scores against labels: ROC, precision-recall, F1, thresholds."""
 
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+
+class Spread(NamedTuple):
+    """Mean of n values with both conventions of the standard deviation; nan where undefined."""
+
+    mean: float
+    sample_std: float
+    population_std: float
+    n: int
+
+
+def exact_mean(values: Sequence[float]) -> float:
+    """Mean of the values, summed without rounding; nan when there are none."""
+    return math.fsum(values) / len(values) if len(values) else float("nan")
+
+
+def defined(values: Iterable[float]) -> list[float]:
+    """The values that are numbers."""
+    return [float(v) for v in values if not math.isnan(v)]
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Mean and deviations of the values of repeated runs: divided by n - 1 (sample) and by n (population).
+
+    The two differ by sqrt(n / (n - 1)): 12 % for five runs. A table should say which one it shows.
+    """
+    values = [float(v) for v in values]
+    mean, n = exact_mean(values), len(values)
+    squares = math.fsum((v - mean) ** 2 for v in values)
+    sample = math.sqrt(squares / (n - 1)) if n > 1 else float("nan")
+    return Spread(mean, sample, math.sqrt(squares / n) if n else float("nan"), n)
+
 
 # Shares such as 0.1 of 10 negatives are not exact in binary; this much is forgiven when they are compared.
 TOLERANCE = 1e-9
@@ -94,3 +128,54 @@ def count_below(values: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 def _both_classes(points: OperatingPoints) -> bool:
     return bool(len(points.threshold) and points.true_positives[-1] > 0 and points.false_positives[-1] > 0)
+
+
+class Counts(NamedTuple):
+    """Answers by kind: true and false positives, false and true negatives."""
+
+    tp: int
+    fp: int
+    fn: int
+    tn: int
+
+
+def count(called: np.ndarray, truth: np.ndarray) -> Counts:
+    """Counts of boolean answers against the boolean truth."""
+    tp, said, real = int((called & truth).sum()), int(called.sum()), int(truth.sum())
+    return Counts(tp, said - tp, real - tp, len(truth) - said - real + tp)
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole; nan when there is nothing to divide by."""
+    return part / whole if whole else float("nan")
+
+
+def f1(c: Counts) -> float:
+    """2 TP / (2 TP + FP + FN); nan when nothing is positive and nothing was called."""
+    return ratio(2 * c.tp, 2 * c.tp + c.fp + c.fn)
+
+
+def precision(c: Counts) -> float:
+    return ratio(c.tp, c.tp + c.fp)
+
+
+def recall(c: Counts) -> float:
+    return ratio(c.tp, c.tp + c.fn)
+
+
+def specificity(c: Counts) -> float:
+    return ratio(c.tn, c.tn + c.fp)
+
+
+def iou(c: Counts) -> float:
+    """TP / (TP + FP + FN): overlap of the called and the true area over their union."""
+    return ratio(c.tp, c.tp + c.fp + c.fn)
+
+
+def accuracy(c: Counts) -> float:
+    return ratio(c.tp + c.tn, sum(c))
+
+
+def balanced_accuracy(c: Counts) -> float:
+    """Mean of sensitivity and specificity; nan with one class."""
+    return (recall(c) + specificity(c)) / 2

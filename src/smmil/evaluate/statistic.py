@@ -7,11 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate import decision, ranking
+from smmil.evaluate import ranking
 from smmil.evaluate.bags import BAG_METRICS, SPECIFICITIES, bag_metrics
 from smmil.evaluate.detection import RATES, FrocCurve, marked_cases, usable
-from smmil.evaluate.energy import NAMES as ENERGIES
-from smmil.evaluate.energy import energies
 from smmil.evaluate.instances import (
     AT_A_THRESHOLD,
     INSTANCE_METRICS,
@@ -19,11 +17,13 @@ from smmil.evaluate.instances import (
     Known,
     bags_of_pool,
     case_of_row,
+    energies,
     gather,
     instance_metrics,
     known_instances,
     pointing,
 )
+from smmil.evaluate.instances import NAMES as ENERGIES
 from smmil.prediction import Prediction
 
 _FEW_CASES = 500  # up to here a table of all pairs of cases is small
@@ -39,10 +39,10 @@ _RANKED: dict[str, Callable[[ranking.OperatingPoints], float]] = {
     "auprc": ranking.average_precision,
     **{name: partial(ranking.sensitivity_at, specificity=level) for name, level in SPECIFICITIES.items()},
 }
-_COUNTED: dict[str, Callable[[decision.Counts], float]] = {
+_COUNTED: dict[str, Callable[[ranking.Counts], float]] = {
     **AT_A_THRESHOLD,
-    "accuracy": decision.accuracy,
-    "balanced_accuracy": decision.balanced_accuracy,
+    "accuracy": ranking.accuracy,
+    "balanced_accuracy": ranking.balanced_accuracy,
 }
 
 
@@ -157,15 +157,15 @@ def _from_pairs_of_cases(known: Sequence[Known]) -> Callable[[np.ndarray], float
     rest = np.array([len(k.truth) for k in known]) - size
 
     def value(weights: np.ndarray) -> float:
-        return decision.ratio(float(weights @ wins @ weights), float(weights @ size) * float(weights @ rest))
+        return ranking.ratio(float(weights @ wins @ weights), float(weights @ size) * float(weights @ rest))
 
     return value
 
 
 def _counted(known: Sequence[Known], key: str, threshold: float) -> Callable[[np.ndarray], float]:
     """A metric of the answers at a threshold: counted once per case, summed with weights."""
-    table = np.array([decision.count(k.scores >= threshold, k.truth) for k in known], dtype=np.int64).reshape(-1, 4)
-    return lambda weights: float(_COUNTED[key](decision.Counts(*(weights @ table).tolist())))
+    table = np.array([ranking.count(k.scores >= threshold, k.truth) for k in known], dtype=np.int64).reshape(-1, 4)
+    return lambda weights: float(_COUNTED[key](ranking.Counts(*(weights @ table).tolist())))
 
 
 def _averaged(values: Sequence[float]) -> Callable[[np.ndarray], float]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
-from smmil.executors.outcome import Outcome, attempt, lost
+from smmil.executors.processes import Outcome, attempt, lost
 
 _TRIES = 3
 _CONNECT_S = 10

@@ -1,16 +1,23 @@
-"""From the description of a data set to a manifest on disk and a fingerprint of everything in it."""
+"""Data sets of a study: manifests on disk, content digests, and derived sets for the trust report."""
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import torch
 
+from smmil.bag import Bag
 from smmil.data.manifest import Manifest
-from smmil.data.synthetic import synthetic_scans, synthetic_slides, write_synthetic
+from smmil.data.splits import PARTS, Split, load_splits, make_splits, refuse_leaks, save_splits
 from smmil.errors import ConfigError, DataError
 from smmil.experiments.study import Dataset, Synthetic
-from smmil.files import digest, read_json, write_json
+from smmil.files import digest, read_json, replacing, write_json
+from smmil.formats import write_bag
+from smmil.synthetic.features import synthetic_scans, synthetic_slides, write_synthetic
 
 _BLOCK = 1 << 20
 
@@ -121,3 +128,144 @@ def agreeing_pairs(y_inst: np.ndarray, edges: np.ndarray) -> tuple[int, int]:
 def share_of(part: int, whole: int) -> float:
     """A part of a whole; nan of nothing."""
     return part / whole if whole else float("nan")
+
+
+RANDOM, POSITIONS = "random labels", "positions only"
+
+
+def folds_to_train(dataset: Dataset, ready: Ready, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
+    """Folds of the data set that are trained, and a sentence where these are not all that one would expect.
+
+    asked  folds the study asks for. Those, and `folds` of a data set, must exist; the default number of folds is
+    lowered to what a file of splits or the marks of the manifest give.
+    """
+    manifest = Manifest.read(ready.manifest)
+    try:
+        splits = splits_of(dataset, manifest)
+        folds, told = _existing(dataset, len(splits), asked)
+        for fold in folds:
+            _check_parts(manifest, splits[fold], fold)
+    except DataError as problem:
+        raise DataError(f"data set {dataset.name!r}: {problem}") from None
+    return folds, told
+
+
+def splits_of(dataset: Dataset, manifest: Manifest) -> list[Split]:
+    """All splits of the data set: those of its file, those its manifest marks, or drawn ones."""
+    if dataset.splits is not None:
+        return load_splits(dataset.splits)
+    shares = {"val_share": dataset.val_share, "test_share": dataset.test_share}
+    return make_splits(manifest, folds=dataset.folds, seed=dataset.split_seed, **shares)
+
+
+def _existing(dataset: Dataset, there: int, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
+    has = (
+        f"{_source(dataset, there)} {'one split, fold 0' if there == 1 else f'{there} splits, folds 0 to {there - 1}'}"
+    )
+    if asked is not None:
+        absent = [fold for fold in asked if fold >= there]
+        if absent:
+            raise ConfigError(
+                f"data set {dataset.name!r}: fold {absent[0]} was asked for, but {has}; change the folds of the study"
+            )
+        return list(asked), []
+    if dataset.folds > there:
+        if "folds" in dataset.model_fields_set:
+            raise ConfigError(
+                f"data set {dataset.name!r}: folds: {dataset.folds} was asked for, but {has}; leave it out"
+            )
+        return list(range(there)), [f"{dataset.name}: {has}; no other fold is trained"]
+    unused = [f"{dataset.name}: {has}; {dataset.folds} are trained, give the study folds: [...] for others"]
+    return list(range(dataset.folds)), unused if there > dataset.folds else []
+
+
+def _source(dataset: Dataset, there: int) -> str:
+    """Who says how many splits there are; drawn ones are as many as the data set asks for."""
+    if dataset.splits is not None:
+        return f"{dataset.splits} has"
+    return "it has" if there == dataset.folds else f"{dataset.manifest} marks every row, which gives"
+
+
+def _check_parts(manifest: Manifest, split: Split, fold: int) -> None:
+    """No patient in two parts, and something to train on, to choose by and to test."""
+    refuse_leaks(manifest, split)
+    for part in PARTS:
+        if not getattr(split, part):
+            raise DataError(f"{manifest.name}: fold {fold} has no {part} bags; every fold of a study needs some")
+
+
+def random_labels(dataset: Dataset, ready: Ready, folder: Path, seed: int = 0) -> Dataset:
+    """The same bags and splits, with the labels of everything but the test cases dealt out anew.
+
+    Whatever a model still finds in the test cases, it has not learned from labels. Instance labels of training cases
+    are made unknown, since they would contradict the new ones.
+    """
+    table = Manifest.read(ready.manifest)
+    splits = splits_of(dataset, table)
+    place = folder / f"random-{digest(ready.digest, repr(splits), str(seed))[:12]}"
+    test = {id_ for split in splits for id_ in split.test}
+    others = [id_ for id_ in sorted(table.ids) if id_ not in test]
+    dealt = np.random.default_rng(seed).permutation(np.array([table.labels[i] for i in others]))
+    labels = {**table.labels, **dict(zip(others, dealt.tolist(), strict=True))}
+    rows = [_row(table, id_, str(labels[id_]), _unknown(table, id_, place, id_ in test)) for id_ in sorted(table.ids)]
+    return _written_derived(dataset, f"{dataset.name} ({RANDOM})", place, rows, splits)
+
+
+def positions_only(dataset: Dataset, ready: Ready, folder: Path) -> Dataset:
+    """The same cases and splits with coordinates in place of features, scaled to [0, 1] in each case.
+
+    If a model classifies or localizes with these, position is a shortcut: the label can be read from where things are.
+    """
+    table = Manifest.read(ready.manifest)
+    splits = splits_of(dataset, table)
+    place = folder / f"positions-{digest(ready.digest, repr(splits))[:12]}"
+    rows = []
+    for number, id_ in enumerate(sorted(table.ids)):
+        path = place / "bags" / f"{number:06d}.h5"
+        if not path.exists():
+            bag = position_bag(table.bag(id_))
+            provenance = {"encoder": f"positions-{bag.x.shape[1]}"}
+            write_bag(path, bag, graph="none" if bag.graph is None else "edges", provenance=provenance)
+        rows.append(_row(table, id_, str(table.labels[id_]), _sidecar(table, id_)) | {"path": str(path.absolute())})
+    return _written_derived(dataset, f"{dataset.name} ({POSITIONS})", place, rows, splits)
+
+
+def position_bag(bag: Bag) -> Bag:
+    """The bag with its coordinates, scaled to [0, 1] along each axis, as its only features."""
+    if bag.coords is None:
+        raise DataError(f"{bag.id}: has no coordinates; the position-only baseline needs them")
+    place = bag.coords.double()
+    low, high = place.amin(0), place.amax(0)
+    x = (place - low) / torch.where(high > low, high - low, torch.ones_like(high))
+    return replace(bag, x=x.float())
+
+
+def _row(table: Manifest, id_: str, label: str, sidecar: str) -> dict[str, str]:
+    path = str(table.path_of(id_).absolute())
+    return {"id": id_, "path": path, "label": label, "group": table.groups[id_], "instance_labels": sidecar}
+
+
+def _sidecar(table: Manifest, id_: str) -> str:
+    path = table.instance_labels_of(id_)
+    return "" if path is None else str(path.absolute())
+
+
+def _unknown(table: Manifest, id_: str, place: Path, is_test: bool) -> str:
+    """The instance labels of a test case as they are; for others a file that says of every instance: unknown."""
+    if is_test:
+        return _sidecar(table, id_)
+    path = place / "labels" / f"{digest(id_)[:20]}.npy"
+    if not path.exists():
+        with replacing(path) as temporary:
+            np.save(temporary, np.full(table.bag(id_).n, -1, dtype=np.int8), allow_pickle=False)
+    return str(path.absolute())
+
+
+def _written_derived(
+    dataset: Dataset, name: str, place: Path, rows: list[dict[str, str]], splits: list[Split]
+) -> Dataset:
+    """The derived set with its table and splits on disk; nothing of it stands beside the paper's numbers."""
+    Manifest(pd.DataFrame(rows), place).write(place / "manifest.csv")
+    save_splits(place / "splits.json", splits)
+    files = {"manifest": str((place / "manifest.csv").absolute()), "splits": str((place / "splits.json").absolute())}
+    return dataset.model_copy(update={"name": name, "dataset": name, "synthetic": None, **files})

@@ -1,4 +1,4 @@
-"""Figures of a study: sweeps, histograms, maps, labelled examples and mean ranks, as PNG and SVG."""
+"""Figures of a study as PNG and SVG: sweeps, forests, histograms, maps and mean ranks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,19 +8,13 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate import spread
-from smmil.experiments import drawing
-from smmil.experiments.certainty import RESAMPLES, comparisons, pair_differences
+from smmil.experiments import plots
 from smmil.experiments.datasets import agreeing_pairs, share_of
-from smmil.experiments.forest import by_difficulty, differences
-from smmil.experiments.histogram_figure import histograms
-from smmil.experiments.interactions import GROUPS
-from smmil.experiments.map_figure import examples, maps
 from smmil.experiments.metric_words import direction, metric_name
-from smmil.experiments.rank_figure import rank_figure
+from smmil.experiments.plots import by_difficulty, differences, examples, histograms, maps, rank_figure
 from smmil.experiments.ranking import rank_values
-from smmil.experiments.results import aggregate, chosen_rows
-from smmil.experiments.shortfall import incomplete
-from smmil.experiments.shown import first_predictions
+from smmil.experiments.results import aggregate, chosen_rows, first_predictions, incomplete
+from smmil.experiments.significance import GROUPS, RESAMPLES, comparisons, pair_differences
 from smmil.experiments.study import FigureSpec, Study, headline
 from smmil.prediction import Prediction
 
@@ -93,7 +87,7 @@ def _sweep(study: Study, figure: FigureSpec, results: "DataFrame", path: Path, t
         lines[metric] = [(value, one.mean, one.sample_std) for value, one in found]
     learned = next((spread(part["alpha"]).mean for value, part in parts if value == "learned"), None)
     absent = [(metric, f"{option} {x}") for metric, points in lines.items() for x, mean, _ in points if np.isnan(mean)]
-    return drawing.curves(lines, path, option, title + _undefined(absent), learned)
+    return plots.curves(lines, path, option, title + _undefined(absent), learned)
 
 
 def _undefined(absent: list[tuple[str, str]]) -> str:

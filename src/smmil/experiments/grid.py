@@ -1,16 +1,18 @@
-"""A study to single training runs, each named by everything that decides its result."""
+"""A study as a grid of training runs, each named by a hash of everything that decides its result."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from smmil.config import TrainConfig, checked, config_hash
 from smmil.errors import ConfigError, suggest
-from smmil.experiments.datasets import Ready, prepare
-from smmil.experiments.folds import folds_to_train
-from smmil.experiments.study import Dataset, Study, Variant
+from smmil.experiments.datasets import Ready, folds_to_train, prepare
+from smmil.experiments.study import Dataset, Study, Synthetic, Variant
 from smmil.files import digest
+from smmil.models import model_options
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,112 @@ def _refuse_duplicates(runs: list[Run]) -> None:
         other = first.setdefault(run.key, run)
         if other is not run:
             raise ConfigError(f"{other.label} and {run.label} are the same run; remove one of the two")
+
+
+# Options that make models large, with a size that is just enough; used where a model has the option and it is larger.
+_SMALL = {
+    "dim": 16,
+    "att_dim": 8,
+    "trans_dim": 16,
+    "heads": 2,
+    "layers": 2,
+    "depth": 1,
+    "landmarks": 4,
+    "clusters": 4,
+    "context_dim": 8,
+    "hidden": 16,
+    "queries": 2,
+    "query_dim": 8,
+    "reduced": 16,
+    "level_dim": 8,
+    "size": 12,
+}
+_SYNTHETIC: dict[str, dict[str, Any]] = {
+    "slides": {"size": [12, 24], "dim": 6, "lesion": [0.1, 0.3]},
+    "scans": {"slices": [8, 14], "dim": 6, "lesion": [0.2, 0.4]},
+}
+
+
+def toy_study(study: Study, *, most_sets: int = 2) -> Study:
+    """The study with tiny synthetic bags under the names of its data sets, small models, two folds and two epochs.
+
+    At most `most_sets` data sets are kept, of different kinds where there are; numbers mean nothing.
+    """
+    return study.model_copy(
+        update={
+            "name": f"{study.name}-toy",
+            "datasets": [_tiny_set(d, i) for i, d in enumerate(_some_sets(study.datasets, most_sets))],
+            "variants": [_tiny_model(v) for v in study.variants],
+            "learning_rates": study.learning_rates[:1],
+            "folds": [0, 1],
+            "seeds": study.seeds[:2],
+            "caveat": "Toy size, numbers mean nothing",
+            "training": {**study.training, "epochs": 2, "warmup_epochs": 1},
+        }
+    )
+
+
+def _some_sets(datasets: list[Dataset], most: int) -> list[Dataset]:
+    firsts = list({d.kind: d for d in reversed(datasets)}.values())[::-1]
+    return [d for d in datasets if d in (firsts + [d for d in datasets if d not in firsts])[:most]]
+
+
+def _tiny_set(dataset: Dataset, number: int) -> Dataset:
+    given = dataset.synthetic.options if dataset.synthetic is not None else {}
+    tiny = Synthetic(kind=dataset.kind, bags=20, seed=number, options={**given, **_SYNTHETIC[dataset.kind]})
+    gone = {"manifest": None, "missing": None, "splits": None, "split_seed": 0}
+    return dataset.model_copy(update={**gone, "synthetic": tiny, "folds": 2, "val_share": 0.5, "test_share": 0.3})
+
+
+def _tiny_model(variant: Variant) -> Variant:
+    known = model_options(variant.model)
+    numbers = {k: small for k, small in _SMALL.items() if k in known and _is_larger(known[k], small)}
+    return variant.model_copy(update={"options": {**numbers, **variant.options}})
+
+
+def _is_larger(default: Any, small: int) -> bool:
+    return type(default) is int and default > small
+
+
+_IN_DIM = 8  # any width will do: what is checked are names and options
+
+
+def check_models(study: Study, where: str) -> None:
+    """Refuse a variant whose model or options do not exist; `where` names the config in the message.
+
+    Models of smmil are built once, so that values are checked too. Of code from elsewhere only names are checked: its
+    constructor may insist on the width of its own features.
+    """
+    for variant in study.variants:
+        try:
+            _buildable(variant.model, json.dumps(variant.options, sort_keys=True))
+        except ConfigError as problem:
+            message = f"{where}: variant {variant.name!r}: {problem}{_allowed(variant.model)}"
+            raise ConfigError(message) from None
+
+
+@cache
+def _buildable(model: str, options_text: str) -> None:
+    import torch
+
+    from smmil.models import create_model, model_options
+
+    options = json.loads(options_text)
+    if ":" in model:
+        known = model_options(model)
+        for wrong in (option for option in options if option not in known):
+            raise ConfigError(f"model {model}: unknown option {wrong!r}; {suggest(wrong, known)}")
+        return
+    with torch.random.fork_rng(devices=[]):
+        create_model(model, _IN_DIM, **options)
+
+
+def _allowed(model: str) -> str:
+    """The end of the message: what the model takes; nothing when the model itself is unknown."""
+    from smmil.models import model_options
+
+    try:
+        known = model_options(model)
+    except ConfigError:
+        return ""
+    return f" (options of {model}: {', '.join(known) or 'none'})"

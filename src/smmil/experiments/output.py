@@ -1,17 +1,16 @@
-"""Everything a study shows, written into its folder: tables, comparisons, figures."""
+"""Every table, comparison and figure of a study, written to its folder."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smmil.errors import DataError, SmmilError
-from smmil.experiments.certainty import RESAMPLES, Planned, comparisons, pair_differences
-from smmil.experiments.certainty_page import comparisons_markdown, pairs_markdown
 from smmil.experiments.figures import ACROSS_SETS, make_figure
 from smmil.experiments.grid import make_grid
-from smmil.experiments.results import choose_learning_rates
+from smmil.experiments.results import choose_learning_rates, coverage, shortfall_notes
 from smmil.experiments.runner import Place, collect, plan_table
-from smmil.experiments.shortfall import coverage, shortfall_notes
+from smmil.experiments.significance import RESAMPLES, Planned, comparisons, pair_differences
+from smmil.experiments.significance_page import comparisons_markdown, pairs_markdown
 from smmil.experiments.study import FigureSpec, Study, headline
 from smmil.experiments.tables import make_table
 from smmil.experiments.writing import for_spreadsheets, write_table

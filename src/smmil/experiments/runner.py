@@ -1,19 +1,86 @@
-"""Runs what is missing of a study, in any executor, and never repeats what is done."""
+"""Runs the missing part of a study on any executor, SLURM arrays included."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smmil.errors import DataError, SmmilError, check_choice
+from smmil.errors import ConfigError, DataError, MissingExtra, SmmilError, check_choice
 from smmil.executors import EXECUTORS, Outcome, run_tasks
-from smmil.experiments.checking import check_models
-from smmil.experiments.grid import Grid, Run, make_grid
-from smmil.experiments.locks import alone
+from smmil.executors.processes import attempt
+from smmil.experiments.grid import Grid, Run, check_models, make_grid
 from smmil.experiments.results import results_table, write_results
-from smmil.experiments.single import ALREADY, BUSY, FULL, Job, finished, is_busy, perform
+from smmil.experiments.run import ALREADY, BUSY, FULL, RunJob, alone, finished, is_busy, perform
 from smmil.experiments.study import Study
 from smmil.files import read_json, write_text
+
+_PAUSE_S = 0.2
+
+
+def run_on_slurm(
+    function: Callable[[Any], Any],
+    tasks: Sequence[Any],
+    on_done: Callable[[Outcome[Any, Any]], Any],
+    *,
+    folder: Path,
+    workers: int | None = None,
+    parameters: dict[str, Any] | None = None,
+) -> list[Outcome[Any, Any]]:
+    """`function(task)` for every task, each a job of one SLURM array; outcomes in the order of the tasks.
+
+    folder      for the logs and messages of submitit, on a disk that all nodes see
+    workers     how many jobs of the array may run at once
+    parameters  of `submitit.AutoExecutor.update_parameters` (timeout_min, slurm_partition, mem_gb, …); the key
+                `cluster` chooses: slurm where there is one, else local processes; "local" asks for these
+    """
+    if not tasks:
+        return []
+    jobs = _submitted(function, tasks, folder, workers, dict(parameters or {}))
+    try:
+        return _awaited(jobs, tasks, on_done)
+    finally:
+        for job in jobs:
+            if not job.done():
+                job.cancel(check=False)
+
+
+def _submitted(
+    function: Callable[[Any], Any], tasks: Sequence[Any], folder: Path, workers: int | None, parameters: dict[str, Any]
+) -> list[Any]:
+    try:
+        import submitit
+    except ModuleNotFoundError:
+        raise MissingExtra("submitit", "slurm", "running on SLURM") from None
+    executor = submitit.AutoExecutor(folder=folder, cluster=parameters.pop("cluster", None))
+    if workers is not None:
+        parameters["slurm_array_parallelism"] = workers
+    try:
+        executor.update_parameters(**{"timeout_min": 24 * 60, "cpus_per_task": 1, **parameters})
+    except (NameError, ValueError, TypeError) as problem:
+        raise ConfigError(f"--slurm: {problem}; see submitit's update_parameters") from None
+    return executor.map_array(attempt, [function] * len(tasks), range(len(tasks)), tasks)
+
+
+def _awaited(jobs: list[Any], tasks: Sequence[Any], on_done: Callable[[Outcome[Any, Any]], Any]) -> list[Any]:
+    """The outcomes, each told when its job ends."""
+    waiting, outcomes = dict(enumerate(jobs)), {}
+    while waiting:
+        for index in [i for i, job in waiting.items() if job.done()]:
+            outcomes[index] = _outcome(waiting.pop(index), index, tasks[index])
+            on_done(outcomes[index])
+        time.sleep(_PAUSE_S if waiting else 0)
+    return [outcomes[index] for index in sorted(outcomes)]
+
+
+def _outcome(job: Any, index: int, task: Any) -> Outcome[Any, Any]:
+    """What the job gave; a job that was killed or ran out of time is an outcome with an error."""
+    problem = job.exception()
+    if problem is None:
+        return job.result()
+    words = " ".join(str(problem).split())[:300]
+    return Outcome(index, task, error=f"SLURM job {job.job_id} did not end well ({words}); see its log, then repeat")
+
 
 WAYS = (*EXECUTORS, "submitit")
 OnRun = Callable[[str, str | None], Any]
@@ -107,15 +174,15 @@ def _remove_own_leftovers(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _job(run: Run, place: Place) -> Job:
-    return Job(str(place.run(run.key).absolute()), run.label, run.config)
+def _job(run: Run, place: Place) -> RunJob:
+    return RunJob(str(place.run(run.key).absolute()), run.label, run.config)
 
 
-def _perform_all(jobs: list[Job], report: Report, way: Callable[..., Any], on_run: OnRun | None) -> None:
+def _perform_all(jobs: list[RunJob], report: Report, way: Callable[..., Any], on_run: OnRun | None) -> None:
     """Every job once; those in the hands of another process again at the end, then waiting for it."""
-    busy: list[Job] = []
+    busy: list[RunJob] = []
 
-    def note(outcome: Outcome[Job, str]) -> None:
+    def note(outcome: Outcome[RunJob, str]) -> None:
         if outcome.ok and outcome.value == BUSY:
             busy.append(replace(outcome.task, wait=True))
             return
@@ -138,8 +205,6 @@ def _way(
 ) -> Callable[..., Any]:
     """A function (function, tasks, on_done) that runs tasks in the executor asked for."""
     if executor == "submitit":
-        from smmil.experiments.slurm import run_on_slurm
-
         return lambda function, tasks, on_done: run_on_slurm(
             function, tasks, on_done, folder=place.out / "slurm", workers=workers, parameters=slurm or {}
         )

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from smmil.experiments.interactions import FAMILIES
 from smmil.experiments.metric_words import direction, explained, metric_name
-from smmil.experiments.paper_beside import comparable_ranks, with_paper
-from smmil.experiments.paper_notes import table_notes
+from smmil.experiments.paper.comparison import comparable_ranks, table_notes, with_paper
 from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, rank_rows
-from smmil.experiments.results import aggregate
-from smmil.experiments.shortfall import shortfall_notes, with_plan
-from smmil.experiments.study import Study, Table, headline
+from smmil.experiments.results import aggregate, shortfall_notes, with_plan
+from smmil.experiments.significance import FAMILIES
+from smmil.experiments.study import Study, TableSpec, headline
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,7 +26,7 @@ class Shown:
     reference: str | None = None
 
 
-def make_table(study: Study, table: Table, results: Any, plan: Any = None) -> Shown:
+def make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -> Shown:
     """One table of a study from the results so far.
 
     plan  every run that was asked for, with its state (see `runner.plan_table`); None: the results are all there is
@@ -49,11 +47,11 @@ def make_table(study: Study, table: Table, results: Any, plan: Any = None) -> Sh
     )
 
 
-def _variants(study: Study, table: Table) -> list[str]:
+def _variants(study: Study, table: TableSpec) -> list[str]:
     return [v.name for v in study.variants] if table.variants is None else table.variants
 
 
-def _with_ranks(rows: "DataFrame", table: Table) -> tuple["DataFrame", list[str]]:
+def _with_ranks(rows: "DataFrame", table: TableSpec) -> tuple["DataFrame", list[str]]:
     """The rows with ranks as asked for, places, and the paper's numbers beside."""
     if table.rank_by is None:
         return with_paper(with_places(rows), table.paper), []
@@ -85,7 +83,7 @@ def with_places(rows: Any) -> "DataFrame":
     return rows.assign(place=places)
 
 
-def _about(study: Study, table: Table) -> list[str]:
+def _about(study: Study, table: TableSpec) -> list[str]:
     """How to read the numbers."""
     divisor = "n - 1" if study.ddof else "n"
     notes = [

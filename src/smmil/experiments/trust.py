@@ -1,23 +1,140 @@
-"""The trust report of a study: five questions to every map, answered from its runs and a few more."""
+"""The trust report of a study: questions about every map, answered from its runs and a few more."""
 
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+from torch import nn
+
+from smmil.bag import Bag, BagBatch
 from smmil.data.manifest import Manifest
 from smmil.errors import DataError
-from smmil.evaluate.average import exact_mean
-from smmil.experiments.datasets import Ready, prepare
-from smmil.experiments.derived import POSITIONS, RANDOM, positions_only, random_labels
-from smmil.experiments.faithfulness import deletion_insertion
+from smmil.evaluate import bootstrap_ci, instance_metrics
+from smmil.evaluate.instances import bags_of_pool, instance_score
+from smmil.evaluate.ranking import exact_mean
+from smmil.experiments.datasets import POSITIONS, RANDOM, Ready, positions_only, prepare, random_labels
 from smmil.experiments.results import chosen_rows
 from smmil.experiments.runner import Place, load_results, run_study
-from smmil.experiments.stability import inside_positives, inverted_maps, map_stability
 from smmil.experiments.study import Dataset, Study, headline
 from smmil.experiments.writing import for_spreadsheets, piped
 from smmil.files import write_text
-from smmil.predict import load_run
-from smmil.prediction import load_predictions
+from smmil.graph import Graph
+from smmil.predict import load_run, predict
+from smmil.prediction import Prediction, load_predictions
+
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+
+
+def part_of_bag(bag: Bag, rows: np.ndarray) -> Bag:
+    """The bag with these instances only, in their order, and the edges among them."""
+    kept = torch.from_numpy(np.sort(rows))
+    graph = None
+    if bag.graph is not None:
+        place = torch.full((bag.n,), -1)
+        place[kept] = torch.arange(len(kept))
+        ends = place[bag.graph.edges()]
+        inside = (ends >= 0).all(0)
+        graph = Graph.from_edges(ends[:, inside], bag.graph.weight[inside], len(kept))
+    coords = None if bag.coords is None else bag.coords[kept]
+    y_inst = None if bag.y_inst is None else bag.y_inst[kept]
+    return Bag(bag.id, bag.x[kept], coords, bag.frame, graph, bag.y, y_inst)
+
+
+def curve(model: nn.Module, bag: Bag, order: np.ndarray, *, insert: bool = False) -> np.ndarray:
+    """Probability of the positive class after the first instances of `order` were deleted (or alone were kept).
+
+    At the shares SHARES of all instances; at least one instance always stays.
+    """
+    counts = [min(round(share * bag.n), bag.n - 1) for share in SHARES]
+    parts = [order[: max(count, 1)] if insert else order[count:] for count in counts]
+    batches = [BagBatch.pack([part_of_bag(bag, rows)]) for rows in parts]
+    found = predict(model, batches, spatial=False)
+    return np.array([p.probs[-1] if len(p.probs) < 3 else p.probs[1:].max() for p in found])
+
+
+def deletion_insertion(model: nn.Module, bags: Sequence[Bag], *, seed: int = 0) -> dict[str, Any]:
+    """Areas under the deletion and insertion curves of positive bags, by the model's own scores and in random order.
+
+    A map that shows what the answer rests on makes the probability fall faster when its hottest instances are deleted
+    (`deletion` below `deletion_random`) and rise sooner when they are given (`insertion` above `insertion_random`).
+    """
+    rng, areas = np.random.default_rng(seed), []
+    for bag in bags:
+        if not bag.y or bag.n < 2:
+            continue
+        scores = instance_score(predict(model, [BagBatch.pack([bag])], spatial=False)[0])
+        orders = np.argsort(-scores, kind="stable"), rng.permutation(bag.n)
+        areas.append([_area(curve(model, bag, o, insert=insert)) for insert in (False, True) for o in orders])
+    means = np.mean(areas, axis=0) if areas else np.full(4, np.nan)
+    names = ("deletion", "deletion_random", "insertion", "insertion_random")
+    return {**dict(zip(names, means.tolist(), strict=True)), "n_faithful_cases": len(areas)}
+
+
+def _area(values: np.ndarray) -> float:
+    """Mean height of the curve over the shares, by trapezoids."""
+    return float(np.trapezoid(values, SHARES) / (SHARES[-1] - SHARES[0]))
+
+
+def map_stability(runs: Sequence[Sequence[Prediction]]) -> dict[str, Any]:
+    """Rank correlation of the scores of each case between runs that differ by chance only, averaged over cases.
+
+    1: the same order of instances every time; 0: unrelated maps. Cases with constant scores in a run do not count.
+    """
+    values: list[float] = []
+    for a, b in combinations(runs, 2):
+        other = {p.id: p for p in b}
+        values += [v for p in a if p.id in other and not np.isnan(v := _correlation(p, other[p.id]))]
+    return {
+        "stability": float(np.mean(values)) if values else float("nan"),
+        "stability_worst": float(np.min(values)) if values else float("nan"),
+        "n_stability_pairs": len(values),
+    }
+
+
+def _correlation(a: Prediction, b: Prediction) -> float:
+    x, y = instance_score(a), instance_score(b)
+    if len(x) != len(y) or len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return float("nan")
+    return float(spearmanr(x, y).statistic)
+
+
+def inverted_maps(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> dict[str, Any]:
+    """`inverted_map` of every run: the mean, the lowest with its interval, and how many raise the alarm."""
+    found = [inverted_map(run, n=n) for run in runs]
+    lowest = min(found, key=lambda one: np.inf if np.isnan(one["inside"]) else one["inside"])
+    alarms = sum(one["inverted"] for one in found)
+    return {
+        **lowest,
+        "inside": float(np.mean([one["inside"] for one in found])),
+        "inside_lowest": lowest["inside"],
+        "inverted": alarms > 0,
+        "inverted_runs": f"{alarms} of {len(found)}",
+    }
+
+
+def inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[str, Any]:
+    """Whether the map is high on the wrong side: `inside_positives` whose whole 95 % interval lies below 0.5.
+
+    A model may classify well with such a map; used as it is it would show the clinician the healthy part. Without an
+    interval (undefined, or from one patient only) there is no alarm.
+    """
+    found = bootstrap_ci(bags_of_pool(predictions, "positive_bags"), "inst_auroc", pool="per_bag", n=n)
+    several = found["n_units"] > 1  # one patient, drawn again and again, always gives the same value
+    low, high = (found["low"], found["high"]) if several else (float("nan"), float("nan"))
+    return {"inside": found["value"], "inside_low": low, "inside_high": high, "inverted": bool(high < 0.5)}
+
+
+def inside_positives(predictions: Sequence[Prediction]) -> float:
+    """Instance AUROC of each positive case by itself, averaged; how high a map is from case to case plays no part.
+
+    Pooled over cases, a map that is right in every case can come out below 0.5: where large lesions have low levels.
+    """
+    return float(instance_metrics(bags_of_pool(predictions, "positive_bags"), pool="per_bag")["auroc"])
+
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

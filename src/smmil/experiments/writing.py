@@ -1,4 +1,4 @@
-"""Tables as Markdown, LaTeX and CSV."""
+"""Tables as Markdown, LaTeX and CSV, and every output of a study written to its folder."""
 
 import math
 import re
@@ -6,13 +6,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from smmil.experiments.interactions import FAMILIES, GROUPS
 from smmil.experiments.metric_words import metric_heading
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
+from smmil.experiments.significance import FAMILIES, GROUPS
 from smmil.experiments.tables import Shown
-from smmil.experiments.tex import tex_text
 from smmil.files import write_text
 from smmil.spreadsheet import inert
+
+_SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"}
+_SPECIAL |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+_SPECIAL |= {"<": "$<$", ">": "$>$", "|": "$|$"}
+_SPECIAL |= {"†": "$^\\dagger$", "‡": "$^\\ddagger$", "±": "$\\pm$", "·": "$\\cdot$", "−": "$-$", "×": "$\\times$"}
+_SPECIAL |= {"ᵀ": "$^\\top$", "≤": "$\\le$", "≥": "$\\ge$", "→": "$\\to$", "↑": "$\\uparrow$", "↓": "$\\downarrow$"}
+_SPECIAL |= {"α": "$\\alpha$", "β": "$\\beta$", "λ": "$\\lambda$", "µ": "$\\mu$", "…": "\\dots{}", "–": "--"}
+_SPECIAL |= {"¼": "$\\frac14$", "½": "$\\frac12$"}
+_TILDE = "\u0303"  # a combining mark after its letter, as in L̃
+
+
+def tex_text(text: str) -> str:
+    """The text with every special sign escaped, once."""
+    found: list[str] = []
+    for sign in text:
+        if sign == _TILDE and found:
+            found[-1] = f"$\\tilde {found[-1]}$"
+        else:
+            found.append(_SPECIAL.get(sign, sign))
+    return "".join(found)
+
 
 Column = tuple[str, str, str]  # data set, extractor, metric
 

@@ -1,24 +1,62 @@
-"""Predictions to files of one format: one case to one file, several to a folder."""
+"""Predictions exported in one format: one case to one file, several to a folder."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
-from smmil.exports.case import Case
+from smmil.exports.case import ExportCase
 from smmil.exports.dicom import write_parametric_map, write_segmentation
 from smmil.exports.geojson import write_geojson
-from smmil.exports.nifti import write_nifti
 from smmil.exports.originals import Original, find_originals, is_table
 from smmil.exports.picture import write_png
-from smmil.exports.reading import files_of, readable, refuse_half_characters
+from smmil.exports.raster import write_nifti, write_tiff
 from smmil.exports.table import write_csv, write_parquet
-from smmil.exports.tiff import write_tiff
 from smmil.files import file_name
-from smmil.prediction import Prediction
+from smmil.prediction import Prediction, prediction_files
 from smmil.spreadsheet import write_rows
+
+
+def files_of(places: str | Path | Iterable[str | Path]) -> list[Path]:
+    """The files that are meant by a folder, a file, or several of them; a file that is not there is refused."""
+    named = [places] if isinstance(places, str | Path) else list(places)
+    files = [file for place in named for file in prediction_files(Path(place))]
+    for file in (file for file in files if not file.exists()):
+        raise DataError(f"{file}: no such file")
+    if not files:
+        raise DataError("no predictions given; name a folder of .npz files written by smmil predict")
+    return files
+
+
+def readable(files: Sequence[Path]) -> tuple[list[Prediction], dict[str, str]]:
+    """The predictions, sorted by id, and {name of a file: why it cannot be used}; the same id twice is refused."""
+    found: dict[str, tuple[Prediction, Path]] = {}
+    failed: dict[str, str] = {}
+    for path in files:
+        try:
+            prediction = refuse_half_characters(Prediction.load(path))
+        except DataError as problem:
+            failed[path.name] = str(problem)
+            continue
+        if prediction.id in found:
+            raise DataError(f"{path}: id {prediction.id!r} is already in {found[prediction.id][1]}; remove one of them")
+        found[prediction.id] = prediction, path
+    return [prediction for _, (prediction, _) in sorted(found.items())], failed
+
+
+def refuse_half_characters(prediction: Prediction) -> Prediction:
+    """The prediction itself, unless its id has lone surrogates, which neither files nor their names can hold."""
+    try:
+        prediction.id.encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"id {prediction.id!a}: holds half a character (a lone surrogate), which no file can store; rename "
+            "the case and predict it again"
+        ) from None
+    return prediction
+
 
 _FAILURES = "export_failures.csv"
 
@@ -27,7 +65,7 @@ _FAILURES = "export_failures.csv"
 class Format:
     """How a format is written, what its files end with (the first is our choice), and what it takes or must have."""
 
-    write: Callable[[Case, Path], None]
+    write: Callable[[ExportCase, Path], None]
     endings: tuple[str, ...]
     takes: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
@@ -74,8 +112,8 @@ def export(
     image  slide or CT series of a single case (an Original tells its pixel size too); for several, a folder with an
            entry named like each case's id; for one or several, a CSV table with the columns id and slide (or image,
            path, file), and mpp if you like
-    See `Case` for the other options. A single case that cannot be read or written is an error; of several, the others
-    go on.
+    See `ExportCase` for the other options. A single case that cannot be read or written is an error; of several, the
+    others go on.
     """
     format_ = FORMATS[check_choice(to, FORMATS, "--to")]
     original = image if isinstance(image, Original) or image is None else Original(Path(image))
@@ -119,30 +157,30 @@ def _several(
     return done
 
 
-def _single_case(prediction: Prediction, image: Original | None, wishes: dict[str, Any]) -> Case:
+def _single_case(prediction: Prediction, image: Original | None, wishes: dict[str, Any]) -> ExportCase:
     """The case with the image itself, or the one that a table names for it."""
     if image is None:
-        return Case(prediction, **wishes)
+        return ExportCase(prediction, **wishes)
     if not is_table(image.path):
-        return Case(prediction, image.path, mpp=image.mpp, **wishes)
+        return ExportCase(prediction, image.path, mpp=image.mpp, **wishes)
     return _case(prediction, find_originals(image.path, [prediction.id], "--image"), image.path, wishes)
 
 
 def _case(
     prediction: Prediction, table: dict[str, Original] | None, where: Path | None, wishes: dict[str, Any]
-) -> Case:
+) -> ExportCase:
     """The case with the image that was found for it; an error when images were given and none is its own."""
     if table is None:
-        return Case(prediction, **wishes)
+        return ExportCase(prediction, **wishes)
     if prediction.id not in table:
         raise DataError(
             f"{prediction.id}: no image of this name in {where}; name its slide or folder like the case, or give "
             "--image a table of id,slide"
         )
-    return Case(prediction, table[prediction.id].path, mpp=table[prediction.id].mpp, **wishes)
+    return ExportCase(prediction, table[prediction.id].path, mpp=table[prediction.id].mpp, **wishes)
 
 
-def _write(format_: Format, case: Case, path: Path, done: Exported) -> None:
+def _write(format_: Format, case: ExportCase, path: Path, done: Exported) -> None:
     """Write one case and note it; never over the image that is read."""
     if case.image is not None and path.exists() and path.samefile(case.image):
         raise ConfigError(f"--out {path}: this is the image itself; choose another name or folder")

@@ -1,4 +1,4 @@
-"""One case on its way out: its prediction, the image it belongs to, and what was asked for."""
+"""One case to export: its prediction, the image it belongs to, and the options."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,17 +11,17 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.instances import instance_score
-from smmil.exports.provenance import provenance
 from smmil.exports.same_scan import other_scan
 from smmil.images import Slide, Volume, open_slide, open_volume
 from smmil.prediction import Prediction
+from smmil.redact import provenance
 
 # Scores of these kinds are log-odds of the instance itself, so they can be read as probabilities.
 _LOG_ODDS = ("instance logit", "instance log-odds")
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class ExportCase:
     """What an export works from.
 
     image       the slide, or the folder of the CT series, that the instances were cut from; None: not at hand

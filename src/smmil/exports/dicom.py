@@ -1,5 +1,6 @@
-"""DICOM Parametric Maps (the scores) and Segmentations (what reaches the threshold), over a CT series or a slide."""
+"""DICOM Parametric Maps and Segmentations over a CT series or a slide."""
 
+import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,15 +12,69 @@ import numpy as np
 
 from smmil import __version__
 from smmil.errors import ConfigError, DataError, MissingExtra
-from smmil.exports.case import Case
-from smmil.exports.dicom_header import derivation, finish, short
+from smmil.exports.case import ExportCase
 from smmil.exports.dicom_source import WSI_CLASS, derived_uid, slide_file, source_headers
-from smmil.exports.painting import paint, reduced_shape, reduction
-from smmil.exports.places import boxes, slide_facts
-from smmil.exports.scan import scan_heat
+from smmil.exports.geometry import boxes, paint, reduced_shape, reduction, scan_heat, slide_facts
 from smmil.files import digest, replacing
 from smmil.images.dicom_series import DicomSlices
 from smmil.images.geometry import Turn
+from smmil.redact import in_words, plain
+
+# Dates are compulsory; a fixed one keeps the bytes reproducible and is nobody's.
+_DATE, _TIME = "20000101", "000000"
+_BASIC_PROFILE = ("113100", "Basic Application Confidentiality Profile")
+_RETAINED_UIDS = ("113110", "Retain UIDs Option")
+
+
+def finish(made: Any, case: ExportCase) -> None:
+    """Provenance, de-identification marks, and fixed values in place of times and random identifiers."""
+    made.DerivationDescription = derivation(case)
+    made.InstanceCreationDate = made.ContentDate = made.SeriesDate = _DATE
+    made.InstanceCreationTime = made.ContentTime = made.SeriesTime = _TIME
+    for equipment in made.get("ContributingEquipmentSequence", ()):
+        equipment.pop("ContributionDateTime", None)
+    _settle_dimensions(made)
+    if case.deidentify:
+        _mark_deidentified(made, case.keep_uids)
+
+
+def derivation(case: ExportCase) -> str:
+    """Model, weights, kind of score and the rest, in at most 1024 characters."""
+    return _text(in_words(case.facts), 1024)
+
+
+def short(text: str) -> str:
+    """Text for a field of at most 64 characters; a backslash would divide it in two."""
+    return _text(text, 64)
+
+
+def _text(text: str, longest: int) -> str:
+    return plain(unicodedata.normalize("NFC", text).replace("\\", "/"), longest).strip() or "unknown"
+
+
+def _settle_dimensions(made: Any) -> None:
+    """highdicom draws this identifier at random; here it follows from that of the file."""
+    uid = derived_uid("dimensions of", str(made.SOPInstanceUID))
+    for item in (*made.DimensionOrganizationSequence, *made.get("DimensionIndexSequence", ())):
+        item.DimensionOrganizationUID = uid
+
+
+def _mark_deidentified(made: Any, keep_uids: bool) -> None:
+    """PS3.15 annex E: that identities were removed, and by which profile."""
+    codes = (_BASIC_PROFILE, _RETAINED_UIDS) if keep_uids else (_BASIC_PROFILE,)
+    made.PatientIdentityRemoved = "YES"
+    made.DeidentificationMethodCodeSequence = [_code(*code) for code in codes]
+    made.DeidentificationMethod = "derived object; source headers reduced to geometry"
+    made.LongitudinalTemporalInformationModified = "REMOVED"
+
+
+def _code(value: str, meaning: str) -> Any:
+    from pydicom.dataset import Dataset
+
+    code: Any = Dataset()
+    code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = value, "DCM", meaning
+    return code
+
 
 _TILE = 256
 _REFUSALS = (ValueError, TypeError, AttributeError, LookupError)
@@ -34,7 +89,7 @@ class Canvas:
     layout: dict[str, Any]
 
 
-def write_parametric_map(case: Case, path: Path) -> None:
+def write_parametric_map(case: ExportCase, path: Path) -> None:
     """The scores as float32 frames over the frames of the image, marked as research, with window and meaning."""
     highdicom = _library()
     canvas = _canvas(case, None, "dicom-pm")
@@ -68,7 +123,7 @@ def write_parametric_map(case: Case, path: Path) -> None:
     _save(made, case, path)
 
 
-def write_segmentation(case: Case, path: Path) -> None:
+def write_segmentation(case: ExportCase, path: Path) -> None:
     """The instances that reach the threshold as one binary segment; a case without any gives an empty segment."""
     if case.positive is None:
         raise ConfigError(f"{case.id}: dicom-seg shows what reaches a threshold; give --threshold")
@@ -92,7 +147,7 @@ def write_segmentation(case: Case, path: Path) -> None:
     _save(made, case, path)
 
 
-def _segment(case: Case) -> Any:
+def _segment(case: ExportCase) -> Any:
     import highdicom
 
     algorithm = highdicom.AlgorithmIdentificationSequence(
@@ -110,12 +165,12 @@ def _segment(case: Case) -> Any:
     )
 
 
-def _canvas(case: Case, rows: np.ndarray | None, what: str) -> Canvas:
+def _canvas(case: ExportCase, rows: np.ndarray | None, what: str) -> Canvas:
     image = case.need_image(what, "the folder of its DICOM files")
     return _slide_canvas(case, rows, image, what) if case.axes == 2 else _scan_canvas(case, rows, what)
 
 
-def _scan_canvas(case: Case, rows: np.ndarray | None, what: str) -> Canvas:
+def _scan_canvas(case: ExportCase, rows: np.ndarray | None, what: str) -> Canvas:
     """One frame per slice, pixel on pixel with the file of that slice, however it was stored."""
     volume = case.volume(what)
     if not isinstance(volume.source, DicomSlices):
@@ -131,7 +186,7 @@ def as_stored(turn: Turn, picture: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(picture.T if turn.swap else picture)
 
 
-def _slide_canvas(case: Case, rows: np.ndarray | None, image: Path, what: str) -> Canvas:
+def _slide_canvas(case: ExportCase, rows: np.ndarray | None, image: Path, what: str) -> Canvas:
     """The whole slide in tiles, one pixel per 2^k level-0 pixels, from the same corner of the glass."""
     import highdicom
 
@@ -156,11 +211,11 @@ def _slide_canvas(case: Case, rows: np.ndarray | None, image: Path, what: str) -
     return Canvas(heat[None], sources, {**layout, "dimension_organization_type": "TILED_FULL"})
 
 
-def _headers(case: Case, paths: list[Path]) -> list[Any]:
+def _headers(case: ExportCase, paths: list[Path]) -> list[Any]:
     return source_headers(paths, deidentify=case.deidentify, keep_uids=case.keep_uids)
 
 
-def _identity(case: Case, canvas: Canvas, what: str) -> dict[str, Any]:
+def _identity(case: ExportCase, canvas: Canvas, what: str) -> dict[str, Any]:
     """Identifiers that follow from the source, the scores and the model; equipment; a place in the study."""
     key = digest(what, derivation(case), *(str(s.SOPInstanceUID) for s in canvas.sources), canvas.heat.tobytes())
     return {
@@ -176,7 +231,7 @@ def _identity(case: Case, canvas: Canvas, what: str) -> dict[str, Any]:
     }
 
 
-def _save(made: Any, case: Case, path: Path) -> None:
+def _save(made: Any, case: ExportCase, path: Path) -> None:
     finish(made, case)
     with replacing(path) as temporary:
         made.save_as(temporary)
@@ -196,7 +251,7 @@ def _library() -> Any:
 
 
 @contextmanager
-def _explained(case: Case) -> Iterator[None]:
+def _explained(case: ExportCase) -> Iterator[None]:
     """The one boundary: what highdicom raises about a source image leaves as a DataError that names the image."""
     try:
         with warnings.catch_warnings():

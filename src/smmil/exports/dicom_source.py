@@ -12,7 +12,7 @@ from typing import Any
 from smmil.errors import DataError, MissingExtra
 from smmil.files import digest
 from smmil.images.dicom_file import explained
-from smmil.images.dicom_slide import is_dicom, largest_level
+from smmil.images.opening import is_dicom, largest_level
 
 WSI_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"
 _UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "FrameOfReferenceUID")

@@ -10,8 +10,8 @@ from uuid import UUID
 import numpy as np
 
 from smmil.errors import MissingExtra
-from smmil.exports.case import Case
-from smmil.exports.places import SlideFacts, boxes, slide_facts
+from smmil.exports.case import ExportCase
+from smmil.exports.geometry import SlideFacts, boxes, slide_facts
 from smmil.files import digest, replacing
 
 POSITIVE = {"name": "smmil positive", "color": [200, 30, 40]}
@@ -19,7 +19,7 @@ NEGATIVE = {"name": "smmil negative", "color": [70, 110, 190]}
 UNDECIDED = {"name": "smmil tile", "color": [130, 130, 130]}
 
 
-def write_geojson(case: Case, path: Path) -> None:
+def write_geojson(case: ExportCase, path: Path) -> None:
     """Every instance as a tile with its measurements; with a threshold also the merged regions above it.
 
     Coordinates are level-0 pixels minus the corner of the slide's bounds, as QuPath counts them. Features are
@@ -41,7 +41,7 @@ def write_geojson(case: Case, path: Path) -> None:
         file.write("\n]}\n")
 
 
-def _about(case: Case, facts: SlideFacts) -> dict[str, Any]:
+def _about(case: ExportCase, facts: SlideFacts) -> dict[str, Any]:
     return {
         "case": case.id,
         **case.facts,
@@ -53,7 +53,7 @@ def _about(case: Case, facts: SlideFacts) -> dict[str, Any]:
     }
 
 
-def _tiles(case: Case, rectangles: np.ndarray, key: str) -> Iterator[str]:
+def _tiles(case: ExportCase, rectangles: np.ndarray, key: str) -> Iterator[str]:
     """Texts of the tile features; put together by hand, since json.dumps takes three times as long."""
     kinds = [json.dumps(kind, separators=(",", ":")) for kind in (NEGATIVE, POSITIVE, UNDECIDED)]
     chosen = np.full(len(rectangles), 2) if case.positive is None else case.positive.astype(int)
@@ -70,7 +70,7 @@ def _tiles(case: Case, rectangles: np.ndarray, key: str) -> Iterator[str]:
         )
 
 
-def _measurements(case: Case) -> tuple[list[str], list[list[str]]]:
+def _measurements(case: ExportCase) -> tuple[list[str], list[list[str]]]:
     """Names of the measurements and one list of JSON numbers for each; nan is the text that QuPath expects."""
     found: dict[str, Any] = {"score": case.score, "percentile": case.percentile, "probability": case.probability}
     if case.prediction.scores.shape[1] > 1:
@@ -84,7 +84,7 @@ def _number(value: float) -> str:
     return f"{value:.9g}" if value == value else '"NaN"'
 
 
-def _regions(case: Case, rectangles: np.ndarray, facts: SlideFacts, key: str) -> Iterator[dict[str, Any]]:
+def _regions(case: ExportCase, rectangles: np.ndarray, facts: SlideFacts, key: str) -> Iterator[dict[str, Any]]:
     """Positive tiles that touch or overlap, merged into one annotation each, holes kept; hottest first."""
     if case.positive is None or not case.positive.any():
         return
@@ -105,7 +105,7 @@ def _regions(case: Case, rectangles: np.ndarray, facts: SlideFacts, key: str) ->
 
 
 def _annotation(
-    case: Case, polygon: Any, scores: np.ndarray, number: int, facts: SlideFacts, key: str
+    case: ExportCase, polygon: Any, scores: np.ndarray, number: int, facts: SlideFacts, key: str
 ) -> dict[str, Any]:
     rings = [
         [[_coordinate(x), _coordinate(y)] for x, y in ring.coords] for ring in (polygon.exterior, *polygon.interiors)

@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import MissingExtra
-from smmil.exports.case import Case
-from smmil.exports.painting import extent, paint
-from smmil.exports.places import boxes, slide_facts
-from smmil.exports.scan import scan_heat, slice_scores
+from smmil.exports.case import ExportCase
+from smmil.exports.geometry import boxes, extent, paint, scan_heat, slice_scores, slide_facts
 from smmil.files import replacing
-from smmil.images.windows import parse_window, window
+from smmil.images.volume import parse_window, window
 from smmil.maps import canvas
 
 OPACITY = 0.55
 _PAPER = np.array([246, 245, 242], np.float32)
 
 
-def write_png(case: Case, path: Path) -> None:
+def write_png(case: ExportCase, path: Path) -> None:
     """The scores as colours (viridis, 2nd to 98th percentile of the case) over what is known of the image.
 
     The longest side has at most `size` pixels. With a threshold only instances that reach it are coloured.
@@ -37,7 +35,7 @@ def write_png(case: Case, path: Path) -> None:
         Image.fromarray(np.rint(picture).astype(np.uint8)).save(temporary, "PNG", pnginfo=about)
 
 
-def _over_slide(case: Case) -> np.ndarray:
+def _over_slide(case: ExportCase) -> np.ndarray:
     """Thumbnail and heat map, pixel on pixel: column j covers x from j · scale to (j + 1) · scale."""
     facts = slide_facts(case)
     rectangles = boxes(case, facts)
@@ -59,25 +57,25 @@ def _blank(size: tuple[int, int], longest: int) -> tuple[np.ndarray, float]:
     return np.broadcast_to(_PAPER, (height, width, 3)).copy(), scale
 
 
-def _shown(case: Case) -> np.ndarray:
+def _shown(case: ExportCase) -> np.ndarray:
     """Rows of the instances that are coloured."""
     return np.arange(case.prediction.n) if case.positive is None else np.flatnonzero(case.positive)
 
 
-def _colours(case: Case, heat: np.ndarray) -> np.ndarray:
+def _colours(case: ExportCase, heat: np.ndarray) -> np.ndarray:
     """RGB from 0 to 255 for each value, on the scale of the whole case, so that a threshold changes no colour."""
     low, high, _ = canvas.limits_of(case.score.astype(np.float64), None)
     shades = canvas.colours("viridis")((np.nan_to_num(heat, nan=low) - low) / (high - low))
     return shades[..., :3].astype(np.float32) * 255
 
 
-def _tinted(base: np.ndarray, heat: np.ndarray, case: Case) -> np.ndarray:
+def _tinted(base: np.ndarray, heat: np.ndarray, case: ExportCase) -> np.ndarray:
     """The heat over the picture; where there is none the picture stays as it is."""
     mixed = (1 - OPACITY) * base + OPACITY * _colours(case, heat)
     return np.where(np.isnan(heat)[..., None], base, mixed)
 
 
-def _contact_sheet(case: Case) -> np.ndarray:
+def _contact_sheet(case: ExportCase) -> np.ndarray:
     """All slices from foot to head, row by row, each in a frame of its score's colour; boxes are tinted."""
     volume = case.volume("a picture of a scan")
     across = ceil(len(volume) ** 0.5)
@@ -93,7 +91,7 @@ def _contact_sheet(case: Case) -> np.ndarray:
 class _Slices:
     """Slices in the brain window, as squares with the colour of their score."""
 
-    def __init__(self, case: Case, volume: Any):
+    def __init__(self, case: ExportCase, volume: Any):
         self.case, self.volume = case, volume
         shown = _shown(case)
         self.heat = scan_heat(case, volume, shown) if case.axes == 3 else None

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smmil.exports.case import Case
-from smmil.exports.places import SlideFacts, slide_facts
+from smmil.exports.case import ExportCase
+from smmil.exports.geometry import SlideFacts, slide_facts
 from smmil.files import replacing
 from smmil.spreadsheet import inert
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def write_csv(case: Case, path: Path) -> None:
+def write_csv(case: ExportCase, path: Path) -> None:
     """The table as CSV (UTF-8); where the scores come from is repeated in every row, since CSV has no header for it.
 
     Texts that a spreadsheet would compute begin with ' instead.
@@ -27,7 +27,7 @@ def write_csv(case: Case, path: Path) -> None:
         table.to_csv(temporary, index=False, lineterminator="\n", encoding="utf-8")
 
 
-def write_parquet(case: Case, path: Path) -> None:
+def write_parquet(case: ExportCase, path: Path) -> None:
     """The table as Parquet; where the scores come from is JSON under the key `smmil` of the file's metadata."""
     import pyarrow
     from pyarrow import parquet
@@ -39,7 +39,7 @@ def write_parquet(case: Case, path: Path) -> None:
         parquet.write_table(table, temporary)
 
 
-def instance_table(case: Case) -> "DataFrame":
+def instance_table(case: ExportCase) -> "DataFrame":
     """bag, x, y(, z), width, height, score, probability, label; then percentile, physical places and bounds.
 
     x, y and z are the prediction's own coordinates: level-0 pixels of a slide, slices of a scan counted from the foot.
@@ -66,21 +66,21 @@ def instance_table(case: Case) -> "DataFrame":
     return DataFrame({**columns, **_physical(case, columns)}, index=range(prediction.n))
 
 
-def _places(case: Case) -> dict[str, Any]:
+def _places(case: ExportCase) -> dict[str, Any]:
     if case.prediction.coords is None:
         case.notes.append("the prediction stores no coordinates: the places of its instances are empty")
         return dict.fromkeys(("x", "y", "width", "height"), np.nan)
     return _slide_columns(case) if case.axes == 2 else _scan_columns(case)
 
 
-def _slide_columns(case: Case) -> dict[str, Any]:
+def _slide_columns(case: ExportCase) -> dict[str, Any]:
     coords, frame = case.prediction.coords, case.prediction.frame
     assert coords is not None  # Case.axes saw to it
     width, height = (np.nan, np.nan) if frame is None else (frame.patch * 2)[:2]
     return {"x": coords[:, 0], "y": coords[:, 1], "width": width, "height": height}
 
 
-def _scan_columns(case: Case) -> dict[str, Any]:
+def _scan_columns(case: ExportCase) -> dict[str, Any]:
     """Slices have no x and y of their own; with the image at hand they are as wide and high as it is."""
     coords, frame = case.prediction.coords, case.prediction.frame
     assert coords is not None  # Case.axes saw to it
@@ -94,7 +94,7 @@ def _scan_columns(case: Case) -> dict[str, Any]:
     return {"x": 0, "y": 0, "z": coords[:, 0], "width": columns, "height": rows}
 
 
-def _physical(case: Case, columns: dict[str, Any]) -> dict[str, Any]:
+def _physical(case: ExportCase, columns: dict[str, Any]) -> dict[str, Any]:
     """Places in µm or mm when the spacing is known, and the bounds of a slide, which some programs count from."""
     if case.prediction.coords is None:
         return {}
@@ -103,7 +103,7 @@ def _physical(case: Case, columns: dict[str, Any]) -> dict[str, Any]:
     return {**_measured(case, columns, facts), **dict(zip(("bounds_x", "bounds_y"), bounds, strict=False))}
 
 
-def _measured(case: Case, columns: dict[str, Any], facts: SlideFacts) -> dict[str, Any]:
+def _measured(case: ExportCase, columns: dict[str, Any], facts: SlideFacts) -> dict[str, Any]:
     """Places and sizes in the unit of the coordinates; those that count pixels of a slide take the size of these."""
     frame = case.prediction.frame
     if frame is None or (frame.spacing is None and facts.mpp is None):

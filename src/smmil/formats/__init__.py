@@ -11,8 +11,8 @@ import torch
 from smmil.bag import Bag
 from smmil.errors import DataError
 from smmil.formats import clam, hdf5, lazyslide, native, stamp, torchmil, trident, wsinfer
-from smmil.formats.boundary import boundary
 from smmil.formats.content import Stored, refuse_not_finite
+from smmil.formats.hdf5 import boundary
 from smmil.formats.native import write_bag
 from smmil.formats.neighbours import refuse_isolated
 

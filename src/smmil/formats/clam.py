@@ -12,8 +12,8 @@ from smmil.errors import DataError
 from smmil.files import file_name
 from smmil.formats import hdf5
 from smmil.formats.content import Stored, check_shapes
-from smmil.formats.spacing import GRID, INFERRED, as_text, inferred, no_edges, spaced
-from smmil.formats.writing import Plan, footprint, h5_bytes, planar, unheld
+from smmil.formats.neighbours import GRID, INFERRED, as_text, inferred, no_edges, spaced
+from smmil.formats.writing import WritePlan, footprint, h5_bytes, planar, unheld
 from smmil.frame import Frame
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
@@ -115,7 +115,7 @@ def provenance(_path: Path) -> dict[str, Any]:
     return {}
 
 
-def plan(stored: Stored, facts: dict[str, Any]) -> Plan:
+def plan(stored: Stored, facts: dict[str, Any]) -> WritePlan:
     """The three files of a case; CLAM holds square patches on a plane, and nothing about encoder or pixel size."""
     coords, frame = planar(stored, "CLAM"), footprint(stored, "CLAM")
     name = file_name(stored.id)
@@ -126,7 +126,7 @@ def plan(stored: Stored, facts: dict[str, Any]) -> Plan:
         notes.append("assumed: level_dim is where the patches end, the size of the slide is not known")
     if stored.features.dtype != np.float32:
         notes.append(f"differs: features stay {stored.features.dtype}, CLAM itself writes float32")
-    return Plan(
+    return WritePlan(
         {
             f"patches/{name}.h5": lambda: h5_bytes({"coords": coords}, {"coords": _attributes(stored.id, frame, size)}),
             f"h5_files/{name}.h5": lambda: h5_bytes({"features": stored.features, "coords": coords}),

@@ -1,4 +1,4 @@
-"""What lies in a feature file, before neighbours are found, and what must be true of it."""
+"""The content of a feature file before its graph is built, and the checks on it."""
 
 import json
 from collections.abc import Mapping

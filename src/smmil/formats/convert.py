@@ -1,4 +1,4 @@
-"""Feature files of one project to those of another, many at once; what a format cannot hold is listed."""
+"""Feature files of one project converted to those of another; what a format cannot hold is listed."""
 
 import json
 import tempfile
@@ -14,12 +14,11 @@ from smmil.bag import Bag
 from smmil.errors import DataError, check_choice
 from smmil.files import digest, file_name, read_json, remove_leftovers, replacing, write_json
 from smmil.formats import all_facts, clam, find_reader, load, stamp, torchmil, trident, write_bag
-from smmil.formats.boundary import boundary
 from smmil.formats.content import Stored, begins_formula, int8
-from smmil.formats.neighbours import refuse_isolated
-from smmil.formats.sources import find_bags
-from smmil.formats.spacing import as_text
-from smmil.formats.writing import Plan
+from smmil.formats.hdf5 import boundary
+from smmil.formats.inspection import find_bags
+from smmil.formats.neighbours import as_text, refuse_isolated
+from smmil.formats.writing import WritePlan
 from smmil.frame import Frame
 from smmil.spreadsheet import write_rows
 
@@ -113,7 +112,7 @@ class _Work:
         (self.done.written if changed else self.done.kept).append(stored.id)
         self.done.notes += [(stored.id, note) for note in plan.notes]
 
-    def _plan(self, path: Path) -> tuple[Stored, Plan]:
+    def _plan(self, path: Path) -> tuple[Stored, WritePlan]:
         stored = self._with_labels(load(path), path)
         if begins_formula(stored.id):
             raise DataError(f"its name {stored.id!r} would be a formula in the tables of a study; rename the file")
@@ -137,7 +136,7 @@ class _Work:
             raise DataError(f"{len(labels):,} instance labels beside it for {len(stored.features):,} instances")
         return replace(stored, y_inst=int8(labels))
 
-    def _place(self, plan: Plan, source: Path) -> bool:
+    def _place(self, plan: WritePlan, source: Path) -> bool:
         """Write the files that are not there yet; whether any had to be written."""
         for relative in plan.files:
             if (other := self.claimed.setdefault(relative, source)) != source:
@@ -174,15 +173,15 @@ class _Work:
         write_rows(self.out / LABELS, ("id", "label"), () if held else self.done.labels.items(), exact=True)
 
 
-def _planned(to: str, stored: Stored, facts: dict[str, Any], label: int | None) -> Plan:
+def _planned(to: str, stored: Stored, facts: dict[str, Any], label: int | None) -> WritePlan:
     if to == "torchmil":
         return torchmil.plan(stored, facts, label)
     return {"native": _native_plan, "trident": trident.plan, "clam": clam.plan, "stamp": stamp.plan}[to](stored, facts)
 
 
-def _native_plan(stored: Stored, facts: dict[str, Any]) -> Plan:
+def _native_plan(stored: Stored, facts: dict[str, Any]) -> WritePlan:
     """Our own file holds everything; the name of the case lies inside."""
-    return Plan({f"{file_name(stored.id)}.h5": lambda: _native_bytes(stored, facts)})
+    return WritePlan({f"{file_name(stored.id)}.h5": lambda: _native_bytes(stored, facts)})
 
 
 def _native_bytes(stored: Stored, facts: dict[str, Any]) -> bytes:

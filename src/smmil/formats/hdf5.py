@@ -1,13 +1,56 @@
-"""HDF5 feature files of several projects: which layout a file has, and its datasets read with care."""
+"""HDF5 feature files: layouts, datasets and texts read with care, and the error boundary of all readers."""
 
+import io
+import os
+import pickle
+import struct
+import tokenize
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from smmil.errors import DataError
+from smmil.errors import DataError, SmmilError
 from smmil.formats.content import stored_type
+
+# What h5py, numpy, torch and zarr raise on damaged files.
+_DAMAGE = (
+    OSError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ArithmeticError,
+    MemoryError,
+    pickle.UnpicklingError,
+    EOFError,
+    SyntaxError,
+    AssertionError,
+    ImportError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    struct.error,
+)
+
+
+@contextmanager
+def boundary(path: Path) -> Iterator[None]:
+    """Inside, a library may raise what it likes; outside there is one line about `path`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the path column of the manifest") from None
+    except SmmilError as problem:
+        raise DataError(str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}") from None
+    except _DAMAGE as problem:
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise DataError(f"{path}: not readable as a feature file ({reason}); restore or extract it again") from None
+
 
 OURS = ("smmil_format", "id", "frame", "graph", "provenance", "sha256")
 ENDINGS = (".h5", ".hdf5")
@@ -72,3 +115,40 @@ def number(attributes: Any, name: str) -> float | None:
     """A single numeric attribute; None when it is absent or a text."""
     values = numbers(attributes, name)
     return None if values is None else float(values.reshape(-1)[0])
+
+
+@contextmanager
+def open_for_texts(path: Path) -> Iterator[h5py.File]:
+    """An HDF5 file whose attributes may be read as text even when it is damaged: it fails then, and never hangs."""
+    with _HeapGuard(path, "rb") as raw, h5py.File(raw, "r") as file:
+        yield file
+
+
+class _HeapGuard(io.FileIO):
+    """A file that refuses to hand over a global heap (where HDF5 keeps texts) with an entry that leads nowhere.
+
+    HDF5 walks from entry to entry by their sizes; at an empty entry of size 0 it would stay for ever.
+    """
+
+    def readinto(self, buffer: Any) -> int:
+        begin = self.tell()
+        count = super().readinto(buffer)
+        block = bytes(memoryview(buffer)[:count])
+        end, start = self.tell(), block.find(b"GCOL")
+        while start >= 0:
+            self._refuse_endless(begin + start)
+            start = block.find(b"GCOL", start + 1)
+        self.seek(end)
+        return count
+
+    def _refuse_endless(self, begin: int) -> None:
+        """HDF5 may fetch a heap in pieces, so it is examined as a whole, where it lies in the file."""
+        self.seek(begin)
+        size = int.from_bytes(self.read(16)[8:], "little")
+        self.seek(begin)
+        heap, place = self.read(min(size, os.fstat(self.fileno()).st_size)), 16
+        while place + 16 <= len(heap):
+            index, length = struct.unpack_from("<H6xQ", heap, place)
+            if index == 0 and length == 0:
+                raise OSError("damaged text in the file")
+            place += length if index == 0 else 16 + -(-length // 8) * 8

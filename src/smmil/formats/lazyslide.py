@@ -11,7 +11,7 @@ import numpy as np
 
 from smmil.errors import DataError, MissingExtra
 from smmil.formats.content import Stored, check_shapes, stored_type
-from smmil.formats.spacing import GRID, as_text, spaced
+from smmil.formats.neighbours import GRID, as_text, spaced
 from smmil.frame import Frame
 
 _GROUP_FILES = ("zarr.json", ".zgroup")

@@ -22,9 +22,8 @@ from smmil.bag import Bag
 from smmil.errors import DataError
 from smmil.files import replacing
 from smmil.formats import trident
-from smmil.formats.boundary import boundary
 from smmil.formats.content import Stored, check_shapes, int8, refuse_not_finite, stored_type
-from smmil.formats.hdf5 import OURS, dataset
+from smmil.formats.hdf5 import OURS, boundary, dataset
 from smmil.formats.neighbours import full_rule, refuse_isolated
 from smmil.frame import Frame
 

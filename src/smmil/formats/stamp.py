@@ -13,11 +13,10 @@ from smmil.errors import DataError
 from smmil.files import file_name
 from smmil.formats import hdf5
 from smmil.formats.content import Stored, check_shapes
-from smmil.formats.heap import open_for_texts
-from smmil.formats.neighbours import nearest_distance
-from smmil.formats.spacing import GRID, as_text, spaced
+from smmil.formats.hdf5 import open_for_texts
+from smmil.formats.neighbours import GRID, as_text, nearest_distance, spaced
 from smmil.formats.trident import text
-from smmil.formats.writing import Plan, encoder_of, folder_name, footprint, h5_bytes, planar, unheld
+from smmil.formats.writing import WritePlan, encoder_of, folder_name, footprint, h5_bytes, planar, unheld
 from smmil.frame import Frame
 
 OLD_PIXELS, OLD_UM = 224.0, 256.0
@@ -94,7 +93,7 @@ def _near_whole(values: np.ndarray) -> np.ndarray:
     return whole if np.abs(values - whole).max(initial=0) < min(rounding, 0.1) else values
 
 
-def plan(stored: Stored, facts: dict[str, Any]) -> Plan:
+def plan(stored: Stored, facts: dict[str, Any]) -> WritePlan:
     """The file of a case; pixels need a known size to become micrometres."""
     coords, frame = planar(stored, "STAMP"), footprint(stored, "STAMP")
     if frame.spacing is None or frame.unit != "um":
@@ -110,7 +109,9 @@ def plan(stored: Stored, facts: dict[str, Any]) -> Plan:
     encoder = encoder_of(facts, notes)
     attributes = _attributes(facts, encoder, side, frame.patch[0], notes)
     arrays = {"coords": placed, "feats": stored.features}
-    return Plan({f"{folder_name(encoder)}/{file_name(stored.id)}.h5": lambda: h5_bytes(arrays, root=attributes)}, notes)
+    return WritePlan(
+        {f"{folder_name(encoder)}/{file_name(stored.id)}.h5": lambda: h5_bytes(arrays, root=attributes)}, notes
+    )
 
 
 def _smallest_float(values: np.ndarray) -> np.ndarray:

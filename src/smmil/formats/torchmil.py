@@ -15,9 +15,8 @@ from smmil.errors import DataError
 from smmil.files import file_name
 from smmil.formats import hdf5
 from smmil.formats.content import Stored, check_shapes, int8, stored_type
-from smmil.formats.neighbours import ALARM_FROM
-from smmil.formats.spacing import GRID, INFERRED, as_text, inferred, no_edges, spaced
-from smmil.formats.writing import Plan, encoder_of, folder_name, footprint, unheld
+from smmil.formats.neighbours import ALARM_FROM, GRID, INFERRED, as_text, inferred, no_edges, spaced
+from smmil.formats.writing import WritePlan, encoder_of, folder_name, footprint, unheld
 from smmil.frame import Frame
 
 _NPY = b"\x93NUMPY"
@@ -106,7 +105,7 @@ def provenance(path: Path) -> dict[str, Any]:
     return {"encoder": encoder} if encoder else {}
 
 
-def plan(stored: Stored, facts: dict[str, Any], label: int | None = None) -> Plan:
+def plan(stored: Stored, facts: dict[str, Any], label: int | None = None) -> WritePlan:
     """The .npy files of a case; scans go into torchmil's layout for scans, which has no coordinates."""
     is_scan = json.loads(stored.rule)["kind"] == "chain"
     if stored.coords is None and not is_scan:
@@ -119,7 +118,7 @@ def plan(stored: Stored, facts: dict[str, Any], label: int | None = None) -> Pla
     return _plan("", "slice_labels", stored, facts, label, notes)
 
 
-def _slide(stored: Stored, coords: np.ndarray, facts: dict[str, Any], label: int | None) -> Plan:
+def _slide(stored: Stored, coords: np.ndarray, facts: dict[str, Any], label: int | None) -> WritePlan:
     """torchmil divides coordinates by the size in the folder's name, so the name must be the step."""
     frame = footprint(stored, "torchmil")
     step = frame.step[0]
@@ -129,7 +128,9 @@ def _slide(stored: Stored, coords: np.ndarray, facts: dict[str, Any], label: int
     return _plan(f"patches_{step:.0f}/", "patch_labels", stored, facts, label, notes)
 
 
-def _plan(root: str, labels: str, stored: Stored, facts: dict[str, Any], label: int | None, notes: list[str]) -> Plan:
+def _plan(
+    root: str, labels: str, stored: Stored, facts: dict[str, Any], label: int | None, notes: list[str]
+) -> WritePlan:
     encoder, name = encoder_of(facts, notes), file_name(stored.id)
     if folder_name(encoder) != encoder:
         notes.append(f"lost: the name {encoder!r} of the encoder, written as {folder_name(encoder)!r}")
@@ -143,7 +144,7 @@ def _plan(root: str, labels: str, stored: Stored, facts: dict[str, Any], label: 
         notes.append("assumed: nothing about the label, so labels/ has no file for it (give --labels)")
     else:
         arrays["labels"] = np.array([label], dtype=np.int64)
-    return Plan({f"{root}{folder}/{name}.npy": _npy(array) for folder, array in arrays.items()}, notes)
+    return WritePlan({f"{root}{folder}/{name}.npy": _npy(array) for folder, array in arrays.items()}, notes)
 
 
 def _npy(array: np.ndarray) -> Any:

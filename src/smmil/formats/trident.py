@@ -11,9 +11,9 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import file_name
 from smmil.formats.content import Stored
-from smmil.formats.heap import open_for_texts
-from smmil.formats.spacing import GRID
-from smmil.formats.writing import Plan, encoder_of, folder_name, footprint, h5_bytes, planar, unheld
+from smmil.formats.hdf5 import open_for_texts
+from smmil.formats.neighbours import GRID
+from smmil.formats.writing import WritePlan, encoder_of, folder_name, footprint, h5_bytes, planar, unheld
 from smmil.frame import Frame
 
 FACTS = ("patch_size", "level0_magnification", "target_magnification", "level0_width", "level0_height")
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
     return np.int64(value) if isinstance(value, int | float) and float(value).is_integer() else value
 
 
-def plan(stored: Stored, facts: dict[str, Any]) -> Plan:
+def plan(stored: Stored, facts: dict[str, Any]) -> WritePlan:
     """Patch file and feature file of a case, in the folder that TRIDENT names after magnification, size and overlap."""
     coords, frame = planar(stored, "TRIDENT"), footprint(stored, "TRIDENT")
     known = {**facts, **_magnification(frame, facts)}
@@ -117,7 +117,7 @@ def plan(stored: Stored, facts: dict[str, Any]) -> Plan:
     job = f"{stated['target_magnification']:g}x_{stated['patch_size']:g}px_{stated['overlap']:g}px_overlap"
     name, arrays = file_name(stored.id), {"features": stored.features, "coords": coords}
     named = {"features": {"name": stored.id, "encoder": encoder}, "coords": stated}
-    return Plan(
+    return WritePlan(
         {
             f"{job}/patches/{name}_patches.h5": lambda: h5_bytes({"coords": coords}, named),
             f"{job}/features_{folder_name(encoder)}/{name}.h5": lambda: h5_bytes(arrays, named),

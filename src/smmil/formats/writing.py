@@ -20,7 +20,7 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
-class Plan:
+class WritePlan:
     """Files of one case in a target format (relative path to content), and what must be said about them.
 
     Notes begin with "lost:" (the format cannot hold it), "assumed:" (it wants more than is known) or "differs:".

@@ -8,7 +8,7 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.formats.content import Stored, check_shapes, stored_type
-from smmil.formats.spacing import GRID, as_text, spaced
+from smmil.formats.neighbours import GRID, as_text, spaced
 
 PLACE = ("minx", "miny", "width", "height")
 _LONGEST_HEADER = 1 << 16

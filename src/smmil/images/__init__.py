@@ -3,7 +3,6 @@
 from smmil.images.opening import READERS, open_slide
 from smmil.images.slide import DamagedTile, Slide, Thumbnail, need_mpp
 from smmil.images.volume import Volume, open_volume
-from smmil.images.write import write_pyramid
 
 __all__ = [
     "DamagedTile",
@@ -14,5 +13,4 @@ __all__ = [
     "need_mpp",
     "open_slide",
     "open_volume",
-    "write_pyramid",
 ]

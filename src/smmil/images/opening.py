@@ -1,12 +1,143 @@
-"""Opening any slide: which library reads which file."""
+"""Opening any slide: which library reads which file, DICOM folders and plain images included.
 
+OpenSlide's DICOM driver gives the same pixels as wsidicom (a test compares them), so slides need one decoder only.
+"""
+
+import warnings
 from pathlib import Path
+from typing import Any
 
-from smmil.errors import DataError, check_choice
-from smmil.images.dicom_slide import largest_level
+import numpy as np
+
+from smmil.errors import DataError, MissingExtra, check_choice
 from smmil.images.openslide_slide import OpenSlideSlide, library
-from smmil.images.plain import SUFFIXES, PlainSlide
-from smmil.images.slide import Slide
+from smmil.images.slide import Slide, settle_mpp
+
+_WSI_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"
+_ASKED = ["SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixColumns"]
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether a file carries DICOM's mark (after a preamble of 128 bytes)."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
+
+
+def largest_level(folder: Path) -> Path:
+    """The file of level 0 in a folder that holds one DICOM slide; label and overview images are passed over."""
+    files = [path for path in sorted(folder.iterdir()) if is_dicom(path)]
+    levels = [(*level, path) for path in files if (level := _level(path)) is not None]
+    if not levels:
+        raise DataError(f"{folder}: no DICOM slide in this folder; give the folder with the .dcm files of one slide")
+    series = {series for series, _, _ in levels}
+    if len(series) > 1:
+        raise DataError(f"{folder}: holds {len(series)} DICOM series, expected the levels of one slide; divide them")
+    return max(levels, key=lambda level: level[1])[2]
+
+
+def _level(path: Path) -> tuple[str, int] | None:
+    """Series and width of a level of a slide; None for anything else (label, overview, CT …)."""
+    try:
+        import pydicom
+    except ModuleNotFoundError:
+        raise MissingExtra("pydicom", "slides", "reading DICOM slides") from None
+    try:
+        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_ASKED)
+        if header.get("SOPClassUID") != _WSI_CLASS or "VOLUME" not in (header.get("ImageType") or ()):
+            return None
+        return str(header.SeriesInstanceUID), int(header.TotalPixelMatrixColumns)
+    except Exception as problem:  # noqa: BLE001 (pydicom raises seven kinds on damaged files)
+        raise DataError(f"{path}: not readable as DICOM ({type(problem).__name__}: {problem}); copy it again") from None
+
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp", ".ppm")
+# The whole image is held in memory; this many pixels are half a gigabyte.
+MAX_PIXELS = 178_956_970
+_EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+_ORIENTATION_TAG = 274
+
+
+class PlainSlide(Slide):
+    """An image without pyramid. Its resolution tags are not believed (72 dpi is no microscope): mpp must be given."""
+
+    reader = "pillow"
+
+    def __init__(self, path: str | Path, mpp: float | None = None):
+        self.path = Path(path)
+        with _opened(self.path) as image:
+            self.size = image.size
+            self.notes = _notes(image)
+        self.mpp, notes = settle_mpp((None, None), mpp)
+        self.notes += notes
+        self.downsamples, self.level_sizes = (1.0,), (self.size,)
+        self.bounds = (0, 0, *self.size)
+        self._decoded: np.ndarray | None = None
+        self._closed = False
+
+    def _pixels(self, level: int, left: int, top: int, width: int, height: int) -> np.ndarray:
+        if self._closed:
+            raise ValueError(f"{self.path}: read after close")
+        if self._decoded is None:
+            self._decoded = _decode(self.path)
+        return self._decoded[top : top + height, left : left + width]
+
+    def close(self) -> None:
+        self._decoded, self._closed = None, True
+
+
+def _opened(path: Path) -> Any:
+    """The image with its header read and its size checked; nothing is decoded yet."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise MissingExtra("Pillow", "slides", "reading images") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes that are allowed here, and of odd but harmless tags
+            image = Image.open(path)
+    except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
+        raise _unreadable(path, problem) from None
+    if image.width * image.height > MAX_PIXELS:
+        raise DataError(
+            f"{path}: {image.width} × {image.height} pixels in one plain image, at most {MAX_PIXELS} are decoded; "
+            "convert it to a tiled pyramid"
+        )
+    if image.mode not in _EIGHT_BIT:
+        raise DataError(f"{path}: pixels of type {image.mode!r}, expected 8 bits per colour; convert the image")
+    return image
+
+
+def _decode(path: Path) -> np.ndarray:
+    from PIL import Image
+
+    with _opened(path) as image:
+        try:
+            layered = image.convert("RGBA") if image.has_transparency_data else image.convert("RGB")
+        except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
+            raise _unreadable(path, problem) from None
+    if layered.mode == "RGBA":
+        layered = Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
+    return np.asarray(layered)
+
+
+def _unreadable(path: Path, problem: Exception) -> DataError:
+    return DataError(f"{path}: not readable as an image ({type(problem).__name__}: {problem}); copy or export it again")
+
+
+def _notes(image: Any) -> tuple[str, ...]:
+    notes = []
+    try:
+        frames, orientation = getattr(image, "n_frames", 1), image.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
+        raise _unreadable(Path(image.filename), problem) from None
+    if frames > 1:
+        notes.append(f"the file holds {frames} images; only the first is read")
+    if orientation not in (0, 1):
+        notes.append("the file asks viewers to turn the image; coordinates count in the pixels as stored")
+    return tuple(notes)
+
 
 READERS = ("openslide", "tifffile", "pillow")
 # Suffixes that never are slides with levels: no need to ask OpenSlide, or even to have it.

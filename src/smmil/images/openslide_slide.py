@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, MissingExtra
-from smmil.images.slide import DamagedTile, Slide
-from smmil.images.spacing import settle_mpp
+from smmil.images.slide import DamagedTile, Slide, settle_mpp
 from smmil.images.tiff_slide import TiffTiles, check_tile_table
 
 # A single tile of more pixels is not a tile but a trap (or an untiled image): decoding it needs gigabytes.

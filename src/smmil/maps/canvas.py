@@ -1,4 +1,4 @@
-"""Paper and pens: figures without global state, written atomically and always with the same bytes."""
+"""Figures without global state, written atomically with reproducible bytes."""
 
 import base64
 from pathlib import Path

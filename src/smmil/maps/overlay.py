@@ -9,8 +9,7 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
 from smmil.maps import canvas
-from smmil.maps.points import dots_extent, draw_dots, draw_rings, scattered
-from smmil.maps.raster import Extent, rasterize, truth_values
+from smmil.maps.raster import Extent, dots_extent, draw_dots, draw_rings, rasterize, scattered, truth_values
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:

@@ -1,4 +1,6 @@
-"""Instances on a lattice: from scattered coordinates to an image."""
+"""Instances as an image: lattices as pixels, scattered points as dots."""
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +20,7 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
     Returns (rows by columns image with the first row on top, extent): extent is left, right, bottom, top in coordinate
     units, as matplotlib's imshow wants it. Patches wider than the step overlap; a cell is the mean of all patches that
     cover it. Pieces of tissue with lattices of their own are moved to the nearest cell (half a step at most), and
-    instances that share a cell are averaged (instances on no lattice: see `smmil.maps.points`). Values that are nan do
+    instances that share a cell are averaged (instances on no lattice: see `smmil.maps.raster`). Values that are nan do
     not count. One coordinate gives a single row.
     """
     points = plane_coords(prediction)
@@ -83,3 +85,105 @@ def _mean_per_cell(cells: np.ndarray, values: np.ndarray, reach: np.ndarray, sha
             total += np.bincount(place, values, total.size)
             count += np.bincount(place, minlength=count.size)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan).reshape(shape)
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
+
+# Pieces of tissue with lattices of their own may share a few cells where they meet.
+_MERGED = 0.02
+# A piece of tissue with a lattice of its own holds at least this share of the instances; points share none.
+_PIECE = 0.005
+# Without a frame the step is the smallest gap; instances whose neighbours are farther than this lie on no lattice.
+_FAR = 2.0
+_SMALLEST, _LARGEST = 3.0, 14.0  # diameter of a dot in points of 1/72 inch
+
+
+def scattered(prediction: Prediction) -> bool:
+    """Whether a lattice would move or merge the instances of a slide, so that they have to be drawn as dots."""
+    if prediction.coords is None or prediction.coords.shape[1] != 2 or prediction.n < 2:
+        return False
+    points = np.unique(plane_coords(prediction), axis=0)
+    step, _ = lattice_of(prediction, points)
+    place = (points - points.min(0)) / step
+    if prediction.frame is None:
+        return _far_apart(place)
+    cells = np.floor(place + 0.5 + 1e-6)
+    merged = 1 - len(np.unique(_one_number(cells))) / len(points)
+    return merged > _MERGED or _on_pieces(place) < 0.5
+
+
+def dot_places(prediction: Prediction) -> tuple[np.ndarray, float | None]:
+    """(n, 2) middle of every instance, and the width of one, both in coordinate units; None: nobody says how wide."""
+    points = plane_coords(prediction)
+    if prediction.frame is None:
+        return points, None
+    patch = np.array((prediction.frame.patch * 2)[:2])
+    return points + patch / 2, float(patch.max())
+
+
+def dots_extent(prediction: Prediction) -> Extent:
+    """Left, right, bottom, top of all instances with their width; never empty."""
+    places, width = dot_places(prediction)
+    low, high = places.min(0), places.max(0)
+    margin = max((width or 0.0) / 2, 0.01 * float((high - low).max()), 1e-9)
+    (left, top), (right, bottom) = (low - margin).tolist(), (high + margin).tolist()
+    return left, right, bottom, top
+
+
+def draw_dots(axes: "Axes", prediction: Prediction, values: np.ndarray, **how: Any) -> "PathCollection":
+    """A dot per instance with a value, highest on top; as wide as the instance where that can be seen."""
+    places, _ = dot_places(prediction)
+    left, right, bottom, top = dots_extent(prediction)
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom, top)
+    axes.set_aspect("equal")
+    order = np.argsort(values, kind="stable")
+    order = order[~np.isnan(values[order])]
+    size = dot_diameter(axes, prediction) ** 2
+    return axes.scatter(places[order, 0], places[order, 1], s=size, c=values[order], linewidths=0, **how)
+
+
+def draw_rings(axes: "Axes", prediction: Prediction, inside: np.ndarray) -> None:
+    """A border around the chosen instances, white on dark so that it shows on every colour; those that touch share it.
+
+    Drawn as larger discs below the dots.
+    """
+    places, _ = dot_places(prediction)
+    x, y = places[inside].T
+    for colour, more in (("#101010", 3.0), ("white", 1.8)):
+        size = (dot_diameter(axes, prediction) + more) ** 2
+        axes.scatter(x, y, s=size, color=colour, linewidths=0, zorder=0.9)
+
+
+def dot_diameter(axes: "Axes", prediction: Prediction) -> float:
+    """Width of an instance on paper in 1/72 inch, but neither too small to see nor larger than a label."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None  # every panel belongs to a figure
+    box = axes.get_position()
+    wide, high = figure.get_size_inches() * (box.width, box.height)
+    left, right, bottom, top = dots_extent(prediction)
+    per_unit = 72 * min(wide / (right - left), high / (bottom - top))
+    return float(np.clip((dot_places(prediction)[1] or 0.0) * per_unit, _SMALLEST, _LARGEST))
+
+
+def _far_apart(place: np.ndarray) -> bool:
+    """Whether most instances have no neighbour within two steps."""
+    from scipy.spatial import KDTree
+
+    if len(place) < 2:
+        return False
+    nearest = KDTree(place).query(place, k=2, p=np.inf)[0][:, 1]
+    return bool(np.median(nearest) > _FAR)
+
+
+def _on_pieces(place: np.ndarray) -> float:
+    """Share of the instances on lattices: their place between two steps is that of many others."""
+    between = np.mod(np.rint(np.mod(place, 1) * 1000), 1000)
+    _, which, count = np.unique(_one_number(between), return_inverse=True, return_counts=True)
+    return float((count[which] >= max(2, _PIECE * len(place))).mean())
+
+
+def _one_number(pairs: np.ndarray) -> np.ndarray:
+    return pairs[:, 0] + 1j * pairs[:, 1]

@@ -2,6 +2,6 @@
 
 from smmil.packaging.loading import Package, load_package
 from smmil.packaging.raw import Images, predict_package
-from smmil.packaging.writing import Written, write_package
+from smmil.packaging.writing import WrittenPackage, write_package
 
-__all__ = ["Images", "Package", "Written", "load_package", "predict_package", "write_package"]
+__all__ = ["Images", "Package", "WrittenPackage", "load_package", "predict_package", "write_package"]

@@ -1,19 +1,76 @@
-"""What is told about a run: a list of facts, each chosen; whatever else its folder holds stays there."""
+"""Facts about a run that a package states: settings, features, encoder, metrics with intervals."""
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smmil import __version__
 from smmil.config import TrainConfig
 from smmil.data.manifest import Manifest
-from smmil.errors import DataError
+from smmil.encoders import encoder_info, list_encoders
+from smmil.errors import ConfigError, DataError
+from smmil.evaluate import bootstrap_ci
 from smmil.files import digest, read_json
-from smmil.packaging.features import FeatureSource, feature_source_of
-from smmil.packaging.private import refuse_folders, told
+from smmil.formats import read_provenance
 from smmil.predict import TrainedModel, load_trained, run_config
+from smmil.prediction import Prediction, load_predictions
+from smmil.prepare import Recipe, load_recipe
+from smmil.redact import redacted, refuse_folders
+
+_ENCODER_FACTS = ("dim", "pixels", "mean", "std", "mpp", "source", "autocast")
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """`facts` for config.json, the recipe where it is known, and a remark where it should be known and is not."""
+
+    facts: dict[str, Any]
+    recipe: Recipe | None = None
+    note: str | None = None
+
+
+def feature_source_of(features: dict[str, Any], bag: Path | None) -> FeatureSource:
+    """What a run (encoder id and digest of the recipe) and one of its bags say about the features."""
+    try:
+        stated, unread = ({} if bag is None else read_provenance(bag)), ""
+    except DataError as problem:
+        stated, unread = {}, str(problem)
+    encoder = refuse_folders(features.get("encoder"), "encoder of the features")
+    own = stated if encoder is not None and stated.get("encoder") == encoder else {}
+    name, _, revision = str(encoder or "").partition("@")
+    facts = {
+        "encoder": encoder,
+        "recipe": features.get("recipe"),
+        "encoder_name": name or None,
+        "encoder_weights": revision.partition("/")[0] or None,
+        "encoder_licence": own.get("licence") or (encoder_info(name).licence if name in list_encoders() else None),
+        "encoder_facts": {key: _mapping(own.get("encoder_facts")).get(key) for key in _ENCODER_FACTS} if own else {},
+    }
+    recipe, note = _recipe(features, stated, unread)
+    return FeatureSource(redacted(facts), recipe, note)
+
+
+def _recipe(features: dict[str, Any], stated: dict[str, Any], unread: str) -> tuple[Recipe | None, str | None]:
+    """The recipe whose fingerprint the run remembers; None when the features were not made by `smmil prepare`."""
+    if features.get("recipe") is None:
+        return None, None
+    try:
+        recipe = load_recipe(None, _mapping(stated.get("settings")))
+    except ConfigError as problem:
+        return None, f"no recipe.json: the settings in the bags are not of this version ({problem})"
+    if stated.get("settings") and recipe.digest(str(features.get("encoder"))) == features["recipe"]:
+        refuse_folders(recipe.settings(), "recipe of the features")
+        return recipe, None
+    reason = unread or "its bags do not hold the settings with that fingerprint"
+    return None, redacted(f"no recipe.json: the run was trained on recipe {features['recipe']}, but {reason}")
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
 
 FORMAT = 1
 PARTS = ("train", "val", "test")
@@ -44,8 +101,8 @@ def run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: s
         "format": FORMAT,
         "library_name": "smmil",
         "smmil_version": __version__,
-        "name": told(name or f"{trained.facts['model']['name']}-{trained.weights[:8]}"),
-        "licence": told(licence),
+        "name": redacted(name or f"{trained.facts['model']['name']}-{trained.weights[:8]}"),
+        "licence": redacted(licence),
         "run": run_id(trained),
         "model": _model(trained),
         "weights": trained.weights,
@@ -102,7 +159,7 @@ def _training(
 ) -> dict[str, Any]:
     facts, stated = trained.facts, {} if settings is None else settings.model_dump()
     manifest = run.get("manifest")
-    return told(
+    return redacted(
         {
             "checkpoint": checkpoint,
             "selected_by": facts.get("selected_by"),
@@ -132,3 +189,69 @@ def _counts(ids: Iterable[str], table: Manifest | None) -> dict[str, Any]:
         return {}
     labels = Counter(str(table.labels[id_]) for id_ in ids if table.labels[id_] is not None)
     return {"patients": len({table.groups[id_] for id_ in ids}), "labels": dict(sorted(labels.items()))}
+
+
+RESAMPLES = 2000
+
+
+class PackagedMetric(NamedTuple):
+    """A metric of `smmil.evaluate`, the instances it goes over, and its names for people and for the hub."""
+
+    metric: str
+    pool: str
+    name: str
+    type: str
+
+
+CASES = (
+    PackagedMetric("bag_auroc", "all", "AUROC of cases", "roc_auc"),
+    PackagedMetric("bag_auprc", "all", "average precision of cases", "average_precision"),
+    PackagedMetric("bag_f1", "all", "F1 of cases", "f1"),
+    PackagedMetric("bag_accuracy", "all", "accuracy of cases", "accuracy"),
+    PackagedMetric("bag_balanced_accuracy", "all", "balanced accuracy of cases", "balanced_accuracy"),
+    PackagedMetric("bag_brier", "all", "Brier score of cases (lower is better)", "brier_score"),
+)
+INSTANCES = (
+    PackagedMetric("inst_auroc", "all", "AUROC of instances, all cases", "roc_auc"),
+    PackagedMetric("inst_auroc", "positive_bags", "AUROC of instances, positive cases", "roc_auc"),
+)
+
+
+def measure(folder: str | Path, weights: str, resamples: int = RESAMPLES) -> dict[str, Any]:
+    """Metrics of the predictions in a folder; an error when they were made by other weights than these."""
+    predictions = load_predictions(folder)
+    others = sorted(p.id for p in predictions if p.meta.get("weights") != weights)
+    if others:
+        raise DataError(
+            f"{folder}: {len(others)} of {len(predictions)} predictions were made by other weights; "
+            "give those of the checkpoint that is packaged"
+        )
+    labelled = [p for p in predictions if p.y is not None]
+    if not labelled:
+        raise DataError(f"{folder}: no prediction has a label, so nothing can be measured; leave out --predictions")
+    rows = [_row(labelled, one, resamples) for one in (*CASES, *_instance_measures(labelled))]
+    return {
+        "parts": sorted({str(_part(p)) for p in predictions}),
+        "cases": len(labelled),
+        "positive_cases": sum(bool(p.y) for p in labelled),
+        "metrics": [row for row in rows if math.isfinite(row["value"])],
+        "notes": list(dict.fromkeys(note for row in rows for note in row.pop("notes"))),
+    }
+
+
+def _part(prediction: Prediction) -> str:
+    split = prediction.meta.get("split")
+    return (split.get("part") if isinstance(split, dict) else None) or "other cases"
+
+
+def _instance_measures(predictions: Sequence[Prediction]) -> tuple[PackagedMetric, ...]:
+    """Those of instances where some are labelled and one map says which are suspicious."""
+    known = any(p.y_inst is not None and (p.y_inst >= 0).any() for p in predictions)
+    return INSTANCES if known and all(p.scores.shape[1] == 1 for p in predictions) else ()
+
+
+def _row(predictions: Sequence[Prediction], one: PackagedMetric, resamples: int) -> dict[str, Any]:
+    found = bootstrap_ci(predictions, one.metric, n=resamples, pool=one.pool)
+    ends = {end: found[end] if math.isfinite(found[end]) else None for end in ("low", "high")}
+    facts = {"level": found["level"], "patients": found["n_units"], "notes": found["notes"]}
+    return {**one._asdict(), "value": found["value"], **ends, **facts}

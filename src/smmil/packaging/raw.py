@@ -14,7 +14,7 @@ from smmil.files import read_json
 from smmil.formats import find_reader
 from smmil.packaging.loading import Package
 from smmil.predict import Predicted, predict_table, write_failures
-from smmil.prepare import Plan, plan, run
+from smmil.prepare import PreparePlan, plan, run
 from smmil.prepare.find import find_sources
 
 PREPARED = "prepared"
@@ -102,7 +102,7 @@ def _bag_files(path: Path) -> list[Path]:
     return files
 
 
-def _prepared(package: Package, paths: list[Path], out: Path, images: Images, device: str) -> tuple[Plan]:
+def _prepared(package: Package, paths: list[Path], out: Path, images: Images, device: str) -> tuple[PreparePlan]:
     """What is to be prepared, after the encoder's weights were compared with those of training."""
     if package.recipe is None:
         raise ConfigError(
@@ -139,7 +139,7 @@ def _refuse_misfit(paths: list[Path], kind: str, points: str | Path | None, own:
         raise ConfigError(f"{paths[0]}: holds {other}, but this package was trained on {_TAKES[kind]}; give those")
 
 
-def _refuse_other_bags(todo: Plan, out: Path) -> None:
+def _refuse_other_bags(todo: PreparePlan, out: Path) -> None:
     """Bags of another package in the same place stay there: their predictions lie beside them."""
     place, ours = out / PREPARED, {"encoder": todo.encoder, "settings": json.loads(json.dumps(todo.recipe.settings()))}
     there = place / "recipe.json"

@@ -14,9 +14,8 @@ from typing import Any
 from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_json, write_text
 from smmil.packaging.card import model_card
-from smmil.packaging.checksums import SUMS, write_sums
-from smmil.packaging.facts import RunFacts, run_facts
-from smmil.packaging.numbers import RESAMPLES, measure
+from smmil.packaging.facts import RESAMPLES, RunFacts, measure, run_facts
+from smmil.packaging.loading import SUMS, write_sums
 from smmil.weights import save_weights
 
 _MARK = ".smmil-package-"
@@ -24,7 +23,7 @@ _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,99}")
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenPackage:
     """Where a package lies, the files in it, what the user should know, and which raw images it takes.
 
     kind  slide, ct or points; None: bags only
@@ -47,7 +46,7 @@ def write_package(
     onnx: bool = False,
     force: bool = False,
     resamples: int = RESAMPLES,
-) -> Written:
+) -> WrittenPackage:
     """Write the model of a run to the folder `out` in the layout of the Hugging Face hub.
 
     licence      identifier of the licence you give it under; other: not stated
@@ -63,7 +62,7 @@ def write_package(
     with _replacing_folder(out) as folder:
         _fill(folder, found, numbers, onnx)
         files = tuple(sorted(path.name for path in folder.iterdir()))
-    return Written(out, files, found.notes, None if found.source.recipe is None else found.source.recipe.kind)
+    return WrittenPackage(out, files, found.notes, None if found.source.recipe is None else found.source.recipe.kind)
 
 
 def _check_licence(licence: str) -> None:

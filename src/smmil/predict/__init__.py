@@ -5,15 +5,25 @@ from smmil.predict.cases import (
     Origin,
     Predicted,
     case_file,
+    feature_source,
     origin_of,
     predict_run,
     predict_table,
+    refuse_other_features,
     run_config,
     write_failures,
 )
-from smmil.predict.inference import on_device, outputs, predict, probabilities
-from smmil.predict.source import feature_source, refuse_other_features
-from smmil.predict.trained import CHECKPOINTS, TrainedModel, load_run, load_trained, rebuilt
+from smmil.predict.inference import (
+    CHECKPOINTS,
+    TrainedModel,
+    load_run,
+    load_trained,
+    on_device,
+    outputs,
+    predict,
+    probabilities,
+    rebuilt,
+)
 
 __all__ = [
     "CHECKPOINTS",

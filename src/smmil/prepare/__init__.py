@@ -1,16 +1,15 @@
 """From images to bag files: find cases, choose instances, encode them, and write what `smmil train` takes."""
 
 from smmil.prepare.case import prepare_case
-from smmil.prepare.job import Case, Job, Prepared
-from smmil.prepare.pipeline import Plan, plan, run
+from smmil.prepare.pipeline import PreparePlan, Summary, plan, run, why_not
 from smmil.prepare.recipe import Recipe, TissueRecipe, load_recipe, refuse_idle
-from smmil.prepare.record import Summary, why_not
+from smmil.prepare.table import PrepareCase, PreparedCase, PrepareJob
 
 __all__ = [
-    "Case",
-    "Job",
-    "Plan",
-    "Prepared",
+    "PrepareCase",
+    "PrepareJob",
+    "PreparePlan",
+    "PreparedCase",
     "Recipe",
     "Summary",
     "TissueRecipe",

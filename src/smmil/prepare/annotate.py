@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from smmil.annotations.asap import read_asap
-from smmil.annotations.boundary import explained
-from smmil.annotations.boxes import is_boxes, read_boxes, read_table
 from smmil.annotations.coverage import pixel_share, polygon_share
-from smmil.annotations.geojson import read_geojson
+from smmil.annotations.labels import ANY, explained, labels_in_order, read_slice_labels
 from smmil.annotations.masks import PANDA, SUFFIXES, open_mask
-from smmil.annotations.rsna import ANY, labels_in_order, read_slice_labels
+from smmil.annotations.polygons import is_boxes, read_asap, read_boxes, read_geojson, read_table
 from smmil.bag import Bag
-from smmil.data.instance_labels import read_instance_labels
+from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, replacing
 

@@ -1,28 +1,117 @@
-"""One task: the pixels of one case become one bag file and one preview, or nothing at all."""
+"""One case: its pixels become one bag file, instance labels and a preview, or nothing at all."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from smmil.data.tables import read_instance_labels
 from smmil.encoders import Encoder
 from smmil.errors import DataError
-from smmil.files import digest
+from smmil.files import digest, replacing
 from smmil.formats import read_bag, read_provenance, write_bag
 from smmil.frame import Frame
 from smmil.images import Slide, open_slide
 from smmil.images.volume import open_volume
+from smmil.prepare.annotate import annotate_case, negative_case, write_labels
 from smmil.prepare.encode import Encoded, encode_slices, encode_tiles, encoder_facts, encoder_of
-from smmil.prepare.fingerprint import fingerprint
-from smmil.prepare.job import Job, Prepared
-from smmil.prepare.labels import write_instance_labels
-from smmil.prepare.points import Points, read_points
 from smmil.prepare.preview import scan_preview, slide_preview
-from smmil.prepare.selection import Selection, select_points, select_tiles, slide_facts
-from smmil.prepare.slices import slice_pictures
+from smmil.prepare.selection import (
+    Points,
+    Selection,
+    read_points,
+    select_points,
+    select_tiles,
+    slice_pictures,
+    slide_facts,
+)
+from smmil.prepare.table import PreparedCase, PrepareJob
 from smmil.runtime import versions
 
+_BLOCK = 65536
+_BLOCKS = 32
 
-def prepare_case(job: Job) -> Prepared:
+
+def fingerprint(path: str | Path) -> str:
+    """Checksum of a file or folder by sizes and 32 blocks spread over every file; names and dates do not count.
+
+    The header, the end and places between are read, so a file that was scanned, cut or compressed anew differs; a few
+    flipped bits elsewhere need not. An .mrxs file counts together with the folder beside it.
+    """
+    path = Path(path)
+    folder = path.with_suffix("") if path.suffix.lower() == ".mrxs" else path
+    files = [path] if path.is_file() else []
+    if folder.is_dir():
+        files += [file for file in folder.rglob("*") if file.is_file() and not file.name.startswith(".")]
+    try:
+        return digest(*sorted(_file(file) for file in files))
+    except OSError as problem:
+        raise DataError(f"{problem.filename or path}: cannot be read ({problem.strerror}); check the file") from None
+
+
+def _file(path: Path) -> str:
+    size = path.stat().st_size
+    last = max(0, size - _BLOCK)
+    with path.open("rb") as file:
+        parts = []
+        for place in sorted({last * k // (_BLOCKS - 1) for k in range(_BLOCKS)}):
+            file.seek(place)
+            parts.append(file.read(_BLOCK))
+    return digest(str(size), *parts)
+
+
+def write_instance_labels(job: PrepareJob, points: Points | None, damaged: list[list[float]]) -> bool:
+    """Write the labels of a case whose bag is there, from its annotation or its points; whether there were any."""
+    if job.case.instance_labels is not None:
+        _copy(job, job.case.instance_labels)
+        return True
+    if job.case.annotation is not None:
+        _annotate(job, job.case.annotation)
+        return True
+    if points is None and job.case.label == "0" and job.negatives_known:
+        write_labels(job.labels_path, negative_case(read_bag(job.bag_path)))
+        return True
+    if points is None or points.labels is None:
+        return False
+    corners = points.corners(job.recipe).tolist()
+    lost = {tuple(place) for place in damaged}
+    kept = [label for label, corner in zip(points.labels, corners, strict=True) if tuple(corner) not in lost]
+    _write(job.labels_path, kept)
+    return True
+
+
+def _copy(job: PrepareJob, given: Path) -> None:
+    """Labels that are known instance by instance, such as those of the slices of a scan from foot to head."""
+    labels, n = read_instance_labels(given), read_bag(job.bag_path).n
+    if len(labels) != n:
+        raise DataError(f"{given}: {len(labels):,} labels, but {job.case.id} has {n:,} instances; give one for each")
+    _write(job.labels_path, labels.tolist())
+
+
+def _write(path: Path, labels: Sequence[int]) -> None:
+    with replacing(path) as temporary:
+        np.savetxt(temporary, labels, fmt="%d", header="label", comments="")
+
+
+def _annotate(job: PrepareJob, annotation: Path) -> None:
+    case = job.case
+    options: dict[str, Any] = {
+        "coverage": job.coverage,
+        "kind": case.annotation_kind,
+        "complete": case.annotation_complete,
+        "positive": job.positive,
+    }
+    if job.recipe.kind == "ct":
+        options["slices"] = open_volume(job.case.source).sop_uids or None
+    elif job.recipe.tissue.origin == "bounds":
+        options["bounds"] = tuple(read_provenance(job.bag_path)["bounds"])
+    write_labels(job.labels_path, annotate_case(read_bag(job.bag_path), annotation, **options))
+
+
+def prepare_case(job: PrepareJob) -> PreparedCase:
     """Prepare one case, unless its bag is there, sound, and made from the same source with the same recipe."""
     if job.threads is not None:
         torch.set_num_threads(job.threads)
@@ -32,8 +121,8 @@ def prepare_case(job: Job) -> Prepared:
     if facts is None:
         facts, status = _make(job, points, source), "written"
     if facts is None:
-        return Prepared("no tissue")
-    return Prepared(
+        return PreparedCase("no tissue")
+    return PreparedCase(
         status,
         facts["instances"],
         len(facts["damaged"]),
@@ -44,7 +133,7 @@ def prepare_case(job: Job) -> Prepared:
     )
 
 
-def source_digest(job: Job, points: Points | None) -> str:
+def source_digest(job: PrepareJob, points: Points | None) -> str:
     """Fingerprint of everything the bag is made from: pixels, pixel size, a given mask, points."""
     mask = "" if job.case.tissue is None else fingerprint(job.case.tissue)
     return digest(
@@ -52,7 +141,7 @@ def source_digest(job: Job, points: Points | None) -> str:
     )[:32]
 
 
-def finished(job: Job, source: str) -> dict[str, Any] | None:
+def finished(job: PrepareJob, source: str) -> dict[str, Any] | None:
     """The facts in the bag file when it needs no more work; None when it is absent, damaged, or of something else."""
     if not (job.bag_path.exists() and job.preview_path.exists()):
         return None
@@ -65,7 +154,7 @@ def finished(job: Job, source: str) -> dict[str, Any] | None:
         return None  # damaged: made again
 
 
-def _make(job: Job, points: Points | None, source: str) -> dict[str, Any] | None:
+def _make(job: PrepareJob, points: Points | None, source: str) -> dict[str, Any] | None:
     """Read, encode, draw, and write the bag last: a bag that is there has its preview. None when there is no tissue."""
     encoder = encoder_of(job.recipe.encoder, job.weights, job.device, job.recipe.autocast, job.recipe.encoder_pixels)
     if job.recipe.kind == "ct":
@@ -79,17 +168,17 @@ def _make(job: Job, points: Points | None, source: str) -> dict[str, Any] | None
         encoded = encode_tiles(slide, selection.coords, selection.footprint, job.recipe, encoder)
         slide_preview(job.preview_path, slide, selection, encoded.damaged)
         facts = slide_facts(slide, selection, job.recipe.pixels or encoder.pixels)
-    return _write(job, encoded, selection.frame, selection.graph, facts | _origin(job, encoder, source))
+    return _write_case(job, encoded, selection.frame, selection.graph, facts | _origin(job, encoder, source))
 
 
-def select(job: Job, slide: Slide, points: Points | None) -> Selection:
+def select(job: PrepareJob, slide: Slide, points: Points | None) -> Selection:
     """The instances of a slide by the recipe's kind."""
     if points is not None:
         return select_points(slide, job.recipe, points)
     return select_tiles(slide, job.recipe, job.case.tissue)
 
 
-def _make_scan(job: Job, encoder: Encoder, source: str) -> dict[str, Any]:
+def _make_scan(job: PrepareJob, encoder: Encoder, source: str) -> dict[str, Any]:
     volume = open_volume(job.case.source)
     encoded = encode_slices(slice_pictures(volume, job.recipe), encoder)
     scan_preview(job.preview_path, volume, job.recipe)
@@ -100,15 +189,47 @@ def _make_scan(job: Job, encoder: Encoder, source: str) -> dict[str, Any]:
         "orientation": volume.orientation,
         "positions_mm": volume.positions_mm.tolist(),
     }
-    return _write(job, encoded, volume.frame, {"kind": "chain"}, facts | _origin(job, encoder, source))
+    return _write_case(job, encoded, volume.frame, {"kind": "chain"}, facts | _origin(job, encoder, source))
 
 
-def _origin(job: Job, encoder: Encoder, source: str) -> dict[str, Any]:
+def _origin(job: PrepareJob, encoder: Encoder, source: str) -> dict[str, Any]:
     facts = {"recipe": job.recipe_digest, "settings": job.recipe.settings(), "source": source, "versions": versions()}
     return facts | encoder_facts(encoder)
 
 
-def _write(job: Job, encoded: Encoded, frame: Frame, rule: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+def _write_case(
+    job: PrepareJob, encoded: Encoded, frame: Frame, rule: dict[str, Any], facts: dict[str, Any]
+) -> dict[str, Any]:
     facts |= {"instances": len(encoded.coords), "damaged": [list(place) for place in encoded.damaged]}
     write_bag(job.bag_path, encoded.bag(job.case.id, frame), graph=rule, provenance=facts)
     return facts
+
+
+@dataclass(frozen=True)
+class Preview:
+    """One line of a dry run. `wanted_um` and `used_um` are the width of a tile asked for and as rounded to pixels."""
+
+    id: str
+    status: str
+    instances: int = 0
+    mpp_level0: float | None = None
+    wanted_um: float | None = None
+    used_um: float | None = None
+
+
+def preflight(job: PrepareJob) -> Preview:
+    """Open the case and choose its instances, without encoding them; what fails says why in `status`."""
+    try:
+        points = None if job.points is None else read_points(job.points, job.case.source.stem, job.positive)
+        status = "to do" if finished(job, source_digest(job, points)) is None else "done"
+        if job.recipe.kind == "ct":
+            return Preview(job.case.id, status, len(open_volume(job.case.source)))
+        with open_slide(job.case.source, job.case.mpp, job.recipe.reader) as slide:
+            chosen = select(job, slide, points)
+            status = status if len(chosen.coords) else "no tissue"
+            width = chosen.facts.get("tile_um", {})
+            return Preview(
+                job.case.id, status, len(chosen.coords), slide.mpp, width.get("requested"), width.get("used")
+            )
+    except DataError as problem:
+        return Preview(job.case.id, f"fails: {problem}")

@@ -1,4 +1,4 @@
-"""Which slides and scans there are below the folders a user names."""
+"""Slides and scans below the folders a user names, and the table of labels that goes with them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from smmil.errors import ConfigError, DataError
 from smmil.images.dicom_file import is_dicom, kind_of, read_tags
-from smmil.images.plain import SUFFIXES
+from smmil.images.opening import SUFFIXES
 
 _SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", *SUFFIXES)
 _SCANS = (".nii", ".nii.gz")
@@ -18,7 +18,7 @@ _LOOKS = 5
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """A file or folder with the pixels of one case; `name` is its path below the folder given, without ending."""
 
     path: Path
@@ -30,16 +30,16 @@ class Source:
         return self.name.rpartition("/")[2]
 
 
-def find_sources(roots: Iterable[str | Path], skip: Path | None = None) -> list[Source]:
+def find_sources(roots: Iterable[str | Path], skip: Path | None = None) -> list[ImageSource]:
     """Slides and scans in the given folders and files, in the order of their names; `skip` is our own output."""
-    found: dict[Path, Source] = {}
+    found: dict[Path, ImageSource] = {}
     folders = [Path(root) for root in roots]
     for root in folders:
         if not root.exists():
             raise DataError(f"{root}: no such file or folder")
         refuse_no_image(root)
         for path in [root] if root.is_file() else _inside(root, skip):
-            found.setdefault(path.resolve(), Source(path, _name(path, root), source_kind(path)))
+            found.setdefault(path.resolve(), ImageSource(path, _name(path, root), source_kind(path)))
     if not found:
         raise DataError(f"{', '.join(map(str, folders))}: no slides or scans found; {_instead(folders)}")
     return sorted(found.values(), key=lambda source: source.name)
@@ -102,7 +102,7 @@ def source_kind(path: Path) -> str | None:
     return None
 
 
-def settle_kind(sources: list[Source]) -> str:
+def settle_kind(sources: list[ImageSource]) -> str:
     """What the sources are, when the user did not say; slides and scans in one run are refused."""
     examples = {source.kind: source.path for source in reversed(sources) if source.kind is not None}
     if len(examples) > 1:

@@ -1,4 +1,4 @@
-"""Many cases: what is to be done, doing it anywhere, and the tables that say what was done."""
+"""Many cases: the plan, its execution on any executor, and the tables of what was done."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -6,28 +6,94 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from smmil.config import checked
+from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError
 from smmil.executors import Outcome, run_tasks
 from smmil.files import read_json, remove_leftovers, write_json
 from smmil.prepare.case import prepare_case
 from smmil.prepare.encode import encoder_of
-from smmil.prepare.find import Source, find_sources, settle_kind
-from smmil.prepare.job import Case, Job, Prepared
-from smmil.prepare.points import check_classes, stray_images
+from smmil.prepare.find import ImageSource, find_sources, settle_kind
 from smmil.prepare.recipe import Recipe, refuse_idle
-from smmil.prepare.record import Summary, record
-from smmil.prepare.table import cases_from_table, cases_without_labels
+from smmil.prepare.selection import check_classes, stray_images
+from smmil.prepare.table import PrepareCase, PreparedCase, PrepareJob, cases_from_table, cases_without_labels
 from smmil.runtime import available_cores
+from smmil.spreadsheet import write_rows
 
-OnCase = Callable[[Outcome[Job, Prepared]], Any]
+_COLUMNS = ("id", "status", "instances", "damaged", "mpp_level0", "mpp_read", "notes")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Summary:
+    """What a run did: outcomes in the order of the cases, the manifest of all bags, and what has none."""
+
+    outcomes: tuple[Outcome[PrepareJob, PreparedCase], ...]
+    manifest: Path | None
+    failures: tuple[tuple[str, str, str], ...] = ()
+
+    def count(self, status: str) -> int:
+        return sum(o.value is not None and o.value.status == status for o in self.outcomes)
+
+
+def record(
+    out: Path, outcomes: Sequence[Outcome[PrepareJob, PreparedCase]], missing: Sequence[tuple[str, str]] = ()
+) -> Summary:
+    """Write manifest.csv, cases.csv and, if there are any, failures.csv; what was mended is no longer listed."""
+    failures = [(o.task.case.id, str(o.task.case.source), reason) for o in outcomes if (reason := why_not(o))]
+    failures += [(id_, "", reason) for id_, reason in missing]
+    write_rows(out / "cases.csv", _COLUMNS, map(_row, outcomes))
+    write_rows(out / "failures.csv", ("id", "path", "reason"), failures)
+    done = [o for o in outcomes if o.ok and not _empty(o)]
+    manifest = out / "manifest.csv"
+    if not done:
+        manifest.unlink(missing_ok=True)  # one of an earlier run would name cases that have failed since
+        return Summary(tuple(outcomes), None, tuple(failures))
+    Manifest(_manifest_table(done), out).write(manifest)
+    return Summary(tuple(outcomes), manifest, tuple(failures))
+
+
+def _empty(outcome: Outcome[PrepareJob, PreparedCase]) -> bool:
+    return outcome.value is not None and outcome.value.status == "no tissue"
+
+
+def why_not(outcome: Outcome[PrepareJob, PreparedCase]) -> str | None:
+    """Why a case has no bag; None when it has one."""
+    if _empty(outcome):
+        return f"no tissue found; look at {outcome.task.preview_path} and adjust the tissue settings, or give a mask"
+    return outcome.error
+
+
+def _row(outcome: Outcome[PrepareJob, PreparedCase]) -> tuple[Any, ...]:
+    done = outcome.value or PreparedCase("failed")
+    status = "no tissue" if _empty(outcome) else "done" if outcome.ok else "failed"
+    notes = outcome.error or "; ".join(done.notes)
+    return outcome.task.case.id, status, done.instances, done.damaged, done.mpp_level0, done.mpp_read, notes
+
+
+def _manifest_table(done: Sequence[Outcome[PrepareJob, PreparedCase]]) -> pd.DataFrame:
+    """Columns that smmil train reads; those that nobody filled are left out."""
+    rows = []
+    for outcome in done:
+        job, case = outcome.task, outcome.task.case
+        labelled = outcome.value is not None and outcome.value.labelled
+        sidecar = job.labels_path.relative_to(job.out).as_posix() if labelled else ""
+        path = job.bag_path.relative_to(job.out).as_posix()
+        given = {"label": case.label, "group": case.patient, "split": case.split, "instance_labels": sidecar}
+        rows.append({"id": case.id, "path": path, **given})
+    table = pd.DataFrame(rows)
+    return table[[c for c in table if c in ("id", "path") or (table[c] != "").any()]]
+
+
+OnCase = Callable[[Outcome[PrepareJob, PreparedCase]], Any]
+
+
+@dataclass(frozen=True)
+class PreparePlan:
     """Everything a run will do: its jobs, and what was left aside while looking for cases."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[PrepareJob, ...]
     recipe: Recipe
     encoder: str
     out: Path
@@ -48,7 +114,7 @@ def plan(
     device: str = "auto",
     coverage: float | None = None,
     positive: Sequence[str] | None = None,
-) -> Plan:
+) -> PreparePlan:
     """Find the cases and check what can be checked before the first pixel is read; the encoder is loaded once.
 
     A recipe that does not say its kind gets it from what is found.
@@ -74,14 +140,14 @@ def plan(
     common: dict[str, Any] = {"points": _path(points), "weights": _path(weights), "device": device}
     common |= {"coverage": 0.5 if coverage is None else coverage, "negatives_known": annotated}
     common |= {"positive": None if positive is None else tuple(positive)}
-    jobs = tuple(Job(_absolute(case), recipe, digest, out.resolve(), **common) for case in cases.cases)
+    jobs = tuple(PrepareJob(_absolute(case), recipe, digest, out.resolve(), **common) for case in cases.cases)
     strays = [] if points is None else stray_images(points, [case.source.stem for case in cases.cases])
     notes = () if note is None else (note,)
-    return Plan(jobs, recipe, encoder.id, out, (*cases.missing, *strays), cases.unlisted, notes)
+    return PreparePlan(jobs, recipe, encoder.id, out, (*cases.missing, *strays), cases.unlisted, notes)
 
 
 def _check_annotations(
-    cases: Sequence[Case],
+    cases: Sequence[PrepareCase],
     kind: str,
     annotated: bool,
     points: str | Path | None,
@@ -110,7 +176,7 @@ def _of_kind(recipe: Recipe, kind: str) -> Recipe:
     return checked(Recipe, recipe.model_dump(exclude={"tile_px", "tile_mpp"}) | {"kind": kind}, "the recipe")
 
 
-def _fitting(found: list[Source], kind: str) -> list[Source]:
+def _fitting(found: list[ImageSource], kind: str) -> list[ImageSource]:
     """Sources of this kind, and damaged ones that might be."""
     fitting = [s for s in found if s.kind in (None, "ct" if kind == "ct" else "slide")]
     if not fitting:
@@ -122,7 +188,7 @@ def _path(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path).resolve()
 
 
-def _absolute(case: Case) -> Case:
+def _absolute(case: PrepareCase) -> PrepareCase:
     """Paths that mean the same file in another process; links are not followed, since tables know their names."""
     others = (case.tissue, case.annotation, case.instance_labels)
     tissue, annotation, labels = (None if path is None else path.absolute() for path in others)
@@ -130,7 +196,7 @@ def _absolute(case: Case) -> Case:
 
 
 def run(
-    todo: Plan,
+    todo: PreparePlan,
     *,
     executor: str = "serial",
     workers: int | None = None,
@@ -157,7 +223,7 @@ def _threads(executor: str, workers: int | None, cases: int) -> int | None:
     return 1 if executor == "dask" else max(1, cores // min(workers or cores, cases))
 
 
-def _claim(todo: Plan, overwrite: bool) -> None:
+def _claim(todo: PreparePlan, overwrite: bool) -> None:
     """One folder, one recipe: bags made in two ways must never be mixed, nor hours of work lost by a typing error."""
     path = todo.out / "recipe.json"
     ours = {"encoder": todo.encoder, "settings": json.loads(json.dumps(todo.recipe.settings()))}

@@ -8,8 +8,7 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import replacing
 from smmil.images import Slide
-from smmil.images.volume import Volume
-from smmil.images.windows import parse_window, window
+from smmil.images.volume import Volume, parse_window, window
 from smmil.prepare.recipe import Recipe
 from smmil.prepare.selection import Selection
 from smmil.prepare.tissue import TissueMask

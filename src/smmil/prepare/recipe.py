@@ -112,7 +112,7 @@ class Recipe(_Part):
         return self
 
     def _check_windows(self) -> None:
-        from smmil.images.windows import parse_window
+        from smmil.images.volume import parse_window
 
         if self.triplets and len(self.windows) != 1:
             raise ValueError(f"triplets need a single window, got {', '.join(self.windows)}")

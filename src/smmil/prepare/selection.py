@@ -1,18 +1,167 @@
-"""The instances of a slide before any feature is computed: which squares, and what their coordinates mean."""
+"""Instances of a case before encoding: tiles on a lattice, crops around points, slices of a scan."""
 
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from smmil.errors import DataError
+from smmil.data.tables import need_columns, read_text_table
+from smmil.errors import ConfigError, DataError, suggest
+from smmil.files import digest
 from smmil.frame import Frame
-from smmil.images import Slide
-from smmil.prepare.points import Points
+from smmil.images import Slide, need_mpp
+from smmil.images.volume import Volume, triplets, window_channels
 from smmil.prepare.recipe import Recipe
-from smmil.prepare.tile import lattice, tissue_tiles
 from smmil.prepare.tissue import TissueMask, tissue_mask
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Squares of `footprint` level-0 pixels, `step` apart, from `origin` on, over `size` level-0 pixels.
+
+    One lattice serves the whole slide, so that neighbours are found wherever two pieces of tissue meet. It begins at
+    the corner of the scanned area. Footprint and overlap are the wanted micrometres rounded to whole level-0 pixels
+    (half to even), so all coordinates are whole numbers and the size is off by half a level-0 pixel at most.
+    Squares at the right and lower edge stick out of the scanned area rather than leave a strip of tissue out.
+    """
+
+    origin: tuple[int, int]
+    size: tuple[int, int]
+    footprint: int
+    step: int
+    mpp: float
+
+    def coords(self) -> np.ndarray:
+        """Top-left corners, int64 (n, 2): x, y; row by row."""
+        columns, rows = self.counts
+        y, x = np.mgrid[:rows, :columns]
+        return np.stack([x.ravel(), y.ravel()], 1).astype(np.int64) * self.step + np.array(self.origin)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Squares per row and per column: as many as it takes to cover all."""
+        overlap = self.footprint - self.step
+        columns, rows = (max(1, ceil((side - overlap) / self.step)) for side in self.size)
+        return columns, rows
+
+    @property
+    def frame(self) -> Frame:
+        stride = None if self.step == self.footprint else (self.step, self.step)
+        return Frame((self.footprint, self.footprint), (self.mpp, self.mpp), "um", stride)
+
+
+def lattice(slide: Slide, recipe: Recipe) -> Lattice:
+    """The lattice of this slide for the recipe's tile size."""
+    mpp = need_mpp(slide)
+    footprint, overlap = round(recipe.tile_um / mpp), round(recipe.overlap_um / mpp)
+    if footprint - overlap < 1:
+        raise ConfigError(
+            f"{slide.path}: tiles of {recipe.tile_um:g} µm with an overlap of {recipe.overlap_um:g} µm are less than "
+            f"one pixel apart at {mpp:g} µm per pixel; use larger tiles or less overlap"
+        )
+    x, y, width, height = slide.bounds
+    return Lattice((x, y), (width, height), footprint, footprint - overlap, mpp)
+
+
+def tissue_tiles(cells: Lattice, mask: TissueMask, share: float) -> np.ndarray:
+    """Corners of the squares of which at least `share` is tissue; what sticks out of the slide is none."""
+    coords = cells.coords()
+    return coords[mask.shares(coords, cells.footprint) >= share]
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Points of one image, as the table gives them, and their instance labels where it says them."""
+
+    xy: np.ndarray
+    labels: np.ndarray | None
+
+    def corners(self, recipe: Recipe) -> np.ndarray:
+        """Where each crop begins, float64 (n, 2).
+
+        A point names a pixel and means its middle: with first_pixel = 1, the point (14, 14) and crop_px = 27, the crop
+        begins at the very first pixel.
+        """
+        return self.xy - recipe.first_pixel + 0.5 - recipe.crop_px / 2
+
+    def fingerprint(self) -> str:
+        """Checksum of where the points are; labels are opinions and do not change features."""
+        return digest(self.xy.tobytes())
+
+
+def read_points(path: str | Path, image: str, positive: Collection[str] | None = None) -> Points:
+    """The rows of a table image,x,y[,label] that belong to `image` (its name, with or without ending).
+
+    positive  names in a column `class` that are lesions, for tables without a column `label`
+    """
+    table = _table(Path(path))
+    names = table["image"].astype(str).str.strip()
+    rows = table[(names == image) | (names.map(lambda name: Path(name).stem) == image)]
+    if rows.empty:
+        raise DataError(f"{path}: no points for image {image!r}; {suggest(image, set(names[:10000]))}")
+    xy = rows[["x", "y"]].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
+    wrong = np.flatnonzero(~np.isfinite(xy).all(1))
+    if len(wrong):
+        raise DataError(f"{path}: line {rows.index[wrong[0]] + 2}: x and y must be numbers; correct the table")
+    return Points(xy, _labels(rows, path, positive))
+
+
+def stray_images(path: str | Path, known: Iterable[str]) -> list[tuple[str, str]]:
+    """Images of the table that are none of the cases, each with the reason why its points are left out."""
+    names = _table(Path(path))["image"].astype(str).str.strip()
+    strays = sorted(set(names) - {name for name in set(names) if {name, Path(name).stem} & set(known)})
+    return [(name, f"{path}: points of {name!r}, which is not among the cases") for name in strays]
+
+
+def check_classes(path: str | Path, positive: Collection[str] | None) -> str | None:
+    """Refuse names of lesions that the table does not have; a note when it has classes that nobody asked for."""
+    table = _table(Path(path))
+    if positive is None:
+        unused = "class" in table and "label" not in table
+        return (
+            f"{path}: the column class is not used; say which of its names are lesions (--positive), or add a column "
+            "label with 0, 1, or -1 for unknown"
+            if unused
+            else None
+        )
+    if "label" in table or "class" not in table:
+        has = "labels in its column label already" if "label" in table else "no column class"
+        raise ConfigError(f"--positive: {path} has {has}; leave the option out")
+    names = {_plain(name): name for name in table["class"]}
+    for name in positive:
+        if _plain(name) not in names:
+            raise DataError(f"{path}: no point is of the class {name!r}; {suggest(name, names.values())}")
+    return None
+
+
+def _table(path: Path) -> pd.DataFrame:
+    table = read_text_table(path, "give a table with the columns image, x, y")
+    need_columns(path, table, ("image", "x", "y"))
+    return table
+
+
+def _labels(rows: pd.DataFrame, path: str | Path, positive: Collection[str] | None) -> np.ndarray | None:
+    if "label" not in rows:
+        wanted = {_plain(name) for name in positive or ()}
+        return None if not wanted else np.array([_plain(name) in wanted for name in rows["class"]]).astype(np.int64)
+    texts = rows["label"].str.strip()
+    unknown = texts.str.lower().isin(["", "na", "nan"])
+    labels = pd.to_numeric(texts.mask(unknown, "-1"), errors="coerce").to_numpy(np.float64)
+    wrong = np.flatnonzero(~((labels == np.rint(labels)) & (labels >= -1)))
+    if len(wrong):
+        raise DataError(
+            f"{path}: line {rows.index[wrong[0]] + 2}: label {texts.iloc[wrong[0]]!r}; expected -1 or nothing "
+            "(unknown), 0, 1, …; for names, call the column class and give --positive"
+        )
+    return labels.astype(np.int64)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower()
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,3 +223,24 @@ def slide_facts(slide: Slide, selection: Selection, pixels: int) -> dict[str, An
         "reader": slide.reader,
         "notes": list(slide.notes),
     }
+
+
+def slice_pictures(volume: Volume, recipe: Recipe) -> Iterator[np.ndarray]:
+    """One float32 picture (side, side, 3) with shades from 0 to 1 per slice, in the order of the volume."""
+    if recipe.triplets:
+        for three in triplets(volume):
+            yield _square(window_channels(three, recipe.windows)[0])
+        return
+    for index in range(len(volume)):
+        shades = window_channels(volume.slice_hu(index), recipe.windows)
+        yield _square(shades if len(shades) == 3 else shades.repeat(3, axis=0))
+
+
+def _square(channels: np.ndarray) -> np.ndarray:
+    """Channels last, and black beside a slice that is not square, so that resizing keeps its proportions."""
+    _, rows, columns = channels.shape
+    side = max(rows, columns)
+    if rows != columns:
+        top, left = (side - rows) // 2, (side - columns) // 2
+        channels = np.pad(channels, ((0, 0), (top, side - rows - top), (left, side - columns - left)))
+    return np.ascontiguousarray(channels.transpose(1, 2, 0))

@@ -7,12 +7,76 @@ from pathlib import Path
 
 import pandas as pd
 
-from smmil.data import checks
+from smmil.data import manifest
 from smmil.data.tables import need_columns, read_text_table
 from smmil.errors import DataError, suggest
 from smmil.formats.content import begins_formula
-from smmil.prepare.find import Source, refuse_no_image
-from smmil.prepare.job import Case
+from smmil.prepare.find import ImageSource, refuse_no_image
+from smmil.prepare.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class PrepareCase:
+    """One slide, image or scan, and what the user says about it; texts are as in the table of labels."""
+
+    id: str
+    source: Path
+    label: str = ""
+    patient: str = ""
+    split: str = ""
+    mpp: float | None = None
+    tissue: Path | None = None
+    annotation: Path | None = None
+    annotation_kind: str = "auto"
+    annotation_complete: bool = True
+    instance_labels: Path | None = None
+
+
+@dataclass(frozen=True)
+class PrepareJob:
+    """A case with everything needed to prepare it in another process: plain data, no open files.
+
+    positive         names or codes of lesions in annotations, or names in the column class of a table of points
+    negatives_known  other cases are annotated, so a case of class 0 without annotation is free of lesions
+    """
+
+    case: PrepareCase
+    recipe: Recipe
+    recipe_digest: str
+    out: Path
+    points: Path | None = None
+    weights: Path | None = None
+    device: str = "auto"
+    threads: int | None = None
+    coverage: float = 0.5
+    positive: tuple[str, ...] | None = None
+    negatives_known: bool = False
+
+    @property
+    def bag_path(self) -> Path:
+        return self.out / "bags" / f"{self.case.id}.h5"
+
+    @property
+    def preview_path(self) -> Path:
+        return self.out / "previews" / f"{self.case.id}.png"
+
+    @property
+    def labels_path(self) -> Path:
+        return self.out / "instance_labels" / f"{self.case.id}.csv"
+
+
+@dataclass(frozen=True)
+class PreparedCase:
+    """What became of a case: `written`, `kept` (it was there already) or `no tissue`."""
+
+    status: str
+    instances: int = 0
+    damaged: int = 0
+    mpp_level0: float | None = None
+    mpp_read: float | None = None
+    labelled: bool = False
+    notes: tuple[str, ...] = ()
+
 
 _OWN = (
     "id",
@@ -31,21 +95,23 @@ _OWN = (
 
 
 @dataclass(frozen=True)
-class Cases:
+class CaseTable:
     """Cases to prepare; `missing`: ids of rows without an image, with the reason; `unlisted`: images without a row."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[PrepareCase, ...]
     missing: tuple[tuple[str, str], ...] = ()
     unlisted: tuple[Path, ...] = ()
 
 
-def cases_without_labels(sources: Sequence[Source], mpp: float | None = None) -> Cases:
+def cases_without_labels(sources: Sequence[ImageSource], mpp: float | None = None) -> CaseTable:
     """Every source is a case, named after its file."""
     _refuse_same_stem(sources)
-    return Cases(tuple(Case(_checked_id(source.stem, str(source.path)), source.path, mpp=mpp) for source in sources))
+    return CaseTable(
+        tuple(PrepareCase(_checked_id(source.stem, str(source.path)), source.path, mpp=mpp) for source in sources)
+    )
 
 
-def cases_from_table(path: str | Path, sources: Sequence[Source], mpp: float | None = None) -> Cases:
+def cases_from_table(path: str | Path, sources: Sequence[ImageSource], mpp: float | None = None) -> CaseTable:
     """One case per row of a table id,label[,patient,split,path,annotation,tissue,mpp]; paths count from the table.
 
     Without `path` the id must be the name of a file without ending, or its path below the folder of slides.
@@ -66,16 +132,16 @@ def cases_from_table(path: str | Path, sources: Sequence[Source], mpp: float | N
     if not cases:
         raise DataError(missing[0][1] + f" (none of the {len(missing)} rows has an image)")
     unlisted = tuple(s.path for s in sources if s.path.resolve() not in used)
-    return Cases(tuple(cases), tuple(missing), unlisted)
+    return CaseTable(tuple(cases), tuple(missing), unlisted)
 
 
 def _read(path: Path) -> pd.DataFrame:
-    table = checks.as_text(read_text_table(path, "give a table with the columns id, label"))
+    table = manifest.as_text(read_text_table(path, "give a table with the columns id, label"))
     need_columns(path, table, ("id",))
     if table.empty:
         raise DataError(f"{path}: the table has no rows; add one row per slide")
     stand_in = table.assign(path=[f"{id_}.h5" for id_ in table["id"]])
-    checks.raise_all(str(path), checks.table_problems(stand_in, training=False))
+    manifest.raise_all(str(path), manifest.table_problems(stand_in, training=False))
     for id_ in table["id"]:
         _checked_id(id_, str(path))
     return table.reindex(columns=_OWN, fill_value="")
@@ -97,7 +163,7 @@ def _checked_id(id_: str, where: str) -> str:
     return id_
 
 
-def _source(row: dict[str, str], table: Path, sources: Sequence[Source]) -> Path | None:
+def _source(row: dict[str, str], table: Path, sources: Sequence[ImageSource]) -> Path | None:
     if row["path"]:
         given = table.parent / row["path"]
         refuse_no_image(given)
@@ -105,7 +171,7 @@ def _source(row: dict[str, str], table: Path, sources: Sequence[Source]) -> Path
     return _named(row["id"], sources)
 
 
-def _named(name: str, sources: Sequence[Source]) -> Path | None:
+def _named(name: str, sources: Sequence[ImageSource]) -> Path | None:
     """The source with this relative path (with or without ending), or else with this stem, which must be unique."""
     exact = [s for s in sources if name == s.name or (name.startswith(s.name) and s.path.name == Path(name).name)]
     if exact and (len(exact) == 1 or "/" in name):
@@ -116,7 +182,7 @@ def _named(name: str, sources: Sequence[Source]) -> Path | None:
     return alike[0].path if alike else None
 
 
-def _refuse_same(sources: Sequence[Source]) -> None:
+def _refuse_same(sources: Sequence[ImageSource]) -> None:
     if len(sources) > 1:
         raise DataError(
             f"{sources[0].path} and {sources[1].path} are both called {sources[0].stem!r}; "
@@ -124,25 +190,25 @@ def _refuse_same(sources: Sequence[Source]) -> None:
         )
 
 
-def _refuse_same_stem(sources: Sequence[Source]) -> None:
-    places: dict[str, list[Source]] = {}
+def _refuse_same_stem(sources: Sequence[ImageSource]) -> None:
+    places: dict[str, list[ImageSource]] = {}
     for source in sources:
         places.setdefault(source.stem, []).append(source)
     for alike in places.values():
         _refuse_same(alike)
 
 
-def _near(name: str, sources: Sequence[Source]) -> str:
+def _near(name: str, sources: Sequence[ImageSource]) -> str:
     return suggest(name, [source.stem for source in sources[:10000]][:50])
 
 
-def _case(row: dict[str, str], source: Path, table: Path, mpp: float | None) -> Case:
+def _case(row: dict[str, str], source: Path, table: Path, mpp: float | None) -> PrepareCase:
     beside = {
         name: table.parent / row[name] if row[name] else None for name in ("tissue", "annotation", "instance_labels")
     }
     if row["group"] and row["patient"] and row["group"] != row["patient"]:
         raise DataError(f"{table}: {row['id']!r} has both a group and another patient; keep one of the two columns")
-    return Case(
+    return PrepareCase(
         row["id"],
         source,
         row["label"],

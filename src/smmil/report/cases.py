@@ -1,18 +1,185 @@
-"""One row per case: what every model said, how wrong it was, and the map to show."""
+"""Cases of a report: one row each, and their score maps as packed pictures."""
 
+import base64
+import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from smmil.errors import DataError
+from smmil.evaluate.instances import instance_score
+from smmil.maps import rasterize
+from smmil.maps.raster import Extent, dot_places, dots_extent, scattered, truth_values
 from smmil.prediction import Prediction
-from smmil.report.private import safe_text
-from smmil.report.rasters import Raster, pack
+from smmil.redact import safe_text
+
+_LEVELS = 2**16 - 1
+
+
+class PackedPlaces(NamedTuple):
+    """Where the dots are.
+
+    order    the instances from left to right, as their scores have to be stored
+    content  x as steps from one dot to the next, then y; each as whole numbers from 0 at the left or top end of the
+             extent to 65,535 at the other, all high bytes before all low bytes
+    width    width of an instance in coordinate units; None: nobody says
+    """
+
+    order: np.ndarray
+    content: bytes
+    extent: Extent
+    width: float | None
+    note: str
+
+
+def pack_places(prediction: Prediction) -> PackedPlaces:
+    """The middle of every instance to 1/65,535 of the extent: about a pixel and a half on the largest slides."""
+    places, width = dot_places(prediction)
+    left, right, bottom, top = extent = dots_extent(prediction)
+    numbers = np.rint((places - (left, top)) / (right - left, bottom - top) * _LEVELS).astype(np.int64)
+    order = np.lexsort((numbers[:, 1], numbers[:, 0]))
+    across, down = numbers[order].T
+    # steps between neighbours are small numbers, which compress far better than places
+    content = byte_planes(np.diff(across, prepend=0)) + byte_planes(down)
+    note = f"{prediction.n:,} instances on no lattice: every dot is one instance at its own place, hottest on top"
+    return PackedPlaces(order, content, extent, width, note)
+
+
+def byte_planes(numbers: np.ndarray) -> bytes:
+    """Numbers below 65,536, all high bytes before all low bytes: equal bytes side by side compress better."""
+    return (numbers >> 8).astype(np.uint8).tobytes() + (numbers & 255).astype(np.uint8).tobytes()
+
+
+# More cells than a screen has pixels are drawn in blocks; each block shows its highest score.
+MOST_CELLS = 2_000_000
+UNKNOWN_TRUTH = 2
+
+
+@dataclass(frozen=True)
+class Raster:
+    """A packed map (slides), dots (slides whose instances lie on no lattice), strip (scans: one coordinate) or list (no
+    usable coordinates).
+
+    packed  base64 of gzip of: mask (1 bit per cell), then for the cells with tissue truth (1 byte: 0, 1, 2 = unknown)
+            and the score as whole number from 0 (lowest) to 2^bits - 1 (highest), all high bytes before all low bytes;
+            dots are one row of cells, from left to right, and end with their places (see `smmil.report.cases`)
+    """
+
+    facts: dict[str, Any]
+    packed: str
+
+
+def pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> Raster:
+    """The raster of a prediction's scores; scores are stored with `bits` (8 or 16) between lowest and highest."""
+    scores = instance_score(prediction, column)
+    if scattered(prediction):
+        return _dots(prediction, scores, bits)
+    kind, image, truth, extent, notes = _picture(prediction, scores)
+    facts = {"kind": kind, "extent": _corners(extent), "colours": _limits(scores), "notes": notes}
+    return _raster(facts, image, truth, bits)
+
+
+def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> Raster:
+    """Every instance at its own place."""
+    packed = pack_places(prediction)
+    labels = truth_values(prediction)
+    facts = {
+        "kind": "points",
+        "extent": _corners(packed.extent),
+        "colours": _limits(scores),
+        "notes": [packed.note],
+        "width": packed.width,
+    }
+    truth = None if labels is None else labels[None, packed.order]
+    return _raster(facts, scores[None, packed.order], truth, bits, packed.content)
+
+
+def _raster(facts: dict[str, Any], image: np.ndarray, truth: np.ndarray | None, bits: int, more: bytes = b"") -> Raster:
+    there = ~np.isnan(image)
+    shown = image[there]
+    known = np.full(len(shown), UNKNOWN_TRUTH, np.uint8)
+    if truth is not None:
+        known = np.where(np.isnan(truth[there]), UNKNOWN_TRUTH, truth[there] > 0.5).astype(np.uint8)
+    facts |= {
+        "rows": image.shape[0],
+        "columns": image.shape[1],
+        "cells": int(there.sum()),
+        "low": float(shown.min()),
+        "high": float(shown.max()),
+        "truth": truth is not None,
+        "bits": bits,
+    }
+    return Raster(facts, _packed(there, known, quantized(shown, bits), bits, more))
+
+
+def _corners(extent: Extent) -> list[float]:
+    """Left, top, right, bottom."""
+    return [extent[0], extent[3], extent[1], extent[2]]
+
+
+def quantized(values: np.ndarray, bits: int) -> np.ndarray:
+    """Whole numbers from 0 at the lowest value to 2^bits - 1 at the highest."""
+    low, high = values.min(), values.max()
+    scaled = (values - low) / ((high - low) or 1.0) * (2**bits - 1)
+    return np.rint(scaled).astype(np.uint16)
+
+
+def _packed(there: np.ndarray, known: np.ndarray, numbers: np.ndarray, bits: int, more: bytes) -> str:
+    scores = byte_planes(numbers) if bits == 16 else numbers.astype(np.uint8).tobytes()
+    content = np.packbits(there.ravel(), bitorder="little").tobytes() + known.tobytes() + scores + more
+    return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+
+
+def _picture(
+    prediction: Prediction, scores: np.ndarray
+) -> tuple[str, np.ndarray, np.ndarray | None, Extent, list[str]]:
+    """Kind, scores, truth and extent; what cannot be drawn as a map becomes a list that says why."""
+    labels = truth_values(prediction)
+    try:
+        image, extent = rasterize(prediction, scores)
+        truth = None if labels is None else rasterize(prediction, np.where(np.isnan(labels), np.nan, labels))[0]
+    except DataError as problem:
+        width = float(len(scores))
+        row = None if labels is None else labels[None]
+        return "list", scores[None], row, (0.0, width, 1.0, 0.0), [f"no map: {_reason(problem, prediction)}"]
+    assert prediction.coords is not None  # rasterize refuses predictions without
+    kind = "strip" if prediction.coords.shape[1] == 1 else "map"
+    factor = int(np.ceil(np.sqrt(image.size / MOST_CELLS)))
+    if factor == 1:
+        return kind, image, truth, extent, []
+    step = (extent[1] - extent[0]) / image.shape[1], (extent[2] - extent[3]) / image.shape[0]
+    image, truth = _coarser(image, factor), None if truth is None else _coarser(truth, factor)
+    right, bottom = extent[0] + image.shape[1] * factor * step[0], extent[3] + image.shape[0] * factor * step[1]
+    note = f"large map: every cell shows the highest score of {factor} x {factor} tiles"
+    return kind, image, truth, (extent[0], right, bottom, extent[3]), [note]
+
+
+def _coarser(image: np.ndarray, factor: int) -> np.ndarray:
+    """Highest value of each block of factor x factor cells, nan where all are."""
+    rows, columns = (-(-side // factor) * factor for side in image.shape)
+    padded = np.full((rows, columns), -np.inf)
+    padded[: image.shape[0], : image.shape[1]] = np.where(np.isnan(image), -np.inf, image)
+    highest = padded.reshape(rows // factor, factor, columns // factor, factor).max((1, 3))
+    return np.where(np.isinf(highest), np.nan, highest)
+
+
+def _limits(scores: np.ndarray) -> list[float]:
+    """Ends of the colour scale: 2nd and 98th percentile of the case, as in the pictures of smmil.maps."""
+    low, high = (float(v) for v in np.percentile(scores, (2, 98)))
+    return [low, high] if high > low else [low - 0.5, high + 0.5]
+
+
+def _reason(problem: DataError, prediction: Prediction) -> str:
+    return str(problem).removeprefix(f"{prediction.id}: ")
+
 
 CALLED_POSITIVE = 0.5
 
 
 @dataclass(frozen=True)
-class Case:
+class ReportCase:
     """A case as the page knows it: plain facts, and the packed raster of each model (None: model without this case)."""
 
     id: str
@@ -27,7 +194,9 @@ class Case:
         return next(kind for kind in ("map", "points", "strip", "list") if kind in kinds)
 
 
-def all_cases(models: Mapping[str, Sequence[Prediction]], column: int | None = None, bits: int = 16) -> list[Case]:
+def all_cases(
+    models: Mapping[str, Sequence[Prediction]], column: int | None = None, bits: int = 16
+) -> list[ReportCase]:
     """Every case of any model; worst mistakes of the first model first, unlabelled cases last."""
     tables = [{p.id: p for p in predictions} for predictions in models.values()]
     ids = sorted({id_ for table in tables for id_ in table})
@@ -35,7 +204,7 @@ def all_cases(models: Mapping[str, Sequence[Prediction]], column: int | None = N
     return sorted(cases, key=_worst_first)
 
 
-def _case(id_: str, predictions: list[Prediction | None], column: int | None, bits: int) -> Case:
+def _case(id_: str, predictions: list[Prediction | None], column: int | None, bits: int) -> ReportCase:
     rasters = [None if p is None else pack(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
     said = [
@@ -43,7 +212,7 @@ def _case(id_: str, predictions: list[Prediction | None], column: int | None, bi
         for p, r in zip(predictions, rasters, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "said": said, **_scale(first)}
-    return Case(id_, facts, rasters, predictions)
+    return ReportCase(id_, facts, rasters, predictions)
 
 
 def verdict(prediction: Prediction) -> dict[str, Any]:
@@ -70,7 +239,7 @@ def outcome(y: int | None, answer: int, classes: int = 2) -> str:
     return f"{'true' if y == answer else 'false'} {'positive' if answer else 'negative'}"
 
 
-def _worst_first(case: Case) -> tuple[float, str]:
+def _worst_first(case: ReportCase) -> tuple[float, str]:
     errors = [said["error"] for said in case.facts["said"] if said is not None]
     first = errors[0] if errors else None
     return (2.0 if first is None else -first, case.id)

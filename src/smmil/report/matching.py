@@ -7,13 +7,13 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.exports.same_scan import other_scan
 from smmil.images import Slide, Volume
-from smmil.report.cases import Case
+from smmil.report.cases import ReportCase
 
 _SAME = 0.01  # pixel sizes and distances closer than this are the same, said with fewer digits
 _ASK = "is it the image this case was made from?"
 
 
-def refuse_other_slide(case: Case, slide: Slide) -> None:
+def refuse_other_slide(case: ReportCase, slide: Slide) -> None:
     """An error when the slide's size, scanned area or pixel size is not what the predictions remember."""
     for told in (p.meta.get("slide") for p in case.predictions if p is not None):
         if isinstance(told, dict):
@@ -22,7 +22,7 @@ def refuse_other_slide(case: Case, slide: Slide) -> None:
             _refuse_pixel_size(case, slide, told.get("mpp"))
 
 
-def pixels_per_unit(case: Case, slide: Slide) -> float:
+def pixels_per_unit(case: ReportCase, slide: Slide) -> float:
     """Level-0 pixels per coordinate unit: 1, unless coordinates count micrometres."""
     unit = case.facts["spacing"] if case.facts["unit"] == "um" else None
     if unit is None or (slide.mpp is None and unit != 1.0):
@@ -35,7 +35,7 @@ def pixels_per_unit(case: Case, slide: Slide) -> float:
     return 1.0 if abs(unit / slide.mpp - 1) <= _SAME else unit / slide.mpp
 
 
-def slice_numbers(case: Case, volume: Volume) -> np.ndarray:
+def slice_numbers(case: ReportCase, volume: Volume) -> np.ndarray:
     """Slices that are instances, counted from the foot; an error when the scan lacks them or is another one."""
     places = [p.coords for p in case.predictions if p is not None and p.coords is not None]
     stated = np.unique(np.concatenate([coords[:, 0] for coords in places if coords.shape[1] == 1]))
@@ -54,7 +54,7 @@ def slice_numbers(case: Case, volume: Volume) -> np.ndarray:
     return numbers
 
 
-def refuse_other_scan(case: Case, volume: Volume) -> None:
+def refuse_other_scan(case: ReportCase, volume: Volume) -> None:
     """An error when the scan's size, voxels or place in the patient are not what the predictions remember."""
     for prediction in (p for p in case.predictions if p is not None):
         other = other_scan(prediction, volume)
@@ -64,7 +64,7 @@ def refuse_other_scan(case: Case, volume: Volume) -> None:
             )
 
 
-def _refuse(case: Case, slide: Slide, what: str, told: Any, found: tuple[int, ...]) -> None:
+def _refuse(case: ReportCase, slide: Slide, what: str, told: Any, found: tuple[int, ...]) -> None:
     if isinstance(told, list | tuple) and [*told] != [*found]:
         raise DataError(
             f"{case.id}: was made from a slide with {what} {_numbers(told)}, but {slide.path} has {_numbers(found)}; "
@@ -72,7 +72,7 @@ def _refuse(case: Case, slide: Slide, what: str, told: Any, found: tuple[int, ..
         )
 
 
-def _refuse_pixel_size(case: Case, slide: Slide, told: Any) -> None:
+def _refuse_pixel_size(case: ReportCase, slide: Slide, told: Any) -> None:
     if isinstance(told, int | float) and told > 0 and slide.mpp is not None and abs(told / slide.mpp - 1) > _SAME:
         raise DataError(
             f"{case.id}: was made from a slide with {told:g} µm per pixel, but {slide.path} has {slide.mpp:g}; {_ASK} "

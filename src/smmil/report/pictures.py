@@ -1,23 +1,172 @@
-"""Small pictures of the images behind the maps: slides cut to the tissue, scans slice by slice."""
+"""Small pictures of slides and scans behind the maps."""
 
+import base64
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
-from smmil.images import open_slide
-from smmil.images.windows import Window, parse_window
-from smmil.report.cases import Case
-from smmil.report.damage import describe, hatched, lost_pixels
-from smmil.report.jpeg import fitting_jpeg
-from smmil.report.matching import pixels_per_unit, refuse_other_slide
+from smmil.images import DamagedTile, Slide, Thumbnail, Volume, open_slide, open_volume
+from smmil.images.volume import Window, parse_window, window
+from smmil.report.cases import ReportCase
+from smmil.report.matching import pixels_per_unit, refuse_other_slide, slice_numbers
 from smmil.report.originals import Original, find_originals
-from smmil.report.slices import ScanPicture, scan_picture
 
-_SIDES = (1600, 1200, 900, 640, 448, 320, 224)
+_DARK, _LIGHT = 96, 160
+_STRIPES = 80  # along the longer side of a picture: still seen when it is made small
+
+
+def lost_pixels(shown: Thumbnail) -> np.ndarray:
+    """(rows, columns) bool: pixels of the thumbnail that stand for damage."""
+    lost = np.zeros(shown.image.shape[:2], bool)
+    for x, y, width, height in shown.damaged:
+        left, top = int(x / shown.scale), int(y / shown.scale)
+        right, bottom = (int(np.ceil(end / shown.scale - 1e-6)) for end in (x + width, y + height))
+        lost[top:bottom, left:right] = True
+    return lost
+
+
+def hatched(image: np.ndarray, lost: np.ndarray) -> np.ndarray:
+    """The picture with grey diagonal stripes, which no stain has, where pixels were lost."""
+    if not lost.any():
+        return image
+    row, column = np.indices(lost.shape)
+    stripe = max(2, max(lost.shape) // _STRIPES)
+    grey = np.where((row + column) // stripe % 2, _DARK, _LIGHT).astype(np.uint8)
+    return np.where(lost[..., None], grey[..., None], image)
+
+
+def describe(lost: np.ndarray, slide: Slide, shown: Thumbnail) -> str:
+    """How much is lost and why; an error when nothing is left to show."""
+    reason = _reason(slide, shown)
+    if lost.all():
+        raise DataError(f"{slide.path}: the slide is damaged, nothing here can be decoded ({reason}); copy it again")
+    share = max(1, round(100 * lost.mean()))
+    return f"the slide is damaged: {share} % of its picture cannot be decoded ({reason}) and is hatched; copy it again"
+
+
+def _reason(slide: Slide, shown: Thumbnail) -> str:
+    x, y, width, height = shown.damaged[0]
+    side = max(width, height)
+    try:
+        slide.read(x, y, side, max(1, round(side / shown.scale)))
+    except DamagedTile as damage:
+        return damage.reason
+    return "its reader does not say why"
+
+
+_QUALITY = 80
+
+
+def as_jpeg(image: np.ndarray) -> str:
+    """A JPEG without any description, in base64; (rows, columns) is grey, (rows, columns, 3) is colour."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(image)).save(buffer, "JPEG", quality=_QUALITY, optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def fitting_jpeg(image: np.ndarray, sides: Sequence[int], most_bytes: int) -> str:
+    """The largest JPEG with one of these longer sides that fits into `most_bytes`; the smallest when none does."""
+    from PIL import Image
+
+    longest = max(image.shape[:2])
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    expected = 0.0
+    for side in sides:
+        # a picture has about as many bytes as pixels allow: no need to try sizes that are far too large
+        if side != sides[-1] and expected * (side / longest) ** 2 > 1.2 * most_bytes:
+            continue
+        shape = [max(1, round(length * min(1.0, side / longest))) for length in (image.shape[1], image.shape[0])]
+        small = picture if side >= longest else picture.resize((shape[0], shape[1]), Image.Resampling.BOX)
+        encoded = as_jpeg(np.asarray(small))
+        if len(encoded) <= most_bytes:
+            break
+        expected = len(encoded) / min(1.0, side / longest) ** 2
+    return encoded
+
+
+_SIDES = (384, 320, 256, 192, 128, 96, 64, 48)
+_WIDEST = 6000  # pixels of a picture's side; browsers refuse much larger ones
+
+
+@dataclass(frozen=True)
+class ScanPicture:
+    """A JPEG (base64) with all slices from foot to head, row by row, `across` to a row, each of that width and height.
+
+    area    None: unlike the picture of a slide it covers nothing
+    damage  None: a scan with a slice that cannot be read is not shown at all
+    """
+
+    jpeg: str
+    across: int
+    width: int
+    height: int
+    count: int
+    area: None = None
+    damage: None = None
+
+    @property
+    def layout(self) -> list[int]:
+        return [self.across, self.width, self.height, self.count]
+
+
+def scan_picture(original: Original, case: ReportCase, most_bytes: int, shades: Window = "brain") -> ScanPicture:
+    """All slices through a window, as the largest JPEG that fits into `most_bytes` (the smallest, when none does)."""
+    volume = open_volume(original.path)
+    slice_numbers(case, volume)
+    grey = _grey(volume, parse_window(shades))
+    for side in _sides(len(grey)):
+        sheet, across, (height, width) = _sheet(grey, side)
+        jpeg = as_jpeg(sheet)
+        if len(jpeg) <= most_bytes:
+            break
+    return ScanPicture(jpeg, across, width, height, len(grey))
+
+
+def _sides(count: int) -> list[int]:
+    """Widths of a slice that keep the whole picture small enough to be shown."""
+    fitting = [side for side in _SIDES if side * ceil(count**0.5) <= _WIDEST]
+    return fitting or [max(8, _WIDEST // ceil(count**0.5))]
+
+
+def _grey(volume: Volume, shades: tuple[float, float]) -> np.ndarray:
+    """(slices, rows, columns) uint8, pixels made square, at most as fine as the largest picture needs."""
+    from PIL import Image
+
+    x, y, _ = volume.spacing_mm
+    rows, columns = volume.shape[1] * y, volume.shape[2] * x
+    unit = min(_SIDES[0], max(volume.shape[1:])) / max(rows, columns)
+    size = max(1, round(columns * unit)), max(1, round(rows * unit))
+    pictures = (window(volume.slice_hu(i), *shades) * 255 for i in range(len(volume)))
+    return np.stack([
+        np.asarray(Image.fromarray(np.rint(p).astype(np.uint8)).resize(size, Image.Resampling.BILINEAR))
+        for p in pictures
+    ])  # fmt: skip
+
+
+def _sheet(grey: np.ndarray, side: int) -> tuple[np.ndarray, int, tuple[int, int]]:
+    """All slices row by row, at most `side` pixels wide and high each; their number per row and their size."""
+    from PIL import Image
+
+    factor = min(1.0, side / max(grey.shape[1:]))
+    height, width = (max(1, round(length * factor)) for length in grey.shape[1:])
+    across = ceil(len(grey) ** 0.5)
+    sheet = np.zeros((height * ceil(len(grey) / across), width * across), np.uint8)
+    for index, picture in enumerate(grey):
+        top, left = index // across * height, index % across * width
+        small = Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR)
+        sheet[top : top + height, left : left + width] = np.asarray(small)
+    return sheet, across, (height, width)
+
+
+_SIDES_PICTURES = (1600, 1200, 900, 640, 448, 320, 224)
 _LARGEST_WHOLE = 12_000  # pixels of the whole slide's side that are decoded at most to cut the tissue from
 
 Area = tuple[float, float, float, float]
@@ -39,7 +188,7 @@ AnyPicture = CasePicture | ScanPicture
 
 
 def all_pictures(
-    cases: Sequence[Case], where: str | Path, most_bytes: int, shades: Window = "brain"
+    cases: Sequence[ReportCase], where: str | Path, most_bytes: int, shades: Window = "brain"
 ) -> tuple[dict[str, AnyPicture], dict[str, str]]:
     """Pictures by case id, and for the others the reason why there is none."""
     parse_window(shades)
@@ -55,7 +204,7 @@ def all_pictures(
     return found, failed
 
 
-def _picture(case: Case, files: dict[str, Original], most_bytes: int, shades: Window) -> AnyPicture:
+def _picture(case: ReportCase, files: dict[str, Original], most_bytes: int, shades: Window) -> AnyPicture:
     if case.kind == "list":
         raise DataError("there is no map that a picture could lie below; see the note on the case")
     if case.id not in files:
@@ -65,22 +214,22 @@ def _picture(case: Case, files: dict[str, Original], most_bytes: int, shades: Wi
     return case_picture(files[case.id], case, most_bytes)
 
 
-def case_picture(original: Original, case: Case, most_bytes: int) -> CasePicture:
+def case_picture(original: Original, case: ReportCase, most_bytes: int) -> CasePicture:
     """The tissue of a slide as the largest JPEG that fits into `most_bytes` (the smallest one, when none does)."""
     with open_slide(original.path, original.mpp) as slide:
         refuse_other_slide(case, slide)
         unit = pixels_per_unit(case, slide)
         area = _tissue_area(case, slide.size, unit)
-        whole = max(1, min(_LARGEST_WHOLE, round(_SIDES[0] * max(slide.size) / max(area[2:]))))
+        whole = max(1, min(_LARGEST_WHOLE, round(_SIDES_PICTURES[0] * max(slide.size) / max(area[2:]))))
         shown = slide.thumbnail(whole)
         lost, covered = _cut(lost_pixels(shown), shown.scale, area)
         damage = describe(lost, slide, shown) if lost.any() else None
     image = hatched(_cut(shown.image, shown.scale, area)[0], lost)
     left, top, width, height = (value / unit for value in covered)
-    return CasePicture(fitting_jpeg(image, _SIDES, most_bytes), (left, top, width, height), damage)
+    return CasePicture(fitting_jpeg(image, _SIDES_PICTURES, most_bytes), (left, top, width, height), damage)
 
 
-def _tissue_area(case: Case, size: tuple[int, int], unit: float) -> Area:
+def _tissue_area(case: ReportCase, size: tuple[int, int], unit: float) -> Area:
     """The rectangle around all maps of the case with a margin, inside the slide, in its pixels."""
     facts = [r.facts for r in case.rasters if r is not None and r.facts["kind"] in ("map", "points")]
     extents = np.array([f["extent"] for f in facts]) * unit

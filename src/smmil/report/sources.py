@@ -12,7 +12,7 @@ from smmil.prediction import Prediction, prediction_files
 
 
 @dataclass(frozen=True)
-class Source:
+class PredictionSource:
     """One model: a name to show, what it said about the cases, and run.json of its run (empty when there is none).
 
     left_out  {file: reason} of predictions that could not be read
@@ -24,12 +24,12 @@ class Source:
     left_out: dict[Path, str] = field(default_factory=dict)
 
 
-def load_sources(places: Sequence[str | Path]) -> list[Source]:
+def load_sources(places: Sequence[str | Path]) -> list[PredictionSource]:
     """One source per model; a run stands for its folder `predictions`, and damaged files are left out and named."""
     return [_load(*found) for found in find_sources(places)]
 
 
-def _load(name: str, places: Sequence[Path], run: dict[str, Any]) -> Source:
+def _load(name: str, places: Sequence[Path], run: dict[str, Any]) -> PredictionSource:
     found: dict[str, tuple[Prediction, Path]] = {}
     damaged: dict[Path, str] = {}
     for path in (file for place in places for file in prediction_files(place)):
@@ -44,7 +44,7 @@ def _load(name: str, places: Sequence[Path], run: dict[str, Any]) -> Source:
     if not found:
         path, reason = next(iter(damaged.items()))
         raise DataError(f"{path}: {reason} (and no other prediction of {name} can be read)")
-    return Source(name, [prediction for _, (prediction, _) in sorted(found.items())], run, damaged)
+    return PredictionSource(name, [prediction for _, (prediction, _) in sorted(found.items())], run, damaged)
 
 
 def find_sources(places: Sequence[str | Path]) -> list[tuple[str, Sequence[Path], dict[str, Any]]]:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from smmil.errors import ConfigError
 from smmil.files import write_text
-from smmil.images.windows import Window
+from smmil.images.volume import Window
 from smmil.prediction import Prediction
-from smmil.report.cases import Case, all_cases
+from smmil.redact import safe_text, without_names
+from smmil.report.cases import ReportCase, all_cases
+from smmil.report.charts import figures
 from smmil.report.document import document
-from smmil.report.figures import figures
 from smmil.report.numbers import measure
 from smmil.report.originals import find_originals
 from smmil.report.pictures import AnyPicture, all_pictures
-from smmil.report.private import safe_text, without_names
-from smmil.report.sources import Source, load_sources
+from smmil.report.sources import load_sources
 
 LARGEST_MB = 30.0
 _SCORES_SHARE = 0.55  # of the file for scores; beyond this they are stored with 8 bits instead of 16
@@ -23,7 +23,7 @@ _PAGE_BYTES = 1_000_000  # program, style and numbers
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenReport:
     """What was written: the page, its models and number of cases, its size, and what is wrong with it.
 
     without_picture  {case: why its image is not shown}     damaged  {case: what of its image cannot be decoded}
@@ -52,7 +52,7 @@ def write_report(
     licences: Mapping[str, str] | None = None,
     max_mb: float = LARGEST_MB,
     window: Window = "brain",
-) -> Written:
+) -> WrittenReport:
     """Write one self-contained page about runs or folders of predictions.
 
     slides     folder of slides or scans, or CSV table (id, slide), for pictures below the maps
@@ -83,10 +83,10 @@ def write_report(
     )
     write_text(out, text)
     left_out = {path: reason for source in sources for path, reason in source.left_out.items()}
-    return Written(Path(out), list(models), len(cases), len(text.encode()), missing, damaged, left_out)
+    return WrittenReport(Path(out), list(models), len(cases), len(text.encode()), missing, damaged, left_out)
 
 
-def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | None, room: int) -> list[Case]:
+def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | None, room: int) -> list[ReportCase]:
     cases = all_cases(models, column)
     if _size(cases) <= _SCORES_SHARE * room:
         return cases
@@ -94,7 +94,7 @@ def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | Non
 
 
 def _pictures(
-    cases: list[Case], slides: str | Path | None, room: int, window: Window
+    cases: list[ReportCase], slides: str | Path | None, room: int, window: Window
 ) -> tuple[dict[str, AnyPicture], dict[str, str]]:
     return ({}, {}) if slides is None else all_pictures(cases, slides, max(0, room - _size(cases)), window)
 
@@ -114,8 +114,8 @@ def _refuse_folder(out: Path) -> None:
         raise ConfigError(f"--out {out}: {inside} is a file, not a folder; choose another place")
 
 
-def _size(cases: Sequence[Case]) -> int:
+def _size(cases: Sequence[ReportCase]) -> int:
     return sum(len(r.packed) + 400 for case in cases for r in case.rasters if r is not None)
 
 
-__all__ = ["LARGEST_MB", "Source", "Written", "write_report"]
+__all__ = ["LARGEST_MB", "WrittenReport", "write_report"]

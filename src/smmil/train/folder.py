@@ -1,4 +1,4 @@
-"""The folder of one run: settings, split, logs and checkpoints, each file whole at any moment."""
+"""The folder of a run: settings, split, logs and checkpoints, each file complete at any moment."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smmil.config import TrainConfig, differing_keys, dump, load_config
-from smmil.errors import ConfigError, DataError
+from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.files import read_json, remove_leftovers, write_json, write_text
 from smmil.train.checkpoint import State, peek
 from smmil.weights import read_weights, tensors_digest
@@ -109,3 +109,23 @@ def table_text(rows: Iterable[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+class TensorBoardLog:
+    """Writes each epoch's numbers as TensorBoard scalars; after a resume the later epochs are written anew."""
+
+    def __init__(self, folder: Path, epoch: int):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtra("tensorboard", "tensorboard", "training.tensorboard") from None
+        self._writer: Any = SummaryWriter(str(folder), purge_step=epoch + 1)
+
+    def add(self, row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            if name != "epoch":
+                self._writer.add_scalar(name, value, row["epoch"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

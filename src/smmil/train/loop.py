@@ -1,11 +1,22 @@
-"""The training loop, all of it."""
+"""The training loop: epochs, steps, validation, learning rate, model hooks and non-finite checks.
+
+bag_weight          attribute: factor of the bag loss beside the model's own terms (CLAM: 0.7)
+parameter_groups()  method: [{"params": [...], "lr_scale": 0.1}], groups with options of their own for the optimiser;
+                    `lr_scale` multiplies the learning rate of the schedule
+before_step()       method: called when the gradients are complete, before they are used (clipping of its own)
+after_step()        method: called when the weights have changed (prototypes, memory banks)
+training_state      attribute: beginnings of names in the state dict that only training needs (soft labels of training
+                    instances); they are in the checkpoint to go on from, not in the selected weights
+
+State that these methods keep belongs into buffers, so that it is saved with the weights and resuming stays exact.
+"""
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +26,124 @@ from smmil.config import TrainingConfig
 from smmil.data.loader import BagDataset, batches, epoch_order
 from smmil.errors import DataError
 from smmil.evaluate import bag_metrics
-from smmil.losses import penalty_terms, total_loss
+from smmil.losses import bag_loss, penalty_terms, total_loss
 from smmil.models import Output
 from smmil.predict import on_device, predict
 from smmil.runtime import seed_step
 from smmil.train.checkpoint import State
-from smmil.train.hooks import after_step, bag_weight, before_step
-from smmil.train.interrupt import StopRequest
-from smmil.train.nonfinite import gradients_are_finite, refuse_nonfinite_forward, refuse_nonfinite_gradient
-from smmil.train.progress import Progress
-from smmil.train.schedule import set_epoch_lr
+from smmil.train.progress import Progress, StopRequest
+
+
+def bag_weight(model: nn.Module) -> float:
+    return float(getattr(model, "bag_weight", 1.0))
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """The groups a model asks for, or all parameters in one; every parameter must be in exactly one."""
+    if not hasattr(model, "parameter_groups"):
+        return [{"params": list(model.parameters())}]
+    groups = [{**group, "params": list(group["params"])} for group in model.parameter_groups()]  # type: ignore[operator]
+    grouped = sorted(id(p) for group in groups for p in group["params"])
+    if grouped != sorted(id(p) for p in model.parameters()):
+        raise ValueError(f"{type(model).__name__}.parameter_groups() must hold every parameter exactly once")
+    return groups
+
+
+def before_step(model: nn.Module) -> None:
+    if hasattr(model, "before_step"):
+        model.before_step()  # type: ignore[operator]
+
+
+def after_step(model: nn.Module) -> None:
+    if hasattr(model, "after_step"):
+        model.after_step()  # type: ignore[operator]
+
+
+def lasting_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict without what only training needs."""
+    passing = tuple(getattr(model, "training_state", ()))
+    return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(passing)}
+
+
+_KINDS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
+def make_optimiser(
+    parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]], settings: TrainingConfig
+) -> torch.optim.Optimizer:
+    """The optimiser with PyTorch's defaults apart from learning rate and weight decay; takes groups as torch does."""
+    return _KINDS[settings.optimiser](list(parameters), lr=settings.lr, weight_decay=settings.weight_decay)
+
+
+def warmup_factor(epoch: int, epochs: int, start: float) -> float:
+    """Share of the full learning rate in `epoch`: from `start` in a straight line to 1 after `epochs` epochs.
+
+    The paper's LinearLR (start 0.1, 5 epochs) is 0.1, 0.28, 0.46, 0.64, 0.82, 1, 1, …
+    """
+    if epoch >= epochs:
+        return 1.0
+    return start + (1 - start) * epoch / epochs
+
+
+def set_epoch_lr(optimiser: torch.optim.Optimizer, settings: TrainingConfig, epoch: int) -> float:
+    """Give the optimiser the learning rate of `epoch`, which depends on nothing else, and return it.
+
+    A group with an `lr_scale` gets that multiple of it.
+    """
+    lr = settings.lr * warmup_factor(epoch, settings.warmup_epochs, settings.warmup_start)
+    for group in optimiser.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+    return lr
+
+
+_ADVICE = "lower training.lr, set training.clip_norm, or look at this bag with: smmil inspect"
+
+
+def refuse_nonfinite_forward(batch: BagBatch, output: Output, parts: Mapping[str, Tensor], where: str) -> None:
+    """An error that names the bag if a logit or a loss of this batch is not a number."""
+    if bool(torch.isfinite(output.logits).all()) and all(bool(torch.isfinite(p).all()) for p in parts.values()):
+        return
+    _refuse_rows(batch, where)
+    wrong = (~torch.isfinite(output.logits)).any(1).nonzero().flatten().tolist()
+    if wrong:
+        raise DataError(f"{where}: the logit of {_named(batch, wrong)} is NaN or Inf; {_ADVICE}")
+    terms = ", ".join(name for name, part in parts.items() if not bool(torch.isfinite(part).all()))
+    raise DataError(f"{where}: loss term {terms} is NaN or Inf, among bags {', '.join(batch.ids)}; {_ADVICE}")
+
+
+def refuse_nonfinite_gradient(model: nn.Module, batch: BagBatch, forward: Callable[[], Output], where: str) -> NoReturn:
+    """An error that names the bags of this batch whose own gradient is not a number (or all, if only together)."""
+    _refuse_rows(batch, where)
+    wrong = [b for b in range(len(batch)) if not _finite_gradient(model, forward().logits, batch.need("y"), b)]
+    named = _named(batch, wrong) if wrong else f"bags {', '.join(batch.ids)} together"
+    raise DataError(f"{where}: the gradient of {named} is NaN or Inf; {_ADVICE}")
+
+
+def gradients_are_finite(model: nn.Module) -> bool:
+    """Whether every gradient is a number; one pass over the parameters."""
+    sums = [p.grad.sum() for p in model.parameters() if p.grad is not None]
+    return not sums or bool(torch.isfinite(torch.stack(sums)).all())
+
+
+def _refuse_rows(batch: BagBatch, where: str) -> None:
+    for name, rows in zip(batch.ids, batch.split(batch.x), strict=True):
+        wrong = (~torch.isfinite(rows)).any(1).nonzero().flatten().tolist()
+        if wrong:
+            raise DataError(f"{where}: bag {name} holds NaN or Inf in row {wrong[0]}; extract its features again")
+
+
+def _finite_gradient(model: nn.Module, logits: Tensor, y: Tensor, b: int) -> bool:
+    weights = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(bag_loss(logits[b : b + 1], y[b : b + 1]), weights, allow_unused=True)
+    return all(bool(torch.isfinite(g).all()) for g in found if g is not None)
+
+
+def _named(batch: BagBatch, which: list[int]) -> str:
+    return f"bag{'s' if len(which) > 1 else ''} {', '.join(batch.ids[b] for b in which)}"
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What stays the same while training runs; there is no test set in it.
 
     save       writes the checkpoint of a state      keep   writes the weights of this epoch under a name
@@ -53,7 +168,7 @@ class Job:
         return math.ceil(len(self.train_set) / self.settings.batch_size)
 
 
-def fit(job: Job, state: State) -> bool:
+def fit(job: TrainingJob, state: State) -> bool:
     """Train from `state` to the end; False if somebody asked to stop before, with everything saved."""
     while state.ended is None and job.stop.signal is None:
         if train_epoch(job, state):
@@ -63,7 +178,7 @@ def fit(job: Job, state: State) -> bool:
     return state.ended is not None
 
 
-def train_epoch(job: Job, state: State) -> bool:
+def train_epoch(job: TrainingJob, state: State) -> bool:
     """The rest of the running epoch; False if it was interrupted (and saved) on the way."""
     set_epoch_lr(job.optimiser, job.settings, state.epoch)
     job.model.train()
@@ -80,13 +195,13 @@ def train_epoch(job: Job, state: State) -> bool:
     return True
 
 
-def _training_batches(job: Job, state: State) -> Iterator[BagBatch]:
+def _training_batches(job: TrainingJob, state: State) -> Iterator[BagBatch]:
     t = job.settings
     order = epoch_order(len(job.train_set), t.seed, state.epoch)
     return batches(job.train_set, batch_size=t.batch_size, order=order, workers=t.workers, start=state.step)
 
 
-def optimiser_step(job: Job, state: State, stream: Iterator[BagBatch]) -> None:
+def optimiser_step(job: TrainingJob, state: State, stream: Iterator[BagBatch]) -> None:
     """One change of the weights: `accumulate` batches forward and backward, as if they were one batch."""
     t = job.settings
     first = state.step * t.batch_size
@@ -101,7 +216,7 @@ def optimiser_step(job: Job, state: State, stream: Iterator[BagBatch]) -> None:
     after_step(job.model)
 
 
-def accumulate_gradient(job: Job, state: State, batch: BagBatch, share: float) -> None:
+def accumulate_gradient(job: TrainingJob, state: State, batch: BagBatch, share: float) -> None:
     """Add the gradient of one batch, weighted by its share of the bags, and its losses to the running sums."""
     where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
     batch = replace(on_device(batch, job.device, job.model), y_inst=None)
@@ -117,7 +232,7 @@ def accumulate_gradient(job: Job, state: State, batch: BagBatch, share: float) -
     job.progress.step_done(state.epoch, state.step, float(loss.detach()))
 
 
-def forward(job: Job, state: State, batch: BagBatch) -> Output:
+def forward(job: TrainingJob, state: State, batch: BagBatch) -> Output:
     """What the model says in training, with the randomness that belongs to this place; bfloat16 if asked for."""
     seed_step(job.settings.seed, state.epoch, state.step)
     with torch.autocast(job.device.type, dtype=torch.bfloat16, enabled=job.settings.autocast):
@@ -130,7 +245,7 @@ def _add_up(state: State, parts: dict[str, Tensor], bags: int) -> None:
     state.sums["bags"] = state.sums.get("bags", 0) + bags
 
 
-def validate(job: Job, epoch: int) -> dict[str, float]:
+def validate(job: TrainingJob, epoch: int) -> dict[str, float]:
     """Bag AUROC and cross-entropy over all validation bags at once: eval mode, no gradients, labels hidden."""
     seed_step(job.settings.seed, epoch, -1)
     t = job.settings
@@ -142,7 +257,7 @@ def validate(job: Job, epoch: int) -> dict[str, float]:
     return {"auroc": found["auroc"], "loss": found["loss"]}
 
 
-def close_epoch(job: Job, state: State, validation: dict[str, float]) -> None:
+def close_epoch(job: TrainingJob, state: State, validation: dict[str, float]) -> None:
     """Write the epoch into the history, keep its weights if they are the best so far, and decide whether to go on."""
     row = epoch_row(job, state, validation)
     candidate = {"epoch": row["epoch"], "auroc": row["val_auroc"], "loss": row["val_loss"]}
@@ -156,7 +271,7 @@ def close_epoch(job: Job, state: State, validation: dict[str, float]) -> None:
     state.ended = reason_to_end(job.settings, state)
 
 
-def epoch_row(job: Job, state: State, validation: dict[str, float]) -> dict[str, Any]:
+def epoch_row(job: TrainingJob, state: State, validation: dict[str, float]) -> dict[str, Any]:
     """One line of metrics.csv; nothing in it depends on the clock."""
     bags = state.sums["bags"]
     losses = {f"train_{name}": total / bags for name, total in state.sums.items() if name != "bags"}

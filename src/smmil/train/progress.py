@@ -1,5 +1,10 @@
-"""What training tells the outside while it runs."""
+"""Progress events and polite interruption of training."""
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 
@@ -20,3 +25,38 @@ class Progress:
 
     def epoch_done(self, row: dict[str, Any]) -> None:
         """One epoch is done; `row` is its line in metrics.csv."""
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Training was asked to stop and saved its state first; `signal` is the number of the signal."""
+
+    def __init__(self, message: str, signal_number: int):
+        super().__init__(message)
+        self.signal = signal_number
+
+
+class StopRequest:
+    """Remembers that somebody asked to stop; asking twice stops at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def ask(self, number: int, _frame: FrameType | None = None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turn SIGINT and SIGTERM into a StopRequest inside the block; outside the main thread signals are left alone."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

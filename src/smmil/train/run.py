@@ -1,4 +1,4 @@
-"""One training run in one folder: begin, go on where it stopped, or say that it is done."""
+"""One training run in one folder: start, resume, or report that it is done."""
 
 import time
 from dataclasses import dataclass
@@ -19,13 +19,9 @@ from smmil.models import create_model
 from smmil.predict import feature_source
 from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
 from smmil.train.checkpoint import State, load_checkpoint, save_checkpoint
-from smmil.train.folder import RunFolder, outcome
-from smmil.train.hooks import lasting_state, parameter_groups
-from smmil.train.interrupt import Interrupted, StopRequest, stop_on_signals
-from smmil.train.loop import Job, fit
-from smmil.train.progress import Progress
-from smmil.train.schedule import make_optimiser
-from smmil.train.tensorboard import Board
+from smmil.train.folder import RunFolder, TensorBoardLog, outcome
+from smmil.train.loop import TrainingJob, fit, lasting_state, make_optimiser, parameter_groups
+from smmil.train.progress import Interrupted, Progress, StopRequest, stop_on_signals
 from smmil.weights import save_weights
 
 
@@ -71,14 +67,14 @@ class _Run:
             "split": split_digest(self.manifest, self.split),
             "versions": versions() | {"source": source_digest()},
         }
-        self.board: Board | None = None
+        self.board: TensorBoardLog | None = None
         self.since = time.monotonic()
 
     def go_on(self) -> State:
         """Train to the end; raises Interrupted if somebody asked to stop."""
         job, state = self._prepare()
         if self.config.training.tensorboard:
-            self.board = Board(self.folder.path / "tensorboard", state.epoch)
+            self.board = TensorBoardLog(self.folder.path / "tensorboard", state.epoch)
         self.progress.begun(epochs=job.settings.epochs, steps=job.steps, epoch=state.epoch, step=state.step)
         self.folder.write_metrics(state.history)
         self._write_facts(state, "running")
@@ -91,7 +87,7 @@ class _Run:
             self._tell_interrupted(state)
         return state
 
-    def _prepare(self) -> tuple[Job, State]:
+    def _prepare(self) -> tuple[TrainingJob, State]:
         used = (*self.split.train, *self.split.val)
         train_set, val_set = (BagDataset(self.manifest, ids) for ids in (self.split.train, self.split.val))
         device = choose_device(self.config.training.device)
@@ -114,10 +110,10 @@ class _Run:
         if missing:
             self.progress.said(f"note: files of {len(missing)} test bags are missing, such as {missing[0]}")
 
-    def _job(self, train_set: BagDataset, val_set: BagDataset, device: torch.device) -> Job:
+    def _job(self, train_set: BagDataset, val_set: BagDataset, device: torch.device) -> TrainingJob:
         balanced = self.config.training.class_weights
         labels = [y for y in train_set.labels if y is not None]
-        return Job(
+        return TrainingJob(
             settings=self.config.training,
             model=self.model,
             optimiser=self.optimiser,

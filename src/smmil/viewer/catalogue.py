@@ -12,11 +12,11 @@ from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
 from smmil.maps import canvas
-from smmil.maps.points import scattered
+from smmil.maps.raster import scattered
 from smmil.prediction import Prediction, prediction_files
+from smmil.redact import safe_text
 from smmil.report.cases import verdict
 from smmil.report.originals import Original
-from smmil.report.private import safe_text
 from smmil.report.sources import find_sources
 
 _OUTCOMES = {(1, 1): "true positive", (1, 0): "false negative", (0, 1): "false positive", (0, 0): "true negative"}
@@ -33,7 +33,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Said:
+class ModelScores:
     """What one model said about one case, in few words; the scores stay in the file.
 
     shown    False when its instances are others than those of the case's first model: one map cannot show both
@@ -62,7 +62,7 @@ class CaseRow:
     id: str
     kind: str
     instances: int
-    said: tuple[Said | None, ...]
+    said: tuple[ModelScores | None, ...]
     label: int | None = None
     truth: bool = False
     original: Original | None = None
@@ -93,7 +93,7 @@ class Catalogue:
 class _Gathered:
     """What is kept of the predictions of one model while they pass by."""
 
-    said: dict[str, Said] = field(default_factory=dict)
+    said: dict[str, ModelScores] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     scores: list[np.ndarray] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
@@ -171,7 +171,7 @@ def _note(table: _Gathered, prediction: Prediction, file: Path, column: int | No
     answer = verdict(prediction)
     y = prediction.y
     outcome = _outcome(y, answer["answer"], prediction)
-    table.said[prediction.id] = Said(file, answer["p"], outcome, _layout(prediction), _content(prediction))
+    table.said[prediction.id] = ModelScores(file, answer["p"], outcome, _layout(prediction), _content(prediction))
     table.facts[prediction.id] = {
         "kind": kind_of(prediction),
         "instances": prediction.n,
@@ -215,7 +215,7 @@ def _model(name: str, table: _Gathered) -> Model:
 def _row(id_: str, gathered: Sequence[_Gathered]) -> CaseRow:
     said = [table.said.get(id_) for table in gathered]
     layout = next(s.layout for s in said if s is not None)
-    placed = [s if s is None or s.layout == layout else Said(**{**vars(s), "shown": False}) for s in said]
+    placed = [s if s is None or s.layout == layout else ModelScores(**{**vars(s), "shown": False}) for s in said]
     facts = [table.facts[id_] for table in gathered if id_ in table.facts]
     usable = [f for f, s in zip(facts, filter(None, placed), strict=True) if s.shown]
     label = next((f["label"] for f in facts if f["label"] is not None), None)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from smmil.errors import ConfigError, DataError
 from smmil.exports import FORMATS, export
-from smmil.exports.case import Case
+from smmil.exports.case import ExportCase
+from smmil.exports.geometry import boxes, slide_facts
 from smmil.exports.originals import Original
-from smmil.exports.places import boxes, slide_facts
 from smmil.files import file_name
 from smmil.prediction import Prediction
-from smmil.report.private import safe_text
+from smmil.redact import safe_text
 
 _TABLES = ("csv", "parquet")
 _OF_SLIDES = ("geojson", "csv", "parquet", "png", "tiff")
@@ -32,7 +32,7 @@ class Download(NamedTuple):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def possible_formats(kind: str, case: Case) -> list[str]:
+def possible_formats(kind: str, case: ExportCase) -> list[str]:
     """What a case of this kind can be written to; its image is only there when it can be read and is its own.
 
     Tables can always be written; maps need places in pixels, and what lies in a patient needs the image.
@@ -46,7 +46,7 @@ def possible_formats(kind: str, case: Case) -> list[str]:
     return list(_TABLES) if kind != "none" or case.prediction.coords is None else []
 
 
-def _has_pixels(case: Case) -> bool:
+def _has_pixels(case: ExportCase) -> bool:
     """Whether the exports can tell where in the slide its instances lie."""
     try:
         boxes(case, slide_facts(case))

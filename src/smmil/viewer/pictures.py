@@ -6,13 +6,13 @@ from pathlib import Path
 from smmil.errors import DataError
 from smmil.images import Slide, Volume
 from smmil.prediction import Prediction
-from smmil.report.cases import Case
+from smmil.report.cases import ReportCase
 from smmil.report.matching import refuse_other_scan, refuse_other_slide, slice_numbers
 
 
 def refuse_foreign_slide(prediction: Prediction, slide: Slide) -> None:
     """An error when the prediction remembers another size, scanned area or pixel size."""
-    refuse_other_slide(Case(prediction.id, {}, [], [prediction]), slide)
+    refuse_other_slide(ReportCase(prediction.id, {}, [], [prediction]), slide)
 
 
 def refuse_foreign_scan(prediction: Prediction, volume: Volume) -> None:
@@ -22,11 +22,11 @@ def refuse_foreign_scan(prediction: Prediction, volume: Volume) -> None:
         frame = prediction.frame
         known = frame is not None and frame.spacing is not None
         facts = {"spacing": frame.spacing[0], "unit": frame.unit} if known else {"spacing": None, "unit": "px"}  # type: ignore[union-attr,index]
-        slice_numbers(Case(prediction.id, facts, [], [prediction]), volume)
+        slice_numbers(ReportCase(prediction.id, facts, [], [prediction]), volume)
     elif prediction.coords[:, 2].max() >= len(volume):
         raise DataError(f"{prediction.id}: has instances beyond the {len(volume)} slices of this scan; is it its own?")
     else:
-        refuse_other_scan(Case(prediction.id, {}, [], [prediction]), volume)
+        refuse_other_scan(ReportCase(prediction.id, {}, [], [prediction]), volume)
 
 
 def find_features(manifest: str | Path, ids: Sequence[str]) -> dict[str, Path]:

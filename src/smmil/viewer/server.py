@@ -1,9 +1,10 @@
-"""The addresses of the viewer and what they answer; everything they name is a number of a table."""
+"""Routes of the viewer; every address names a number of a table."""
 
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,19 +18,41 @@ from starlette.types import Receive, Scope, Send
 
 from smmil.errors import ConfigError, SmmilError
 from smmil.files import digest
-from smmil.viewer import answers
-from smmil.viewer.addresses import Absent, decimal, number, numbers, wish
+from smmil.viewer import api
+from smmil.viewer.data import ViewerData
 from smmil.viewer.downloads import Download
 from smmil.viewer.guard import Guard
-from smmil.viewer.static_files import PAGE, TYPES, static_table
-from smmil.viewer.study import Study
+from smmil.viewer.params import Absent, decimal, number, numbers, wish
 from smmil.viewer.tiles import LARGEST_PATCH
+
+_SHARED = ("openseadragon.min.js", "openseadragon-LICENSE.txt", "paint.js", "report.css")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".txt": "text/plain; charset=utf-8",
+}
+PAGE = "page.html"
+
+
+def static_table() -> dict[str, Path]:
+    """{name: file} of the viewer's own files and of those it shares with the report."""
+    import smmil.report
+
+    own = Path(__file__).parent / "static"
+    shared = Path(smmil.report.__file__).parent / "static"
+    table = {name: shared / name for name in _SHARED}
+    found = sorted(own.iterdir()) if own.is_dir() else []
+    return table | {path.name: path for path in found if path.is_file() and path.suffix in TYPES}
+
 
 _BYTES = "application/octet-stream"
 _CHUNK = 2**20
 
 
-def create_app(study: Study, *, host: str = "127.0.0.1", token: str | None = None) -> Starlette:
+def create_app(study: ViewerData, *, host: str = "127.0.0.1", token: str | None = None) -> Starlette:
     """The application over a study, guarded; `host` is where it is bound, `token` what strangers must know."""
     at = Addresses(study)
     routes = [
@@ -44,7 +67,7 @@ def create_app(study: Study, *, host: str = "127.0.0.1", token: str | None = Non
     return app
 
 
-def _closing(study: Study) -> Callable[[Starlette], Any]:
+def _closing(study: ViewerData) -> Callable[[Starlette], Any]:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
@@ -56,12 +79,12 @@ def _closing(study: Study) -> Callable[[Starlette], Any]:
 class Addresses:
     """One method per address. They run in threads, several at once."""
 
-    def __init__(self, study: Study):
+    def __init__(self, study: ViewerData):
         self.study = study
         self.files = static_table()
         # Numbers mean other cases after a restart: no browser may take an old answer for a new one.
         self._start = secrets.token_hex(8)
-        self._all_cases = _json({"study": self._start, **answers.all_cases(study)})
+        self._all_cases = _json({"study": self._start, **api.all_cases(study)})
 
     def table(self) -> list[tuple[str, Callable[[Request], Response]]]:
         """Addresses about cases, and what answers them."""
@@ -99,7 +122,7 @@ class Addresses:
         return Response(self._all_cases, media_type="application/json", headers={"cache-control": "no-store"})
 
     def case(self, request: Request) -> Response:
-        content = _json(answers.one_case(self.study, self._case(request)))
+        content = _json(api.one_case(self.study, self._case(request)))
         return Response(content, media_type="application/json", headers={"cache-control": "no-store"})
 
     def coords(self, request: Request) -> Response:

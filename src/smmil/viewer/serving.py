@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
+from smmil.viewer.data import ViewerData
 from smmil.viewer.guard import is_loopback
-from smmil.viewer.study import Study
 
 _LOWEST_CACHE_MB, _HIGHEST_CACHE_MB = 1, 65_536
 
@@ -47,7 +47,7 @@ def serve(
     listening = bind(host, port)
     with listening:
         options = {"threshold": threshold, "cache_bytes": max_cache_mb * 2**20, "title": title}
-        study = Study.read(places, slides=slides, bags=bags, column=column, progress=progress, **options)
+        study = ViewerData.read(places, slides=slides, bags=bags, column=column, progress=progress, **options)
         for problem in study.problems:
             remark(f"left out: {problem}")
         address, bound_port = listening.getsockname()[:2]
@@ -59,7 +59,7 @@ def serve(
         _run(uvicorn, study, host, token, listening)
 
 
-def _run(uvicorn: Any, study: Study, host: str, token: str | None, listening: socket.socket) -> None:
+def _run(uvicorn: Any, study: ViewerData, host: str, token: str | None, listening: socket.socket) -> None:
     from smmil.viewer.server import create_app
 
     # no log of requests: addresses may carry the token

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smmil.errors import SmmilError
-from smmil.exports.case import Case
-from smmil.exports.painting import paint
-from smmil.images.windows import PRESETS, window
+from smmil.exports.case import ExportCase
+from smmil.exports.geometry import paint
+from smmil.images.volume import PRESETS, window
 from smmil.maps import canvas, rasterize
-from smmil.viewer.addresses import Absent
+from smmil.viewer.params import Absent
 from smmil.viewer.tiles import TILE, tile_pixels
 
 if TYPE_CHECKING:
-    from smmil.viewer.study import Study
+    from smmil.viewer.data import ViewerData
 
 SIDE = 160
 _STRIP = 14
@@ -23,7 +23,7 @@ _OPACITY = 0.55
 _PAPER = (246, 245, 242)
 
 
-def thumbnail(study: "Study", number: int) -> bytes:
+def thumbnail(study: "ViewerData", number: int) -> bytes:
     """A PNG of at most 160 x 160 pixels."""
     row = study.cases[number]
     if row.kind == "none":
@@ -32,7 +32,7 @@ def thumbnail(study: "Study", number: int) -> bytes:
     return _png(_of_scan(study, number, case) if row.kind == "scan" else _of_slide(study, number, case))
 
 
-def _of_slide(study: "Study", number: int, case: Case) -> np.ndarray:
+def _of_slide(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     if case.image is not None:
         try:
             with study.damage.noted(number):
@@ -48,7 +48,7 @@ def _of_slide(study: "Study", number: int, case: Case) -> np.ndarray:
     return _on_paper(paint(np.hstack([dots, dots + 2 * _DOT]), case.score, (SIDE, SIDE)), case)
 
 
-def _over_slide(study: "Study", number: int, case: Case) -> np.ndarray:
+def _over_slide(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     picture, places = study.picture(number), study.places(number)
     level = max(k for k in range(picture.levels) if max(picture.size(k)) <= TILE)
     with study.pool.lend(picture.path, picture.weight) as slide:
@@ -62,12 +62,12 @@ def _over_slide(study: "Study", number: int, case: Case) -> np.ndarray:
     return _tinted(base, paint(shifted, case.score, base.shape[:2]), case, _OPACITY)
 
 
-def _on_paper(heat: np.ndarray, case: Case) -> np.ndarray:
+def _on_paper(heat: np.ndarray, case: ExportCase) -> np.ndarray:
     base = np.broadcast_to(np.array(_PAPER, np.uint8), (*heat.shape, 3))
     return _tinted(base, heat, case, 1.0)
 
 
-def _of_scan(study: "Study", number: int, case: Case) -> np.ndarray:
+def _of_scan(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     """The hottest slice in the brain window above a strip of all scores; without the scan only the strip."""
     slices = study.places(number).coords
     assert slices is not None  # scans have coordinates
@@ -90,7 +90,7 @@ def _fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
     return np.asarray(ImageOps.pad(Image.fromarray(picture), (width, height), color="black"))
 
 
-def _tinted(base: np.ndarray, heat: np.ndarray, case: Case, opacity: float) -> np.ndarray:
+def _tinted(base: np.ndarray, heat: np.ndarray, case: ExportCase, opacity: float) -> np.ndarray:
     low, high, _ = canvas.limits_of(case.score.astype(np.float64), None)
     colours = canvas.colours("viridis")((np.nan_to_num(heat, nan=low) - low) / (high - low))[..., :3] * 255
     mixed = np.where(np.isnan(heat)[..., None], base, (1 - opacity) * base + opacity * colours)

@@ -1,18 +1,20 @@
-"""Pixels of a slide as a browser wants them: Deep Zoom tiles, and single patches."""
+"""Pixels for the browser: Deep Zoom tiles, patches, CT slices and thumbnails."""
 
 import io
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.images import Slide, open_slide
+from smmil.images import Slide, Volume, open_slide
+from smmil.images.volume import PRESETS
 from smmil.prediction import Prediction
 from smmil.report.originals import Original
+from smmil.viewer.cache import USUAL_BYTES
 from smmil.viewer.pictures import refuse_foreign_slide
-from smmil.viewer.pool import USUAL_BYTES
 
 TILE = 256
 LARGEST_PATCH = 1024
@@ -118,3 +120,22 @@ def _scanned(slide: Slide) -> tuple[int, int, int, int]:
     left, top = max(left, 0), max(top, 0)
     width, height = min(width, slide.size[0] - left), min(height, slide.size[1] - top)
     return (left, top, width, height) if width > 0 and height > 0 else (0, 0, *slide.size)
+
+
+def scan_facts(volume: Volume) -> dict[str, Any]:
+    """Sizes, distances in mm (slice, row, column) and the windows a radiologist asks for (centre, width)."""
+    slices, rows, columns = volume.shape
+    x, y, z = volume.spacing_mm
+    return {
+        "slices": slices,
+        "rows": rows,
+        "columns": columns,
+        "spacing": [z, y, x],
+        "windows": {name: list(window) for name, window in PRESETS.items()},
+    }
+
+
+def slice_bytes(volume: Volume, index: int) -> bytes:
+    """Slice `index` row by row, little-endian int16, cut off at its limits."""
+    hu = np.nan_to_num(volume.slice_hu(index), nan=-32768)
+    return np.clip(np.rint(hu), -32768, 32767).astype("<i2").tobytes()

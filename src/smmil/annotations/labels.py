@@ -1,0 +1,105 @@
+"""Labels of CT slices as RSNA 2019 publishes them, and the error boundary of all annotation readers."""
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from xml.parsers.expat import ExpatError
+
+import numpy as np
+import pandas as pd
+
+from smmil.errors import DataError, MissingExtra, SmmilError
+from smmil.files import replacing
+
+# Text is held in memory as a whole; the largest published annotation files have some 20 MB.
+LARGEST_TEXT = 512 * 2**20
+_DAMAGE = (
+    *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
+    *(EOFError, SyntaxError, AssertionError, struct.error, zlib.error, ExpatError),
+)
+
+
+@contextmanager
+def explained(path: Path, what: str) -> Iterator[None]:
+    """Inside, a library may raise what it likes; outside there is one line that names the file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the column annotation") from None
+    except MissingExtra:
+        raise
+    except SmmilError as problem:
+        raise DataError(str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}") from None
+    except _DAMAGE as problem:
+        reason = " ".join(str(problem).split())[:200] or type(problem).__name__
+        raise DataError(f"{path}: not readable as {what} ({reason}); copy or export it again") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a text file of sensible size."""
+    if (size := path.stat().st_size) > LARGEST_TEXT:
+        raise DataError(f"{size:,} bytes; an annotation has at most {LARGEST_TEXT:,}")
+    return path.read_bytes()
+
+
+ANY = "any"
+
+
+def read_slice_labels(path: str | Path) -> pd.DataFrame:
+    """0 or 1 for every slice (index: its SOPInstanceUID) and every subtype (columns, `any` among them)."""
+    path = Path(path)
+    with explained(path, "RSNA's table of slice labels"):
+        table = pd.read_csv(path, dtype={"ID": str, "Label": str}, keep_default_na=False, encoding="utf-8-sig")
+        for column in ("ID", "Label"):
+            if column not in table:
+                raise DataError(f"column {column!r} is missing; expected ID,Label")
+        return _spread(_parsed(table))
+
+
+def _parsed(table: pd.DataFrame) -> pd.DataFrame:
+    """slice, subtype and label of every row; a row given twice counts once, two opinions are refused."""
+    names = table["ID"].str.strip().str.rpartition("_")
+    labels = table["Label"].str.strip().map({"0": 0, "1": 1})
+    wrong = np.flatnonzero(labels.isna() | (names[0] == "") | (names[2] == ""))
+    if len(wrong):
+        shown = f"{table['ID'].iloc[wrong[0]]!r}, {table['Label'].iloc[wrong[0]]!r}"
+        raise DataError(f"row {wrong[0] + 1} is {shown[:120]}; expected ID_<slice>_<subtype> and 0 or 1")
+    parsed = pd.DataFrame({"slice": names[0], "subtype": names[2], "label": labels.astype(np.int8)}).drop_duplicates()
+    twice = parsed.duplicated(["slice", "subtype"])
+    if twice.any():
+        row = parsed[twice].iloc[0]
+        raise DataError(f"{row['slice']}_{row['subtype']} is given both as 0 and as 1; keep one row")
+    return parsed
+
+
+def _spread(parsed: pd.DataFrame) -> pd.DataFrame:
+    spread = parsed.pivot(index="slice", columns="subtype", values="label")
+    if spread.empty or ANY not in spread:
+        raise DataError(f"no rows for the subtype {ANY!r}; expected ID_<slice>_{ANY}")
+    incomplete = spread.index[spread.isna().any(axis=1)]
+    if len(incomplete):
+        raise DataError(f"{len(incomplete)} slices lack a subtype, such as {incomplete[0]!r}; download it again")
+    return spread.astype(np.int8)
+
+
+def labels_in_order(table: pd.DataFrame, slices: Iterable[str], subtypes: Iterable[str] = (ANY,)) -> np.ndarray:
+    """1 for every slice that has one of the subtypes, in the order of `slices`."""
+    slices, subtypes = list(slices), list(subtypes)
+    for subtype in subtypes:
+        if subtype not in table:
+            raise DataError(f"no subtype {subtype!r}; there are {', '.join(map(str, table.columns))}")
+    missing = [name for name in slices if name not in table.index]
+    if missing:
+        raise DataError(f"no label for {len(missing)} of {len(slices)} slices, such as {missing[0]!r}")
+    return table.loc[slices, subtypes].to_numpy().max(axis=1).astype(np.int8)
+
+
+def write_slice_labels(path: str | Path, table: pd.DataFrame) -> None:
+    """The labels of some slices in the published form, atomically."""
+    with replacing(path) as temporary:
+        rows = table.rename_axis("slice").reset_index().melt(id_vars="slice", var_name="subtype", value_name="Label")
+        rows = rows.sort_values(["slice", "subtype"], kind="stable")
+        named = pd.DataFrame({"ID": rows["slice"] + "_" + rows["subtype"].astype(str), "Label": rows["Label"]})
+        named.to_csv(temporary, index=False, lineterminator="\n")

@@ -1,0 +1,314 @@
+"""Lesion polygons from ASAP XML, QuPath GeoJSON and box tables, cleaned and merged."""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NoReturn
+from xml.parsers import expat
+
+import numpy as np
+import pandas as pd
+
+from smmil.annotations.labels import explained, read_bytes
+from smmil.errors import DataError, MissingExtra
+
+LESIONS = ("_0", "_1", "tumor", "tumour", "lesion", "cancer", "metastasis", "metastases", "positive")
+HOLES = ("_2", "exclusion")
+UNNAMED = ("", "none")
+
+
+def sorted_classes(found: Iterable[str], positive: Collection[str] | None) -> dict[str, str]:
+    """lesion, hole or other for every class name that occurs; case does not matter.
+
+    Without `positive` the names above are known, shapes without a name are lesions, and any other name is refused,
+    since it could be necrosis as well as tumour. With `positive` these names are the lesions; holes stay holes.
+    """
+    found = sorted(set(found))
+    if positive is None:
+        return {name: _known(name, found) for name in found}
+    wanted = {str(name).strip().lower() for name in positive}
+    if not any(name.strip().lower() in wanted for name in found) and found:
+        raise DataError(f"no shape of class {_listed(sorted(wanted))}; the file has {_listed(found)}")
+    return {name: "lesion" if name.strip().lower() in wanted else _hole_or_other(name) for name in found}
+
+
+def _known(name: str, found: list[str]) -> str:
+    plain = name.strip().lower()
+    if plain in (*LESIONS, *UNNAMED):
+        return "lesion"
+    if plain in HOLES:
+        return "hole"
+    raise DataError(
+        f"class {name!r} is not known as lesion or hole; say which of {_listed(found)} are lesions (--positive)"
+    )
+
+
+def _hole_or_other(name: str) -> str:
+    return "hole" if name.strip().lower() in HOLES else "other"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(repr(name) for name in names[:8]) + more
+
+
+# No slide has a million pixels on a side; numbers far beyond are damage, and their squares lose all precision.
+_FARTHEST = 1e8
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One closed shape as the file has it: outer ring, inner rings (holes), name of its class."""
+
+    outer: np.ndarray
+    inner: tuple[np.ndarray, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Annotated area in pixels of the annotation, and what a careful user should know about it.
+
+    area   one shapely geometry: the union of all lesions without the holes
+    notes  shapes that were repaired, had no area, or were of other classes
+    """
+
+    area: Any = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+
+def library() -> Any:
+    try:
+        import shapely
+    except ImportError:
+        raise MissingExtra("shapely", "slides", "reading polygons") from None
+    return shapely
+
+
+def ring(points: Any) -> np.ndarray:
+    """Points of a ring as (n, 2) finite numbers."""
+    corners = np.asarray(points, dtype=np.float64)
+    if corners.size == 0:
+        return np.zeros((0, 2))
+    if corners.ndim != 2 or corners.shape[1] < 2:
+        raise DataError(f"a ring must be a list of x, y, got numbers of shape {corners.shape}")
+    corners = corners[:, :2]
+    if not (np.abs(corners) <= _FARTHEST).all():
+        raise DataError("a corner lies beyond any slide, or is no number; export the annotation again")
+    return corners
+
+
+def joined(drawn: Sequence[Drawn], positive: Collection[str] | None, notes: Iterable[str] = ()) -> Shapes:
+    """The annotated area: union of the lesions minus union of the holes."""
+    shapely = library()
+    roles = sorted_classes((shape.name for shape in drawn), positive)
+    parts: dict[str, list[Any]] = {"lesion": [], "hole": [], "other": []}
+    repaired = flat = 0
+    for shape in drawn:
+        geometry, sound = _polygon(shapely, shape)
+        repaired += not sound
+        flat += geometry.is_empty
+        parts[roles[shape.name]].append(geometry)
+    try:
+        area = shapely.union_all(parts["lesion"])
+        if parts["hole"]:
+            area = area.difference(shapely.union_all(parts["hole"]))
+    except shapely.errors.ShapelyError as problem:
+        raise DataError(f"polygons cannot be joined ({problem}); draw them again") from None
+    told = _told(repaired, flat, len(parts["other"]))
+    return Shapes(area, (*notes, *told))
+
+
+def _told(repaired: int, flat: int, other: int) -> list[str]:
+    counts = (
+        (repaired, "crossed themselves; areas enclosed an odd number of times count"),
+        (flat, "have no area and count for nothing"),
+        (other, "are of other classes and were passed over"),
+    )
+    return [f"{count} shape(s) {what}" for count, what in counts if count]
+
+
+def _polygon(shapely: Any, shape: Drawn) -> tuple[Any, bool]:
+    """The shape as valid polygons, and whether it was valid as drawn; nothing when it has no area."""
+    if len(shape.outer) < 3:
+        return shapely.Polygon(), True
+    try:
+        polygon = shapely.Polygon(shape.outer, [inner for inner in shape.inner if len(inner) >= 3])
+        if polygon.is_valid:
+            return (polygon if polygon.area > 0 else shapely.Polygon()), True
+        faces = [part for part in shapely.get_parts(shapely.make_valid(polygon)) if part.area > 0]
+        return shapely.union_all(faces), not faces
+    except (shapely.errors.ShapelyError, ValueError) as problem:
+        raise DataError(f"a polygon of {len(shape.outer)} corners makes no sense ({problem})") from None
+
+
+_WITH_AREA = ("polygon", "rectangle", "spline")
+
+
+def read_asap(path: str | Path, positive: Collection[str] | None = None) -> Shapes:
+    """The lesions of an ASAP file: groups _0, _1 and Tumor without _2 and Exclusion, or the groups in `positive`."""
+    path = Path(path)
+    with explained(path, "ASAP annotations"):
+        collector = _Collector()
+        collector.feed(read_bytes(path))
+        return joined(collector.drawn, positive, collector.notes())
+
+
+class _Collector:
+    """Collects annotations while the file is parsed.
+
+    A document type is refused before its entities can unfold: annotation files have none, attacks do.
+    """
+
+    def __init__(self) -> None:
+        self.drawn: list[Drawn] = []
+        self.splines = 0
+        self._roots: list[str] = []
+        self._open: tuple[str, str] | None = None
+        self._corners: list[tuple[float, float, float]] = []
+        self._parser = expat.ParserCreate()
+        self._parser.StartDoctypeDeclHandler = _refuse_doctype
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+
+    def feed(self, content: bytes) -> None:
+        self._parser.Parse(content, True)
+        if self._roots[0] != "ASAP_Annotations":
+            raise DataError(f"the document is <{self._roots[0]}>, expected <ASAP_Annotations>")
+
+    def notes(self) -> tuple[str, ...]:
+        return (f"{self.splines} spline(s) are taken as polygons through their points",) if self.splines else ()
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        self._roots.append(tag) if not self._roots else None
+        if tag == "Annotation":
+            self._begin(attributes)
+        elif tag == "Coordinate" and self._open is not None:
+            number, x, y = (float(attributes[name]) for name in ("Order", "X", "Y"))
+            self._corners.append((number, x, y))
+
+    def _begin(self, attributes: dict[str, str]) -> None:
+        kind = attributes.get("Type", "Polygon")
+        if kind.lower() not in _WITH_AREA:
+            raise DataError(f"annotation {attributes.get('Name', '')!r} is a {kind}, which has no area; draw a polygon")
+        self.splines += kind.lower() == "spline"
+        self._open, self._corners = (attributes.get("Name", ""), attributes.get("PartOfGroup", "")), []
+
+    def _end(self, tag: str) -> None:
+        if tag == "Annotation" and self._open is not None:
+            corners = np.array(sorted(self._corners, key=lambda corner: corner[0])).reshape(-1, 3)
+            self.drawn.append(Drawn(ring(corners[:, 1:]), name=self._open[1]))
+            self._open = None
+
+
+def _refuse_doctype(*_: object) -> NoReturn:
+    raise DataError("the XML declares a document type, which annotations never need; refused for safety")
+
+
+def read_geojson(path: str | Path, positive: Collection[str] | None = None) -> Shapes:
+    """The lesions of a GeoJSON file: a FeatureCollection, a list of features, one feature or one geometry."""
+    path = Path(path)
+    with explained(path, "GeoJSON"):
+        drawn, flat = [], 0
+        for name, geometry in _geometries(json.loads(read_bytes(path))):
+            found = list(_polygons(geometry, name))
+            flat += not found
+            drawn += found
+        notes = (f"{flat} feature(s) without area (points, lines) were passed over",) if flat else ()
+        return joined(drawn, positive, notes)
+
+
+def _geometries(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Class name and geometry of every feature."""
+    if isinstance(content, dict) and content.get("type") == "FeatureCollection":
+        content = content["features"]
+    if isinstance(content, dict) and "coordinates" in content:
+        content = [{"type": "Feature", "geometry": content}]
+    for feature in content if isinstance(content, list) else [content]:
+        if not isinstance(feature, dict) or feature.get("type") != "Feature":
+            raise DataError("expected a FeatureCollection, features or a geometry of GeoJSON")
+        if feature.get("geometry") is not None:
+            yield _name(feature.get("properties") or {}), feature["geometry"]
+
+
+def _name(properties: dict[str, Any]) -> str:
+    """QuPath's classification: a dictionary with its name, in old exports the name itself."""
+    held = properties.get("classification")
+    name = held.get("name", "") if isinstance(held, dict) else held
+    return "" if name is None else str(name)
+
+
+def _polygons(geometry: dict[str, Any], name: str) -> Iterator[Drawn]:
+    kind = geometry["type"]
+    if kind == "GeometryCollection":
+        for part in geometry["geometries"]:
+            yield from _polygons(part, name)
+    elif kind in ("Polygon", "MultiPolygon"):
+        for rings in [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]:
+            if rings:
+                yield Drawn(ring(rings[0]), tuple(ring(inner) for inner in rings[1:]), name)
+    elif kind not in ("Point", "MultiPoint", "LineString", "MultiLineString"):
+        raise DataError(f"unknown geometry {str(kind)[:40]!r}; expected Polygon or MultiPolygon")
+
+
+_CORNER_AND_SIZE = (("x", "y", "width", "height"), ("minx", "miny", "width", "height"))
+_TWO_CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x0", "y0", "x1", "y1"))
+_CLASS = ("class", "label", "name")
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A CSV file as text, with column names in small letters."""
+    content = BytesIO(read_bytes(path))
+    table = pd.read_csv(content, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
+    return table.rename(columns=lambda name: str(name).strip().lower())
+
+
+def is_boxes(columns: Collection[str]) -> bool:
+    return any(set(names) <= set(columns) for names in (*_CORNER_AND_SIZE, *_TWO_CORNERS))
+
+
+def read_boxes(path: str | Path, positive: Collection[str] | None = None) -> Shapes:
+    """Boxes in level-0 pixels: x, y, width, height (or xmin, ymin, xmax, ymax) and, if there are several, a class.
+
+    A class 0 marks what is no lesion, a class 1 a lesion; words follow the rules of `smmil.annotations.polygons`.
+    """
+    path = Path(path)
+    with explained(path, "a table of boxes"):
+        table = read_table(path)
+        corners = _corners(table)
+        names = [{"1": "positive"}.get(name, name) for name in _names(table)]
+        drawn = [Drawn(_rectangle(*box), name=name) for box, name in zip(corners, names, strict=True) if name != "0"]
+        return joined(drawn, positive)
+
+
+def _corners(table: pd.DataFrame) -> np.ndarray:
+    """(n, 4): x and y of the first and of the last corner."""
+    for names in (*_CORNER_AND_SIZE, *_TWO_CORNERS):
+        if set(names) <= set(table.columns):
+            boxes = _numbers(table, names)
+            if names in _CORNER_AND_SIZE:
+                boxes[:, 2:] += boxes[:, :2]
+            wrong = np.flatnonzero((boxes[:, 2:] < boxes[:, :2]).any(1))
+            if len(wrong):
+                raise DataError(f"row {wrong[0] + 1} is a box of negative size; correct it")
+            return boxes
+    raise DataError("no columns x, y, width, height or xmin, ymin, xmax, ymax; rename the columns")
+
+
+def _numbers(table: pd.DataFrame, names: Collection[str]) -> np.ndarray:
+    values = table[list(names)].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, copy=True)
+    wrong = np.flatnonzero(~np.isfinite(values).all(1))
+    if len(wrong):
+        raise DataError(f"row {wrong[0] + 1}: {', '.join(names)} must be numbers; correct it")
+    return values
+
+
+def _names(table: pd.DataFrame) -> list[str]:
+    column = next((name for name in _CLASS if name in table), None)
+    return [""] * len(table) if column is None else [str(name).strip() for name in table[column]]
+
+
+def _rectangle(left: float, top: float, right: float, bottom: float) -> np.ndarray:
+    return ring([(left, top), (right, top), (right, bottom), (left, bottom)])

@@ -1,0 +1,127 @@
+"""Progress bars with the remaining time: training, experiment grids and case counters."""
+
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from smmil.train import Interrupted, Progress, RunResult
+
+
+class TrainingBars(Progress):
+    """Draws the news of a run on the terminal; the summary goes to standard output."""
+
+    def __init__(self, console: Console | None = None, *, every_epoch: bool = True):
+        self.console = console or Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Bars(*columns, TextColumn("left:"), TimeRemainingColumn(), console=self.console)
+        self._steps, self._every_epoch = 0, every_epoch
+
+    def __enter__(self) -> "TrainingBars":
+        return self
+
+    def __exit__(self, _kind: object, problem: BaseException | None, _trace: object) -> None:
+        """Take the bars away; training that was asked to stop says how to go on, and the exit code names the signal."""
+        if self._bars.tasks:
+            self._bars.stop()
+        if isinstance(problem, Interrupted):
+            self.said(str(problem))
+            raise typer.Exit(128 + problem.signal) from None
+
+    def checked(self, done: int, total: int) -> None:
+        self._show("reading bags", completed=done, total=total)
+
+    def begun(self, *, epochs: int, steps: int, epoch: int, step: int) -> None:
+        self._steps, total, done = steps, epochs * steps, epoch * steps + step
+        self._show(f"epoch {epoch + 1}", completed=done, total=total)
+        self._bars.reset(self._task, total=total, completed=done)  # the time left counts from here
+
+    def said(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def step_done(self, epoch: int, step: int, loss: float) -> None:
+        self._show(f"epoch {epoch + 1}  loss {loss:.4f}", completed=epoch * self._steps + step)
+
+    def _show(self, text: str, completed: int, total: int | None = None) -> None:
+        """Move the bar; it appears with the first news, so that an early error stands alone."""
+        if not self._bars.tasks:
+            self._task = self._bars.add_task(text)
+            self._bars.start()
+        self._bars.update(self._task, description=text, completed=completed, total=total)
+
+    def epoch_done(self, row: dict[str, Any]) -> None:
+        if not self._every_epoch:
+            return
+        alphas = "".join(f"  {name} {value:.3f}" for name, value in row.items() if name.startswith("alpha/"))
+        self.said(
+            f"epoch {row['epoch']:>3}  train loss {row['train_loss']:.4f}  val loss {row['val_loss']:.4f}  "
+            f"val auroc {row['val_auroc']:.4f}{alphas}{'  *' if row['best'] else ''}"
+        )
+
+    def summary(self, result: RunResult) -> None:
+        """What was selected, and the next command."""
+        table = Table()
+        for column in ("weights", "epoch", "val auroc", "val loss"):
+            table.add_column(column, justify="left" if column == "weights" else "right")
+        for name in ("best", "lowest_loss"):
+            chosen = getattr(result, name)
+            table.add_row(name, str(chosen["epoch"]), f"{chosen['auroc']:.4f}", f"{chosen['loss']:.4f}")
+        out = Console()
+        out.print(f"{result.folder}: {result.ended}", highlight=False, soft_wrap=True, markup=False)
+        out.print(table)
+        out.print(
+            f"next: smmil predict {result.folder} --out predictions", highlight=False, soft_wrap=True, markup=False
+        )
+
+
+class GridBars:
+    """Draws finished runs on the terminal; failures stay as lines above the bar."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Bars(*columns, TextColumn("left:"), TimeRemainingColumn(), console=self.console)
+        self._done = 0
+
+    def __enter__(self) -> "GridBars":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars.tasks:
+            self._bars.stop()
+
+    def begun(self, done: int, total: int) -> None:
+        """The bar appears when everything is checked, so that an early error stands alone."""
+        self._done = done
+        self._task = self._bars.add_task("runs", total=total, completed=done)
+        self._bars.start()
+        self._bars.reset(self._task, total=total, completed=done)  # the time left counts from here
+
+    def ended(self, label: str, error: str | None) -> None:
+        self._done += 1
+        if error is not None:
+            self.console.print(f"failed: {label}: {error}", highlight=False, soft_wrap=True, markup=False)
+        self._bars.update(self._task, description=label, completed=self._done)
+
+
+class CountingBar(Bars):
+    """One line with the time that is left; nothing when nobody looks at a terminal."""
+
+    def __init__(self, words: str):
+        console = Console(stderr=True)
+        super().__init__(console=console, transient=True, disable=not console.is_terminal)
+        self._work = self.add_task(words, total=None)
+
+    def at(self, count: int, total: int) -> None:
+        """`count` of `total` are done."""
+        self.update(self._work, completed=count, total=total)
+
+    def one_more(self, words: str) -> None:
+        """One more is done; how many there will be is not known."""
+        self.update(self._work, advance=1, description=words)
+
+    def now(self, words: str) -> None:
+        self.update(self._work, description=words)

@@ -1,0 +1,406 @@
+"""Plots of the figures: curves, forests, histograms, maps and rank diagrams, the same bytes for the same numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smmil.evaluate.instances import instance_score
+from smmil.evaluate.ranks import friedman_nemenyi
+from smmil.experiments.metric_words import metric_name
+from smmil.experiments.significance_page import SURE, p_text
+from smmil.files import replacing, write_text
+from smmil.maps import canvas
+from smmil.maps.charts import draw_histogram, friedman_verdict, rank_diagram, score_shares
+from smmil.maps.overlay import draw_scores, draw_truth
+from smmil.maps.raster import dots_extent, rasterize, scattered, truth_values
+from smmil.prediction import Prediction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Point = tuple[Any, float, float]
+_COLOURS = ("#1b6ca8", "#d95f02", "#4d9221", "#7b3294", "#8c6d31", "#636363")
+_OPTIONS = {
+    "alpha": "strength of smoothing α (0: none)",
+    "steps": "steps of smoothing T (0: none)",
+    "penalty.weight": "weight of the penalty",
+}
+_WIDE = 10.0  # above this ratio numbers stand at logarithmic distances, so that small ones do not lie on each other
+
+
+def write_both(figure: "Figure", path: Path) -> list[Path]:
+    """path.png and path.svg; neither holds a date, and the names inside the SVG do not change from call to call."""
+    from matplotlib import rc_context
+
+    picture, drawing = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
+    canvas.write_png(figure, picture)
+    with rc_context({"svg.hashsalt": "smmil"}), replacing(drawing) as temporary:
+        figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})
+    return [picture, drawing]
+
+
+def title_above(figure: "Figure", title: str) -> None:
+    """The title of a figure, broken where it says so and where it is longer than the figure is wide."""
+    words = "\n".join(canvas.plain(part, 300) for part in title.split("\n"))
+    figure.suptitle(broken(words, figure, 13), fontsize=9, color=canvas.INK, parse_math=False)
+
+
+def broken(text: str, figure: "Figure", per_inch: int = 14) -> str:
+    """Text broken into lines as wide as the figure, at so many letters to the inch; line breaks of its own stay."""
+    from textwrap import wrap
+
+    room = max(int(figure.get_size_inches()[0] * per_inch), 30)
+    return "\n".join(line for part in text.split("\n") for line in wrap(part, room))
+
+
+def curves(
+    lines: Mapping[str, Sequence[Point]], path: Path, label: str, title: str, learned: float | None = None
+) -> list[Path]:
+    """One panel per metric: mean with one standard deviation against a setting; words (exact) stand after numbers.
+
+    learned  where the learned value ended on average; its result is drawn there with a star
+    """
+    figure = canvas.new_figure(3.4 * len(lines) + 0.4, 3.5, layout="constrained")
+    axes = figure.subplots(1, len(lines), squeeze=False)[0]
+    for ax, (metric, points), colour in zip(axes, lines.items(), _COLOURS * len(lines), strict=False):
+        _curve(ax, list(points), learned, colour)
+        ax.set_xlabel(_axis_label(label, points), **canvas.SMALL)
+        ax.set_ylabel(metric_name(metric), **canvas.SMALL)
+        ax.tick_params(labelsize=8)
+        ax.margins(x=0.08, y=0.1)
+        ax.spines[["top", "right"]].set_visible(False)
+    _legend(figure, [point for points in lines.values() for point in points], learned)
+    title_above(figure, title)
+    return write_both(figure, path)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a setting is a number, which `true` is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _curve(ax: "Axes", points: list[Point], learned: float | None, colour: str) -> None:
+    numbers = sorted((point for point in points if is_number(point[0])), key=lambda point: point[0])
+    words = [point for point in points if not is_number(point[0])]
+    values = [point[0] for point in numbers]
+    places = dict(zip(values, _places(values), strict=True))
+    ticks = {place: f"{value:g}" for value, place in places.items()}
+    if numbers:
+        x, y, s = [places[v] for v in values], [p[1] for p in numbers], np.nan_to_num([p[2] for p in numbers])
+        ax.errorbar(x, y, s, color=colour, marker="o", ms=4, lw=1.2, capsize=3)
+    free = max(places.values(), default=0.0)
+    for word, y_, s_ in words:
+        if word == "learned" and learned is not None:
+            x_ = float(np.interp(learned, values, list(places.values()))) if numbers else learned
+        else:
+            free += _step(list(places.values()))
+            x_, ticks[free] = free, str(word)
+        ax.errorbar([x_], [y_], [np.nan_to_num(s_)], color=colour, mec="white", marker="*", ms=12, capsize=3, zorder=3)
+    ax.set_xticks(list(ticks), list(ticks.values()))
+
+
+def _places(values: Sequence[float]) -> list[float]:
+    """Where numbers stand along the axis: at their value, or at its logarithm when they span a wide range."""
+    if not _is_wide(values):
+        return [float(value) for value in values]
+    least = min(value for value in values if value > 0)
+    return [float(np.log1p(value / least)) for value in values]
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    positive = [value for value in values if value > 0]
+    return bool(positive) and min(values) >= 0 and max(positive) / min(positive) > _WIDE
+
+
+def _axis_label(option: str, points: Sequence[Point]) -> str:
+    wide = _is_wide([point[0] for point in points if is_number(point[0])])
+    return canvas.plain(_OPTIONS.get(option, option)) + (", logarithmic" if wide else "")
+
+
+def _step(places: Sequence[float]) -> float:
+    """The distance of a word to what stands before it."""
+    return (max(places) - min(places)) / max(len(places) - 1, 1) or 1.0 if places else 1.0
+
+
+def _legend(figure: "Figure", points: Sequence[Point], learned: float | None) -> None:
+    """What dots, bars and stars mean, below the panels."""
+    from matplotlib.lines import Line2D
+
+    grey: dict[str, Any] = {"color": "#555555", "mec": "white"}
+    marks = [Line2D([], [], marker="o", ms=5, lw=1.2, label="mean over folds and seeds", **grey)]
+    marks.append(Line2D([], [], marker="|", ms=11, lw=0, mew=1.2, color="#555555", label="± one standard deviation"))
+    words = [str(word) for word in dict.fromkeys(point[0] for point in points) if not is_number(word)]
+    if "learned" in words and learned is not None:
+        words.remove("learned")
+        told = f"learned, where it ended on average ({learned:.3g})"
+        marks.append(Line2D([], [], marker="*", ms=11, lw=0, label=told, **grey))
+    if words:
+        marks.append(Line2D([], [], marker="*", ms=11, lw=0, label=canvas.plain(", ".join(words)), **grey))
+    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), fontsize=8, frameon=False)
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+_ROW = 0.26  # inches of a variant
+_WIDTH = 40  # characters below a panel
+_ABOVE, _BELOW = "#1b6ca8", "#d95f02"
+_STYLES = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-")
+
+
+def differences(rows: "DataFrame", path: Path, title: str) -> list[Path]:
+    """A panel per metric: how far each variant is above the one it is compared with, and the 95 % interval.
+
+    rows  of one data set, as from `certainty.comparisons` or `pair_differences`; what has no difference is left out
+    """
+    rows = rows[rows["difference"].notna()]
+    metrics, names = list(dict.fromkeys(rows["metric"])), list(dict.fromkeys(rows["variant"]))
+    others = dict(zip(rows["variant"], rows["reference"], strict=True))
+    figure = canvas.new_figure(2.9 * len(metrics) + 1.5, _ROW * len(names) + 1.6, layout="constrained")
+    axes = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
+    for ax, metric in zip(axes, metrics, strict=True):
+        _whiskers(ax, rows[rows["metric"] == metric].set_index("variant").reindex(names), metric)
+    same = len(set(others.values())) == 1
+    labels = names if same else [f"{name} − {others[name]}" for name in names]
+    axes[0].set_yticks(range(len(names)), [canvas.plain(label) for label in labels], fontsize=8)
+    axes[0].set_ylim(len(names) - 0.5, -0.5)
+    from_whom = f"difference from {next(iter(others.values()))}; " if same else ""
+    told = f"{from_whom}95 % percentile intervals; filled: p < {SURE} after Holm's correction"
+    title_above(figure, f"{title}\n{told}")
+    return write_both(figure, path)
+
+
+def _whiskers(ax: "Axes", mine: "DataFrame", metric: str) -> None:
+    for place, row in enumerate(mine.to_dict("records")):
+        colour = _ABOVE if row["difference"] > 0 else _BELOW
+        ax.plot([row["difference_low"], row["difference_high"]], [place, place], color=colour, lw=1.4)
+        ax.plot(row["difference"], place, "o", ms=5, mec=colour, mfc=colour if row["p_holm"] < SURE else "white")
+    ax.axvline(0, color=canvas.INK, lw=0.8)
+    words = dict.fromkeys(mine["resampled"].dropna())  # per panel: fewer where only some cases take part in a metric
+    ax.set_xlabel("\n".join([metric_name(metric), *(fill(text, _WIDTH) for text in words)]), **canvas.SMALL)
+    ax.tick_params(labelsize=8)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="x", lw=0.4, alpha=0.5)
+
+
+def by_difficulty(
+    lines: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]], path: Path, label: str, title: str
+) -> list[Path]:
+    """A panel per metric, a line per variant: mean with one standard deviation against an option of the data sets."""
+    figure = canvas.new_figure(3.4 * len(lines) + 1.4, 3.4, layout="constrained")
+    axes = figure.subplots(1, len(lines), squeeze=False)[0]
+    for ax, (metric, variants) in zip(axes, lines.items(), strict=True):
+        for (name, points), style in zip(variants.items(), _STYLES * len(variants), strict=False):
+            x, y, s = (np.array(part, dtype=float) for part in zip(*sorted(points), strict=True))
+            ax.errorbar(x, y, np.nan_to_num(s), fmt=style, ms=4, lw=1.2, capsize=2, label=canvas.plain(name))
+        ax.set_xlabel(canvas.plain(label), **canvas.SMALL)
+        ax.set_ylabel(metric_name(metric), **canvas.SMALL)
+        ax.tick_params(labelsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    title_above(figure, f"{title}\nbars: one standard deviation over folds and seeds")
+    return write_both(figure, path)
+
+
+TAILS = (0.5, 99.5)  # percentiles of all scores of a model that become 0 and 1: one outlier must not hide the rest
+BINS = 40
+_X_LABEL = (
+    f"score, the same {BINS} bins for all models: 0 and 1 are the {TAILS[0]} and {TAILS[1]} percentile of a model's "
+    "scores; what lies beyond is in the outermost bins"
+)
+
+
+def histograms(found: Mapping[str, Sequence[Prediction]], path: Path, title: str, columns: int = 4) -> list[Path]:
+    """Shares of positive and of negative instances over the scaled score, a panel per model."""
+    wide = min(len(found), columns)
+    rows = -(-len(found) // wide)
+    figure = canvas.new_figure(max(2.5 * wide, 5.5) + 0.6, 1.9 * rows + 1.1, layout="constrained")
+    axes = figure.subplots(rows, wide, squeeze=False, sharex=True)
+    for ax in axes.flat[len(found) :]:
+        ax.set_axis_off()
+    for number, (ax, (name, predictions)) in enumerate(zip(axes.flat, found.items(), strict=False)):
+        draw_histogram(ax, score_shares(without_tails(predictions), BINS), name)
+        ax.tick_params(labelbottom=number + wide >= len(found))  # nothing below it
+    figure.supylabel("share of the instances of a class", **canvas.SMALL)
+    figure.supxlabel(broken(_X_LABEL, figure), **canvas.SMALL)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
+    title_above(figure, title)
+    return write_both(figure, path)
+
+
+def without_tails(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The predictions with one score each, cut off at the outermost percentiles of the whole set."""
+    scores = [instance_score(p) for p in predictions]
+    low, high = np.percentile(np.concatenate(scores), TAILS)
+    return [replace(p, scores=np.clip(s, low, high)[:, None]) for p, s in zip(predictions, scores, strict=True)]
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LONGEST, _NARROWEST, _STRIP = 2.6, 1.7, (7.0, 0.42)  # inches: sides of a slide's panel, width and height of a scan's
+_COLUMNS = 6
+_SCALE = "viridis"
+_MEANING = (
+    "score, one scale for all maps: 0 and 1 are the 2nd and 98th percentile of that model's scores in this case "
+    "(colours compare instances of a map, not models)"
+)
+
+
+def maps(models: Mapping[str, Prediction], path: Path, title: str) -> list[Path]:
+    """The truth and the map of every model for one case, with one colour bar that says what it means."""
+    first = next(iter(models.values()))
+    truth = truth_values(first)
+    figure, axes = _grid(first, len(models) + (truth is not None), below=0.75)
+    shown = axes[: len(models) + (truth is not None)]
+    if truth is not None:
+        _draw(shown[0], draw_truth, first, truth)
+    for ax, (name, prediction) in zip(shown[truth is not None :], models.items(), strict=True):
+        _draw(ax, draw_scores, prediction, scaled(instance_score(prediction)), (0.0, 1.0), _SCALE)
+        ax.set_xlabel("")
+        canvas.bare(ax, f"{name}: P = {prediction.probs[-1]:.3f}")
+    _colour_bar(figure, shown, f"{_MEANING}{'' if truth is None else '; outline or ring: lesion'}")
+    title_above(figure, title)
+    return write_both(figure, path)
+
+
+def scaled(scores: np.ndarray) -> np.ndarray:
+    """The scores of a case with their 2nd percentile at 0 and their 98th at 1; a constant map is 0.5 everywhere."""
+    low, high, _ = canvas.limits_of(scores, None)
+    return (scores - low) / (high - low)
+
+
+def examples(cases: Sequence[Prediction], agreement: Sequence[float], path: Path, title: str) -> list[Path]:
+    """The labels of some cases, each with the share of neighbouring pairs that agree."""
+    figure, axes = _grid(cases[0], len(cases), below=0.5)
+    for ax, case, share in zip(axes, cases, agreement, strict=False):
+        truth = truth_values(case)
+        assert truth is not None
+        _draw(ax, draw_truth, case, truth)
+        canvas.bare(ax, f"{case.id}: {share:.1%} of pairs agree")
+    _one_legend(figure, axes[: len(cases)])
+    title_above(figure, title)
+    return write_both(figure, path)
+
+
+def _grid(case: Prediction, count: int, below: float) -> tuple["Figure", list["Axes"]]:
+    """A figure with panels in the shape of the case, in even rows of at most six; strips below each other for scans."""
+    width, height = _panel_size(case)
+    rows = count if height == _STRIP[1] else -(-count // _COLUMNS)
+    columns = -(-count // rows)
+    size = (max(columns * (width + 0.15), 6.0), rows * (height + 0.42) + 0.5 + below)
+    figure = canvas.new_figure(*size, layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes:
+        ax.set_anchor("N")
+    for ax in axes[count:]:
+        ax.set_axis_off()
+    return figure, axes
+
+
+def _panel_size(case: Prediction) -> tuple[float, float]:
+    if scattered(case):
+        left, right, bottom, top = dots_extent(case)
+        shape = bottom - top, right - left
+    else:
+        shape = rasterize(case, np.zeros(case.n))[0].shape
+        if shape[0] == 1:
+            return _STRIP
+    unit = _LONGEST / max(shape)
+    return max(unit * shape[1], _NARROWEST), max(unit * shape[0], 1.0)
+
+
+def _draw(ax: "Axes", pen: Any, prediction: Prediction, *what: Any) -> None:
+    """What the pen draws into a panel, without the colour bar it would give each of them."""
+    figure: Any = ax.get_figure(root=True)
+    bar = figure.add_axes((0, 0, 0.1, 0.1))
+    pen(canvas.Panel(ax, bar), prediction, *what)
+    bar.remove()
+
+
+def _colour_bar(figure: "Figure", axes: Sequence["Axes"], label: str) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    width = figure.get_size_inches()[0]
+    scale = ScalarMappable(Normalize(0, 1), canvas.colours(_SCALE))
+    bar = figure.colorbar(
+        scale, ax=list(axes), location="bottom", extend="both", shrink=min(1.0, 4 / width), aspect=35, pad=0.02
+    )
+    bar.ax.tick_params(labelsize=7, color=canvas.INK, labelcolor=canvas.INK)
+    bar.outline.set_visible(False)
+    bar.set_label(broken(label, figure), **canvas.SMALL)
+
+
+def _one_legend(figure: "Figure", axes: Sequence["Axes"]) -> None:
+    """The legends of all panels as one below them."""
+    found: dict[str, Any] = {}
+    for ax in axes:
+        legend = ax.get_legend()
+        if legend is not None:
+            handles = zip(legend.get_texts(), legend.legend_handles, strict=True)
+            found |= {text.get_text(): handle for text, handle in handles}
+            legend.remove()
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=len(found), fontsize=8, frameon=False)
+
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+ENOUGH = 10  # independent data sets from which Friedman's approximation holds (Demšar 2006)
+
+
+def rank_figure(values: "DataFrame", path: Path, title: str, notes: Sequence[str] = ()) -> list[Path]:
+    """Demšar's diagram as PNG and SVG, and path.txt with its numbers; all three carry the warning.
+
+    values  models x columns (data set, extractor, metric), higher is better
+    notes   sentences about what is not ranked; all three carry them too
+    """
+    found = friedman_nemenyi(values)
+    listed: list[Any] = list(values.columns)
+    columns = [f"{f'{data} {extractor}'.strip()}: {metric_name(metric)}" for data, extractor, metric in listed]
+    warning = rank_warning([str(column[0]) for column in listed])
+    cautions = [*([warning] if warning else []), *notes]
+    figure = rank_diagram(found, room=2.1 + 0.25 * len(notes))
+    figure.supxlabel(broken("\n".join([_verdict(found), *cautions]), figure), **canvas.SMALL)
+    title_above(figure, title)
+    text = _text(found, columns, title, cautions)
+    write_text(path.with_name(f"{path.name}.txt"), text)
+    return [*write_both(figure, path), path.with_name(f"{path.name}.txt")]
+
+
+def rank_warning(datasets: list[str]) -> str:
+    """Why the test should not be relied on: too few independent data sets; empty where there are enough."""
+    different = len(set(datasets))
+    if different >= ENOUGH:
+        return ""
+    sets = "one data set" if different == 1 else f"{different} data sets"
+    return (
+        f"Caution: {len(datasets)} columns of {sets}. Metrics, extractors and splits of one data set are not "
+        f"independent data sets, and Nemenyi's test wants {ENOUGH} or more: read the order, not the bars; paired "
+        "tests over patients (comparisons.md) say more."
+    )
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    bars = "Bars join models that Nemenyi's test does not tell apart."
+    return f"Mean rank, 1 is best. {friedman_verdict(found)}. {bars}"
+
+
+def _text(found: dict[str, Any], columns: list[str], title: str, cautions: list[str]) -> str:
+    """The numbers of the diagram in words."""
+    ranks = [f"  {rank:6.3f}  {name}" for name, rank in found["mean_ranks"].items()]
+    pairs = [f"  {p['model']} - {p['other']}: {p['difference']:.3f}, p = {p_text(p['p'])}" for p in found["pairs"]]
+    lines = [title, "", *(line for words in cautions for line in (words, "")), _verdict(found), ""]
+    lines += ["Mean ranks:", *ranks, ""]
+    lines += [f"Critical difference at {found['alpha']:g}: {found['critical_difference']:.3f}", ""]
+    lines += ["Columns:", *(f"  {c}" for c in columns), "", "Differences of mean ranks (Nemenyi):", *pairs, ""]
+    return "\n".join(lines)

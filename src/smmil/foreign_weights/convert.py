@@ -1,0 +1,147 @@
+"""From a foreign checkpoint to a run folder that `smmil predict` takes; nothing in it is executed."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smmil.errors import DataError, check_choice
+from smmil.foreign_weights import LAYOUTS
+from smmil.foreign_weights.layout import Layout, Tensors
+from smmil.foreign_weights.programs import PROGRAMS
+from smmil.models import create_model
+from smmil.runtime import versions
+from smmil.weights import read_weights, save_weights, tensors_digest
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
+    """Its tensors by dotted name, without what training frameworks put around them; weights only, never code."""
+    path = Path(path)
+    content = _load(path)
+    while isinstance(content, Mapping):
+        inner = [content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)]
+        if not inner:
+            break
+        content = inner[0]
+    tensors = _flat(content) if isinstance(content, Mapping) else {}
+    if not tensors:
+        raise DataError(f"{path}: holds no named tensors; save the state_dict() of the model")
+    tensors = {re.sub(r"(^|\.)module\.", r"\1", name): tensor for name, tensor in tensors.items()}
+    if all(name.startswith("model.") for name in tensors):
+        tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    _refuse_not_finite(tensors, path)
+    return tensors
+
+
+def _refuse_not_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise DataError(f"{path}: {name} holds NaN or Inf; the training it comes from has failed")
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        what = "is a folder; give the checkpoint in it" if path.is_dir() else "no such file"
+        raise DataError(f"{path}: {what}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    # torch and safetensors name no common error for a file that is damaged, foreign, or holds more than weights
+    except Exception as problem:  # noqa: BLE001
+        cause = " ".join(str(problem).split())[:120] or type(problem).__name__
+        if cause.startswith("Weights only load failed"):  # pages of advice follow, none of it for our user
+            cause = "it is no checkpoint, is damaged, or holds more than weights"
+        raise DataError(f"{path}: cannot be read as weights alone ({cause}); save only model.state_dict()") from None
+
+
+def _flat(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Tensors of nested mappings; numbers and words beside them (epoch, settings) are not weights."""
+    flat: dict[str, Tensor] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, Tensor):
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model of ours with somebody else's weights; `dropped` are names the published program stores and never uses."""
+
+    model: nn.Module
+    shape: dict[str, Any]
+    dropped: list[str]
+
+
+def import_weights(path: str | Path, layout: str) -> Imported:
+    """The model of a published checkpoint, in eval mode."""
+    table = PROGRAMS[check_choice(layout, LAYOUTS, "layout")]
+    tensors, dropped = table.renamed(read_checkpoint(path), str(path))
+    try:
+        made = table.shape(tensors)
+    except KeyError as problem:
+        lost = table.both_names(problem.args[0])
+        raise DataError(f"{path}: not a whole checkpoint of {table.title}: {lost} is missing; save all of it") from None
+    except (IndexError, ValueError):
+        raise DataError(f"{path}: the weights do not have the shapes of {table.title}; was --from meant?") from None
+    model = create_model(table.model, made.in_dim, made.n_classes, **made.options)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as problem:
+        told = _misfits(table, tensors, model.state_dict()) or " ".join(str(problem).split())
+        raise DataError(f"{path}: does not fit {table.title}: {told}") from None
+    shape = {"name": table.model, "options": made.options, "in_dim": made.in_dim, "n_classes": made.n_classes}
+    return Imported(model.eval(), shape, dropped)
+
+
+def _misfits(table: Layout, given: Tensors, wanted: Tensors) -> str:
+    """What is missing, superfluous or of another shape, by our names and theirs."""
+    told = [f"{table.both_names(name)} is missing" for name in wanted if name not in given]
+    told += [f"{table.both_names(name)} has no place" for name in given if name not in wanted]
+    for name in sorted(set(given) & set(wanted)):
+        sizes = [" x ".join(map(str, tensors[name].shape)) for tensors in (given, wanted)]
+        if sizes[0] != sizes[1]:
+            told.append(f"{table.both_names(name)} is {sizes[0]}, expected {sizes[1]}")
+    return "; ".join(told[:4]) + (f"; and {len(told) - 4} more" if len(told) > 4 else "")
+
+
+def convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:
+    """Write the imported model to `out`/checkpoints/best.safetensors, with where it came from."""
+    found = import_weights(path, layout)
+    target = Path(out) / "checkpoints" / "best.safetensors"
+    if (Path(out) / "config.yaml").exists():
+        raise DataError(f"{out}: is the folder of a training run; use another --out folder")
+    if target.exists() and tensors_digest(read_weights(target)[0]) != tensors_digest(found.model.state_dict()):
+        raise DataError(f"{out}: holds another converted model; use another --out folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "model": found.shape,
+        "features": {"encoder": None, "recipe": None},
+        "selected_by": "imported",
+        "epoch": None,
+        "config": None,
+        "split": None,
+        "versions": versions(),
+        "imported": {
+            "layout": layout,
+            "file": Path(path).name,
+            "tensors": _fingerprint(path),
+            "dropped": found.dropped,
+        },
+    }
+    save_weights(target, found.model.state_dict(), facts)
+    return found
+
+
+def _fingerprint(path: str | Path) -> str:
+    return tensors_digest(read_checkpoint(path))

@@ -1,0 +1,328 @@
+"""Checkpoint layouts of the authors' programs, one per program."""
+
+import re
+
+import torch
+from torch import Tensor
+
+from smmil.foreign_weights.layout import Layout, Shape, Tensors, count, linear
+
+ATTENTION = r"attention_net\.[23]\.attention_"  # 3 with the dropout layer, 2 in earlier versions without
+
+
+def _clam_shape(tensors: Tensors) -> Shape:
+    maps, width = tensors["attention.score.weight"].shape
+    options = {
+        "branches": "multi" if maps > 1 else "single",
+        "size": "big" if width == 384 else "small",
+        "dim": tensors["embed.weight"].shape[0],
+    }
+    return Shape(tensors["embed.weight"].shape[1], tensors["head.weight"].shape[0], options)
+
+
+def _one_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The classifiers of several branches, one row each, as the rows of one layer."""
+    for part in ("weight", "bias"):
+        rows = [tensors.pop(f"head.{c}.{part}") for c in range(count(tensors, rf"head\.\d+\.{part}"))]
+        if rows:
+            tensors[f"head.{part}"] = torch.cat(rows)
+    return tensors
+
+
+CLAM = Layout(
+    title="CLAM with gated attention",
+    model="clam",
+    rules=(
+        linear(r"attention_net\.0", "embed"),
+        linear(rf"{ATTENTION}a\.0", "attention.project"),
+        linear(rf"{ATTENTION}b\.0", "attention.gate"),
+        linear(rf"{ATTENTION}c", "attention.score"),
+        linear(r"classifiers", "head"),
+        linear(r"classifiers\.(\d+)", r"head.\1"),
+        linear(r"instance_classifiers\.(\d+)", r"instance_heads.\1"),
+        (r"instance_loss_fn\..*", None),  # buffers of the SVM loss
+    ),
+    shape=_clam_shape,
+    arrange=_one_head,
+)
+
+
+def _dsmil_shape(tensors: Tensors) -> Shape:
+    query = "query.0.weight" if "query.0.weight" in tensors else "query.weight"
+    options = {
+        "average": False,  # the program reads the bag stream alone unless asked to average
+        "nonlinear": query == "query.0.weight",
+        "passing_v": "value.1.weight" in tensors,
+        "query_dim": tensors[query].shape[0],
+    }
+    n_classes, in_dim = tensors["instance.weight"].shape
+    return Shape(in_dim, n_classes, options)
+
+
+def _flat_kernel(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The convolution over all features, (classes, classes, features), as a layer that reads all classes in a row."""
+    return tensors | {"head.weight": tensors["head.weight"].flatten(1)} if "head.weight" in tensors else tensors
+
+
+DSMIL = Layout(
+    title="DSMIL",
+    model="dsmil",
+    rules=(
+        linear(r"i_classifier\.fc(?:\.0)?", "instance"),
+        linear(r"b_classifier\.q", "query"),
+        linear(r"b_classifier\.q\.([02])", r"query.\1"),
+        linear(r"b_classifier\.v\.1", "value.1"),
+        linear(r"b_classifier\.fcc", "head"),
+        (r"i_classifier\.feature_extractor\..*", None),  # the encoder of the patches, if it was saved along
+    ),
+    shape=_dsmil_shape,
+    arrange=_flat_kernel,
+)
+
+
+RESIDUAL = r"dim_reduction\.resBlocks\.(\d+)\.block\.([02])\.weight"
+
+
+def _residual_name(match: re.Match[str]) -> str:
+    return f"embed.{int(match[1]) + 2}.{'inner' if match[2] == '0' else 'outer'}.weight"
+
+
+def _dtfd_shape(tensors: Tensors) -> Shape:
+    dim, in_dim = tensors["embed.0.weight"].shape
+    options = {
+        "dim": dim,
+        "att_dim": tensors["attention.project.weight"].shape[0],
+        "residual_blocks": count(tensors, r"embed\.\d+\.inner\.weight"),
+    }
+    return Shape(in_dim, tensors["classifier.weight"].shape[0], options)
+
+
+def _attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+    return (
+        linear(rf"{theirs}\.attention_V\.0", f"{ours}.project"),
+        linear(rf"{theirs}\.attention_U\.0", f"{ours}.gate"),
+        linear(rf"{theirs}\.attention_weights", f"{ours}.score"),
+    )
+
+
+DTFD = Layout(
+    title="DTFD-MIL",
+    model="dtfd_mil",
+    rules=(
+        (r"dim_reduction\.fc1\.weight", "embed.0.weight"),
+        (RESIDUAL, _residual_name),
+        *_attention("attention", "attention"),
+        linear(r"classifier\.fc", "classifier"),
+        *_attention(r"att_classifier\.attention", "tier2.attention"),
+        linear(r"att_classifier\.classifier\.fc", "tier2.classifier"),
+    ),
+    shape=_dtfd_shape,
+)
+
+
+def _transmil_shape(tensors: Tensors) -> Shape:
+    dim, in_dim = tensors["embed.weight"].shape
+    options = {"dim": dim, "heads": tensors["attention1.local.weight"].shape[0], "landmarks": dim // 2}
+    return Shape(in_dim, tensors["head.weight"].shape[0], options)
+
+
+def _flat_token(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return tensors | {"token": tensors["token"].flatten(0, 1)} if "token" in tensors else tensors
+
+
+TRANSMIL = Layout(
+    title="TransMIL",
+    model="trans_mil",
+    rules=(
+        linear(r"_fc1\.0", "embed"),
+        (r"cls_token", "token"),
+        linear(r"layer([12])\.norm", r"norm\1"),
+        (r"layer([12])\.attn\.to_qkv\.weight", r"attention\1.qkv.weight"),
+        linear(r"layer([12])\.attn\.to_out\.0", r"attention\1.out"),
+        (r"layer([12])\.attn\.res_conv\.weight", r"attention\1.local.weight"),
+        linear(r"pos_layer\.proj", "position.wide"),
+        linear(r"pos_layer\.proj1", "position.middle"),
+        linear(r"pos_layer\.proj2", "position.narrow"),
+        linear(r"norm", "norm"),
+        linear(r"_fc2", "head"),
+    ),
+    shape=_transmil_shape,
+    arrange=_flat_token,
+)
+
+
+def _norm_name(match: re.Match[str]) -> str:
+    return f"norms.{int(match[1]) - 1}.{match[2]}"
+
+
+def _patchgcn_shape(tensors: Tensors) -> Shape:
+    dim, in_dim = tensors["embed.0.weight"].shape
+    options = {
+        "dim": dim,
+        "layers": count(tensors, r"convs\.\d+\.t"),
+        "conv_bias": "convs.0.mlp.0.bias" in tensors,
+        "knn": 8,  # the published graphs: a patch hears those that count it among their 8 nearest
+    }
+    return Shape(in_dim, tensors["head.weight"].shape[0], options)
+
+
+PATCHGCN = Layout(
+    title="Patch-GCN",
+    model="patch_gcn",
+    rules=(
+        linear(r"fc\.0", "embed.0"),
+        (r"layers\.(\d+)\.conv\.(?:aggr_module\.)?t", r"convs.\1.t"),
+        (r"layers\.\d+\.conv\.eps", None),  # a constant of the layer
+        linear(r"layers\.(\d+)\.conv\.mlp\.([013])", r"convs.\1.mlp.\2"),
+        (r"layers\.0\.norm\.(?:weight|bias)", None),  # the first layer is applied without its norm
+        (r"layers\.(\d+)\.norm\.(weight|bias)", _norm_name),
+        linear(r"path_phi\.0", "joint.0"),
+        linear(r"path_attention_head\.attention_a\.0", "attention.project"),
+        linear(r"path_attention_head\.attention_b\.0", "attention.gate"),
+        linear(r"path_attention_head\.attention_c", "attention.score"),
+        linear(r"path_rho\.0", "bag.0"),
+        linear(r"classifier", "head"),
+    ),
+    shape=_patchgcn_shape,
+)
+
+
+PARTS = {r"channel_reduce\.reduce\.attention": "reduce", r"blocks\.(\d+)": r"blocks.\1"}
+PARTS |= {rf"aspp\.p{level + 1}\.attention": f"levels.{level}" for level in range(3)}
+LAYERS = {"norm1": "norm1", "norm2": "norm2", r"attn\.qkv": "qkv", r"attn\.proj": "out"}
+LAYERS |= {r"mlp\.fc1": "mlp.0", r"mlp\.fc2": "mlp.3"}
+
+
+def _setmil_shape(tensors: Tensors) -> Shape:
+    options = {
+        "reduced": tensors["reduce.out.weight"].shape[0],
+        "level_dim": tensors["levels.0.out.weight"].shape[0],
+        "depth": count(tensors, r"blocks\.\d+\.table"),
+        "heads": tensors["blocks.0.table"].shape[0],
+    }
+    return Shape(tensors["reduce.norm1.weight"].shape[0] // 25, tensors["head.weight"].shape[0], options)
+
+
+SETMIL = Layout(
+    title="SETMIL",
+    model="set_mil",
+    rules=(
+        (r"cls_token", "token"),
+        (r"pos_embed", None),  # a table of sines, not trained, computed anew here
+        *(
+            linear(rf"{part}\.{layer}", f"{ours}.{name}")
+            for part, ours in PARTS.items()
+            for layer, name in LAYERS.items()
+        ),
+        (r"blocks\.(\d+)\.attn\.rpe_q\.lookup_table_bias", r"blocks.\1.table"),
+        (r"(norm|head)\.(weight|bias)", r"\1.\2"),
+    ),
+    shape=_setmil_shape,
+    arrange=_flat_token,
+)
+
+
+BLOCK = r"transformer\.blocks\.(\d+)"
+BATCH_NORM = r"conv1\.bn_layer\.(weight|bias|running_mean|running_var|num_batches_tracked)"
+
+
+def _gtp_shape(tensors: Tensors) -> Shape:
+    dim, in_dim = tensors["embed.weight"].shape
+    options = {
+        "dim": dim,
+        "clusters": tensors["assign.weight"].shape[0],
+        "layers": count(tensors, rf"{BLOCK}\.qkv\.weight"),
+    }
+    return Shape(in_dim, tensors["transformer.head.weight"].shape[0], options)
+
+
+def _turned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Their graph convolution multiplies from the other side."""
+    return tensors | {"embed.weight": tensors["embed.weight"].T} if "embed.weight" in tensors else tensors
+
+
+GTP = Layout(
+    title="GTP",
+    model="gtp",
+    rules=(
+        (r"cls_token", "token"),
+        linear(r"conv1", "embed"),
+        (BATCH_NORM, r"norm.\1"),
+        linear(r"pool1", "assign"),
+        linear(rf"{BLOCK}\.norm([12])", r"transformer.blocks.\1.norm\2"),
+        (rf"{BLOCK}\.attn\.qkv\.weight", r"transformer.blocks.\1.qkv.weight"),
+        linear(rf"{BLOCK}\.attn\.proj", r"transformer.blocks.\1.merge"),
+        linear(rf"{BLOCK}\.mlp\.fc1", r"transformer.blocks.\1.expand"),
+        linear(rf"{BLOCK}\.mlp\.fc2", r"transformer.blocks.\1.contract"),
+        linear(r"transformer\.(norm|head)", r"transformer.\1"),
+    ),
+    shape=_gtp_shape,
+    arrange=_turned,
+)
+
+
+LAYER = r"patch_encoder\.trans_(\d+)\.layers\.0"
+READING = r"wsi_aggregator\.decoder\.layers\.(\d+)"
+
+
+def _mlp_name(match: re.Match[str]) -> str:
+    """Of every step theirs holds linear, tanh, norm and dropout, ours linear, tanh and norm."""
+    step, place = divmod(int(match[2]), 4)
+    return f"blocks.{match[1]}.mlp.{3 * step + place}.{match[3]}"
+
+
+def _attention_iibmil(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+    return (
+        (rf"{theirs}\.in_proj_(weight|bias)", rf"{ours}.qkv.\2"),
+        linear(rf"{theirs}\.out_proj", f"{ours}.merge"),
+    )
+
+
+def _iibmil_shape(tensors: Tensors) -> Shape:
+    dim, in_dim = tensors["blocks.0.raw.weight"].shape
+    options = {
+        "dim": dim,
+        "depth": count(tensors, r"blocks\.\d+\.raw\.weight"),
+        "queries": tensors["decoder.queries"].shape[0],
+        "hidden": tensors["blocks.0.layer.feed.expand.weight"].shape[0],
+    }
+    return Shape(in_dim, tensors["head.weight"].shape[0], options)
+
+
+IIBMIL = Layout(
+    title="IIB-MIL",
+    model="iib_mil",
+    rules=(
+        (r"patch_encoder\.depth_(\d+)\.(\d+)\.(weight|bias)", _mlp_name),
+        *_attention_iibmil(rf"{LAYER}\.self_attn", r"blocks.\1.layer.attention"),
+        linear(rf"{LAYER}\.linear1", r"blocks.\1.layer.feed.expand"),
+        linear(rf"{LAYER}\.linear2", r"blocks.\1.layer.feed.contract"),
+        linear(rf"{LAYER}\.norm1", r"blocks.\1.layer.norm"),
+        linear(rf"{LAYER}\.norm2", r"blocks.\1.layer.feed.norm"),
+        linear(r"patch_encoder\.res_(\d+)", r"blocks.\1.raw"),
+        linear(r"patch_encoder\.mlp_head\.([01])", r"instance_head.\1"),
+        *_attention_iibmil(rf"{READING}\.self_attn", r"decoder.layers.\1.among"),
+        *_attention_iibmil(rf"{READING}\.cross_attn", r"decoder.layers.\1.across"),
+        linear(rf"{READING}\.norm1", r"decoder.layers.\1.norm_across"),
+        linear(rf"{READING}\.norm2", r"decoder.layers.\1.norm_among"),
+        linear(rf"{READING}\.norm3", r"decoder.layers.\1.feed.norm"),
+        linear(rf"{READING}\.linear1", r"decoder.layers.\1.feed.expand"),
+        linear(rf"{READING}\.linear2", r"decoder.layers.\1.feed.contract"),
+        (r"query_embed\.weight", "decoder.queries"),
+        linear(r"wsi_classifier", "head"),
+        (r"prototypes", "memory.prototypes"),
+        (r"patch_encoder\.(patch_to_embedding|transformer_encoder|encode_\d+)\..*", None),  # built, never called
+    ),
+    shape=_iibmil_shape,
+)
+
+PROGRAMS = {
+    "clam": CLAM,
+    "dsmil": DSMIL,
+    "dtfd": DTFD,
+    "transmil": TRANSMIL,
+    "patchgcn": PATCHGCN,
+    "setmil": SETMIL,
+    "gtp": GTP,
+    "iibmil": IIBMIL,
+}

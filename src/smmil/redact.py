@@ -1,0 +1,135 @@
+"""Texts that may leave this machine: no folders, no file names, no control characters."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from smmil import __version__
+from smmil.errors import DataError
+from smmil.prediction import Prediction
+
+_FOLDERS = re.compile(r"(?:(?<![\w/\\:.~-])(?:~\w*|[A-Za-z]:)?|file://)[/\\](?:[^\s/\\'\"<>|]+[/\\])+(?=[^\s/\\])")
+
+_MOST_FILES = 20_000  # of a folder that are looked at for their names
+_LONGEST, _LONGEST_TITLE = 400, 120
+# Names that name nobody; to replace them would spoil the sentences in which they are ordinary words.
+_HARMLESS = frozenset(
+    ("slide", "slides", "scan", "scans", "image", "images", "case", "cases", "series", "dicom", "nifti", "bag", "bags",
+     "file", "files", "folder", "table", "map", "data", "test", "train", "level", "none", "and", "the", "for", "has",
+     "was", "from", "with", "its", "this", "that", "are", "not", "view", "smmil", "slice", "slices", "pixels")
+)  # fmt: skip
+_SHORTEST, _SHORTEST_NUMBER = 3, 5
+
+
+def safe_text(value: Any, longest: int = 200) -> str:
+    """One printable line in which absolute paths have lost their folders: /home/eva/slide.svs is slide.svs."""
+    line = "".join(c if c.isprintable() else " " for c in str(value))
+    line = _FOLDERS.sub("", line)
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def without_names(text: str, id_: str, image: Path | None, others: Iterable[Path] = ()) -> str:
+    """One line in which files, their folders and what lies in them are called by the id of the case.
+
+    Names of files are often names of patients. Options are those of `smmil report` and `smmil view`: what other
+    commands call --image is --slides there.
+    """
+    shown = safe_text(id_, _LONGEST_TITLE)
+    files = [path for file in (image, *others) if file is not None for path in _ways_to(file)]
+    names = {name for file in files for name in (file.name, _stem(file))} | set(_around(image, text))
+    forms = [rf"{re.escape(place)}([/\\][^:;,(]*)?" for place in _longest_first(map(str, files))]
+    forms += [rf"{re.escape(place)}[/\\][^:;,(]*" for place in _longest_first(_folders(files))]
+    # the id first: a name that is a part of it stays as it is
+    forms = [re.escape(id_), *forms, *map(re.escape, _longest_first(filter(_telling, names)))]
+    # a whole name, not letters within another word
+    text = re.sub(rf"(?<![\w-])(?:{'|'.join(forms)})(?!\w)", lambda _: shown, text)
+    return safe_text(text.replace("--image", "--slides"), _LONGEST)
+
+
+def _ways_to(file: Path) -> tuple[Path, ...]:
+    return file, file.absolute(), Path(os.path.realpath(file))
+
+
+def _folders(files: Iterable[Path]) -> Iterator[str]:
+    return (str(file.parent) for file in files if file.parent.name)
+
+
+def _around(image: Path | None, text: str) -> Iterator[str]:
+    """Names of the image's folder, and of whatever lies in an image that is a folder itself and occurs in the text."""
+    if image is None:
+        return
+    yield Path(os.path.realpath(image)).parent.name
+    for path in _inside(image):
+        yield from (name for name in (path.name, _stem(path)) if name in text)
+
+
+def _inside(image: Path) -> list[Path]:
+    try:
+        return list(islice(image.rglob("*"), _MOST_FILES)) if image.is_dir() else []
+    except OSError:
+        return []  # what cannot be listed was not read either
+
+
+def _stem(path: Path) -> str:
+    return path.stem.removesuffix(".nii")
+
+
+def _longest_first(texts: Iterable[str]) -> list[str]:
+    return sorted(set(texts), key=lambda text: (-len(text), text))
+
+
+def _telling(name: str) -> bool:
+    return len(name) >= (_SHORTEST_NUMBER if name.isdecimal() else _SHORTEST) and name.lower() not in _HARMLESS
+
+
+def redacted(value: Any) -> Any:
+    """The same plain data with every text as one printable line in which absolute paths have lost their folders."""
+    if isinstance(value, dict):
+        return {str(key): redacted(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(inner) for inner in value]
+    return " ".join(safe_text(value).split()) if isinstance(value, str) else value
+
+
+def refuse_folders(values: Any, where: str) -> Any:
+    """The values themselves, unless one is a path: they cannot be changed without changing the model."""
+    if redacted(values) != _as_plain(values):
+        raise DataError(f"{where}: names a folder or an unprintable text ({values!r}); train with plain values")
+    return values
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _as_plain(inner) for key, inner in value.items()}
+    return [_as_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+RESEARCH = "research use only"
+_LONGEST_PROVENANCE = 200
+# Facts of `meta` that describe the model and its input. Others (patient groups, paths, anything a user added) may tell
+# who the case is and are never written.
+_TOLD = ("model", "checkpoint", "weights", "score_kind")
+_TOLD_OF_FEATURES = ("encoder", "recipe")
+
+
+def provenance(prediction: Prediction) -> dict[str, str]:
+    """Software, model, digest of its weights, kind of score, encoder, recipe, and that it is for research only."""
+    features = prediction.meta.get("features")
+    told = [(key, prediction.meta.get(key)) for key in _TOLD]
+    told += [(key, features.get(key)) for key in _TOLD_OF_FEATURES] if isinstance(features, dict) else []
+    known = {key: plain(value) for key, value in told if isinstance(value, str) and plain(value)}
+    return {"software": f"smmil {__version__}", **known, "use": RESEARCH}
+
+
+def plain(text: Any, longest: int = _LONGEST_PROVENANCE) -> str:
+    """One printable line of limited length."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def in_words(facts: dict[str, str]) -> str:
+    """The facts as one line: key: value; key: value."""
+    return "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in facts.items())

@@ -1,0 +1,301 @@
+"""Curves and histograms of a report as accessible SVG."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smmil.errors import DataError
+from smmil.evaluate import reliability_curve
+from smmil.evaluate.bags import labelled_table
+from smmil.evaluate.ranking import OperatingPoints, operating_points
+from smmil.maps.charts import Histogram, score_shares
+from smmil.prediction import Prediction
+
+_FINENESS = 500  # points nearer than 1/500 of the axis cannot be told apart on a screen
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve of one model.
+
+    slot  number that decides the colour: that of the model      dash  number that decides the dashes; None: the same
+    """
+
+    name: str
+    slot: int
+    x: np.ndarray
+    y: np.ndarray
+    sizes: Sequence[int] = field(default=())
+    dash: int | None = None
+
+
+def roc_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+    """False against true positive rate of the cases, one line per model (and per class with more than two)."""
+    return [
+        _line(one, *_from_origin(one.points.false_positives, one.points.true_positives)) for one in _rankings(models)
+    ]
+
+
+def precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+    """Recall against precision of the cases."""
+    lines = []
+    for one in _rankings(models):
+        points = one.points
+        recall = points.true_positives / points.true_positives[-1]
+        precision = points.true_positives / (points.true_positives + points.false_positives)
+        lines.append(_line(one, np.append(0, recall), np.append(precision[0], precision)))
+    return lines
+
+
+def reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+    """What was said against what came true, bins with cases only; sizes are the number of cases."""
+    lines = []
+    for slot, (name, predictions) in enumerate(models.items()):
+        if not any(p.y is not None for p in predictions):
+            continue
+        found = reliability_curve(predictions)
+        filled = np.array(found["n"]) > 0
+        said, came_true = (np.array(found[key])[filled] for key in ("mean_probability", "observed"))
+        lines.append(Line(name, slot, said, came_true, [n for n in found["n"] if n]))
+    return lines
+
+
+def froc_lines(results: Mapping[str, Mapping[str, Any]], most: float = 8.0) -> list[Line]:
+    """False alarms per case (up to `most`) against the share of lesions found."""
+    lines = []
+    for slot, (name, found) in enumerate(results.items()):
+        if found.get("froc", {}).get("n_lesions"):
+            curve = found["froc"]["curve"]
+            alarms, share = np.array(curve["false_alarms_per_bag"]), np.array(curve["sensitivity"])
+            near = alarms <= most
+            last = share[near][-1] if near.any() else 0.0
+            x, y = np.concatenate([[0], alarms[near], [most]]), np.concatenate([[0], share[near], [last]])
+            lines.append(_line(_Ranking(name, slot, slot), *_stairs(x, y), scale=most))
+    return lines
+
+
+class _Ranking(NamedTuple):
+    """What is drawn as one line: its name, colour and dashes, and where it comes from."""
+
+    name: str
+    slot: int
+    dash: int
+    points: Any = None
+
+
+def _rankings(models: Mapping[str, Sequence[Prediction]]) -> list[_Ranking]:
+    """Operating points of every model, and of every class with more than two; only where both kinds exist."""
+    found = []
+    for slot, (name, predictions) in enumerate(models.items()):
+        probs, y = labelled_table(predictions)
+        if probs.shape[1] == 2:
+            found.append(_Ranking(name, slot, slot, _points(probs[:, 1], y > 0)))
+            continue
+        for one in range(probs.shape[1]):
+            colour = one if len(models) == 1 else slot  # several models: colour tells the model, dashes the class
+            found.append(_Ranking(f"{name}, class {one}", colour, one, _points(probs[:, one], y == one)))
+    return [one for one in found if one.points is not None]
+
+
+def _points(scores: np.ndarray, truth: np.ndarray) -> OperatingPoints | None:
+    return operating_points(scores, truth) if truth.any() and not truth.all() else None
+
+
+def _from_origin(alarms: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.append(0, alarms / alarms[-1]), np.append(0, hits / hits[-1])
+
+
+def _stairs(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every rise as an upright: between two thresholds nothing is found."""
+    return np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
+
+
+def _line(one: _Ranking, x: np.ndarray, y: np.ndarray, scale: float = 1.0) -> Line:
+    """The line without points that no screen can show; the ends are kept."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    place = np.rint(np.stack([x / scale, y]) * _FINENESS)
+    moved = (np.diff(place, axis=1) != 0).any(0)
+    kept = np.append(True, moved)
+    kept[-1] = True
+    return Line(one.name, one.slot, x[kept], y[kept], dash=one.dash)
+
+
+_WIDTH, _HEIGHT = 340.0, 270.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 12.0, 12.0, 44.0
+SLOTS = 6
+
+
+class _Paper:
+    """Places of data on the drawing."""
+
+    def __init__(self, x: tuple[float, float], y: tuple[float, float]):
+        self.x, self.y = x, y
+
+    def right(self, value: float) -> float:
+        share = (value - self.x[0]) / (self.x[1] - self.x[0])
+        return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
+
+    def down(self, value: float) -> float:
+        share = (value - self.y[0]) / (self.y[1] - self.y[0])
+        return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
+
+
+def curve_chart(
+    title: str,
+    axes: tuple[str, str],
+    lines: Sequence[Line],
+    *,
+    words: str,
+    most: float = 1.0,
+    diagonal: bool = False,
+    dots: bool = False,
+) -> str:
+    """A figure with lines in the unit square (x up to `most`), a legend, and `words` that tell what it shows."""
+    paper = _Paper((0, most), (0, 1))
+    drawn = [_grid(paper, ticks(most), ticks(1.0), axes)]
+    if diagonal:
+        ends = (paper.right(0), paper.down(0), paper.right(most), paper.down(1))
+        drawn.append('<line class="diagonal" x1="{}" y1="{}" x2="{}" y2="{}"/>'.format(*ends))
+    drawn += [_path(paper, line) for line in lines]
+    drawn += [_dots(paper, line) for line in lines if dots]
+    return _figure(title, "".join(drawn), words, [(line.name, _sample(line)) for line in lines])
+
+
+def histogram_chart(title: str, found: Histogram, *, words: str) -> str:
+    """Shares of positive and negative instances per bin of the score."""
+    top = float(max(found.positive.max(), found.negative.max())) or 1.0
+    low = found.lowest
+    high = found.highest if found.highest > low else low + 1.0  # all scores alike: all in the first bin
+    paper = _Paper((low, high), (0, top * 1.05))
+    drawn = [_grid(paper, ticks_between(low, high), ticks(top * 1.05), ("score", "share of instances"))]
+    edges = low + found.edges * (high - low)
+    drawn.append(_area(paper, edges, found.negative, "negative"))
+    drawn.append(_area(paper, edges, found.positive, "positive"))
+    legend = [(f"{kind} instances", f'<span class="key {kind}"></span>') for kind in ("negative", "positive")]
+    return _figure(title, "".join(drawn), words, legend)
+
+
+def _figure(title: str, drawing: str, words: str, legend: Sequence[tuple[str, str]]) -> str:
+    keys = "".join(f"<li>{key}{escape(name)}</li>" for name, key in legend)
+    return (
+        f'<figure class="chart"><figcaption>{escape(title)}</figcaption>'
+        f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{escape(f"{title}. {words}")}">'
+        f'{drawing}</svg><ul class="legend">{keys}</ul></figure>'
+    )
+
+
+def _grid(paper: _Paper, across: Sequence[float], up: Sequence[float], axes: tuple[str, str]) -> str:
+    parts = []
+    for value, words in zip(across, tick_words(across), strict=True):
+        x = paper.right(value)
+        parts.append(f'<line class="grid" x1="{x}" y1="{_TOP}" x2="{x}" y2="{_HEIGHT - _BOTTOM}"/>')
+        parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - _BOTTOM + 15}" text-anchor="middle">{words}</text>')
+    for value, words in zip(up, tick_words(up), strict=True):
+        y = paper.down(value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{words}</text>')
+    middle, height = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + _HEIGHT - _BOTTOM) / 2
+    parts.append(f'<text class="axis" x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(axes[0])}</text>')
+    turned = f'transform="translate(12 {height}) rotate(-90)"'
+    parts.append(f'<text class="axis" {turned} text-anchor="middle">{escape(axes[1])}</text>')
+    return "".join(parts)
+
+
+def _path(paper: _Paper, line: Line) -> str:
+    points = " ".join(f"{paper.right(x)},{paper.down(y)}" for x, y in zip(line.x, line.y, strict=True))
+    return f'<polyline class="{_pen(line)}" points="{points}"/>'
+
+
+def _pen(line: Line) -> str:
+    """Classes of a line: colour and dashes."""
+    dash = line.slot if line.dash is None else line.dash
+    return f"line m{line.slot % SLOTS} d{dash % SLOTS}"
+
+
+def _sample(line: Line) -> str:
+    """A piece of the line for the legend, with its colour and dashes."""
+    return f'<svg class="sample" viewBox="0 0 44 10" aria-hidden="true"><path class="{_pen(line)}" d="M1 5h42"/></svg>'
+
+
+def _dots(paper: _Paper, line: Line) -> str:
+    """Dots whose area grows with the number of cases."""
+    largest = max(line.sizes, default=1)
+    return "".join(
+        f'<circle class="dot m{line.slot % SLOTS}" cx="{paper.right(x)}" cy="{paper.down(y)}" '
+        f'r="{2.5 + 4 * np.sqrt(size / largest):.1f}"><title>{size} cases: said {x:.2f}, came true {y:.2f}</title>'
+        "</circle>"
+        for x, y, size in zip(line.x, line.y, line.sizes, strict=True)
+    )
+
+
+def _area(paper: _Paper, edges: np.ndarray, shares: np.ndarray, kind: str) -> str:
+    x, y = np.repeat(edges, 2), np.concatenate([[0], np.repeat(shares, 2), [0]])
+    points = " ".join(f"{paper.right(a)},{paper.down(b)}" for a, b in zip(x, y, strict=True))
+    return f'<polygon class="area {kind}" points="{points}"/>'
+
+
+def ticks(most: float, about: int = 5) -> list[float]:
+    """Round numbers from 0 to at most `most`: about five steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** np.floor(np.log10(most / about))
+    step = min((f * power for f in (1, 2, 5, 10)), key=lambda s: abs(most / s - about))
+    return [step * k for k in range(int(most / step * (1 + 1e-9)) + 1)]
+
+
+def ticks_between(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`, as far apart as those from 0 would be."""
+    step = ticks(high - low)[1]
+    first, last = np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9)
+    return [float(k) * step for k in range(int(first), int(last) + 1)]
+
+
+def tick_words(values: Sequence[float]) -> list[str]:
+    """The numbers with as many digits as their distance needs, and no more."""
+    step = values[1] - values[0] if len(values) > 1 else 1.0
+    digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
+    plain = digits <= 6 and max(map(abs, values), default=0.0) < 1e6
+    return ["0" if value == 0 else f"{value:.{digits}f}" if plain else f"{value:.3g}" for value in values]
+
+
+Models = Mapping[str, Sequence[Prediction]]
+
+
+def figures(models: Models, results: Mapping[str, Mapping[str, Any]], column: int | None = None) -> list[str]:
+    """SVG figures for which the labels suffice: curves first, then one histogram of scores per model."""
+    found = []
+    if lines := roc_lines(models):
+        words = f"Area under the curve: {_listed(results, 'bag', 'auroc')}."
+        axes = ("false positive rate", "true positive rate")
+        found.append(curve_chart("ROC, whole cases", axes, lines, words=words, diagonal=True))
+    if lines := precision_lines(models):
+        words = f"Average precision: {_listed(results, 'bag', 'auprc')}."
+        found.append(curve_chart("Precision and recall, whole cases", ("recall", "precision"), lines, words=words))
+    if lines := reliability_lines(models):
+        words = f"Expected calibration error: {_listed(results, 'bag', 'ece')}. On the diagonal probabilities are true."
+        axes = ("what was said", "what came true")
+        found.append(curve_chart("Reliability", axes, lines, words=words, diagonal=True, dots=True))
+    if lines := froc_lines(results):
+        words = f"Mean share of lesions found: {_listed(results, 'froc', 'froc')}."
+        axes = ("false alarms per case", "share of lesions found")
+        found.append(curve_chart("FROC, lesions", axes, lines, words=words, most=8.0))
+    return found + [h for name, p in models.items() if (h := _histogram(name, p, column))]
+
+
+def _histogram(name: str, predictions: Sequence[Prediction], column: int | None) -> str | None:
+    try:
+        shares = score_shares(predictions, column=column)
+    except DataError:
+        return None  # no instance label is known, so there is nothing to tell apart; the numbers say so too
+    kind = str(predictions[0].meta.get("score_kind", "score"))
+    words = f"Scores ({kind}) of positive and negative instances, from {shares.lowest:.3g} to {shares.highest:.3g}."
+    return histogram_chart(f"Instance scores, {name}", shares, words=words)
+
+
+def _listed(results: Mapping[str, Mapping[str, Any]], *path: str) -> str:
+    parts = []
+    for name, found in results.items():
+        value = (found.get(path[0]) or {}).get(path[1])
+        parts.append(f"{name} {value:.3f}" if isinstance(value, float) and value == value else f"{name} undefined")
+    return ", ".join(parts)

@@ -1,0 +1,178 @@
+"""The inspector: everything known about one instance, and the hot patches that look most like it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smmil.errors import DataError
+from smmil.exports.case import ExportCase
+from smmil.prediction import Prediction
+
+MOST_NEIGHBOURS = 8
+MOST_SIMILAR = 6
+# Patches closer than this many steps along every axis touch, as in smmil.graph.grid_graph.
+_TOUCHING = 1.5 - 1e-6
+
+Similar = Callable[[int, int], list[tuple[int, float]]]
+
+
+def describe(index: int, cases: Sequence[ExportCase | None], coords: np.ndarray | None) -> dict[str, Any]:
+    """Score, rank and probability of instance `index` by every model, its label and its neighbours."""
+    known = [case for case in cases if case is not None]
+    label = next((int(y[index]) for case in known if (y := case.prediction.y_inst) is not None and y[index] >= 0), None)
+    near = neighbours(known[0].prediction, index)
+    return {
+        "index": index,
+        "coords": None if coords is None else coords[index].tolist(),
+        "label": None if label is None else int(label > 0),
+        "models": [None if case is None else verdict(case, index) for case in cases],
+        "neighbours": [{"index": int(i), "score": scores_of(cases, int(i))} for i in near],
+    }
+
+
+def scores_of(cases: Sequence[ExportCase | None], index: int) -> list[float | None]:
+    return [None if case is None else float(case.score[index]) for case in cases]
+
+
+def verdict(case: ExportCase, index: int) -> dict[str, Any]:
+    """Score, place in the order of the case (1 is the highest; equal scores share it), and a share that says its kind.
+
+    probability        where scores are log-odds or probabilities of the instance itself
+    attention share    softmax over the case, where they are attention logits: what the model's average used
+    rank share         else: the share of the case's instances that score no higher
+    """
+    score = case.score[index]
+    kind, share = _share(case, index)
+    return {
+        "score": float(score),
+        "rank": int((case.score > score).sum()) + 1,
+        "of": case.prediction.n,
+        "probability": share,
+        "probability_kind": kind,
+    }
+
+
+def _share(case: ExportCase, index: int) -> tuple[str, float]:
+    probability = float(case.probability[index])
+    if np.isfinite(probability):
+        return "probability", probability
+    if str(case.prediction.meta.get("score_kind", "")) == "attention logit":
+        from scipy.special import logsumexp
+
+        scores = case.score.astype(np.float64)
+        return "attention share", float(np.exp(scores[index] - logsumexp(scores)))
+    return "rank share", float(case.percentile[index])
+
+
+def neighbours(prediction: Prediction, index: int) -> np.ndarray:
+    """Instances beside `index`, nearest first: joined in the prediction's graph, else touching on the plane."""
+    coords = None if prediction.coords is None else prediction.coords.astype(np.float64)
+    if prediction.edges is not None:
+        first, second = prediction.edges
+        near = np.unique(np.concatenate([second[first == index], first[second == index]]))
+    elif coords is not None:
+        near = np.flatnonzero((np.abs(coords - coords[index]) / _step(prediction, coords)).max(1) < _TOUCHING)
+    else:
+        near = np.zeros(0, dtype=np.int64)
+    near = near[near != index]
+    if coords is None:
+        return near[:MOST_NEIGHBOURS]
+    distance = np.linalg.norm(coords[near] - coords[index], axis=1)
+    return near[np.lexsort((near, distance))][:MOST_NEIGHBOURS]
+
+
+def _step(prediction: Prediction, coords: np.ndarray) -> np.ndarray:
+    """Distance between neighbours along each axis: as the frame says, else the smallest that occurs."""
+    axes = coords.shape[1]
+    if prediction.frame is not None:
+        return np.array((prediction.frame.step * axes)[:axes])
+    gaps = [np.diff(np.unique(column)) for column in coords.T]
+    return np.array([gap.min() if gap.size else 1.0 for gap in gaps])
+
+
+# High-scoring are the hottest tenth of a case, within these limits.
+_FEWEST, _MOST, _SHARE = 16, 512, 10
+_WIDEST = 65_536
+_DAMAGE = (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
+
+
+@dataclass(frozen=True, eq=False)
+class HotPatches:
+    """The high-scoring patches of a case with their features at length 1."""
+
+    path: Path
+    rows: np.ndarray
+    directions: np.ndarray
+
+    def most_similar(self, index: int, count: int) -> list[tuple[int, float]]:
+        """(instance, cosine) of the patches most like instance `index`, without itself; best first."""
+        with _features(self.path) as features:
+            own = _directions(features[index : index + 1])[0]
+        cosines = self.directions @ own
+        order = np.lexsort((self.rows, -cosines))
+        others = [place for place in order if self.rows[place] != index][:count]
+        return [(int(self.rows[place]), float(np.clip(cosines[place], -1, 1))) for place in others]
+
+
+def hot_patches(path: Path, prediction: Prediction, scores: np.ndarray) -> HotPatches:
+    """The hottest tenth of a case (16 to 512 patches) by these scores; refused when the features are not its own."""
+    rows = np.sort(np.argsort(-scores, kind="stable")[: int(np.clip(len(scores) // _SHARE, _FEWEST, _MOST))])
+    with _features(path) as features:
+        if len(features) != prediction.n:
+            raise DataError(f"{path}: has {len(features):,} rows, the prediction {prediction.n:,}; give its own bags")
+        _refuse_other_places(path, features, prediction)
+        return HotPatches(path, rows, _directions(features[rows]))
+
+
+@contextmanager
+def _features(path: Path) -> Iterator[Any]:
+    """The matrix of features, open for reading rows; whatever a damaged file raises leaves as one line."""
+    import h5py
+
+    try:
+        if path.suffix.lower() == ".npy":
+            yield _checked(np.load(path, mmap_mode="r", allow_pickle=False))
+            return
+        if path.suffix.lower() not in (".h5", ".hdf5"):
+            raise DataError(f"features in {path.suffix or 'files without ending'} are not read here; use smmil convert")
+        with h5py.File(path, "r", locking=False) as file:
+            name = next((n for n in ("features", "feats") if n in file), None)
+            if name is None:
+                raise DataError("there is no dataset 'features'; is this a feature file?")
+            yield _checked(file[name])
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the path column of --bags") from None
+    except DataError as problem:
+        raise problem if str(problem).startswith(str(path)) else DataError(f"{path}: {problem}") from None
+    except _DAMAGE as problem:
+        kind = type(problem).__name__
+        raise DataError(f"{path}: not readable as features ({kind}); prepare this case again") from None
+
+
+def _checked(features: Any) -> Any:
+    if features.ndim != 2 or features.dtype.kind != "f" or not 0 < features.shape[1] <= _WIDEST:
+        raise DataError(f"features must be floating point numbers (instances, dimensions), got {features.shape}")
+    return features
+
+
+def _refuse_other_places(path: Path, features: Any, prediction: Prediction) -> None:
+    """The order of instances is the same when the coordinates are."""
+    file = getattr(features, "file", None)
+    if prediction.coords is None or file is None or "coords" not in file:
+        return
+    places = file["coords"]
+    if places.shape != prediction.coords.shape or not np.allclose(places[()], prediction.coords):
+        raise DataError(f"{path}: its patches lie elsewhere than those of the prediction; give the bags it was made of")
+
+
+def _directions(features: np.ndarray) -> np.ndarray:
+    """Rows at length 1; a row of zeros stays, and is like nothing."""
+    rows = np.asarray(features, dtype=np.float64)
+    if not np.isfinite(rows).all():
+        raise DataError("features hold numbers that are not finite; prepare this case again")
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1.0)
