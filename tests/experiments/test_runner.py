@@ -23,7 +23,7 @@ from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
 from smmil.errors import ConfigError
 from smmil.experiments.results import choose_learning_rates
-from smmil.experiments.run import alone
+from smmil.experiments.run import RunJob, alone, perform
 from smmil.experiments.runner import run_states, run_study
 from smmil.files import replacing
 from smmil.synthetic import synthetic_slides, write_synthetic
@@ -40,10 +40,10 @@ def test_a_finished_study_is_not_trained_again(finished_study, trainings, tmp_pa
 
 
 def test_a_run_that_somebody_else_finished_meanwhile_is_left_alone(finished_study, trainings):
-    run = grid_of(tiny_study(), finished_study).runs[0]
-    folder = finished_study / "runs" / run.key
+    one = grid_of(tiny_study(), finished_study).runs[0]
+    folder = finished_study / "runs" / one.key
     before = (folder / "result.json").stat().st_mtime_ns
-    assert run.perform(run.RunJob(str(folder), run.label, run.config)) == "already"
+    assert perform(RunJob(str(folder), one.label, one.config)) == "already"
     assert (trainings, (folder / "result.json").stat().st_mtime_ns) == ([], before)
 
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smmil.cli.progress import CountingBar
-
 if TYPE_CHECKING:
     from smmil.predict import Predicted
 
@@ -86,6 +84,7 @@ def predict(
 
 
 def _from_run(run: Path, **options: Any) -> "Predicted":
+    from smmil.cli.progress import CountingBar
     from smmil.predict import predict_run
 
     with CountingBar("predicting") as bar:
@@ -99,6 +98,8 @@ def _from_package(
     from smmil.packaging import Images, load_package, predict_package
 
     package = load_package(folder, trust_code=trust_code)
+    from smmil.cli.progress import CountingBar
+
     with CountingBar("preparing") as bar:
 
         def prepared(outcome: Any) -> None:

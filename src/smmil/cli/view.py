@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from smmil.cli.options import Column, Models, check_threshold
-from smmil.cli.progress import CountingBar
+
+if TYPE_CHECKING:
+    from smmil.cli.progress import CountingBar
 
 
 def view(
@@ -45,6 +47,8 @@ def view(
     from smmil.viewer import serve
 
     check_threshold(threshold)
+    from smmil.cli.progress import CountingBar
+
     with CountingBar("reading predictions") as bar:
         serve(
             where,
@@ -64,11 +68,11 @@ def view(
     print("stopped")
 
 
-def _announce(bar: CountingBar, url: str) -> None:
+def _announce(bar: "CountingBar", url: str) -> None:
     bar.stop()
     print(f"smmil view: {url}\nstop with Ctrl-C", flush=True)
 
 
-def _remark(bar: CountingBar, line: str) -> None:
+def _remark(bar: "CountingBar", line: str) -> None:
     bar.stop()
     print(line, file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 import pickle
 import re
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from smmil.bag import Bag, BagBatch
 from smmil.config import load_config
 from smmil.errors import ConfigError, DataError
 from smmil.foreign_weights import LAYOUTS, convert_weights, import_weights
+from smmil.foreign_weights.programs import PROGRAMS as LAYOUT_TABLES
 from smmil.predict import predict_run
 from smmil.prediction import Prediction
 from smmil.synthetic import synthetic_slides, write_synthetic
@@ -109,7 +109,7 @@ def test_a_missing_weight_is_named(tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_our_names_lead_back_to_theirs(layout):
     """What the error calls theirs is a name that the rules read as ours, for every weight whose rule is a template."""
-    table = import_module(f"smmil.foreign_weights.{layout}").LAYOUT
+    table = LAYOUT_TABLES[layout]
     found, _ = table.renamed(_flat(PROGRAMS[layout][0][0]), "x")
     told = [table.both_names(name) for name in found]
     pairs = [re.fullmatch(r"(.*) \(theirs: (.*)\)", text).groups() for text in told if "theirs" in text]
