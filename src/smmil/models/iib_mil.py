@@ -11,8 +11,8 @@ from smmil.bag import BagBatch
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.models import Output, need_labels
 from smmil.nn.disambiguation import LabelMemory, class_log_odds, class_log_probs
-from smmil.nn.post_norm import PostNormLayer, QueryDecoder, recomputed
 from smmil.nn.smooth_at import SmoothAt
+from smmil.nn.transformer import PostNormLayer, QueryDecoder, recomputed
 
 
 class IIBMIL(nn.Module):
