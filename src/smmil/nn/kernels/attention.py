@@ -5,9 +5,9 @@ For the queries (heads, m, d), keys and values (heads, n, d) of one bag
     out = dropout(softmax(scale · q kᵀ + b)) v
 
 where b is 0 except for a list of pairs. PyTorch's fused attention computes it where that takes O(n) memory: without
-dropout or pairs, on a GPU also with dropout. Small bags are computed from the formula above, which can be differentiated
-any number of times. Large bags with dropout (on a processor) or pairs are computed a few rows at a time; the backward
-pass recomputes the weights of a chunk and redraws the same dropout instead of storing them.
+dropout or pairs, on a GPU also with dropout. Small bags are computed from the formula above, which has derivatives of
+any order. Large bags with dropout (on a processor) or pairs are computed a few rows at a time; the backward pass
+recomputes the weights of a chunk and redraws the same dropout instead of storing them.
 """
 
 from collections.abc import Iterator
