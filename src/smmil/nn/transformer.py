@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from smmil.errors import check_choice
 from smmil.graph import Graph
 from smmil.nn.kernels.attention import bag_attention
+from smmil.nn.parameters import compute_dtype
 from smmil.nn.smooth import Sm
 
 SMALL = 1 << 19  # numbers that are cheaper to keep than to compute again
@@ -100,7 +101,7 @@ class TransformerEncoder(nn.Module):
         self.sm = make_sm("output")
 
     def forward(self, x: Tensor, offsets: Tensor, graph: Graph | None = None) -> Tensor:
-        h = x.to(self.norm.weight.dtype)
+        h = x.to(compute_dtype(self))
         for layer in self.layers:
             h = layer(h, offsets, graph)
         h = self.norm(h)
