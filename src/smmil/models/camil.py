@@ -1,5 +1,6 @@
 """CAMIL (Fourkioti, De Vries, Bakal, ICLR 2024, arXiv:2305.05314)."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -167,7 +168,7 @@ def _context_logits(q: Tensor, k: Tensor, context: _Context) -> Tensor:
 
     The sum is drawn inside, q_i·(Σ_j a_ij k_j): of the n × n products none is formed, not even those of neighbours.
     """
-    return (q * context.sum(k)).sum(1, keepdim=True) * q.shape[1] ** -0.5
+    return (q * context.sum(k)).sum(1, keepdim=True) / math.sqrt(q.shape[1])
 
 
 def _graph_context(graph: Graph) -> _Context:
@@ -242,7 +243,8 @@ def _convolve_heads(v: Tensor, weight: Tensor) -> Tensor:
     taps = pad(weight, (rim, rim))[:, :, head - head[:, None] + reach + rim]  # (d, inside, to head, from head)
     mix = taps.unflatten(0, (-1, inside)).permute(0, 4, 2, 3, 1).reshape(-1, heads * inside, heads * inside)
     grouped = v.unflatten(2, (-1, inside)).permute(2, 1, 0, 3).reshape(-1, n, heads * inside)
-    return (grouped @ mix).reshape(-1, n, heads, inside).permute(2, 1, 0, 3).reshape(heads, n, d)
+    mixed: Tensor = grouped @ mix
+    return mixed.reshape(-1, n, heads, inside).permute(2, 1, 0, 3).reshape(heads, n, d)
 
 
 class _HeadMixingAttention(NystromAttention):

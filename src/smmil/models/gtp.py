@@ -104,7 +104,7 @@ class GTP(nn.Module):
 
     def _patches(self, x: Tensor, graph: Graph) -> Tensor:
         """(A x + x) Θ + b with Θ first, which narrows the rows before they are summed; length 1; batch-normalised."""
-        y = self.embed(x)
+        y: Tensor = self.embed(x)
         y = self.norm(normalize(y + graph.propagate(y - linear_bias(self.embed))))
         return y.relu() if self.relu else y
 
@@ -131,7 +131,7 @@ def _of_instances(assign: Tensor, clusters: Tensor, batch: BagBatch) -> Tensor:
 
 
 def _as_built(batch: BagBatch) -> Graph:
-    graph = batch.need("graph")
+    graph: Graph = batch.need("graph")
     if graph.kind is not None:
         raise DataError(
             f"{batch.ids[0]}: the graph is normalised as {graph.kind!r}; gtp needs the graph as built, "
@@ -161,4 +161,5 @@ def _orthogonality_loss(assign: Tensor, offsets: Tensor) -> Tensor:
     overlap = weighted_sums(assign, assign, offsets)
     overlap = overlap / torch.linalg.matrix_norm(overlap)[:, None, None]
     ideal = torch.eye(assign.shape[1], dtype=overlap.dtype, device=overlap.device) / math.sqrt(assign.shape[1])
-    return torch.linalg.matrix_norm(overlap - ideal).mean()
+    loss: Tensor = torch.linalg.matrix_norm(overlap - ideal).mean()
+    return loss

@@ -165,8 +165,8 @@ class _Block(nn.Module):
 
     def forward(self, h: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
         h = recomputed(self.mlp, h, size=len(h) * self.widest)
-        encoded: Tensor = self.layer(h, offsets)
-        return encoded + self.raw(x).relu()
+        encoded: Tensor = self.layer(h, offsets) + self.raw(x).relu()
+        return encoded
 
 
 def _share(value: float | str, option: str) -> float:

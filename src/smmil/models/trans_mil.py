@@ -116,5 +116,5 @@ class _PPEG(nn.Module):
 
     def _encode(self, rows: Tensor) -> Tensor:
         field = rows.T[None].unflatten(2, (square_side(len(rows)), -1) if self.folds else (-1,))
-        encoded = field + self.wide(field) + self.middle(field) + self.narrow(field)
+        encoded: Tensor = field + self.wide(field) + self.middle(field) + self.narrow(field)
         return encoded[0].flatten(1).T

@@ -1,5 +1,7 @@
 """Facts about a module's parameters that also hold when its layers are quantized or wrapped by an adapter."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,6 @@ def compute_dtype(module: nn.Module) -> torch.dtype:
 
 def linear_bias(layer: nn.Module) -> Tensor:
     """The bias of a linear layer; quantized layers offer it as a method."""
-    bias = layer.bias
+    bias: Any = layer.bias
     found: Tensor = bias() if callable(bias) else bias
     return found

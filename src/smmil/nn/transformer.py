@@ -52,16 +52,20 @@ class _EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, offsets: Tensor, graph: Graph | None = None) -> Tensor:
         q, k, v = self.qkv(self.norm1(x) if self.pre else x).chunk(3, dim=-1)
-        b = self.merge(bag_attention(q, k, v, offsets, self.heads))
+        b: Tensor = self.merge(bag_attention(q, k, v, offsets, self.heads))
         if self.sm is not None and graph is not None:
             b = self.sm(b, graph)
         z = self.skip(x) + b
-        return self.out(self._feed(z if self.pre else self.norm1(z)))
+        out: Tensor = self.out(self._feed(z if self.pre else self.norm1(z)))
+        return out
 
     def _feed(self, z: Tensor) -> Tensor:
+        fed: Tensor
         if self.mlp is None:
-            return self.norm2(z)
-        return z + self.mlp(self.norm2(z)) if self.pre else self.norm2(z + self.mlp(z))
+            fed = self.norm2(z)
+        else:
+            fed = z + self.mlp(self.norm2(z)) if self.pre else self.norm2(z + self.mlp(z))
+        return fed
 
 
 class TransformerEncoder(nn.Module):
@@ -104,8 +108,8 @@ class TransformerEncoder(nn.Module):
         h = x.to(compute_dtype(self))
         for layer in self.layers:
             h = layer(h, offsets, graph)
-        h = self.norm(h)
-        return h if self.sm is None or graph is None else self.sm(h, graph)
+        out: Tensor = self.norm(h)
+        return out if self.sm is None or graph is None else self.sm(out, graph)
 
 
 def recomputed(run: Callable[..., Tensor], *rows: Tensor, size: int) -> Tensor:
@@ -115,7 +119,8 @@ def recomputed(run: Callable[..., Tensor], *rows: Tensor, size: int) -> Tensor:
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or size <= SMALL:
         return run(*rows)
-    return checkpoint(run, *rows, use_reentrant=False)  # type: ignore[no-any-return]
+    found: Tensor = checkpoint(run, *rows, use_reentrant=False)
+    return found
 
 
 class MultiHeadAttention(nn.Module):

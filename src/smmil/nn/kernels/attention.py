@@ -10,7 +10,7 @@ any order. Large bags with dropout (on a processor) or pairs are computed a few 
 recomputes the weights of a chunk and redraws the same dropout instead of storing them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -62,7 +62,8 @@ def bag_attention(
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(…, n, heads·d) as (…, heads, n, d)."""
-    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+    by_head: Tensor = x.unflatten(-1, (heads, -1))
+    return by_head.transpose(-3, -2)
 
 
 def join_heads(x: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def attention(
         if _entries(q, k) <= DENSE_ENTRIES:
             out = _dense(*inputs, pairs, dropout)
         else:
-            out = _Chunked.apply(*inputs, pairs, dropout, _seed() if dropout else 0)
+            out = _chunked(*inputs, pairs, dropout, _seed() if dropout else 0)
     return out.to(q.dtype)
 
 
@@ -184,12 +185,15 @@ class _Chunked(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out = ctx.saved_tensors
         drop = _Dropout(ctx.dropout, ctx.seed, grad.device)
         if torch.is_grad_enabled():  # create_graph: a second derivative is wanted, for which all weights are needed
             return *_dense_gradients(inputs, ctx.pairs, drop, grad), None, None, None
         return *_chunked_gradients(inputs, out, ctx.pairs, drop, grad), None, None, None
+
+
+_chunked: Callable[..., Tensor] = _Chunked.apply
 
 
 def _chunked_gradients(
