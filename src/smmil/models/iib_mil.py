@@ -164,7 +164,7 @@ class _Block(nn.Module):
         self.raw = nn.Linear(raw_dim, dim)
 
     def forward(self, h: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
-        h = recomputed(self.mlp, h, size=len(h) * self.widest)
+        h = recomputed(self.mlp, h, size=h.shape[0] * self.widest)
         encoded: Tensor = self.layer(h, offsets) + self.raw(x).relu()
         return encoded
 
