@@ -10,7 +10,7 @@ from smmil.bag import BagBatch
 from smmil.errors import ConfigError
 from smmil.graph import Graph
 from smmil.models import create_model, list_models, model_options
-from smmil.nn.pseudo_bags import cut_bags, fixed_orders
+from smmil.models.dtfd_mil import _cut_bags, _fixed_orders
 
 TAKES_SM = [name for name in list_models() if "sm" in model_options(name)]
 FIXED = {"alpha": 0.6, "steps": 4, "spectral_norm": False}
@@ -151,7 +151,7 @@ def test_sm_dtfd_smooths_inside_each_pseudo_bag_with_its_own_degrees(pseudo_bags
     batch, adjacency = one()
     h = plain.embed(batch.x)
     out = smooth(batch)
-    cut = cut_bags(fixed_orders(16, 1), pseudo_bags)
+    cut = _cut_bags(_fixed_orders(16, 1), pseudo_bags)
     torch.testing.assert_close(out.logits, by_hand_dtfd(plain, h, adjacency, cut))
     whole = dense_sm(h, adjacency)
     expected = 16 * plain.attention(whole).softmax(0) * linear(whole, plain.classifier.weight)
@@ -170,7 +170,7 @@ def test_sm_dtfd_trains_on_the_cut_it_has_drawn():
     torch.manual_seed(5)
     out = smooth.train()(batch)
     torch.manual_seed(5)
-    cut = cut_bags([torch.randperm(16)], 4)
+    cut = _cut_bags([torch.randperm(16)], 4)
     torch.testing.assert_close(out.logits, by_hand_dtfd(plain, plain.embed(batch.x), adjacency, cut))
 
 

@@ -8,7 +8,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smmil.errors import ConfigError
-from smmil.nn.nystrom import NystromAttention, Segments, nystrom_attention, nystrom_row, pseudo_inverse
+from smmil.nn.nystrom import (
+    NystromAttention,
+    NystromClassAttention,
+    _Segments,
+    nystrom_attention,
+    nystrom_row,
+    pseudo_inverse,
+)
 
 HEADS, WIDTH = 3, 5
 CASES = [(n, m) for m in (1, 4, 6, 16) for n in (1, 2, 3, 4, 5, 7, 12, 13, 16, 17, 40)]
@@ -67,7 +74,7 @@ def test_the_row_is_the_first_row_of_the_dense_matrix(n, m):
 @pytest.mark.parametrize(("n", "m"), [(7, 16), (13, 4), (16, 4), (17, 16)])
 @pytest.mark.parametrize("entries", [1, 2**24])
 def test_gradients_are_those_of_the_dense_product(n, m, entries, monkeypatch):
-    monkeypatch.setattr("smmil.nn.nystrom.ENTRIES", entries)
+    monkeypatch.setattr("smmil.nn.nystrom._ENTRIES", entries)
     inputs = [t.requires_grad_() for t in qkv(n)]
     q, k, v = inputs
     dense = literal_matrix(q, k, m)
@@ -97,12 +104,12 @@ def test_zero_rows_take_their_share_of_a_short_sequence():
 
 def test_segments_of_a_sequence_that_does_not_fit():
     """257 rows, 256 landmarks of two: 255 zero rows in front, 127 landmarks of zeros, one half full."""
-    segments = Segments.of(257, 256)
+    segments = _Segments.of(257, 256)
     assert segments == (2, 255, 127)
     means = segments.means(torch.arange(1.0, 258)[None, :, None])
     assert means[0, :4, 0].tolist() == [0, 0.5, 2.5, 4.5]
     assert segments.counts(means).tolist() == [127] + [1] * 129
-    assert Segments.of(512, 256) == (2, 0, 0)
+    assert _Segments.of(512, 256) == (2, 0, 0)
 
 
 def stochastic(heads, m, seed=0, gain=1.0):
@@ -159,9 +166,9 @@ def test_autocast_does_not_reach_the_inverse():
 OFFSETS = torch.tensor([0, 1, 8, 48])
 
 
-def make(**options):
+def make(kind=NystromAttention, **options):
     torch.manual_seed(0)
-    return NystromAttention(12, heads=HEADS, head_dim=WIDTH, landmarks=4, **options).double()
+    return kind(12, heads=HEADS, head_dim=WIDTH, landmarks=4, **options).double()
 
 
 def rows(seed=0):
@@ -187,15 +194,15 @@ def literal_module(module, x, kernel):
 def test_the_module_is_its_definition_bag_by_bag(kernel):
     module, x = make(kernel=kernel), rows()
     with torch.no_grad():
-        ours, (first, _) = module(x, OFFSETS), module.first_row(x, OFFSETS)
+        ours, (first, _) = module(x, OFFSETS), make(NystromClassAttention, kernel=kernel)(x, OFFSETS)
         true = [literal_module(module, x[a:b], kernel) for a, b in itertools.pairwise(OFFSETS)]
     assert torch.allclose(ours, torch.cat(true), atol=1e-11)
     assert torch.allclose(first, torch.stack([t[0] for t in true]), atol=1e-11)
 
 
 def test_the_rows_given_with_the_first_row_are_those_it_used():
-    module, x = make(kernel=None), rows()
-    first, used = module.first_row(x, OFFSETS)
+    module, x = make(NystromClassAttention, kernel=None), rows()
+    first, used = module(x, OFFSETS)
     values = module.qkv(x)[:, -HEADS * WIDTH :].reshape(48, HEADS, WIDTH)
     for b, (start, stop) in enumerate(itertools.pairwise(OFFSETS)):
         taken = torch.einsum("nh,nhd->hd", used[start:stop], values[start:stop]).flatten()
@@ -223,8 +230,8 @@ def test_dropout_acts_in_training_only_and_follows_the_seed():
 
 
 def test_no_matrix_of_all_heads_is_stored_in_either_direction(monkeypatch):
-    monkeypatch.setattr("smmil.nn.nystrom.ENTRIES", 1)
-    module = NystromAttention(16, heads=4, head_dim=4, landmarks=64)
+    monkeypatch.setattr("smmil.nn.nystrom._ENTRIES", 1)
+    both = [kind(16, heads=4, head_dim=4, landmarks=64) for kind in (NystromAttention, NystromClassAttention)]
     n = 2048
 
     class Watch(TorchDispatchMode):
@@ -238,7 +245,7 @@ def test_no_matrix_of_all_heads_is_stored_in_either_direction(monkeypatch):
 
     x, offsets = torch.randn(n, 16, requires_grad=True), torch.tensor([0, n])
     with Watch() as watch:
-        (module(x, offsets).sum() + module.first_row(x, offsets)[1].square().sum()).backward()
+        (both[0](x, offsets).sum() + both[1](x, offsets)[1].square().sum()).backward()
     assert watch.most <= 64 * n
 
 

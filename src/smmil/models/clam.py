@@ -1,5 +1,6 @@
 """CLAM (Lu, Williamson, Chen, Chen, Barbieri, Mahmood, 2021, arXiv:2004.09666)."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,16 +12,35 @@ from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.models import Output, need_labels
 from smmil.nn.attention import GatedAttention, weighted_sums
-from smmil.nn.segment import segment_softmax
+from smmil.nn.parameters import compute_dtype
+from smmil.nn.segment import segment_softmax, split_bags
 from smmil.nn.smooth_at import SmoothAt
-from smmil.nn.svm import smooth_svm
 
-SIZES = {"small": 256, "big": 384}
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"svm": smooth_svm, "ce": cross_entropy}
+_SIZES = {"small": 256, "big": 384}
+# From this lead of the best class over the second on, the authors take the hinge instead of its smooth form.
+_HARD_FROM = math.log(1000)
+
+
+def _smooth_svm(logits: Tensor, target: Tensor) -> Tensor:
+    """Smooth support vector loss, top-1 form (Berrada, Zisserman, Kumar, 2018, arXiv:1802.07595).
+
+    Mean over the rows of log Σ_c exp(s_c + [c ≠ target] - s_target), the hinge with margin 1 and rounded corner.
+    logits (m, c) with c >= 2, target (m,) class indices. Rows in which one class leads all others by ln 1000 or more
+    give max_c of the exponents instead. With two classes: log(1 + exp(1 + s_wrong - s_true)) and max(0, the same).
+    """
+    best = logits.detach().topk(2, dim=1).values
+    true = target[:, None]
+    margin = torch.ones_like(logits).scatter(1, true, 0.0)
+    excess = logits + margin - logits.gather(1, true)
+    hard = best[:, 0] - best[:, 1] >= _HARD_FROM
+    return torch.where(hard, excess.amax(1), excess.logsumexp(1)).mean()
+
+
+_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"svm": _smooth_svm, "ce": cross_entropy}
 
 
 class CLAM(nn.Module):
-    """Gated attention pooling that must also tell its most attended instances from its least attended ones.
+    """Gated attention pooling with a loss that separates the most attended instances from the least attended ones.
 
     branches    single: one attention map for all classes; multi: a map, a bag vector and a classifier per class
     inst_loss   svm (smooth SVM, as in the article) or ce (cross-entropy, what the released program does unasked)
@@ -57,8 +77,8 @@ class CLAM(nn.Module):
     ):
         super().__init__()
         self.multi = check_choice(branches, ("single", "multi"), "branches") == "multi"
-        self.inst_loss = check_choice(inst_loss, LOSSES, "inst_loss")
-        att_dim = SIZES[check_choice(size, SIZES, "size")]
+        self.inst_loss = check_choice(inst_loss, _LOSSES, "inst_loss")
+        att_dim = _SIZES[check_choice(size, _SIZES, "size")]
         self.subtyping, self.k, self.bag_weight = subtyping, k, _share(bag_weight)
         classes = max(2, n_classes)
         self.one_logit, self.n_classes = n_classes == 1, n_classes
@@ -71,7 +91,7 @@ class CLAM(nn.Module):
         self.sm = SmoothAt(sm, {"early": readers, "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        dtype = self.embed.weight.dtype
+        dtype = compute_dtype(self)
         h = self.sm("early", self.drop(self.embed(batch.x.to(dtype)).relu()), batch)
         scores = self.sm("late", self.attention(h).to(dtype), batch)
         z = weighted_sums(h, segment_softmax(scores, batch.offsets), batch.offsets)
@@ -81,20 +101,21 @@ class CLAM(nn.Module):
     def _classify(self, z: Tensor) -> Tensor:
         """Bag logits; with several branches each class reads its own bag vector."""
         if not self.multi:
-            return self.head(z[:, 0])
-        logits = (z * self.head.weight).sum(-1) + self.head.bias
+            single: Tensor = self.head(z[:, 0])
+            return single
+        logits: Tensor = self.head(z).diagonal(dim1=1, dim2=2)
         return logits[:, 1:] - logits[:, :1] if self.one_logit else logits
 
     def _instance_loss(self, h: Tensor, scores: Tensor, batch: BagBatch) -> Tensor:
         """Mean over the bags; a bag of one instance counts with 0."""
         labels = need_labels(batch, self.n_classes).tolist()
-        cases = zip(batch.split(h), batch.split(scores.detach()), labels, strict=True)
+        cases = zip(split_bags(h, batch.offsets), split_bags(scores.detach(), batch.offsets), labels, strict=True)
         return torch.stack([self._cluster(*case) for case in cases]).mean()
 
     def _cluster(self, h: Tensor, scores: Tensor, label: int) -> Tensor:
         """How badly the instance classifiers tell the two ends of one bag's attention apart."""
         k = min(self.k, len(h) // 2)
-        total = self.embed.weight.new_zeros(())
+        total = h.new_zeros((), dtype=compute_dtype(self))
         if k == 0:
             return total
         # One sort for both ends: with equal scores, two searches could name the same instance at either end.
@@ -109,7 +130,7 @@ class CLAM(nn.Module):
     def _judge(self, head: nn.Module, rows: Tensor, positives: int) -> Tensor:
         """Loss of one instance classifier on rows of which the first `positives` belong to its class."""
         target = (torch.arange(len(rows), device=rows.device) < positives).long()
-        return LOSSES[self.inst_loss](head(rows).to(self.embed.weight.dtype), target)
+        return _LOSSES[self.inst_loss](head(rows).to(compute_dtype(self)), target)
 
 
 def _share(bag_weight: float) -> float:

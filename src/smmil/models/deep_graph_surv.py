@@ -12,10 +12,11 @@ from smmil.models import Output
 from smmil.nn.attention import GatedAttention, weighted_sums
 from smmil.nn.gnn import ChebConv, GINConv, chebyshev_terms
 from smmil.nn.neighbours import Neighbours
+from smmil.nn.parameters import compute_dtype
 from smmil.nn.segment import segment_softmax
 from smmil.nn.smooth_at import SmoothAt
 
-VARIANTS = ("cheb", "gin")
+_VARIANTS = ("cheb", "gin")
 
 
 class DeepGraphSurv(nn.Module):
@@ -30,7 +31,7 @@ class DeepGraphSurv(nn.Module):
     isolated   instances without neighbours (cheb): keep, Laplacian 0 on its diagonal, terms x, -x, x, …; shrink, 1 on
                its diagonal as in PyTorch Geometric, terms x, 0, -x, 0, …
     dropout    on both attention gates (gin); None: 0.25
-    sm         {where: early} smooths the features (the filters that read them are not normalised: they hear neighbours
+    sm         {where: early} smooths the features (the filters that read them are not normalised: they read neighbours
                themselves); {where: late} the attention logits; other options as in `SmoothAt`
     Scores are attention logits, before the softmax: comparable across bags. Sources: no official code is known and the
     article's graph joins similar features; here, as in the comparisons of the Sm paper, it is the bag's graph, the
@@ -57,7 +58,7 @@ class DeepGraphSurv(nn.Module):
         super().__init__()
         check_choice(isolated, ("keep", "shrink"), "isolated")
         self.net: nn.Module
-        if check_choice(variant, VARIANTS, "variant") == "cheb":
+        if check_choice(variant, _VARIANTS, "variant") == "cheb":
             _refuse(variant, dropout=dropout is not None)
             dim = in_dim if dim is None else dim
             self.net = _Chebyshev(in_dim, dim, 128 if att_dim is None else att_dim, K, conv_bias, isolated)
@@ -70,7 +71,7 @@ class DeepGraphSurv(nn.Module):
         self.sm = SmoothAt(sm, {"early": (), "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        x = self.sm("early", batch.x.to(self.head.weight.dtype), batch)
+        x = self.sm("early", batch.x.to(compute_dtype(self)), batch)
         h, scores = self.net(x, batch.need("graph"))
         scores = self.sm("late", scores, batch)
         z = weighted_sums(h, segment_softmax(scores, batch.offsets), batch.offsets)[:, 0]

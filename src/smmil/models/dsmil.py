@@ -12,10 +12,11 @@ from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.models import Output, need_labels
 from smmil.nn.attention import weighted_sums
-from smmil.nn.segment import segment_argmax, segment_softmax
+from smmil.nn.parameters import compute_dtype
+from smmil.nn.segment import segment_argmax, segment_softmax, split_bags
 from smmil.nn.smooth_at import SmoothAt
 
-SCORES = {"similarity": "similarity to the critical instance", "instance": "instance logit"}
+_SCORES = {"similarity": "similarity to the critical instance", "instance": "instance logit"}
 
 
 class DSMIL(nn.Module):
@@ -38,7 +39,7 @@ class DSMIL(nn.Module):
     Weights start orthogonal, biases at 0. Time and memory grow with n.
     """
 
-    score_kind = SCORES["similarity"]
+    score_kind = _SCORES["similarity"]
     bag_weight = 0.5
 
     def __init__(
@@ -55,8 +56,8 @@ class DSMIL(nn.Module):
         sm: Mapping[str, Any] | None = None,
     ):
         super().__init__()
-        self.score = check_choice(score, SCORES, "score")
-        self.score_kind = SCORES[score]
+        self.score = check_choice(score, _SCORES, "score")
+        self.score_kind = _SCORES[score]
         self.average, self.n_classes = average, n_classes
         if dropout_v and not passing_v:
             raise ConfigError(f"dropout_v={dropout_v} acts on what passing_v reads; set passing_v too, or leave it out")
@@ -68,7 +69,7 @@ class DSMIL(nn.Module):
         self.sm = SmoothAt(sm, {"early": _readers(self.instance, self.query, self.value), "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        dtype = self.head.weight.dtype
+        dtype = compute_dtype(self)
         x = self.sm("early", batch.x.to(dtype), batch)
         found = self.sm("late", self.instance(x).to(dtype), batch)
         critical = segment_argmax(found, batch.offsets)
@@ -85,7 +86,7 @@ class DSMIL(nn.Module):
 
 def _similarity(q: Tensor, critical: Tensor, batch: BagBatch) -> Tensor:
     """q_n · q_m / √d for every instance n and the critical instance m of each class in its bag: (n, classes)."""
-    pairs = zip(batch.split(q), q[critical], strict=True)
+    pairs = zip(split_bags(q, batch.offsets), q[critical], strict=True)
     return torch.cat([rows @ chosen.T for rows, chosen in pairs]) / math.sqrt(q.shape[1])
 
 

@@ -1,6 +1,9 @@
 """DTFD-MIL (Zhang, Meng, Zhao, Qiao, Yang, Coupland, Zheng, CVPR 2022, arXiv:2203.12081)."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -11,21 +14,12 @@ from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.models import Output, need_labels
 from smmil.nn.attention import GatedAttention, weighted_sums
-from smmil.nn.pseudo_bags import (
-    Cut,
-    against_the_others,
-    average_probabilities,
-    cut_bags,
-    extreme_rows,
-    fixed_orders,
-    last_class_log_odds,
-    random_orders,
-)
-from smmil.nn.segment import segment_ids, segment_mean, segment_softmax
+from smmil.nn.parameters import compute_dtype, linear_bias
+from smmil.nn.segment import segment_ids, segment_mean, segment_softmax, split_bags
 from smmil.nn.smooth_at import SmoothAt
 
-DISTILL = ("afs", "maxs", "maxmins", "mas")
-SCORES = {"class_activation": "class activation", "instance": "instance logit"}
+_DISTILL = ("afs", "maxs", "maxmins", "mas")
+_SCORES = {"class_activation": "class activation", "instance": "instance logit"}
 
 
 class DTFDMIL(nn.Module):
@@ -63,7 +57,7 @@ class DTFDMIL(nn.Module):
     Cost: n × dim memory and time; nothing grows with n².
     """
 
-    score_kind = SCORES["class_activation"]
+    score_kind = _SCORES["class_activation"]
     clip_norm_per_module = 5.0
     clip_modules = ("embed", "attention", "classifier", "tier2")
 
@@ -84,9 +78,9 @@ class DTFDMIL(nn.Module):
         sm: Mapping[str, Any] | None = None,
     ):
         super().__init__()
-        self.distill = check_choice(distill, DISTILL, "distill")
-        self.score = check_choice(score, SCORES, "score")
-        self.score_kind = SCORES[score]
+        self.distill = check_choice(distill, _DISTILL, "distill")
+        self.score = check_choice(score, _SCORES, "score")
+        self.score_kind = _SCORES[score]
         self.pseudo_bags = _at_least(1, pseudo_bags, "pseudo_bags")
         self.k = _at_least(1, k, "k")
         self.splits = _at_least(1, splits, "splits")
@@ -102,12 +96,12 @@ class DTFDMIL(nn.Module):
         self.sm = SmoothAt(sm, {"early": readers, "bag": readers, "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        h = self.sm("bag", self.embed(batch.x.to(self.classifier.weight.dtype)), batch)
+        h = self.sm("bag", self.embed(batch.x.to(compute_dtype(self))), batch)
         rows = self._judge(self.sm("early", h, batch), batch)
         scores = self._scores(rows, batch.offsets)
         if not self.training:
             return Output(self._mean_over_cuts(h, rows, batch), scores)
-        cut = cut_bags(random_orders(batch.sizes), self.pseudo_bags, h.device)
+        cut = _cut_bags(_random_orders(batch.sizes), self.pseudo_bags, h.device)
         logits, pseudo_logits = self._both_tiers(self._inside(cut, h, rows, batch), cut)
         y = need_labels(batch, self.n_classes)
         return Output(logits, scores, {"tier1": _pseudo_bag_loss(pseudo_logits, y, cut.bags)})
@@ -118,11 +112,11 @@ class DTFDMIL(nn.Module):
             nn.utils.clip_grad_norm_(self.get_submodule(name).parameters(), self.clip_norm_per_module)
 
     def _judge(self, h: Tensor, batch: BagBatch) -> "_Rows":
-        dtype = self.classifier.weight.dtype
+        dtype = compute_dtype(self)
         f = self.sm("late", self.attention(h).to(dtype), batch)
-        return _Rows(h, f, F.linear(h, self.classifier.weight).to(dtype))
+        return _Rows(h, f, (self.classifier(h) - linear_bias(self.classifier)).to(dtype))
 
-    def _inside(self, cut: Cut, h: Tensor, rows: "_Rows", batch: BagBatch) -> "_Rows":
+    def _inside(self, cut: "_PseudoBags", h: Tensor, rows: "_Rows", batch: BagBatch) -> "_Rows":
         """The instances as tier 1 sees them in their pseudo-bags: other than in the bag only if smoothed there."""
         if self.sm.where != "early":
             return rows
@@ -131,19 +125,19 @@ class DTFDMIL(nn.Module):
         return self._judge(self.sm("early", h, batch.need("graph").within(pseudo_bag)), batch)
 
     def _scores(self, rows: "_Rows", offsets: Tensor) -> Tensor:
-        contrast = against_the_others(rows.evidence)
+        contrast = _contrast_to_others(rows.evidence)
         if self.score == "instance":
             return contrast
         n = offsets.diff()[segment_ids(offsets)][:, None]
         return n * segment_softmax(rows.f, offsets) * contrast
 
     def _mean_over_cuts(self, h: Tensor, rows: "_Rows", batch: BagBatch) -> Tensor:
-        orders = zip(*(fixed_orders(n, self.splits) for n in batch.sizes), strict=True)
-        cuts = [cut_bags(order, self.pseudo_bags, h.device) for order in orders]
+        orders = zip(*(_fixed_orders(n, self.splits) for n in batch.sizes), strict=True)
+        cuts = [_cut_bags(order, self.pseudo_bags, h.device) for order in orders]
         found = [self._both_tiers(self._inside(cut, h, rows, batch), cut)[0] for cut in cuts]
-        return average_probabilities(torch.stack(found))
+        return _average_probabilities(torch.stack(found))
 
-    def _both_tiers(self, rows: "_Rows", cut: Cut) -> tuple[Tensor, Tensor]:
+    def _both_tiers(self, rows: "_Rows", cut: "_PseudoBags") -> tuple[Tensor, Tensor]:
         """Logits of the bags (b, c), and of the pseudo-bags (p, c)."""
         h, f, evidence = rows
         a = segment_softmax(f[cut.order], cut.offsets)
@@ -151,13 +145,13 @@ class DTFDMIL(nn.Module):
         if self.distill == "afs":
             tokens, offsets = z, cut.bags
         else:
-            by = f[cut.order, 0] if self.distill == "mas" else last_class_log_odds(a * evidence[cut.order])
+            by = f[cut.order, 0] if self.distill == "mas" else _last_class_log_odds(a * evidence[cut.order])
             tokens, offsets = self._selected(h, by, cut)
         return self.tier2(tokens if self.joint else tokens.detach(), offsets), self.classifier(z)
 
-    def _selected(self, h: Tensor, by: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
+    def _selected(self, h: Tensor, by: Tensor, cut: "_PseudoBags") -> tuple[Tensor, Tensor]:
         """The instances that stand out in their pseudo-bag, and where those of each bag start."""
-        rows, counts = extreme_rows(by, cut.offsets, self.k, lowest=self.distill == "maxmins")
+        rows, counts = _extreme_rows(by, cut.offsets, self.k, lowest=self.distill == "maxmins")
         ends = F.pad(counts.cumsum(0), (1, 0))
         return h.index_select(0, cut.order[rows]), ends[cut.bags]
 
@@ -179,8 +173,9 @@ class _Tier2(nn.Module):
         self.classifier = nn.Linear(dim, n_classes)
 
     def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
-        f = self.attention(tokens).to(self.classifier.weight.dtype)
-        return self.classifier(weighted_sums(tokens, segment_softmax(f, offsets), offsets)[:, 0])
+        f = self.attention(tokens).to(compute_dtype(self))
+        logits: Tensor = self.classifier(weighted_sums(tokens, segment_softmax(f, offsets), offsets)[:, 0])
+        return logits
 
 
 class _Residual(nn.Module):
@@ -190,7 +185,8 @@ class _Residual(nn.Module):
         self.outer = nn.Linear(dim, dim, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
-        return h + self.outer(self.inner(h).relu()).relu()
+        added: Tensor = self.outer(self.inner(h).relu()).relu()
+        return h + added
 
 
 def _pseudo_bag_loss(logits: Tensor, y: Tensor, bags: Tensor) -> Tensor:
@@ -208,3 +204,79 @@ def _at_least(least: int, value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{what} must be a whole number >= {least}, got {value!r}")
     return value
+
+
+@dataclass(frozen=True)
+class _PseudoBags:
+    """The rows of a packed tensor, regrouped by pseudo-bag.
+
+    order    (n,) row numbers: pseudo-bag after pseudo-bag, those of the first bag first
+    offsets  (p+1) start of every pseudo-bag in `order`
+    bags     (b+1) start of every bag in the list of pseudo-bags
+    """
+
+    order: Tensor
+    offsets: Tensor
+    bags: Tensor
+
+
+def _even_sizes(n: int, parts: int) -> list[int]:
+    """Sizes of `parts` pieces of n instances that differ by at most one, larger ones first; never an empty piece."""
+    parts = min(parts, n)
+    small, rest = divmod(n, parts)
+    return [small + 1] * rest + [small] * (parts - rest)
+
+
+def _cut_bags(orders: Iterable[Tensor], parts: int, device: torch.device | str = "cpu") -> _PseudoBags:
+    """Cut every bag, its instances in the given order (a permutation per bag), into at most `parts` pseudo-bags."""
+    orders = list(orders)
+    starts = [0, *accumulate(len(order) for order in orders)]
+    pieces = [_even_sizes(len(order), parts) for order in orders]
+    order = torch.cat([order + start for order, start in zip(orders, starts[:-1], strict=True)])
+    offsets = torch.tensor([0, *accumulate(size for piece in pieces for size in piece)])
+    bags = torch.tensor([0, *accumulate(len(piece) for piece in pieces)])
+    return _PseudoBags(order.to(device), offsets.to(device), bags.to(device))
+
+
+def _random_orders(sizes: Sequence[int]) -> list[Tensor]:
+    """A random order for every bag, from torch's global generator."""
+    return [torch.randperm(n) for n in sizes]
+
+
+def _fixed_orders(n: int, count: int) -> list[Tensor]:
+    """`count` shuffled orders of n instances that depend on n alone; fewer are the first of more."""
+    generator = torch.Generator().manual_seed(n)
+    return [torch.randperm(n, generator=generator) for _ in range(count)]
+
+
+def _extreme_rows(values: Tensor, offsets: Tensor, k: int, *, lowest: bool = False) -> tuple[Tensor, Tensor]:
+    """Rows of the k largest values (n,) of every segment, and with `lowest` of the k smallest after them.
+
+    A segment shorter than k gives all it has; one shorter than 2k gives its middle twice, as largest and as smallest.
+    Returns the row numbers and how many each segment gave (p,).
+    """
+    rows = []
+    for part, start in zip(split_bags(values.detach(), offsets), offsets[:-1], strict=True):
+        ranked = part.argsort(descending=True, stable=True) + start
+        rows.append(torch.cat([ranked[:k], ranked[-k:]]) if lowest else ranked[:k])
+    return torch.cat(rows), torch.tensor([len(r) for r in rows], device=offsets.device)
+
+
+def _last_class_log_odds(logits: Tensor) -> Tensor:
+    """log p/(1-p) (n,) of the last class: the logit itself if there is one, else last minus log Σ exp of the others."""
+    return logits[:, 0] if logits.shape[1] == 1 else logits[:, -1] - logits[:, :-1].logsumexp(1)
+
+
+def _contrast_to_others(logits: Tensor) -> Tensor:
+    """Every column minus the mean of the others: what a softmax can see. Two columns: ± their difference."""
+    c = logits.shape[1]
+    return logits if c == 1 else (c * logits - logits.sum(1, keepdim=True)) / (c - 1)
+
+
+def _average_probabilities(logits: Tensor) -> Tensor:
+    """Logits (b, c) whose probabilities are the mean of those of logits (s, b, c); one of them is returned as it is."""
+    if len(logits) == 1:
+        return logits[0]
+    if logits.shape[2] == 1:
+        return F.logsigmoid(logits).logsumexp(0) - F.logsigmoid(-logits).logsumexp(0)
+    return logits.log_softmax(2).logsumexp(0) - math.log(len(logits))

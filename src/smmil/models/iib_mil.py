@@ -1,8 +1,9 @@
 """IIB-MIL (Ren, Zhao, He, Wu, Mai, Xu, Huang, He, Huang, Yao, MICCAI 2023, doi:10.1007/978-3-031-43987-2_54)."""
 
+import hashlib
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,13 @@ from torch import Tensor, nn
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.models import Output, need_labels
-from smmil.nn.disambiguation import LabelMemory, class_log_odds, class_log_probs
-from smmil.nn.post_norm import PostNormLayer, QueryDecoder, recomputed
+from smmil.nn.parameters import compute_dtype
+from smmil.nn.segment import split_bags
 from smmil.nn.smooth_at import SmoothAt
+from smmil.nn.transformer import PostNormLayer, QueryDecoder, recomputed
+
+_DOUBT = 1e-6
+_FALLING = (0.95, 0.8, 200)  # from, to, visits
 
 
 class IIBMIL(nn.Module):
@@ -21,7 +26,7 @@ class IIBMIL(nn.Module):
     Blocks of a deep MLP, a transformer layer and a look back at the raw features encode the instances. A few learned
     queries read the bag for its logits. A second classifier judges every instance; it is taught soft labels that begin
     at the bag's label and, after a warm-up, drift to the class whose prototype the instance resembles (loss `instance`,
-    added to the bag loss). Prototypes follow the instances surest to be of the class of their bag.
+    added to the bag loss). Prototypes follow the instances most certainly of the class of their bag.
 
     Scores are log-odds of the instance classifier: its logit with n_classes=1, else one column per class (two classes:
     ± the difference of its logits). Comparable across bags. The transformer tells each instance what bag it is in, so
@@ -84,7 +89,7 @@ class IIBMIL(nn.Module):
         self.instance_head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, n_classes))
         self.decoder = QueryDecoder(dim, queries=queries, layers=2, heads=4, hidden=2 * dim, dropout=share)
         self.head = nn.Linear(queries * dim, n_classes)
-        self.memory = LabelMemory(
+        self.memory = _LabelMemory(
             dim,
             max(2, n_classes),
             keep_belief=None if label_ema == "falling" else _share(label_ema, "label_ema"),
@@ -99,14 +104,14 @@ class IIBMIL(nn.Module):
         self.sm = SmoothAt(sm, {"early": readers, "late": ()})  # type: ignore[dict-item]
 
     def forward(self, batch: BagBatch) -> Output:
-        dtype = self.head.weight.dtype
+        dtype = compute_dtype(self)
         x = h = self.sm("early", batch.x.to(dtype), batch)
         for block in self.blocks:
             h = block(h, x, batch.offsets)
         judged = self.sm("late", self.instance_head(h).to(dtype), batch)
         logits = self.head(self.decoder(h, batch.offsets))
         losses = {"instance": self.instance_weight * self._instance_loss(h, judged, batch)} if self.training else {}
-        return Output(logits, class_log_odds(judged), losses)
+        return Output(logits, _class_log_odds(judged), losses)
 
     def after_step(self) -> None:
         """Move prototypes and soft labels by what the batches of this step showed."""
@@ -114,12 +119,13 @@ class IIBMIL(nn.Module):
 
     def _instance_loss(self, h: Tensor, judged: Tensor, batch: BagBatch) -> Tensor:
         self._settle_if_weights_changed()
-        log_p = class_log_probs(judged)
-        odds = class_log_odds(log_p)
+        log_p = _class_log_probs(judged)
+        odds = _class_log_odds(log_p)
         losses = []
         self._refuse_changed(batch)
         labels = need_labels(batch, self.n_classes).tolist()
-        cases = zip(batch.ids, labels, *map(batch.split, (h.detach(), log_p, odds)), strict=True)
+        parts = (split_bags(t, batch.offsets) for t in (h.detach(), log_p, odds))
+        cases = zip(batch.ids, labels, *parts, strict=True)
         for name, label, rows, one_log_p, one_odds in cases:
             q = self.memory.beliefs(name, label, rows)
             self.memory.note(name, label, rows, one_odds[:, label], q)
@@ -158,8 +164,9 @@ class _Block(nn.Module):
         self.raw = nn.Linear(raw_dim, dim)
 
     def forward(self, h: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
-        h = recomputed(self.mlp, h, size=len(h) * self.widest)
-        return self.layer(h, offsets) + self.raw(x).relu()
+        h = recomputed(self.mlp, h, size=h.shape[0] * self.widest)
+        encoded: Tensor = self.layer(h, offsets) + self.raw(x).relu()
+        return encoded
 
 
 def _share(value: float | str, option: str) -> float:
@@ -168,3 +175,176 @@ def _share(value: float | str, option: str) -> float:
         also = ' or "falling"' if option == "label_ema" else ""
         raise ConfigError(f"{option} must be {expected}{also}, got {value!r}")
     return value
+
+
+def _initial_beliefs(label: int, n: int, classes: int, like: Tensor) -> Tensor:
+    """The bag's label for every instance, less one part in a million for the other classes."""
+    q = like.new_full((n, classes), _DOUBT / (classes - 1))
+    q[:, label] = 1 - _DOUBT
+    return q
+
+
+def _nearest_prototypes(h: Tensor, prototypes: Tensor, allowed: Tensor) -> Tensor:
+    """Class (n,) with the largest ⟨h_n, μ_c⟩ among those allowed (c,); the first of several."""
+    return (h @ prototypes.T).masked_fill(~allowed, -torch.inf).argmax(1)
+
+
+def _updated_beliefs(q: Tensor, chosen: Tensor, keep: float) -> Tensor:
+    """keep·q + (1 - keep)·onehot(chosen)."""
+    return keep * q + (1 - keep) * nn.functional.one_hot(chosen, q.shape[1]).to(q)
+
+
+def _updated_prototype(prototype: Tensor, rows: Tensor, keep: float) -> Tensor:
+    """The prototype after μ ← keep·μ + (1 - keep)·row for one row after the other, in one sum."""
+    ages = torch.arange(len(rows) - 1, -1, -1, dtype=rows.dtype, device=rows.device)
+    return keep ** len(rows) * prototype + (1 - keep) * (keep**ages) @ rows
+
+
+def _most_certain(odds: Tensor) -> Tensor:
+    """Rows of the largest tenth of odds (n,), falling; rounded down, but at least one."""
+    return odds.argsort(descending=True, stable=True)[: max(1, len(odds) // 10)]
+
+
+def _class_log_odds(logits: Tensor) -> Tensor:
+    """log p/(1-p) of every class: one logit as it is, else each minus log Σ exp of the others (two: ± difference)."""
+    classes = logits.shape[1]
+    if classes == 1:
+        return logits
+    own = torch.eye(classes, dtype=torch.bool, device=logits.device)
+    return logits - logits[:, None].masked_fill(own, -torch.inf).logsumexp(2)
+
+
+def _class_log_probs(logits: Tensor) -> Tensor:
+    """log p (n, c) of every class; a single logit is that of class 1 against class 0."""
+    if logits.shape[1] == 1:
+        logits = torch.cat([torch.zeros_like(logits), logits], 1)
+    return logits.log_softmax(1)
+
+
+class _Visit(NamedTuple):
+    """What a training step saw of one bag: its class, its embedded instances, their log-odds of it, new beliefs."""
+
+    label: int
+    h: Tensor
+    odds: Tensor
+    beliefs: Tensor | None
+
+
+class _LabelMemory(nn.Module):
+    """Class prototypes, and soft labels ("beliefs") of every instance of every training bag.
+
+    A belief q (n, c) holds the label probabilities of an instance, moved a little at every visit of its bag; prototype
+    μ_c is a running mean of the embedded instances most certainly of class c.
+
+    `beliefs` changes nothing and `note` only records what was seen; `settle` writes it into the buffers. So a step that
+    is abandoned leaves no trace, and batches noted before one `settle` count as one batch.
+
+    A bag's first `warmup` visits leave its beliefs at its label. Beliefs are kept by bag and row, in a buffer per bag
+    under a fingerprint of its name (`q_…`, and `visits_…`): state_dict holds all of them, load_state_dict takes what it
+    is given. A class takes part in the choice once it has a prototype, or is the bag's own.
+
+    keep_belief     share of the old belief at each visit; None: falls from 0.95 to 0.8 in 200 visits
+    keep_prototype  share of the old prototype for each instance it follows, if all bags of the step are of its class
+    only_zero       instances of class 0 bags can only be of class 0
+    """
+
+    prototypes: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        *,
+        keep_belief: float | None = 0.99,
+        keep_prototype: float = 0.99,
+        warmup: int = 10,
+        only_zero: bool = False,
+    ):
+        super().__init__()
+        self.keep_belief, self.keep_prototype = keep_belief, keep_prototype
+        self.warmup, self.only_zero = warmup, only_zero
+        self.register_buffer("prototypes", torch.zeros(classes, dim))
+        self.noted: dict[str, _Visit] = {}
+
+    def visits(self, name: str) -> int:
+        """How often the bag was seen in steps that are settled."""
+        return int(self._buffers.get(f"visits_{_fingerprint(name)}", torch.tensor(0)))  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def beliefs(self, name: str, label: int, h: Tensor) -> Tensor:
+        """What to teach about each instance of a bag at this visit (n, c), given its embedded instances."""
+        old, visits = self._stored(name, label, len(h)), self.visits(name)
+        if visits < self.warmup:
+            return old
+        with torch.autocast(h.device.type, enabled=False):
+            chosen = _nearest_prototypes(h.to(self.prototypes), self.prototypes, self._candidates(label))
+        return _updated_beliefs(old, chosen, self._keep(visits))
+
+    def note(self, name: str, label: int, h: Tensor, odds: Tensor, beliefs: Tensor) -> None:
+        """Record a visit; odds (n,) are the log-odds of the bag's class. A bag noted twice counts once."""
+        moved = beliefs if self.visits(name) >= self.warmup else None
+        self.noted[name] = _Visit(label, h.detach(), odds.detach(), moved)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Move prototypes and beliefs by what was noted since the last time."""
+        for label in sorted({visit.label for visit in self.noted.values()}):
+            self._move_prototype(label)
+        for name, visit in self.noted.items():
+            self._store(name, visit.beliefs)
+        self.noted = {}
+
+    def _move_prototype(self, label: int) -> None:
+        seen = [visit for visit in self.noted.values() if visit.label == label]
+        rows, odds = torch.cat([visit.h for visit in seen]), torch.cat([visit.odds for visit in seen])
+        keep = max(0.0, 1 - (1 - self.keep_prototype) * len(self.noted) / len(seen))
+        self.prototypes[label] = _updated_prototype(
+            self.prototypes[label], rows[_most_certain(odds)].to(self.prototypes), keep
+        )
+
+    def _candidates(self, label: int) -> Tensor:
+        allowed = (self.prototypes != 0).any(1)
+        if self.only_zero and label == 0:
+            allowed = torch.zeros_like(allowed)
+        allowed[label] = True
+        return allowed
+
+    def _keep(self, visits: int) -> float:
+        if self.keep_belief is not None:
+            return self.keep_belief
+        start, end, span = _FALLING
+        return start + (end - start) * min(1.0, visits / span)
+
+    def _stored(self, name: str, label: int, n: int) -> Tensor:
+        stored = self._buffers.get(f"q_{_fingerprint(name)}")
+        if stored is None:
+            return _initial_beliefs(label, n, len(self.prototypes), self.prototypes)
+        if len(stored) != n:
+            raise DataError(
+                f"bag {name}: has {n:,} instances but had {len(stored):,} earlier in this training; its instances are "
+                "remembered by row, so keep them all and in order"
+            )
+        return stored
+
+    def _store(self, name: str, beliefs: Tensor | None) -> None:
+        visits = torch.tensor(self.visits(name) + 1, device=self.prototypes.device)
+        self.register_buffer(f"visits_{_fingerprint(name)}", visits)
+        if beliefs is not None:
+            self.register_buffer(f"q_{_fingerprint(name)}", beliefs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Forget every bag and make room for those in the state; then load as usual."""
+        self.noted = {}
+        for name in [name for name in self._buffers if name != "prototypes"]:
+            delattr(self, name)
+        for key, value in state_dict.items():
+            name = key.removeprefix(prefix)
+            if key.startswith(prefix) and name.startswith(("q_", "visits_")):
+                like = self.prototypes if value.is_floating_point() else value
+                self.register_buffer(name, torch.zeros_like(value, dtype=like.dtype, device=self.prototypes.device))
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def _fingerprint(name: str) -> str:
+    """Hash of a bag's name: buffer names may hold no dots, and published weights must not name patients."""
+    return hashlib.sha256(name.encode()).hexdigest()[:16]

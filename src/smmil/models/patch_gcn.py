@@ -12,20 +12,21 @@ from smmil.models import Output
 from smmil.nn.attention import GatedAttention, weighted_sums
 from smmil.nn.gnn import GENConv
 from smmil.nn.neighbours import Neighbours, nearest
+from smmil.nn.parameters import compute_dtype
 from smmil.nn.segment import segment_softmax
 from smmil.nn.smooth_at import SmoothAt
 
 
 class PatchGCN(nn.Module):
-    """Let each patch hear its neighbours three times, keep what it knew after each time, and pool by gated attention.
+    """Three graph convolutions over the patches, their outputs concatenated, pooled by gated attention.
 
-    After j rounds a patch knows about tissue j patches away; all four views (before, and after each round) are put side
-    by side and judged together. Scores are attention logits, before the softmax: comparable across bags. The scores of
+    After j convolutions a row depends on tissue j patches away; all four views (before, and after each convolution)
+    are concatenated. Scores are attention logits, before the softmax: comparable across bags. The scores of
     neighbouring patches resemble each other because their views overlap, not because anything smooths them.
 
     layers        graph convolutions (3; the authors' own option calls this 4)
     knn           None: the bag's graph, both ways. A number (8 in the article): the nearest by coordinates, one way as
-                  published: a patch hears those that count it among their nearest; found anew at every call
+                  published: a patch receives from those that count it among their nearest; searched at every call
     conv_bias     True: biases inside the graph convolutions, as when the article was written; False: as PyTorch
                   Geometric builds the same layer since 2.2
     dropout       behind the embedding, behind the joint layer and on both attention gates
@@ -67,7 +68,7 @@ class PatchGCN(nn.Module):
         self.sm = SmoothAt(sm, {"early": (self.attention.project, self.attention.gate), "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        x = self.embed(batch.x.to(self.head.weight.dtype))
+        x = self.embed(batch.x.to(compute_dtype(self)))
         h = self.sm("early", self.joint(torch.cat(self._views(x, self._neighbours(batch)), 1)), batch)
         scores = self.sm("late", self.attention(h), batch)
         z = weighted_sums(h, segment_softmax(scores, batch.offsets), batch.offsets)

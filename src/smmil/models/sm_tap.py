@@ -8,7 +8,7 @@ from smmil.bag import BagBatch
 from smmil.errors import check_choice
 from smmil.models import Output
 from smmil.nn import AttentionPool, SmAttentionPool
-from smmil.nn.transformer import Encoder
+from smmil.nn.transformer import TransformerEncoder
 
 VARIANTS = ("both", "encoder", "pool", "none")
 
@@ -61,7 +61,7 @@ class SmTAP(nn.Module):
             "norm": norm,
         }
         inside = sm_encoder if smooth in ("both", "encoder") else None
-        self.encoder = Encoder(in_dim, dim, smooth=inside, **shape, **operator)
+        self.encoder = TransformerEncoder(in_dim, dim, smooth=inside, **shape, **operator)
         self.needs_graph = smooth != "none"
         self.smooth_pool = smooth in ("both", "pool")
         self.pool: AttentionPool

@@ -5,7 +5,7 @@ from torch import nn
 from smmil.bag import BagBatch
 from smmil.models import Output
 from smmil.nn import AttentionPool
-from smmil.nn.transformer import Encoder
+from smmil.nn.transformer import TransformerEncoder
 
 
 class TransformerABMIL(nn.Module):
@@ -36,7 +36,7 @@ class TransformerABMIL(nn.Module):
         spectral_norm: bool = False,
     ):
         super().__init__()
-        self.encoder = Encoder(
+        self.encoder = TransformerEncoder(
             in_dim, dim, dim=trans_dim, layers=layers, heads=heads, head_dim=head_dim, mlp=mlp, norm=norm
         )
         self.pool = AttentionPool(dim, att_dim, gated=gated, spectral_norm=spectral_norm)

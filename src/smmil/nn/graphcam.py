@@ -1,30 +1,108 @@
-"""GraphCAM (Zheng et al., 2022, arXiv:2205.09671): which tokens speak for a class, by relevance times gradient."""
+"""GraphCAM (Zheng et al., 2022, arXiv:2205.09671): how much each token supports a class, by relevance times gradient.
+
+A small transformer over a fixed number of tokens per bag, led by a class token, returns everything it computed. From
+that trace, relevance is propagated layer by layer from a logit to the attention maps, by the rules for transformers of
+Chefer, Gur and Wolf (2021, arXiv:2012.09838). Every rule takes the relevance r of a result and the inputs of that
+result, and distributes r over them; the first dimension is the bag, and bags never mix. Normalisations, activations and
+softmax pass relevance on unchanged.
+"""
 
 import copy
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from torch import Tensor, nn
+from torch.nn.functional import gelu, pad
 
-from smmil.nn import relevance
-from smmil.nn.token_transformer import BlockTrace, TokenBlock, TokenTransformer, Trace, join_heads, split_heads
+from smmil.nn.kernels.attention import join_heads, split_heads
 
-STARTS = ("logit", "probability", "one")
+CAM_STARTS = ("logit", "probability", "one")
+_EPS = 1e-9
+
+
+class BlockTrace(NamedTuple):
+    """What one block computed on the way from x to out; queries, keys, values and attention maps per head."""
+
+    x: Tensor
+    normed: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    attention: Tensor
+    mixed: Tensor
+    attended: Tensor
+    middle: Tensor
+    middle_normed: Tensor
+    hidden: Tensor
+    fed: Tensor
+    out: Tensor
+
+
+class TransformerTrace(NamedTuple):
+    """What the transformer computed: one trace per block, the class token after the last norm, and the logits."""
+
+    blocks: list[BlockTrace]
+    z: Tensor
+    logits: Tensor
+
+
+class TokenBlock(nn.Module):
+    """Pre-norm transformer block over tokens (b, t, dim): attention, then an MLP, each added to its input."""
+
+    def __init__(self, dim: int, heads: int, hidden: int):
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.merge = nn.Linear(dim, dim)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.expand = nn.Linear(dim, hidden)
+        self.contract = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> BlockTrace:
+        normed = self.norm1(x)
+        q, k, v = (split_heads(part, self.heads) for part in self.qkv(normed).chunk(3, dim=-1))
+        attention = ((q @ k.mT) * q.shape[-1] ** -0.5).softmax(-1)
+        mixed = join_heads(attention @ v)
+        attended = self.merge(mixed)
+        middle = x + attended
+        middle_normed = self.norm2(middle)
+        hidden = gelu(self.expand(middle_normed))
+        fed = self.contract(hidden)
+        out = middle + fed
+        return BlockTrace(x, normed, q, k, v, attention, mixed, attended, middle, middle_normed, hidden, fed, out)
+
+
+class TokenTransformer(nn.Module):
+    """Blocks, a last LayerNorm, and a linear classifier that reads the first token of every bag."""
+
+    def __init__(self, dim: int, n_classes: int, *, layers: int, heads: int, hidden: int):
+        super().__init__()
+        self.blocks = nn.ModuleList(TokenBlock(dim, heads, hidden) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, n_classes)
+
+    def forward(self, tokens: Tensor) -> TransformerTrace:
+        traces: list[BlockTrace] = []
+        for block in self.blocks:
+            traces.append(block(traces[-1].out if traces else tokens))
+        z = self.norm(traces[-1].out[:, 0])
+        return TransformerTrace(traces, z, self.head(z))
 
 
 def graph_cam(transformer: TokenTransformer, tokens: Tensor, start: str = "logit") -> Tensor:
-    """How much each token but the first speaks for each class: (b, t - 1, classes), never negative.
+    """How much each token but the first supports each class: (b, t - 1, classes), never negative.
 
     start  what relevance begins with, and what multiplies the gradient: logit (as published), its probability, or one
     Works under `no_grad` too and leaves the gradients of the weights alone: a copy of the transformer in double
-    precision is asked, because the rules divide by sums that may nearly cancel. One backward pass per class.
+    precision is used, because the rules divide by sums that may nearly cancel. One backward pass per class.
     """
     device = tokens.device.type
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
         wide = copy.deepcopy(transformer).double().requires_grad_(False)
-        seen = wide.trace(tokens.detach().to(torch.float64, copy=True).requires_grad_())
-        begin = _starts(seen.logits.detach(), start)
-        maps = [_class_map(wide, seen, begin[:, c], c) for c in range(begin.shape[1])]
+        trace = wide(tokens.detach().to(torch.float64, copy=True).requires_grad_())
+        begin = _starts(trace.logits.detach(), start)
+        maps = [_class_map(wide, trace, begin[:, c], c) for c in range(begin.shape[1])]
     return torch.stack(maps, -1).to(tokens.dtype)
 
 
@@ -34,36 +112,85 @@ def _starts(logits: Tensor, start: str) -> Tensor:
     return logits if start == "logit" else torch.ones_like(logits)
 
 
-def _class_map(transformer: TokenTransformer, seen: Trace, begin: Tensor, c: int) -> Tensor:
-    attentions = [block.attention for block in seen.blocks]
-    gradients = torch.autograd.grad((begin * seen.logits[:, c]).sum(), attentions, retain_graph=True)
+def _class_map(transformer: TokenTransformer, trace: TransformerTrace, begin: Tensor, c: int) -> Tensor:
+    attentions = [block.attention for block in trace.blocks]
+    gradients = torch.autograd.grad((begin * trace.logits[:, c]).sum(), attentions, retain_graph=True)
     with torch.no_grad():
-        relevances = attention_relevance(transformer, seen, begin, c)
+        relevances = attention_relevance(transformer, trace, begin, c)
         pairs = zip(gradients, relevances, strict=True)
-        return relevance.rollout([(g * r).clamp_min(0).mean(1) for g, r in pairs])[:, 0, 1:]
+        return rollout([(g * r).clamp_min(0).mean(1) for g, r in pairs])[:, 0, 1:]
 
 
-def attention_relevance(transformer: TokenTransformer, seen: Trace, begin: Tensor, c: int) -> list[Tensor]:
+def attention_relevance(transformer: TokenTransformer, trace: TransformerTrace, begin: Tensor, c: int) -> list[Tensor]:
     """Relevance of every block's attention maps (b, heads, t, t) when the logit of class c has relevance `begin`."""
-    r = pad(begin[:, None], (c, seen.logits.shape[1] - 1 - c))
-    r = relevance.of_linear(r, seen.z, transformer.head.weight)
-    r = seen.z * relevance.share(r, seen.z)
-    r = pad(r[:, None], (0, 0, 0, seen.blocks[0].x.shape[1] - 1))
+    r = pad(begin[:, None], (c, trace.logits.shape[1] - 1 - c))
+    r = relevance_of_linear(r, trace.z, transformer.head.weight)
+    r = trace.z * divided(r, trace.z)
+    r = pad(r[:, None], (0, 0, 0, trace.blocks[0].x.shape[1] - 1))
     found: list[Tensor] = []
-    for block, trace in zip(reversed(transformer.blocks), reversed(seen.blocks), strict=True):
-        attention, r = _through(block, trace, r)  # type: ignore[arg-type]
+    for block, seen in zip(reversed(transformer.blocks), reversed(trace.blocks), strict=True):
+        attention, r = _through_block(cast(TokenBlock, block), seen, r)
         found.insert(0, attention)
     return found
 
 
-def _through(block: TokenBlock, seen: BlockTrace, r: Tensor) -> tuple[Tensor, Tensor]:
+def _through_block(block: TokenBlock, seen: BlockTrace, r: Tensor) -> tuple[Tensor, Tensor]:
     """Relevance of a block's attention maps and of its input, from that of its output."""
-    kept, thought = relevance.of_sum(r, seen.middle, seen.thought)
-    hidden = relevance.of_linear(thought, seen.hidden, block.contract.weight)
-    reread = relevance.of_linear(hidden, seen.reread, block.expand.weight)
-    kept, heard = relevance.of_sum(relevance.of_both_uses(kept, reread, seen.middle), seen.x, seen.heard)
-    mixed = split_heads(relevance.of_linear(heard, seen.mixed, block.merge.weight), block.heads)
-    attention, v = relevance.of_product(mixed, seen.attention, seen.v)
-    q, k = relevance.of_product(attention, seen.q, seen.k.mT)
-    read = torch.cat([join_heads(part) for part in (q, k.mT, v)], -1)
-    return attention, relevance.of_both_uses(kept, relevance.of_linear(read, seen.read, block.qkv.weight), seen.x)
+    skipped, fed = relevance_of_sum(r, seen.middle, seen.fed)
+    hidden = relevance_of_linear(fed, seen.hidden, block.contract.weight)
+    middle_normed = relevance_of_linear(hidden, seen.middle_normed, block.expand.weight)
+    middle = relevance_of_both_uses(skipped, middle_normed, seen.middle)
+    skipped, attended = relevance_of_sum(middle, seen.x, seen.attended)
+    mixed = split_heads(relevance_of_linear(attended, seen.mixed, block.merge.weight), block.heads)
+    attention, v = relevance_of_product(mixed, seen.attention, seen.v)
+    q, k = relevance_of_product(attention, seen.q, seen.k.mT)
+    qkv = torch.cat([join_heads(part) for part in (q, k.mT, v)], -1)
+    normed = relevance_of_linear(qkv, seen.normed, block.qkv.weight)
+    return attention, relevance_of_both_uses(skipped, normed, seen.x)
+
+
+def divided(r: Tensor, z: Tensor) -> Tensor:
+    """r / (z + 1e-9), and 0 where z is 0: the one division under all rules."""
+    below = z + _EPS
+    return (r / below.masked_fill(below == 0, _EPS)).masked_fill(z == 0, 0)
+
+
+def relevance_of_linear(r: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """To the inputs of a linear map, by their positive contributions only (α = 1); the bias gets nothing."""
+    x_up, x_down, w_up, w_down = x.clamp_min(0), x.clamp_max(0), weight.clamp_min(0), weight.clamp_max(0)
+    s = divided(r, x_up @ w_up.T + x_down @ w_down.T)
+    return x_up * (s @ w_up) + x_down * (s @ w_down)
+
+
+def relevance_of_sum(r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """To both summands of a + b: entry by entry in proportion, then the total of the bag in proportion to |totals|."""
+    s = divided(r, a + b)
+    parts = (a * s, b * s)
+    totals = [_total(part) for part in parts]
+    weight = totals[0].abs() + totals[1].abs()
+    factors = [divided(divided(total.abs(), weight) * _total(r), total) for total in totals]
+    return parts[0] * factors[0], parts[1] * factors[1]
+
+
+def relevance_of_product(r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """To both factors of the matrix product a @ b, half to each."""
+    s = divided(r, a @ b) / 2
+    return a * (s @ b.mT), b * (a.mT @ s)
+
+
+def relevance_of_both_uses(r: Tensor, other: Tensor, x: Tensor) -> Tensor:
+    """To an x that was used twice: the sum of what both uses give back (nothing where x is 0)."""
+    return x * (divided(r, x) + divided(other, x))
+
+
+def rollout(maps: list[Tensor]) -> Tensor:
+    """Maps (b, t, t) of successive blocks as one: each with the identity for the skip connection, later · earlier."""
+    whole = torch.eye(maps[0].shape[-1], dtype=maps[0].dtype, device=maps[0].device)
+    for one in maps:
+        whole = one @ whole + whole
+    return whole
+
+
+def _total(r: Tensor) -> Tensor:
+    """Sum over everything but the bag."""
+    return r.sum(tuple(range(1, r.ndim)), keepdim=True)

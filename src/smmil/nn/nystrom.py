@@ -1,34 +1,35 @@
-"""Nyström attention (Xiong et al., 2021, arXiv:2102.03902): all instances of a bag meet through a few landmarks.
+"""Nyström attention (Xiong et al., 2021, arXiv:2102.03902): self-attention of a bag through a few landmarks.
 
 For one bag with queries q, keys k, values v (heads, n, d) and m landmarks,
 
     Â = S₁ S₂⁺ S₃,   S₁ = softmax(q k̃ᵀ/√d),   S₂ = softmax(q̃ k̃ᵀ/√d),   S₃ = softmax(q̃ kᵀ/√d)
 
-stands in for softmax(q kᵀ/√d). The sequence is thought to begin with as many zero rows as make its length a multiple of
+stands in for softmax(q kᵀ/√d). The sequence is preceded by as many zero rows as make its length a multiple of
 m; q̃ and k̃ are the means of m consecutive segments. Zero rows are not masked, as in the public implementations: they
 take their share of every softmax. They are never stored, though. Their keys enter S₃ as a number added to the
 denominator, and landmarks made of nothing else are equal, so that one stands for all with its count c:
 
     P₁ = softmax(q k̃ᵀ/√d + ln c),   P₂ = softmax(q̃ k̃ᵀ/√d + ln c),   Â = P₁ P₂⁺ S₃     (over distinct landmarks)
 
-where P₂⁺ is the pseudo-inverse of the whole S₂ seen through the counts. A scan of 35 slices thus costs 35³, not 256³.
+where P₂⁺ is the pseudo-inverse of the whole S₂ expressed by the counts. A scan of 35 slices thus costs 35³, not 256³.
 No tensor here has n² entries; whatever the precision of q, k, v, everything is computed in float32 at least.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from smmil.errors import ConfigError
+from smmil.nn.kernels.attention import attention, join_heads, split_heads
+from smmil.nn.segment import split_bags
 
-ENTRIES = 2**24
+_ENTRIES = 2**24
 
 
-class Segments(NamedTuple):
+class _Segments(NamedTuple):
     """How n rows, led by `blank` zero rows, fall into landmarks of `size` rows; the first `empty` hold zeros only."""
 
     size: int
@@ -36,7 +37,7 @@ class Segments(NamedTuple):
     empty: int
 
     @classmethod
-    def of(cls, n: int, landmarks: int) -> "Segments":
+    def of(cls, n: int, landmarks: int) -> "_Segments":
         size = -(-n // landmarks)
         blank = size * landmarks - n
         return cls(size, blank, blank // size)
@@ -80,17 +81,17 @@ class _Landmarks:
     """What the rows of one bag share: its landmarks, how often each comes, and the inverse between them."""
 
     def __init__(self, q: Tensor, k: Tensor, landmarks: int, iterations: int):
-        segments = Segments.of(q.shape[1], landmarks)
+        segments = _Segments.of(q.shape[1], landmarks)
         self.blank = segments.blank
         self.queries = segments.means(q) * q.shape[2] ** -0.5
         self.keys = segments.means(k)
         counts = segments.counts(self.keys)
-        self.bias = counts.log()[None]
+        self.bias = counts.log()
         self.inverse = pseudo_inverse((self.queries @ self.keys.mT + self.bias).softmax(-1), iterations, counts)
 
     def spread(self, q: Tensor, values: Tensor) -> Tensor:
-        """P₁ values for all queries q, by the fused kernel: P₁ itself is never stored."""
-        return scaled_dot_product_attention(q[None], self.keys[None], values[None], attn_mask=self.bias)[0]
+        """P₁ values for all queries q."""
+        return attention(q, self.keys, values, key_bias=self.bias)
 
     def gather(self, k: Tensor, v: Tensor) -> Tensor:
         """S₃ v; S₃ is built for a few heads at a time and not kept for the backward pass."""
@@ -101,8 +102,8 @@ class _Landmarks:
         return torch.cat([_recomputed(_mix, *some, self.blank) for some in self._few_heads(weights, self.queries, k)])
 
     def _few_heads(self, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Groups of heads whose share of S₃ has at most ENTRIES entries, one head at least."""
-        at_once = max(1, ENTRIES // (self.queries.shape[1] * parts[-1].shape[1]))
+        """Groups of heads whose share of S₃ has at most _ENTRIES entries, one head at least."""
+        at_once = max(1, _ENTRIES // (self.queries.shape[1] * parts[-1].shape[1]))
         return zip(*(part.split(at_once) for part in parts), strict=True)
 
 
@@ -148,15 +149,16 @@ def _mix(weights: Tensor, queries: Tensor, k: Tensor, blank: int) -> Tensor:
     return weights @ _softmax_with_blanks(queries, k, blank)
 
 
-def _recomputed(function, *args):
+def _recomputed(function: Callable[..., Tensor], *args: Any) -> Tensor:
     """`function(*args)`, whose inside is computed again for the backward pass instead of kept."""
     if not torch.is_grad_enabled():
         return function(*args)
-    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    found: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    return found
 
 
-class NystromAttention(nn.Module):
-    """Multi-head Nyström self-attention inside each bag, bag by bag, so that a batch equals its bags one by one.
+class _NystromLayers(nn.Module):
+    """Parameters of multi-head Nyström self-attention inside each bag.
 
     kernel   taps of the depth-wise convolution of the values along the sequence that is added to the attended values,
              one filter per head; None leaves it out
@@ -183,35 +185,46 @@ class NystromAttention(nn.Module):
         self.heads = heads
         self.shape = {"landmarks": landmarks, "iterations": iterations}
         self.qkv = nn.Linear(dim, 3 * heads * head_dim, bias=False)
-        self.local = None if kernel is None else _along_the_sequence(heads, kernel)
+        self.local = None if kernel is None else _sequence_conv(heads, kernel)
         self.out = nn.Linear(heads * head_dim, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
-        """Attended rows (n, dim)."""
-        mixed = [self._mixed(*qkv) for qkv in self._by_bag(x, offsets)]
-        return self.dropout(self.out(torch.cat([m.transpose(0, 1).flatten(1) for m in mixed]).to(x.dtype)))
-
-    def first_row(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Attended first row of every bag (b, dim), and what it took from each row of its bag (n, heads).
-
-        The same as the first rows of `forward`, at less cost.
-        """
-        bags = self._by_bag(x, offsets)
-        rows = [nystrom_row(q, k, **self.shape) for q, k, _ in bags]
-        mixed = [self._first_mixed(row, v) for row, (_, _, v) in zip(rows, bags, strict=True)]
-        return self.dropout(self.out(torch.stack(mixed).to(x.dtype))), torch.cat(rows, dim=1).T
-
     def _by_bag(self, x: Tensor, offsets: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Queries, keys and values (heads, n, d) of each bag."""
-        by_head = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(1, 2, 0, 3)
-        return [(part[0], part[1], part[2]) for part in by_head.split(offsets.diff().tolist(), dim=2)]
+        parts = (split_bags(part, offsets) for part in self.qkv(x).chunk(3, dim=-1))
+        bags = zip(*([split_heads(bag, self.heads) for bag in part] for part in parts), strict=True)
+        return [(q, k, v) for q, k, v in bags]
+
+    def _merged(self, mixed: Tensor) -> Tensor:
+        merged: Tensor = self.dropout(self.out(mixed))
+        return merged
+
+
+class NystromAttention(_NystromLayers):
+    """Attended rows (n, dim), bag by bag, so that a batch equals its bags one by one; parameters as above."""
+
+    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
+        mixed = [join_heads(self._mixed(*qkv)) for qkv in self._by_bag(x, offsets)]
+        return self._merged(torch.cat(mixed).to(x.dtype))
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         attended = nystrom_attention(q, k, v, **self.shape)
         return attended if self.local is None else attended + self.local(v[None])[0]
 
-    def _first_mixed(self, row: Tensor, v: Tensor) -> Tensor:
+
+class NystromClassAttention(_NystromLayers):
+    """Attended first row of every bag (b, dim), and what it took from each row of its bag (n, heads).
+
+    The same as the first rows of `NystromAttention`, at less cost.
+    """
+
+    def forward(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        bags = self._by_bag(x, offsets)
+        rows = [nystrom_row(q, k, **self.shape) for q, k, _ in bags]
+        mixed = [self._mixed(row, v) for row, (_, _, v) in zip(rows, bags, strict=True)]
+        return self._merged(torch.stack(mixed).to(x.dtype)), torch.cat(rows, dim=1).T
+
+    def _mixed(self, row: Tensor, v: Tensor) -> Tensor:
         attended = (row[:, None] @ v.to(row.dtype))[:, 0]
         if self.local is not None:
             reach = self.local.kernel_size[0] // 2 + 1
@@ -219,5 +232,5 @@ class NystromAttention(nn.Module):
         return attended.flatten()
 
 
-def _along_the_sequence(heads: int, kernel: int) -> nn.Conv2d:
+def _sequence_conv(heads: int, kernel: int) -> nn.Conv2d:
     return nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False)

@@ -24,7 +24,7 @@ from smmil.bag import Bag
 from smmil.errors import DataError
 from smmil.frame import Frame
 from smmil.models import set_mil
-from smmil.nn.shuffle_board import Changes
+from smmil.nn.token_grid import GridAugmentation
 
 
 def test_slices_are_gathered_into_a_square():
@@ -125,18 +125,18 @@ def test_a_map_that_cannot_be_meant_is_refused():
 
 
 CHANGES = [
-    Changes(),
-    Changes(mirror=True, turns=1),
-    Changes(flip=True, zoom=7),
-    Changes(zoom=9, corner=(0, 0), turns=2),
-    Changes(cut=(2, 5)),
-    Changes(True, True, 9, (0, 0), (3, 0), 3),
+    GridAugmentation(),
+    GridAugmentation(mirror=True, turns=1),
+    GridAugmentation(flip=True, zoom=7),
+    GridAugmentation(zoom=9, corner=(0, 0), turns=2),
+    GridAugmentation(cut=(2, 5)),
+    GridAugmentation(True, True, 9, (0, 0), (3, 0), 3),
 ]
 
 
 @pytest.mark.parametrize("changes", CHANGES)
 def test_training_on_a_changed_map_reads_scores_where_patches_went(monkeypatch, changes):
-    monkeypatch.setattr(set_mil, "draw_changes", lambda side: changes)
+    monkeypatch.setattr(set_mil, "draw_augmentation", lambda side: changes)
     bag = grid_bag(16, dim=5, seed=4, dtype=torch.float64)
     model = build(size=8, augment=True).train()
     shown, cells = feature_map(bag.x, grid_spots(bag.coords, STEP), 8)

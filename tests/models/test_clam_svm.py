@@ -1,13 +1,15 @@
+"""The smooth support vector loss of CLAM: closed forms and limits."""
+
 import math
 
 import pytest
 import torch
 
-from smmil.nn.svm import smooth_svm
+from smmil.models.clam import _smooth_svm
 
 
 def one(scores, target):
-    return smooth_svm(torch.tensor([scores], dtype=torch.float64), torch.tensor([target])).item()
+    return _smooth_svm(torch.tensor([scores], dtype=torch.float64), torch.tensor([target])).item()
 
 
 def test_equal_scores_cost_the_margin_rounded():
@@ -37,12 +39,12 @@ def test_the_mean_is_over_rows_smooth_and_hard_together():
     scores = torch.tensor([[0.0, 1.0], [20.0, 0.0], [0.0, 20.0], [0.5, -0.5]], dtype=torch.float64)
     target = torch.tensor([1, 1, 1, 0])
     rows = [one(s.tolist(), int(t)) for s, t in zip(scores, target, strict=True)]
-    assert smooth_svm(scores, target).item() == pytest.approx(sum(rows) / 4, abs=1e-13)
+    assert _smooth_svm(scores, target).item() == pytest.approx(sum(rows) / 4, abs=1e-13)
 
 
 def test_gradients_are_right_on_both_sides_of_the_switch_and_finite_far_out():
     scores = torch.tensor([[0.0, 1.0], [9.0, 0.0], [0.3, -0.5]], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda s: smooth_svm(s, torch.tensor([1, 1, 0])), (scores,))
+    assert torch.autograd.gradcheck(lambda s: _smooth_svm(s, torch.tensor([1, 1, 0])), (scores,))
     huge = torch.tensor([[1e4, -1e4], [-1e4, 1e4]], requires_grad=True)
-    smooth_svm(huge, torch.tensor([1, 1])).backward()
+    _smooth_svm(huge, torch.tensor([1, 1])).backward()
     assert torch.equal(huge.grad, torch.tensor([[0.5, -0.5], [0.0, 0.0]]))

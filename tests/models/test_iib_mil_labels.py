@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from smmil.errors import DataError
-from smmil.nn.disambiguation import (
-    LabelMemory,
-    class_log_odds,
-    class_log_probs,
-    first_beliefs,
-    followed,
-    nearest_prototypes,
-    pulled,
-    surest,
+from smmil.models.iib_mil import (
+    _class_log_odds,
+    _class_log_probs,
+    _initial_beliefs,
+    _LabelMemory,
+    _most_certain,
+    _nearest_prototypes,
+    _updated_beliefs,
+    _updated_prototype,
 )
 
 
@@ -29,25 +29,25 @@ def test_following_in_one_sum_is_following_one_by_one(keep, count):
     slow = start
     for row in h:
         slow = keep * slow + (1 - keep) * row
-    assert torch.allclose(followed(start, h, keep), slow, rtol=0, atol=1e-12)
+    assert torch.allclose(_updated_prototype(start, h, keep), slow, rtol=0, atol=1e-12)
 
 
 def test_the_surest_tenth_comes_falling_and_is_never_empty():
-    assert surest(torch.tensor([3.0, 9.0, 5.0])).tolist() == [1]
+    assert _most_certain(torch.tensor([3.0, 9.0, 5.0])).tolist() == [1]
     odds = torch.arange(29.0)
     odds[4] = 100.0
-    assert surest(odds).tolist() == [4, 28]
-    assert surest(torch.zeros(30)).tolist() == [0, 1, 2]
+    assert _most_certain(odds).tolist() == [4, 28]
+    assert _most_certain(torch.zeros(30)).tolist() == [0, 1, 2]
 
 
 def test_beliefs_begin_at_the_label_with_a_little_doubt_shared_by_the_others():
-    q = first_beliefs(1, 2, 3, rows(1))
+    q = _initial_beliefs(1, 2, 3, rows(1))
     assert q.tolist() == [[5e-7, 1 - 1e-6, 5e-7]] * 2
 
 
 def test_a_belief_is_pulled_towards_the_chosen_class():
     q = torch.tensor([[0.2, 0.8], [0.2, 0.8]])
-    found = pulled(q, torch.tensor([0, 1]), 0.75)
+    found = _updated_beliefs(q, torch.tensor([0, 1]), 0.75)
     assert torch.allclose(found, torch.tensor([[0.4, 0.6], [0.15, 0.85]]))
 
 
@@ -55,31 +55,31 @@ def test_the_nearest_prototype_is_the_one_of_largest_product_among_those_allowed
     prototypes = torch.tensor([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]])
     h = torch.tensor([[2.0, 1.0], [1.0, 2.0], [-1.0, -1.0], [0.0, 0.0]])
     every = torch.tensor([True, True, True])
-    assert nearest_prototypes(h, prototypes, every).tolist() == [2, 2, 0, 0]
-    assert nearest_prototypes(h, prototypes, torch.tensor([True, True, False])).tolist() == [0, 1, 0, 0]
-    assert nearest_prototypes(h, prototypes, torch.tensor([False, True, False])).tolist() == [1, 1, 1, 1]
+    assert _nearest_prototypes(h, prototypes, every).tolist() == [2, 2, 0, 0]
+    assert _nearest_prototypes(h, prototypes, torch.tensor([True, True, False])).tolist() == [0, 1, 0, 0]
+    assert _nearest_prototypes(h, prototypes, torch.tensor([False, True, False])).tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_log_odds_are_the_logits_of_the_probabilities(classes):
     logits = rows(20, classes)
     p = logits.softmax(1)
-    assert torch.allclose(class_log_odds(logits), (p / (1 - p)).log(), rtol=0, atol=1e-10)
-    assert torch.allclose(class_log_probs(logits), p.log(), rtol=0, atol=1e-12)
+    assert torch.allclose(_class_log_odds(logits), (p / (1 - p)).log(), rtol=0, atol=1e-10)
+    assert torch.allclose(_class_log_probs(logits), p.log(), rtol=0, atol=1e-12)
 
 
 def test_log_odds_do_not_saturate():
-    assert class_log_odds(torch.tensor([[-300.0, 300.0]])).tolist() == [[-600.0, 600.0]]
+    assert _class_log_odds(torch.tensor([[-300.0, 300.0]])).tolist() == [[-600.0, 600.0]]
 
 
 def test_one_logit_is_that_of_class_one():
     logit = rows(9, 1)
-    assert torch.equal(class_log_odds(logit), logit)
-    assert torch.allclose(class_log_probs(logit).exp(), torch.cat([1 - logit.sigmoid(), logit.sigmoid()], 1))
+    assert torch.equal(_class_log_odds(logit), logit)
+    assert torch.allclose(_class_log_probs(logit).exp(), torch.cat([1 - logit.sigmoid(), logit.sigmoid()], 1))
 
 
 def memory(classes=2, **options):
-    return LabelMemory(4, classes, **{"warmup": 1, **options}).double()
+    return _LabelMemory(4, classes, **{"warmup": 1, **options}).double()
 
 
 def visit(memory, name, label, n=20, seed=0, settle=True):
@@ -109,12 +109,12 @@ def test_beliefs_rest_for_the_warm_up_then_move():
     for k in range(5):
         visit(m, "b", 0, seed=8)
         q = visit(m, "a", 1)
-        assert torch.equal(q, first_beliefs(1, 20, 2, q)) == (k < 3)
+        assert torch.equal(q, _initial_beliefs(1, 20, 2, q)) == (k < 3)
         assert torch.allclose(q.sum(1), torch.ones(20, dtype=q.dtype), atol=1e-14)
 
 
 def test_the_momentum_counts_bags_of_the_class_against_all_bags():
-    """Of four bags one is of class 1: its prototype keeps 1 - 0.01·4 for each of its two surest instances."""
+    """Of four bags one is of class 1: its prototype keeps 1 - 0.01·4 for each of its two _most_certain instances."""
     m = memory()
     m.prototypes[:] = rows(2, 4, seed=9)
     old = m.prototypes.clone()

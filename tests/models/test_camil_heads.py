@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from smmil.errors import ConfigError
-from smmil.nn.across_heads import NystromAcrossHeads, across_heads
+from smmil.models.camil import _convolve_heads, _HeadMixingAttention
 from smmil.nn.nystrom import NystromAttention
 
 
@@ -30,18 +30,18 @@ def literal(v, weight):
 )
 def test_it_is_a_grouped_convolution_over_heads_with_zeros_around(heads, width, groups, taps):
     v, weight = values(heads, 5, width), values(width, width // groups, taps, seed=1)
-    assert torch.allclose(across_heads(v, weight), literal(v, weight), atol=1e-12)
+    assert torch.allclose(_convolve_heads(v, weight), literal(v, weight), atol=1e-12)
 
 
 def test_torch_knows_the_same_convolution():
     v, weight = values(8, 11, 64), values(64, 8, 33, seed=1)
     channels_first = torch.nn.functional.conv2d(v.permute(2, 0, 1)[None], weight[..., None], padding=(16, 0), groups=8)
-    assert torch.allclose(across_heads(v, weight), channels_first[0].permute(1, 2, 0), atol=1e-12)
+    assert torch.allclose(_convolve_heads(v, weight), channels_first[0].permute(1, 2, 0), atol=1e-12)
 
 
 def test_only_the_middle_taps_ever_meet_a_head():
     weight = values(8, 4, 33).requires_grad_()
-    across_heads(values(2, 3, 8, seed=1), weight).square().sum().backward()
+    _convolve_heads(values(2, 3, 8, seed=1), weight).square().sum().backward()
     assert (weight.grad.abs().amax((0, 1)) > 0).nonzero()[:, 0].tolist() == [15, 16, 17]
 
 
@@ -50,7 +50,7 @@ OFFSETS = torch.tensor([0, 1, 8, 48])
 
 def make():
     torch.manual_seed(0)
-    return NystromAcrossHeads(12, heads=2, head_dim=6, landmarks=4).double()
+    return _HeadMixingAttention(12, heads=2, head_dim=6, landmarks=4).double()
 
 
 def test_it_is_nystrom_attention_with_the_mixed_values_added():
@@ -62,12 +62,7 @@ def test_it_is_nystrom_attention_with_the_mixed_values_added():
     assert torch.allclose(module(x, OFFSETS), plain(x, OFFSETS) + added @ module.out.weight.T, atol=1e-11)
 
 
-def test_the_first_row_is_the_first_of_all_rows():
-    module, x = make(), values(1, 48, 12)[0]
-    assert torch.allclose(module.first_row(x, OFFSETS)[0], module(x, OFFSETS)[OFFSETS[:-1]], atol=1e-11)
-
-
 @pytest.mark.parametrize("options", [{"heads": 3, "head_dim": 8}, {"kernel": 4}])
 def test_shapes_that_cannot_be_shared_out_are_refused(options):
     with pytest.raises(ConfigError, match="convolution over heads"):
-        NystromAcrossHeads(16, **options)
+        _HeadMixingAttention(16, **options)

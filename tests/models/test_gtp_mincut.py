@@ -6,7 +6,7 @@ import torch
 from bags import grid_coords, random_graph
 
 from smmil.graph import Graph, chain_graph, grid_graph, join
-from smmil.nn.mincut import cut_loss, orthogonality_loss
+from smmil.models.gtp import _cut_loss, _orthogonality_loss
 
 
 def whole(n):
@@ -26,24 +26,24 @@ def random_assignment(n, k=5, seed=0, sharpness=2.0):
     ("clusters", "loss"), [([0, 0, 0], -1), ([0, 0, 1], -1 / 2), ([0, 1, 0], 0), ([0, 1, 1], -1 / 2)]
 )
 def test_the_cut_counts_the_edges_that_stay_whole(clusters, loss):
-    assert cut_loss(hard(clusters, 2), chain_graph(3), whole(3)).item() == pytest.approx(loss)
+    assert _cut_loss(hard(clusters, 2), chain_graph(3), whole(3)).item() == pytest.approx(loss)
 
 
 def test_heavier_edges_count_more():
     graph = Graph.from_edges([[0, 1], [1, 2]], [3.0, 1.0])
-    assert cut_loss(hard([0, 0, 1], 2), graph, whole(3)).item() == pytest.approx(-3 / 4)
+    assert _cut_loss(hard([0, 0, 1], 2), graph, whole(3)).item() == pytest.approx(-3 / 4)
 
 
 def test_apart_equal_clusters_are_perfect():
     two = join([chain_graph(4), chain_graph(4)])
     assign = hard([0] * 4 + [1] * 4, 2)
-    assert cut_loss(assign, two, whole(8)).item() == pytest.approx(-1)
-    assert orthogonality_loss(assign, whole(8)).item() == pytest.approx(0, abs=1e-12)
+    assert _cut_loss(assign, two, whole(8)).item() == pytest.approx(-1)
+    assert _orthogonality_loss(assign, whole(8)).item() == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("k", [1, 2, 9, 100])
 def test_all_in_one_cluster_is_the_worst(k):
-    loss = orthogonality_loss(hard([0] * 6, k), whole(6)).item()
+    loss = _orthogonality_loss(hard([0] * 6, k), whole(6)).item()
     assert loss == pytest.approx((2 - 2 / k**0.5) ** 0.5, abs=1e-12)
 
 
@@ -56,22 +56,22 @@ def test_both_are_means_over_bags_of_the_dense_definition():
         cuts.append(-torch.trace(s.T @ a @ s) / torch.trace(s.T @ torch.diag(a.sum(1)) @ s))
         off = s.T @ s / torch.linalg.norm(s.T @ s) - torch.eye(5) / 5**0.5
         orthogonalities.append(torch.linalg.norm(off))
-    assert torch.allclose(cut_loss(assign, join(graphs), offsets), torch.stack(cuts).mean(), atol=1e-12)
-    assert torch.allclose(orthogonality_loss(assign, offsets), torch.stack(orthogonalities).mean(), atol=1e-12)
+    assert torch.allclose(_cut_loss(assign, join(graphs), offsets), torch.stack(cuts).mean(), atol=1e-12)
+    assert torch.allclose(_orthogonality_loss(assign, offsets), torch.stack(orthogonalities).mean(), atol=1e-12)
 
 
 def test_ranges():
     for seed in range(20):
         s = random_assignment(20, k=7, seed=seed, sharpness=seed / 2)
-        assert -1 - 1e-12 <= cut_loss(s, random_graph(20, seed=seed), whole(20)) <= 0
-        assert 0 <= orthogonality_loss(s, whole(20)) <= 2**0.5
+        assert -1 - 1e-12 <= _cut_loss(s, random_graph(20, seed=seed), whole(20)) <= 0
+        assert 0 <= _orthogonality_loss(s, whole(20)) <= 2**0.5
 
 
 def test_a_bag_without_edges_counts_zero_and_teaches_nothing():
     lonely = Graph.from_edges(np.zeros((2, 0), int), n=4)
     assign = random_assignment(7).requires_grad_()
-    loss = cut_loss(assign, join([chain_graph(3), lonely]), torch.tensor([0, 3, 7]))
-    alone = cut_loss(assign[:3], chain_graph(3), whole(3))
+    loss = _cut_loss(assign, join([chain_graph(3), lonely]), torch.tensor([0, 3, 7]))
+    alone = _cut_loss(assign[:3], chain_graph(3), whole(3))
     assert loss.item() == pytest.approx(alone.item() / 2)
     loss.backward()
     assert (assign.grad[3:] == 0).all()
@@ -81,11 +81,11 @@ def test_a_bag_without_edges_counts_zero_and_teaches_nothing():
 def test_gradients_are_those_of_finite_differences():
     graph, offsets = join([random_graph(9, share=0.5), random_graph(8)]), torch.tensor([0, 9, 17])
     s = random_assignment(17).requires_grad_()
-    assert torch.autograd.gradcheck(lambda a: cut_loss(a, graph, offsets), (s,))
-    assert torch.autograd.gradcheck(lambda a: orthogonality_loss(a, offsets), (s,))
+    assert torch.autograd.gradcheck(lambda a: _cut_loss(a, graph, offsets), (s,))
+    assert torch.autograd.gradcheck(lambda a: _orthogonality_loss(a, offsets), (s,))
 
 
 def test_a_perfect_assignment_has_finite_gradients():
     s = torch.eye(4, dtype=torch.float64).requires_grad_()
-    orthogonality_loss(s, whole(4)).backward()
+    _orthogonality_loss(s, whole(4)).backward()
     assert s.grad.isfinite().all()

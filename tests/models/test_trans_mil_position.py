@@ -1,17 +1,19 @@
+"""The positional encoding of TransMIL against loops over taps."""
+
 import itertools
 
 import pytest
 import torch
 
 from smmil.errors import ConfigError
-from smmil.nn.position import PPEG, merged_kernel, square_side
+from smmil.models.trans_mil import _PPEG
 
 DIM = 3
 
 
 def make(form, seed=0):
     torch.manual_seed(seed)
-    return PPEG(DIM, form=form).double()
+    return _PPEG(DIM, form=form).double()
 
 
 def rows(n, seed=0):
@@ -73,15 +75,6 @@ def test_the_chain_knows_nothing_of_the_fold():
         assert set(moved.nonzero()[:, 0].tolist()) == touched
 
 
-def test_one_kernel_does_the_work_of_several():
-    small, large = torch.full((1, 1, 1), 10.0), torch.tensor([[[1.0, 2.0, 3.0]]])
-    assert merged_kernel([large, small]).tolist() == [[[1, 13, 3]]]
-
-
-def test_the_square_is_the_smallest_that_holds_all():
-    assert [square_side(n) for n in (1, 2, 4, 5, 9, 10, 60_000)] == [1, 2, 2, 3, 3, 4, 245]
-
-
 def test_other_forms_are_refused():
     with pytest.raises(ConfigError, match="did you mean chain"):
-        PPEG(4, form="chains")
+        _PPEG(4, form="chains")

@@ -1,0 +1,1 @@
+"""Fast paths for operations that have a plain PyTorch definition."""
