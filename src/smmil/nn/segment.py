@@ -35,3 +35,10 @@ def segment_softmax(x: Tensor, offsets: Tensor) -> Tensor:
     e = (x - top[ids]).exp()
     total = torch.zeros_like(top).index_add(0, ids, e)
     return e / total[ids]
+
+
+def split_bags(x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    """The rows of each bag; a single bag is the whole tensor, without reading `offsets` from its device."""
+    if offsets.numel() == 2:
+        return (x,)
+    return x.split(offsets.diff().tolist())
