@@ -10,7 +10,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 from smmil.errors import DataError, check_choice
 from smmil.sparse import CSR, row_numbers, sum_by_row
@@ -246,6 +246,11 @@ def _unflatten_graph(parts: Any, context: Any) -> Graph:
     return Graph(*parts, *context)
 
 
+def with_keys(names: Sequence[str], parts: list[Any], context: Any) -> tuple[list[tuple[GetAttrKey, Any]], Any]:
+    """The parts of a flattened object with their names, by which export reports on them."""
+    return [(GetAttrKey(name), part) for name, part in zip(names, parts, strict=True)], context
+
+
 register_pytree_node(
     Graph,
     _flatten_graph,
@@ -253,6 +258,7 @@ register_pytree_node(
     serialized_type_name="smmil.Graph",
     to_dumpable_context=list,
     from_dumpable_context=tuple,
+    flatten_with_keys_fn=lambda graph: with_keys(("indptr", "indices", "weight"), *_flatten_graph(graph)),
 )
 
 

@@ -82,8 +82,8 @@ class CSR(NamedTuple):
 def row_numbers(indptr: Tensor, entries: int) -> Tensor:
     """Row number of each of the `entries` of a CSR matrix."""
     starts = torch.zeros(entries + 1, dtype=indptr.dtype, device=indptr.device)
-    inner = indptr[1:-1]
-    return starts.scatter_add(0, inner, torch.ones_like(inner)).cumsum(0)[:-1]
+    ends = indptr[1:]  # the last one is the number of entries, a place of its own
+    return starts.scatter_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
 
 
 def sum_by_row(rows: Tensor, values: Tensor, n: int) -> Tensor:

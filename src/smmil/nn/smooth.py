@@ -90,6 +90,12 @@ class Sm(nn.Module):
         """The paper's α as it stands."""
         return self.logit.sigmoid() if self.learned else self.fixed
 
+    def fix_alpha(self) -> None:
+        """Replace a learned α by its present value."""
+        if self.learned:
+            self.fixed, self.learned = float(self.logit.detach().sigmoid()), False
+            del self.logit
+
     def normalize(self, graph: Graph) -> Graph:
         """The propagation matrix this operator uses on `graph`."""
         return graph if graph.kind else graph.normalized(self.normalization, self.isolated)
