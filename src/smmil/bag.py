@@ -1,15 +1,18 @@
-"""The noun before every model: a Bag is one case, a BagBatch several, packed without padding."""
+"""What every model takes: a Bag is one case, a BagBatch several, packed without padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from smmil.errors import DataError, check_choice
 from smmil.frame import Frame
-from smmil.graph import Graph, join
+from smmil.graph import Graph, join, with_keys
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,11 @@ class Bag:
         if self.graph is not None and self.graph.n != self.n:
             raise DataError(f"{self.id}: graph has {self.graph.n:,} nodes but features has {self.n:,} rows")
 
+    def __repr__(self) -> str:
+        graph = "" if self.graph is None else f", graph {self.graph.indices.shape[0] // 2:,} edges"
+        label = "" if self.y is None else f", y={self.y}"
+        return f"Bag({self.id!r}, {self.x.shape[0]:,} × {self.x.shape[1]}{graph}{label})"
+
     @property
     def n(self) -> int:
         return self.x.shape[0]
@@ -51,7 +59,11 @@ class Bag:
 
 @dataclass(frozen=True, eq=False)
 class BagBatch:
-    """Several bags as one: their rows below each other; rows offsets[b] to offsets[b+1] belong to bag b."""
+    """Several bags as one: their rows below each other; rows offsets[b] to offsets[b+1] belong to bag b.
+
+    A batch is a pytree, so `torch.export` and `torch.compile` take it as an input; an exported program accepts batches
+    with other ids.
+    """
 
     ids: tuple[str, ...]
     x: Tensor
@@ -90,17 +102,26 @@ class BagBatch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __repr__(self) -> str:
+        bags = repr(self.ids[0]) if len(self) == 1 else f"{len(self)} bags"
+        graph = "" if self.graph is None else f", graph {self.graph.indices.shape[0] // 2:,} edges"
+        label = "" if self.y is None else f", y={self.y.tolist()}" if len(self) <= 8 else ", with labels"
+        device = "" if self.x.device.type == "cpu" else f", {self.x.device}"
+        return f"BagBatch({bags}, {self.x.shape[0]:,} × {self.x.shape[1]}{graph}{label}{device})"
+
     @property
     def sizes(self) -> list[int]:
+        if self.offsets.shape[0] == 2:  # the number of rows may be open in a traced program
+            return [self.x.shape[0]]
         return self.offsets.diff().tolist()
 
     def split(self, rows: Tensor) -> tuple[Tensor, ...]:
         """A packed (n, ...) tensor as one piece per bag."""
-        return rows.split(self.sizes)
+        return (rows,) if len(self) == 1 else rows.split(self.sizes)
 
     def need(self, name: str) -> Any:
         """The field `name`, or an error that says which bags lack it."""
-        check_choice(name, [f.name for f in fields(self)], "field of a batch")
+        check_choice(name, _FIELDS, "field of a batch")
         value = getattr(self, name)
         if value is None:
             raise DataError(f"this model needs {name!r}, which is missing in {', '.join(self.ids[:3])}")
@@ -110,10 +131,91 @@ class BagBatch:
         """The same batch with every label removed: what a model sees in use."""
         return replace(self, y=None, y_inst=None)
 
-    def to(self, device: torch.device | str) -> "BagBatch":
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {k: v.to(device) for k, v in held.items() if isinstance(v, Tensor | Graph)}
+    def to(
+        self, device: torch.device | str, dtype: torch.dtype | None = None, non_blocking: bool = False
+    ) -> "BagBatch":
+        """The batch on another device, its features in another precision if `dtype` is given."""
+        held = {name: getattr(self, name) for name in _TENSORS}
+        moved = {k: v.to(device, non_blocking=non_blocking) for k, v in held.items() if v is not None}
+        if dtype is not None:
+            moved["x"] = moved["x"].to(dtype)
         return replace(self, **moved)
+
+    def pin_memory(self) -> "BagBatch":
+        """The batch in page-locked memory, from which copies to a GPU need not wait."""
+        held = {name: getattr(self, name) for name in _TENSORS}
+        return replace(self, **{k: v.pin_memory() for k, v in held.items() if v is not None})
+
+
+_FIELDS = tuple(f.name for f in fields(BagBatch))
+_TENSORS = ("x", "offsets", "coords", "graph", "y", "y_inst")
+_BAG_TENSORS = ("x", "coords", "graph", "y_inst")
+
+
+class _Ids(tuple[str, ...]):
+    """Names of bags; equal to those of any batch of the same size, since they are no part of a program."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and len(self) == len(other)
+
+    def __hash__(self) -> int:
+        return hash(len(self))
+
+
+def _rebuild(cls: type[_T], values: dict[str, Any]) -> _T:
+    """An object of a frozen class without its checks: a pytree may hold anything in place of tensors."""
+    made = object.__new__(cls)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _flatten_batch(batch: BagBatch) -> tuple[list[Any], Any]:
+    return [getattr(batch, name) for name in _TENSORS], (_Ids(batch.ids), batch.frames)
+
+
+def _unflatten_batch(parts: Any, context: Any) -> BagBatch:
+    ids, frames = context
+    return _rebuild(BagBatch, {"ids": tuple(ids), "frames": frames, **dict(zip(_TENSORS, parts, strict=True))})
+
+
+def _flatten_bag(bag: Bag) -> tuple[list[Any], Any]:
+    return [getattr(bag, name) for name in _BAG_TENSORS], (_Ids((bag.id,)), (bag.frame,), bag.y)
+
+
+def _unflatten_bag(parts: Any, context: Any) -> Bag:
+    ids, frames, y = context
+    return _rebuild(Bag, {"id": ids[0], "frame": frames[0], "y": y, **dict(zip(_BAG_TENSORS, parts, strict=True))})
+
+
+def _dump_context(context: Any) -> Any:
+    ids, frames, *rest = context
+    return [list(ids), [None if frame is None else frame.to_dict() for frame in frames], *rest]
+
+
+def _load_context(dumped: Any) -> Any:
+    ids, frames, *rest = dumped
+    return (_Ids(ids), tuple(None if frame is None else Frame.from_dict(frame) for frame in frames), *rest)
+
+
+register_pytree_node(
+    Bag,
+    _flatten_bag,
+    _unflatten_bag,
+    serialized_type_name="smmil.Bag",
+    to_dumpable_context=_dump_context,
+    from_dumpable_context=_load_context,
+    flatten_with_keys_fn=lambda bag: with_keys(_BAG_TENSORS, *_flatten_bag(bag)),
+)
+register_pytree_node(
+    BagBatch,
+    _flatten_batch,
+    _unflatten_batch,
+    serialized_type_name="smmil.BagBatch",
+    to_dumpable_context=_dump_context,
+    from_dumpable_context=_load_context,
+    flatten_with_keys_fn=lambda batch: with_keys(_TENSORS, *_flatten_batch(batch)),
+)
 
 
 def _stack(parts: Sequence[Tensor]) -> Tensor:

@@ -1,29 +1,32 @@
-"""Who is next to whom: sparse graphs over the instances of a bag."""
+"""Sparse neighbourhood graphs over the instances of a bag: builders, normalisation, products."""
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 from smmil.errors import DataError, check_choice
+from smmil.sparse import CSR, row_numbers, sum_by_row
 
 KINDS = ("sym", "sym_loop", "rw")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Neighbourhood as a sparse matrix in CSR form (rows listen to columns).
+    """Neighbourhood as a sparse matrix in CSR form: row i lists the neighbours of node i.
 
     As built (`kind=None`) it is the adjacency A: symmetric, positive weights, no self-loops. `normalized(kind)` is the
-    propagation matrix P = I - L. Weights are float64 and cast once to the dtype of what they act on. `skew` is the
-    condition number of the similarity that makes P symmetric: √(d_max/d_min) for `rw`, else 1.
+    propagation matrix P = I - L. Weights are float64 (float32 on MPS, which has no other) and cast once to the dtype of
+    what they act on. `skew` is the condition number of the similarity that makes P symmetric: √(d_max/d_min) for `rw`,
+    else 1. A graph is a pytree, so `torch.export` and `torch.compile` take it as an input.
     """
 
     indptr: Tensor
@@ -36,6 +39,11 @@ class Graph:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles carry the edges, not what was derived from them (torch cannot copy sparse tensors)."""
         return Graph, (self.indptr, self.indices, self.weight, self.kind, self.skew)
+
+    def __repr__(self) -> str:
+        entries = self.indices.shape[0]
+        size = f"{entries // 2:,} edges" if self.kind is None else f"{entries:,} entries, {self.kind}"
+        return f"Graph({self.n:,} nodes, {size})"
 
     @classmethod
     def from_edges(cls, index: Any, weight: Any = None, n: int | None = None) -> "Graph":
@@ -57,22 +65,32 @@ class Graph:
 
     @property
     def n(self) -> int:
-        return self.indptr.numel() - 1
+        return self.indptr.shape[0] - 1
 
-    @cached_property
+    @property
+    def csr(self) -> CSR:
+        """The matrix as kernels take it."""
+        return CSR(self.indptr, self.indices, self.weight)
+
+    @property
+    def sides(self) -> tuple[Tensor, ...]:
+        """The matrix and its transpose, three tensors each: the form in which torch operators take a graph."""
+        return (*self.csr, *self.transposed().csr)
+
+    @property
     def rows(self) -> Tensor:
         """Row of every stored entry."""
-        return torch.repeat_interleave(torch.arange(self.n, device=self.indptr.device), self.indptr.diff())
+        return self._cached("rows", lambda: row_numbers(self.indptr, self.indices.shape[0]))
 
-    @cached_property
+    @property
     def degrees(self) -> Tensor:
         """Sum of the weights in each row."""
-        return torch.segment_reduce(self.weight, "sum", offsets=self.indptr, initial=0)
+        return self._cached("degrees", lambda: sum_by_row(self.rows, self.weight, self.n))
 
-    @cached_property
+    @property
     def bandwidth(self) -> int:
-        """How many rows apart two neighbours are at most."""
-        return int((self.rows - self.indices).abs().max()) if self.indices.numel() else 0
+        """Largest distance in rows between two neighbours."""
+        return self.csr.bandwidth
 
     @property
     def is_chain(self) -> bool:
@@ -87,8 +105,8 @@ class Graph:
     def normalized(self, kind: str = "sym", isolated: str = "keep") -> "Graph":
         """The propagation matrix P: `sym` D^-½AD^-½, `sym_loop` the same with A + I, `rw` D^-1 A; cached.
 
-        `isolated="keep"` gives lonely nodes P_ii = 1, so smoothing leaves them as they are; "shrink" leaves their row
-        empty, which fades them by 1 - alpha (a convention some libraries use).
+        `isolated="keep"` gives nodes without neighbours P_ii = 1, so smoothing leaves them as they are; "shrink" leaves
+        their row empty, which fades them by 1 - alpha (a convention some libraries use).
         """
         check_choice(kind, KINDS, "normalisation")
         check_choice(isolated, ("keep", "shrink"), "isolated")
@@ -96,93 +114,68 @@ class Graph:
             return self
         if self.kind is not None:
             raise DataError(f"graph is already normalised as {self.kind!r}; build {kind!r} from the graph as built")
-        if (kind, isolated) not in self._cache:
-            self._cache[kind, isolated] = self._normalize(kind, isolated)
-        return self._cache[kind, isolated]
+        return self._cached((kind, isolated), lambda: self._normalize(kind, isolated))
 
     def _normalize(self, kind: str, isolated: str) -> "Graph":
-        graph = self
-        if kind == "sym_loop":
-            graph = self._with_diagonal(torch.ones(self.n, dtype=torch.bool, device=self.indptr.device))
-        elif isolated == "keep":
-            graph = self._with_diagonal(self.indptr.diff() == 0)
-        scale = graph.degrees.clamp_min(torch.finfo(torch.float64).tiny)
+        graph = self._with_loops(kind, isolated)
+        scale = graph.degrees.clamp_min(torch.finfo(graph.weight.dtype).tiny)
         if kind == "rw":
-            known = graph.degrees[graph.degrees > 0]
-            skew = float(known.max() / known.min()) ** 0.5 if known.numel() else 1.0
-            return Graph(graph.indptr, graph.indices, graph.weight / graph._along(scale), kind, skew)
+            weights = (graph.weight / scale[graph.rows], graph.weight / scale[graph.indices])
+            p, across = (Graph(graph.indptr, graph.indices, w, kind, _skew(graph.degrees)) for w in weights)
+            p._cache["transposed"], across._cache["transposed"] = across, p
+            return p
         root = scale.rsqrt()
-        weight = graph.weight * graph._along(root) * root.index_select(0, graph.indices)
+        weight = graph.weight * root.index_select(0, graph.rows) * root.index_select(0, graph.indices)
         return Graph(graph.indptr, graph.indices, weight, kind)
 
-    def _along(self, values: Tensor) -> Tensor:
-        """A value of every row at each of its stored entries."""
-        return torch.repeat_interleave(values, self.indptr.diff(), output_size=self.indices.numel())
-
-    def _with_diagonal(self, where: Tensor) -> "Graph":
-        """The same graph with a self-loop of weight 1 at the nodes in the mask `where`."""
-        if not bool(where.any()):
+    def _with_loops(self, kind: str, isolated: str) -> "Graph":
+        """The graph with the self-loops a normalisation needs."""
+        if kind == "sym_loop":
+            return self._with_diagonal(torch.ones(self.n, dtype=self.weight.dtype, device=self.weight.device))
+        if isolated == "shrink":
             return self
-        added = where.long().cumsum(0)
-        indptr = self.indptr.clone()
-        indptr[1:] += added
-        indices = self.indices.new_empty(int(indptr[-1]))
-        weight = self.weight.new_ones(indices.numel())
-        old = torch.arange(self.indices.numel(), device=self.indices.device) + added[self.rows]
-        indices[old], weight[old] = self.indices, self.weight
-        indices[indptr[:-1][where]] = where.nonzero().squeeze(1)
-        return Graph(indptr, indices, weight, self.kind)
+        alone = self.indptr.diff() == 0
+        if torch.compiler.is_compiling() or alone.device.type != "cpu":  # loops of weight 0: no size depends on data
+            return self._with_diagonal(alone.to(self.weight.dtype))
+        return self._with_diagonal(alone.to(self.weight.dtype), alone) if bool(alone.any()) else self
+
+    def _with_diagonal(self, values: Tensor, where: Tensor | None = None) -> "Graph":
+        """The graph with self-loops of weights `values` (n,), at all nodes or at those in the mask `where`."""
+        nodes = torch.arange(self.n, device=values.device)
+        added = nodes + 1 if where is None else where.long().cumsum(0)
+        indptr = self.indptr + pad(added, (1, 0))
+        old = torch.arange(self.indices.shape[0], device=values.device) + added[self.rows]
+        new = indptr[:-1]
+        if where is not None:
+            nodes, new = nodes[where], new[where]
+        place = torch.cat([old, new])
+        indices, weight = torch.cat([self.indices, nodes]), torch.cat([self.weight, values[nodes]])
+        return Graph(indptr, *(torch.zeros_like(v).scatter(0, place, v) for v in (indices, weight)), self.kind)
 
     def within(self, group: Tensor) -> "Graph":
-        """The same nodes without the edges that join different groups (n,); degrees are counted anew."""
+        """The same nodes without the edges that join different groups (n,), and with their new degrees."""
         if self.kind is not None:
             raise DataError(f"the graph is already normalised as {self.kind!r}; cut the graph as built")
         kept = group[self.rows] == group[self.indices]
-        before = torch.nn.functional.pad(kept.long().cumsum(0), (1, 0))
+        before = pad(kept.long().cumsum(0), (1, 0))
         return Graph(before[self.indptr], self.indices[kept], self.weight[kept])
 
     def transposed(self) -> "Graph":
-        """The matrix acting from the other side; itself unless the normalisation is `rw`."""
-        if self.kind != "rw":
-            return self
-        if "transposed" not in self._cache:
-            columns = self._sparse(torch.float64).to_sparse_csc()
-            turned = Graph(columns.ccol_indices(), columns.row_indices(), columns.values(), self.kind, self.skew)
-            turned._cache["transposed"] = self
-            self._cache["transposed"] = turned
-        return self._cache["transposed"]
+        """The transposed matrix; itself unless the normalisation is `rw`."""
+        return self if self.kind != "rw" else self._cached("transposed", self._transpose)
 
-    def _sparse(self, dtype: torch.dtype) -> Tensor:
-        if dtype not in self._cache:
-            with warnings.catch_warnings():  # torch says once that CSR is in beta
-                warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-                self._cache[dtype] = torch.sparse_csr_tensor(
-                    self.indptr, self.indices, self.weight.to(dtype), (self.n, self.n), check_invariants=False
-                )
-        return self._cache[dtype]
-
-    def csr(self, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Row starts, columns and weights as arrays for compiled code (on the processor); cached."""
-        if ("csr", dtype) not in self._cache:
-            columns = self.indices.numpy().astype(np.uint32)
-            self._cache["csr", dtype] = self.indptr.contiguous().numpy(), columns, self.weight.to(dtype).numpy()
-        return self._cache["csr", dtype]
+    def _transpose(self) -> "Graph":
+        order = self.indices.argsort(stable=True)
+        counts = sum_by_row(self.indices, torch.ones_like(self.indices), self.n)
+        across = Graph(pad(counts.cumsum(0), (1, 0)), self.rows[order], self.weight[order], self.kind, self.skew)
+        across._cache["transposed"] = self
+        return across
 
     def propagate(self, x: Tensor) -> Tensor:
         """The matrix times the rows of x: each row becomes the weighted sum of its neighbours. Differentiable in x."""
-        return _Propagate.apply(x, self)
-
-    def accumulate(self, out: Tensor, g: Tensor, beta: float, alpha: float) -> Tensor:
-        """beta out + alpha (matrix @ g), in place of `out` and without autograd: the one kernel under every smoother.
-
-        (torch would first copy a separate summand into the result, which costs as much as the product itself.)
-        """
-        sparse = self._sparse(g.dtype)
-        if g.shape[1] == 1:  # a matrix-vector product takes two thirds of a product with one column
-            torch.addmv(out[:, 0], sparse, g[:, 0], beta=beta, alpha=alpha, out=out[:, 0])
-        else:
-            torch.addmm(out, sparse, g, beta=beta, alpha=alpha, out=out)
-        return out
+        rows = x.reshape(self.n, -1)
+        rows = rows if x.dtype in (torch.float32, torch.float64) else rows.float()
+        return torch.ops.smmil.propagate(rows, *self.sides).reshape(x.shape).to(x.dtype)
 
     def roughness(self, x: Tensor) -> Tensor:
         """Dirichlet energy: as built ½ Σ A_ij |x_i - x_j|², for `sym` and `sym_loop` tr xᵀ(I - P)x; 0 is smoothest."""
@@ -210,25 +203,63 @@ class Graph:
         """Stored entries as pairs (2, e), row first."""
         return torch.stack([self.rows, self.indices])
 
-    def to(self, device: torch.device | str) -> "Graph":
-        if self.weight.device == torch.device(device):
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Graph":
+        """The graph on another device; MPS has no float64, so the weights become float32 there."""
+        device = torch.device(device)
+        if self.weight.device == device:
             return self
-        return Graph(self.indptr.to(device), self.indices.to(device), self.weight.to(device), self.kind, self.skew)
+        weight = self.weight.to(_weight_dtype(device))
+        moved = (t.to(device, non_blocking=non_blocking) for t in (self.indptr, self.indices, weight))
+        return Graph(*moved, self.kind, self.skew)
+
+    def pin_memory(self) -> "Graph":
+        """The graph in page-locked memory, from which copies to a GPU need not wait."""
+        return Graph(*(t.pin_memory() for t in self.csr), self.kind, self.skew)
+
+    def _cached(self, key: Any, make: Callable[[], _T]) -> _T:
+        """The value under `key`, made when first asked for; tensors of a traced program are not kept."""
+        if key in self._cache:
+            return self._cache[key]
+        made = make()
+        if not torch.compiler.is_compiling():
+            self._cache[key] = made
+        return made
 
 
-class _Propagate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, graph):
-        ctx.graph = graph
-        rows = x.reshape(graph.n, -1)
-        rows = rows if x.dtype in (torch.float32, torch.float64) else rows.float()
-        with torch.autocast(x.device.type, enabled=False):  # sparse products know no bfloat16
-            return (graph._sparse(rows.dtype) @ rows).reshape(x.shape).to(x.dtype)
+def _weight_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        return _Propagate.apply(grad, ctx.graph.transposed()), None
+
+def _skew(degrees: Tensor) -> float:
+    """√(d_max/d_min) over the nodes with neighbours; not a number in a traced program, where degrees are unknown."""
+    if torch.compiler.is_compiling():
+        return float("nan")
+    low = degrees.where(degrees > 0, torch.inf).min()
+    return max(1.0, float(degrees.max() / low)) ** 0.5
+
+
+def _flatten_graph(graph: Graph) -> tuple[list[Any], tuple[str | None, float]]:
+    return [graph.indptr, graph.indices, graph.weight], (graph.kind, graph.skew)
+
+
+def _unflatten_graph(parts: Any, context: Any) -> Graph:
+    return Graph(*parts, *context)
+
+
+def with_keys(names: Sequence[str], parts: list[Any], context: Any) -> tuple[list[tuple[GetAttrKey, Any]], Any]:
+    """The parts of a flattened object with their names, by which export reports on them."""
+    return [(GetAttrKey(name), part) for name, part in zip(names, parts, strict=True)], context
+
+
+register_pytree_node(
+    Graph,
+    _flatten_graph,
+    _unflatten_graph,
+    serialized_type_name="smmil.Graph",
+    to_dumpable_context=list,
+    from_dumpable_context=tuple,
+    flatten_with_keys_fn=lambda graph: with_keys(("indptr", "indices", "weight"), *_flatten_graph(graph)),
+)
 
 
 def _check_edges(index: np.ndarray, weight: np.ndarray, n: int) -> None:
@@ -245,7 +276,7 @@ def _check_edges(index: np.ndarray, weight: np.ndarray, n: int) -> None:
 
 
 def join(graphs: Sequence[Graph]) -> Graph:
-    """Several graphs side by side without edges between them: one block-diagonal matrix."""
+    """Block-diagonal matrix of several graphs: no edges between them."""
     if len(graphs) == 1:
         return graphs[0]
     kinds = {g.kind for g in graphs}
@@ -260,7 +291,7 @@ def join(graphs: Sequence[Graph]) -> Graph:
 
 
 def chain_graph(n: int) -> Graph:
-    """Each instance beside the one before and after it: the slices of a scan."""
+    """Each instance joined to the previous and the next one: the slices of a scan."""
     first = np.arange(n - 1)
     return Graph.from_edges(np.stack([first, first + 1]), n=n)
 
@@ -286,8 +317,8 @@ def knn_graph(coords: Any, k: int) -> Graph:
 def grid_graph(coords: Any, step: Any, neighbours: int = 8) -> Graph:
     """Patches that touch: closer than 1.5 steps along every axis (8), or in Manhattan distance (4).
 
-    On one lattice these are exactly the 8 (or 4) surrounding cells. Pieces of tissue whose lattices start elsewhere are
-    joined where they really meet, and two patches at one place are neighbours. With three coordinates 8 means all 26
+    On one lattice these are exactly the 8 (or 4) surrounding cells. Pieces of tissue with lattices of their own origin
+    are joined where they meet, and two patches at one place are neighbours. With three coordinates 8 means all 26
     touching cells and 4 the six faces; with one coordinate both mean the two adjacent ones.
 
     coords  top-left corners, any unit, integer or float

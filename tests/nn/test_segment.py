@@ -2,7 +2,7 @@ import itertools
 
 import torch
 
-from smmil.nn.segment import segment_argmax, segment_ids, segment_mean, segment_softmax, segment_sum
+from smmil.nn.segment import segment_argmax, segment_ids, segment_mean, segment_softmax, segment_sum, split_bags
 
 OFFSETS = torch.tensor([0, 1, 4, 9])
 
@@ -28,3 +28,10 @@ def test_softmax_gradients():
 def test_softmax_survives_huge_scores():
     x = torch.tensor([[1e4], [1e4], [-1e4], [3e38]])
     assert segment_softmax(x, torch.tensor([0, 3, 4]))[:, 0].tolist() == [0.5, 0.5, 0.0, 1.0]
+
+
+def test_bags_are_split_at_their_offsets_and_a_single_bag_is_the_whole_tensor():
+    x = torch.randn(9, 3)
+    assert all(torch.equal(a, b) for a, b in zip(split_bags(x, OFFSETS), pieces(x), strict=True))
+    (whole,) = split_bags(x, torch.empty(2, dtype=torch.long, device="meta"))  # offsets that cannot be read
+    assert whole is x

@@ -1,6 +1,9 @@
 import copy
 import dataclasses
+import gc
+import inspect
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -11,7 +14,9 @@ from scipy.sparse.linalg import cg
 
 from smmil.errors import ConfigError, DataError
 from smmil.graph import KINDS, Graph, chain_graph, grid_graph, join
-from smmil.nn import Sm, compiled, sm, sm_exact
+from smmil.nn import Sm, kernels, sm, sm_exact
+from smmil.nn.kernels import sm_cpu, sm_numba
+from smmil.sparse import CSR
 
 ALPHAS = (0.1, 0.5, 0.9)
 GRAPHS = {
@@ -27,12 +32,17 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS)
 
 
-@pytest.fixture(autouse=True, params=["torch", "compiled"])
-def _both_ways(request, monkeypatch):
-    """Every law holds for torch's products and for the compiled ones."""
+@pytest.fixture(autouse=True, params=["plain", "torch", "compiled"])
+def _every_way(request, monkeypatch):
+    """Every law holds for plain torch, for torch with reused buffers and for the compiled products."""
     if request.param == "compiled":
         pytest.importorskip("numba")
     monkeypatch.setenv("SMMIL_COMPILED", "1" if request.param == "compiled" else "0")
+    if request.param != "plain":
+        yield
+        return
+    with kernels.disabled():
+        yield
 
 
 def signal(graph, k=3, seed=0):
@@ -76,19 +86,24 @@ def test_exact_keeps_its_tolerance(graph, kind, alpha, tol):
 def products_with_p(monkeypatch, compute):
     """How often a function multiplies a signal by P, by torch or compiled."""
     counted = [0]
-    product, recurrence = Graph.accumulate, compiled._recur
+    product, recurrence, plain = CSR.accumulate, sm_numba._recur, CSR.matrix
 
     def one(*arguments, **options):
         counted[0] += 1
         return product(*arguments, **options)
 
-    def several(u, graph, factors, *more):
+    def several(u, matrix, factors, *more):
         counted[0] += len(factors)
-        return recurrence(u, graph, factors, *more)
+        return recurrence(u, matrix, factors, *more)
+
+    def operator(self, dtype):
+        counted[0] += inspect.stack()[1].function == "_propagate"
+        return plain(self, dtype)
 
     with monkeypatch.context() as watched:
-        watched.setattr(Graph, "accumulate", one)
-        watched.setattr(compiled, "_recur", several)
+        watched.setattr(CSR, "matrix", operator)
+        watched.setattr(CSR, "accumulate", one)
+        watched.setattr(sm_numba, "_recur", several)
         compute()
     return counted[0]
 
@@ -248,7 +263,7 @@ def test_the_gradient_of_alpha_stays_accurate_in_float32_when_alpha_is_tiny():
 
 
 def test_memory_does_not_grow_with_the_steps():
-    """What autograd keeps for the backward pass is the input, however many steps were taken."""
+    """What autograd keeps for the backward pass is the input and α, however many steps were taken."""
     kept = []
     for steps in (1, 50):
         sizes = []
@@ -256,7 +271,7 @@ def test_memory_does_not_grow_with_the_steps():
             u = signal(GRAPHS["grid"]).requires_grad_()
             sm(u, GRAPHS["grid"].normalized(), torch.tensor(0.5, requires_grad=True), steps)
         kept.append(sum(sizes))
-    assert kept[0] == kept[1] <= 70 * 3
+    assert kept[0] == kept[1] <= 70 * 3 + 1
 
 
 def test_learned_alpha_starts_at_one_half_and_gets_a_gradient():
@@ -361,3 +376,65 @@ def test_a_smoothed_graph_can_be_copied_and_changed():
 def test_whole_numbers_are_refused_rather_than_cut():
     with pytest.raises(DataError, match="floating point"):
         sm(torch.ones(5, 1, dtype=torch.long), GRAPHS["lonely"].normalized(), 0.5)
+
+
+@pytest.mark.parametrize("columns", [16, 17, 40])
+@pytest.mark.parametrize("operator", [sm, sm_exact])
+def test_columns_in_blocks_give_what_all_at_once_gives(monkeypatch, columns, operator):
+    p = grid_graph(grid_coords(50), STEP).normalized()
+    u = torch.randn(50, columns, dtype=torch.float64, requires_grad=True)
+    alpha = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
+    whole = operator(u, p, alpha)
+    expected = torch.autograd.grad(whole.sin().sum(), (u, alpha))
+    monkeypatch.setattr(sm_cpu, "BLOCK_BYTES", 1)
+    parts = operator(u, p, alpha)
+    found = torch.autograd.grad(parts.sin().sum(), (u, alpha))
+    assert torch.allclose(whole, parts, rtol=1e-13, atol=1e-13)
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(found, expected, strict=True))
+
+
+@every_kind
+@pytest.mark.parametrize("name", ["lonely", "chain"])
+def test_second_derivatives_agree_with_finite_differences(kind, name):
+    p, u = GRAPHS[name].normalized(kind), signal(GRAPHS[name], 1).requires_grad_()
+    alpha = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda u, a: sm(u, p, a, 4), (u, alpha))
+    assert torch.autograd.gradgradcheck(lambda u, a: sm_exact(u, p, a, 1e-12), (u, alpha))
+    assert torch.autograd.gradgradcheck(p.propagate, (u,))
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_the_operators_keep_the_rules_of_torch(learned):
+    """Schema, fake implementation, autograd registration and tracing with open sizes, checked by torch itself."""
+    p, u = GRAPHS["grid"].normalized("rw"), signal(GRAPHS["grid"]).requires_grad_()
+    alpha = torch.tensor(0.6, dtype=torch.float64, requires_grad=learned)
+    torch.library.opcheck(torch.ops.smmil.propagate.default, (u, *p.sides))
+    torch.library.opcheck(torch.ops.smmil.sm.default, (u, alpha, *p.sides, 3))
+    torch.library.opcheck(torch.ops.smmil.sm_exact.default, (u, alpha, *p.sides, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_cached_for_a_graph_goes_with_it(dtype):
+    graph = grid_graph(grid_coords(70), STEP)
+    u, weight = signal(graph).to(dtype), weakref.ref(graph.normalized().weight)
+    sm(u, graph.normalized(), 0.5)
+    sm_exact(u, graph.normalized(), 0.5)
+    assert weight() is not None
+    del graph
+    gc.collect()
+    assert weight() is None
+
+
+def test_an_unknown_kernel_is_refused_by_name():
+    with pytest.raises(ConfigError, match="sm_numba"), kernels.disabled("sm_numbas"):
+        pass
+
+
+def test_the_switch_holds_inside_its_block_only():
+    before = kernels.mode("sm_numba")
+    with kernels.forced("sm_numba"):
+        assert kernels.mode("sm_numba") == "always"
+        with kernels.disabled():
+            assert [kernels.mode(name) for name in kernels.NAMES] == ["off"] * len(kernels.NAMES)
+        assert kernels.mode("sm_numba") == "always"
+    assert kernels.mode("sm_numba") == before

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import register_dataclass
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, DataError, suggest
@@ -28,6 +29,9 @@ class Output:
     logits: Tensor
     scores: Tensor
     losses: dict[str, Tensor] = field(default_factory=dict)
+
+
+register_dataclass(Output, serialized_type_name="smmil.Output")
 
 
 def list_models() -> list[str]:

@@ -4,7 +4,7 @@ from torch import nn
 
 from smmil.bag import BagBatch
 from smmil.models import Output
-from smmil.nn import AttentionPool
+from smmil.nn.pool import AttentionPool, embed_and_pool
 
 
 class ABMIL(nn.Module):
@@ -34,5 +34,5 @@ class ABMIL(nn.Module):
         self.head = nn.Linear(dim, n_classes)
 
     def forward(self, batch: BagBatch) -> Output:
-        z, scores = self.pool.pool_embedded(batch.x, self.embed, batch.offsets)
+        z, scores = embed_and_pool(self.embed, self.pool, batch.x, batch.offsets)
         return Output(self.head(z), scores)

@@ -4,7 +4,7 @@ from torch import nn
 
 from smmil.bag import BagBatch
 from smmil.models import Output
-from smmil.nn import SmAttentionPool
+from smmil.nn.pool import SmAttentionPool, embed_and_pool
 
 
 class SmAP(nn.Module):
@@ -56,5 +56,5 @@ class SmAP(nn.Module):
         self.head = nn.Linear(dim, n_classes)
 
     def forward(self, batch: BagBatch) -> Output:
-        z, scores = self.pool.pool_embedded(batch.x, self.embed, batch.offsets, batch.need("graph"))
+        z, scores = embed_and_pool(self.embed, self.pool, batch.x, batch.offsets, batch.need("graph"))
         return Output(self.head(z), scores)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from smmil.errors import ConfigError
 from smmil.graph import Graph
@@ -23,6 +22,8 @@ def softmax_aggregate(m: Tensor, t: Tensor, neighbours: Neighbours) -> Tensor:
     that (t m over 80 apart in float32), the weights are formed edge by edge. Rows without neighbours get 0.
     """
     m = m if m.dtype in (torch.float32, torch.float64) else m.float()
+    if torch.compiler.is_compiling():  # a program cannot look at the spread first
+        return softmax_aggregate_by_edge(m, t, neighbours)
     logits = t * m
     low, top = logits.detach().aminmax(dim=0)
     if not float((top - low).max()) <= 0.9 * math.log(torch.finfo(m.dtype).max):
@@ -103,5 +104,7 @@ class GINConv(nn.Module):
         self.second = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, neighbours: Neighbours) -> Tensor:
-        h = linear(x, self.first.weight)
-        return self.second((h + neighbours.sum(h) + self.first.bias).relu())
+        if not isinstance(self.first, nn.Linear):
+            return self.second(self.first(x + neighbours.sum(x)).relu())
+        h = self.first(x)
+        return self.second((h + neighbours.sum(h - self.first.bias)).relu())

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from smmil.errors import DataError
 from smmil.graph import Graph
@@ -38,20 +37,7 @@ class Neighbours:
     def sum(self, x: Tensor) -> Tensor:
         """For every row the sum of the rows of x it listens to; half precision is summed in float32."""
         x = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        with torch.autocast(x.device.type, enabled=False):
-            return _Sum.apply(x, self)
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, neighbours):
-        ctx.neighbours = neighbours
-        return neighbours.matrix.propagate(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        return ctx.neighbours.transpose.propagate(grad.contiguous()), None
+        return torch.ops.smmil.propagate(x, *self.matrix.csr, *self.transpose.csr)
 
 
 def nearest(coords: Tensor, offsets: Tensor, k: int) -> Neighbours:

@@ -1,15 +1,17 @@
 """Attention pooling, plain and smoothed: instances in, one vector per bag and one score per instance out."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm as with_spectral_norm
 
 from smmil.errors import check_choice
 from smmil.graph import Graph
-from smmil.nn.attend import attend, embed_and_attend
-from smmil.nn.segment import segment_softmax
+from smmil.nn.kernels import fused_pool
+from smmil.nn.segment import segment_softmax, weighted_sum
 from smmil.nn.smooth import Sm
-from smmil.nn.tanh_scores import tanh_scores
+from smmil.sparse import without_autocast
 
 PLACES = ("early", "mid", "late")
 
@@ -22,58 +24,37 @@ class AttentionPool(nn.Module):
     Returns z (b, dim) and the scores f (n, 1), before the softmax: comparable across bags.
     """
 
-    def __init__(self, dim: int, att_dim: int = 100, *, gated: bool = False, bias: bool = True, spectral_norm=False):
+    where: str | None = None
+
+    def __init__(
+        self, dim: int, att_dim: int = 100, *, gated: bool = False, bias: bool = True, spectral_norm: bool = False
+    ):
         super().__init__()
         self.att_dim = att_dim
         self.project = nn.Linear(dim, att_dim, bias=bias)
         self.gate = nn.Linear(dim, att_dim, bias=bias) if gated else None
         self.score = nn.Linear(att_dim, 1, bias=False)
         if spectral_norm:
-            self._normalize_layers((self.project, self.gate, self.score))
-
-    @staticmethod
-    def _normalize_layers(layers) -> None:
-        for layer in layers:
-            if layer is not None:
-                with_spectral_norm(layer)
+            _normalize_layers((self.project, self.gate, self.score))
 
     def forward(self, h: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        return attend(h, self._projection(), self._weigh_with(offsets), offsets, *self._params())
+        if fused_pool.serves(self, h):
+            return fused_pool.attend(self, h, offsets)
+        v = self.project(h)
+        gate = None if self.gate is None else self.gate(h)
+        scores = self._score(v, gate)
+        return weighted_sum(h, segment_softmax(scores, offsets), offsets), scores
 
-    def pool_embedded(self, x: Tensor, embed: nn.Linear, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """The pool of relu(embed(x)); the gradient of the embedded instances takes their place in memory."""
-        weigh = self._weigh_with(offsets)
-        return embed_and_attend(x, embed.weight, embed.bias, self._projection(), weigh, offsets, *self._params())
-
-    def _projection(self) -> Tensor:
-        """W, with the gate's V below it."""
-        return self.project.weight if self.gate is None else torch.cat([self.project.weight, self.gate.weight])
-
-    def _bias(self) -> Tensor:
-        if self.project.bias is None:
-            return next(self.parameters()).new_zeros(())
-        return self.project.bias if self.gate is None else torch.cat([self.project.bias, self.gate.bias])
-
-    def _params(self) -> tuple[Tensor, ...]:
-        return self._bias(), self.score.weight
-
-    def _weigh_with(self, offsets: Tensor):
-        def weigh(v: Tensor, bias: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-            scores = self._score(v, bias, w)
-            return scores, segment_softmax(scores, offsets)
-
-        return weigh
-
-    def _score(self, v: Tensor, bias: Tensor, w: Tensor, own: bool = False) -> Tensor:
-        """Scores of v + bias; a v that is our `own` may be overwritten."""
-        if self.gate is None:
-            return tanh_scores(v, bias, w, own=own)
-        v = v + bias
-        return (v[:, : self.att_dim].tanh() * v[:, self.att_dim :].sigmoid()) @ w.T
+    def _score(self, v: Tensor, gate: Tensor | None) -> Tensor:
+        """f from what the projections give, in the precision of the weights also under autocast."""
+        dtype = dtype_of(self.score)
+        with without_autocast(v):
+            hidden = v.to(dtype).tanh()
+            return self.score(hidden if gate is None else hidden * gate.to(dtype).sigmoid())
 
 
 class SmAttentionPool(AttentionPool):
-    """Attention pooling with Sm inside: smooth scores, hence maps whose hot spots hang together.
+    """Attention pooling with Sm inside: neighbours get similar scores, so the map is smooth.
 
     early  scores from Sm(h), and Sm(h) is pooled     spectral norm on W and w
     mid    Sm on W h + b, before the tanh             spectral norm on w
@@ -100,35 +81,50 @@ class SmAttentionPool(AttentionPool):
         self.sm = Sm(alpha, steps, normalization=normalization, isolated=isolated)
         after_sm = {"early": (self.project, self.gate, self.score), "mid": (self.score,), "late": ()}[where]
         if spectral_norm:
-            self._normalize_layers(after_sm)
+            _normalize_layers(after_sm)
 
     def forward(self, h: Tensor, offsets: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return attend(h, self._projection(), self._smooth_weigh(offsets, graph), offsets, *self._params())
-
-    def pool_embedded(  # type: ignore[override]
-        self, x: Tensor, embed: nn.Linear, offsets: Tensor, graph: Graph
-    ) -> tuple[Tensor, Tensor]:
-        weigh = self._smooth_weigh(offsets, graph)
-        return embed_and_attend(x, embed.weight, embed.bias, self._projection(), weigh, offsets, *self._params())
-
-    def _params(self) -> tuple[Tensor, ...]:
-        learned = (self.sm.alpha,) if self.sm.learned else ()
-        return (*super()._params(), *learned)
-
-    def _smooth_weigh(self, offsets: Tensor, graph: Graph):
+        if fused_pool.serves(self, h):
+            return fused_pool.attend(self, h, offsets, graph)
         graph = self.sm.normalize(graph)
-        across = graph.transposed()
+        v = self._seen(self.project, h, graph)
+        gate = None if self.gate is None else self._seen(self.gate, h, graph)
+        scores = self._score(v, gate)
+        if self.where == "late":
+            scores = self.sm(scores, graph)
+        weights = segment_softmax(scores, offsets)
+        if self.where == "early":
+            weights = self.sm(weights, graph.transposed())
+        return weighted_sum(h, weights, offsets), scores
 
-        def weigh(v: Tensor, bias: Tensor, w: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
-            alpha = learned[0] if learned else self.sm.alpha
-            if self.where == "late":
-                scores = self.sm.smooth(self._score(v, bias, w), graph, alpha)
-            else:
-                early = self.where == "early"
-                smooth = self.sm.smooth(v if early else v + bias, graph, alpha)
-                own = smooth is not v and self.sm.steps != "exact"  # that one needs its result in the backward pass
-                scores = self._score(smooth, bias if early else torch.zeros_like(bias), w, own)
-            weights = segment_softmax(scores, offsets)
-            return scores, self.sm.smooth(weights, across, alpha) if self.where == "early" else weights
+    def _seen(self, layer: nn.Module, h: Tensor, graph: Graph) -> Tensor:
+        """What a projection gives, smoothed where this pool smooths; early is layer(Sm(h)), on narrow rows if linear."""
+        if self.where == "late":
+            return layer(h)
+        if self.where == "early" and not isinstance(layer, nn.Linear):
+            return layer(self.sm(h, graph))
+        v = layer(h)
+        v = v.to(dtype_of(layer)) if v.dtype in (torch.float16, torch.bfloat16) else v
+        bias = layer.bias if self.where == "early" else None
+        return self.sm(v, graph) if bias is None else self.sm(v - bias, graph) + bias
 
-        return weigh
+
+def embed_and_pool(
+    embed: nn.Module, pool: AttentionPool, x: Tensor, offsets: Tensor, graph: Graph | None = None
+) -> tuple[Tensor, Tensor]:
+    """pool(relu(embed(x)), offsets[, graph]); features in half precision are widened."""
+    graphs = () if graph is None else (graph,)
+    if type(pool) in (AttentionPool, SmAttentionPool) and fused_pool.serves(pool, x, embed):
+        return fused_pool.embed_and_attend(pool, embed, x, offsets, *graphs)  # type: ignore[arg-type]
+    return pool(embed(x.to(dtype_of(embed))).relu(), offsets, *graphs)
+
+
+def dtype_of(layer: nn.Module) -> torch.dtype:
+    """The precision of a layer's weights; float32 for quantized layers, which hold them in a form of their own."""
+    return next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
+
+
+def _normalize_layers(layers: Iterable[nn.Module | None]) -> None:
+    for layer in layers:
+        if layer is not None:
+            with_spectral_norm(layer)

@@ -1,15 +1,22 @@
-"""The smooth operator Sm: pulls every instance towards its neighbours (arXiv:2410.03276, section 4)."""
+"""The smooth operator Sm: pulls every instance towards its neighbours (arXiv:2410.03276, section 4).
 
+`smmil::sm` and `smmil::sm_exact` are torch operators over plain tensors: a signal, α, the matrix and its transpose as
+CSR. Their backward applies the same operator with the two matrices exchanged, so it can be differentiated again.
+"""
+
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.graph import KINDS, Graph
-from smmil.nn import compiled, powers
-from smmil.nn.exact import solve_smooth
+from smmil.nn.kernels import sm_cpu, sm_numba, tracing
+from smmil.sparse import CSR, plain_product, without_autocast
+
+_LARGEST = 1 - 1e-7  # of α in the closed form, whose γ = α/(1-α) must stay finite
 
 
 def sm(u: Tensor, graph: Graph, alpha: float | Tensor, steps: int = 10) -> Tensor:
@@ -20,12 +27,12 @@ def sm(u: Tensor, graph: Graph, alpha: float | Tensor, steps: int = 10) -> Tenso
     Backward applies the same operator to the gradient, so memory does not grow with `steps`. The truncation error is at
     most α^steps: 10 steps are accurate up to α = 0.5 (1e-5) but not at 0.9 (6e-2); use `sm_exact` there.
     """
-    alpha = _check(u, graph, alpha)
+    strength = _check(u, graph, alpha)
     if steps < 0 or int(steps) != steps:
         raise ConfigError(f"sm: steps must be a whole number >= 0, got {steps}")
-    if steps == 0 or (isinstance(alpha, float) and alpha == 0.0):
+    if steps == 0 or (not isinstance(alpha, Tensor) and alpha == 0):
         return u
-    return _apply(_Iterated, u, graph, alpha, int(steps))
+    return _shaped(torch.ops.smmil.sm(_float_rows(u, graph), strength, *graph.sides, int(steps)), u)
 
 
 def sm_exact(u: Tensor, graph: Graph, alpha: float | Tensor, tol: float = 1e-6) -> Tensor:
@@ -33,14 +40,16 @@ def sm_exact(u: Tensor, graph: Graph, alpha: float | Tensor, tol: float = 1e-6) 
 
     Never builds a matrix: Chebyshev polynomials in P, as many as `tol` (relative error, per column, in the 2-norm) asks
     for, or a tridiagonal solve when the graph is a chain. Differentiable in u and alpha. Rounding sets a limit:
-    in float32 about 1e-6 up to α = 0.99.
+    in float32 about 1e-6 up to α = 0.99. The number of products depends on the value of α, which is read from its
+    device; a traced program needs α as a float and, for `rw`, the degrees.
     """
-    alpha = _check(u, graph, alpha)
+    strength = _check(u, graph, alpha)
     if not 0 < tol < 1:
         raise ConfigError(f"sm_exact: tol must lie between 0 and 1, got {tol}")
-    if isinstance(alpha, float) and alpha == 0.0:
+    if not isinstance(alpha, Tensor) and alpha == 0:
         return u
-    return _apply(_Solved, u, graph, alpha, float(tol))
+    degree = _chebyshev_degree(float(alpha.detach() if isinstance(alpha, Tensor) else alpha), tol, graph.skew)
+    return _shaped(torch.ops.smmil.sm_exact(_float_rows(u, graph), strength, *graph.sides, degree), u)
 
 
 class Sm(nn.Module):
@@ -81,16 +90,19 @@ class Sm(nn.Module):
         """The paper's α as it stands."""
         return self.logit.sigmoid() if self.learned else self.fixed
 
+    def fix_alpha(self) -> None:
+        """Replace a learned α by its present value."""
+        if self.learned:
+            self.fixed, self.learned = float(self.logit.detach().sigmoid()), False
+            del self.logit
+
     def normalize(self, graph: Graph) -> Graph:
         """The propagation matrix this operator uses on `graph`."""
         return graph if graph.kind else graph.normalized(self.normalization, self.isolated)
 
-    def forward(self, u: Tensor, graph: Graph) -> Tensor:
-        return self.smooth(u, graph, self.alpha)
-
-    def smooth(self, u: Tensor, graph: Graph, alpha: float | Tensor) -> Tensor:
-        """Forward with α given from outside, for callers that hold it as a tensor of their own."""
-        graph = self.normalize(graph)
+    def forward(self, u: Tensor, graph: Graph, alpha: float | Tensor | None = None) -> Tensor:
+        """u, smoothed; `alpha` replaces the module's own, for callers that hold it as a tensor of theirs."""
+        graph, alpha = self.normalize(graph), self.alpha if alpha is None else alpha
         return sm_exact(u, graph, alpha) if self.steps == "exact" else sm(u, graph, alpha, int(self.steps))
 
     def extra_repr(self) -> str:
@@ -98,19 +110,21 @@ class Sm(nn.Module):
         return f"alpha={alpha}, steps={self.steps}, normalization={self.normalization}"
 
 
-def _check(u: Tensor, graph: Graph, alpha: float | Tensor) -> float | Tensor:
+def _check(u: Tensor, graph: Graph, alpha: float | Tensor) -> Tensor:
+    """α as a 0-dim tensor; a number stays on the host, where it can be read without waiting for a device."""
     if graph.kind is None:
         raise DataError("sm needs a normalised graph: pass graph.normalized() (or 'sym_loop', 'rw')")
     if not u.is_floating_point():
         raise DataError(f"sm: the signal must be floating point, got {u.dtype}; use u.float()")
     if u.shape[0] != graph.n:
         raise DataError(f"sm: the signal has {u.shape[0]} rows but the graph {graph.n} nodes")
-    if isinstance(alpha, Tensor):
-        if alpha.numel() != 1:
-            raise ConfigError(f"sm: alpha must be one number, got a tensor of shape {tuple(alpha.shape)}")
+    if not isinstance(alpha, Tensor):
+        return torch.tensor(_check_alpha(float(alpha)), dtype=torch.float64)
+    if alpha.numel() != 1:
+        raise ConfigError(f"sm: alpha must be one number, got a tensor of shape {tuple(alpha.shape)}")
+    if alpha.device.type == "cpu" and not tracing():
         _check_alpha(float(alpha.detach()), closed=True)
-        return alpha.reshape(()) if alpha.requires_grad else float(alpha)
-    return _check_alpha(float(alpha))
+    return alpha.reshape(())
 
 
 def _check_alpha(alpha: float, closed: bool = False) -> float:
@@ -119,63 +133,225 @@ def _check_alpha(alpha: float, closed: bool = False) -> float:
     return alpha
 
 
-def _apply(operator: Any, u: Tensor, graph: Graph, alpha: float | Tensor, effort: float) -> Tensor:
-    """Run `operator` on a contiguous float matrix; half precision is smoothed in float32, where sparse kernels work.
-
-    A float matrix comes back as it is, not as a view: a caller may add to it in place without autograd making copies.
-    """
+def _float_rows(u: Tensor, graph: Graph) -> Tensor:
+    """u as a contiguous matrix; half precision is smoothed in float32, where sparse kernels work."""
     rows = u.reshape(graph.n, -1)
-    rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    g = operator.apply(rows.contiguous(), alpha, graph, effort)
-    return g if g.shape == u.shape and g.dtype == u.dtype else g.reshape(u.shape).to(u.dtype)
+    return (rows if rows.dtype in (torch.float32, torch.float64) else rows.float()).contiguous()
 
 
-class _Iterated(torch.autograd.Function):
-    """Backward applies the (transposed) operator to the gradient; ∂/∂α comes from one matrix kept by the forward."""
-
-    @staticmethod
-    def forward(ctx, u, alpha, graph, steps):
-        ctx.alpha, ctx.graph, ctx.steps = _value(alpha), graph, steps
-        ctx.like = alpha.dtype if isinstance(alpha, Tensor) else None
-        ctx.by = compiled if compiled.serves(u, steps) else powers
-        g, kept = ctx.by.forward(u, graph, ctx.alpha, steps, slope=ctx.like is not None)
-        ctx.save_for_backward(kept)
-        return g
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, v):
-        (kept,) = ctx.saved_tensors
-        grad_u, slope = ctx.by.backward(v.contiguous(), kept, ctx.graph.transposed(), ctx.alpha, ctx.steps)
-        grad_alpha = None if slope is None else torch.tensor(slope, dtype=ctx.like, device=v.device)
-        return grad_u, grad_alpha, None, None
+def _shaped(g: Tensor, like: Tensor) -> Tensor:
+    """g in the form of the input; one that has it is no view, so a caller may add to it in place without a copy."""
+    return g if g.shape == like.shape and g.dtype == like.dtype else g.reshape(like.shape).to(like.dtype)
 
 
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a.reshape(-1), b.reshape(-1)))
+def _chebyshev_degree(alpha: float, tol: float, skew: float) -> int:
+    """How many products with P the tolerance needs; known beforehand, so the operator is linear and self-adjoint.
+
+    The spectrum of P lies in [-1, 1], hence 1/((1+γ) - γx) = Σ' c_k T_k(x) with c_k = 2 rᵏ/√(1+2γ); its tail is divided
+    by the smallest gain 1/(1+2γ) to bound the error relative to the solution. `rw` is similar to `sym` through D^½,
+    which may enlarge errors by the square root of the ratio of the degrees.
+    """
+    if alpha == 0:
+        return 1
+    if math.isnan(skew):
+        raise ConfigError("Sm with steps=exact and normalization=rw needs more steps the more degrees differ")
+    gamma = min(alpha, _LARGEST) / (1 - min(alpha, _LARGEST))
+    root, r = _root_and_ratio(gamma)
+    wanted = tol * (1 - r) / (2 * root) / skew
+    return max(1, math.ceil(math.log(wanted) / math.log(r)) - 1)
 
 
-class _Solved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, u, alpha, graph, tol):
-        value = min(_value(alpha), 1 - 1e-7)
-        ctx.alpha, ctx.graph, ctx.tol = value, graph, tol
-        g = solve_smooth(u, graph, value, tol)
-        ctx.save_for_backward(g if isinstance(alpha, Tensor) else None)
-        ctx.like = alpha.dtype if isinstance(alpha, Tensor) else None
-        return g
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, v):
-        """Implicit: ∂/∂u = Smᵀ V; with Sm = (I+γL)⁻¹, ∂/∂γ = -⟨Smᵀ V, L G⟩ and dγ/dα = (1-α)⁻²."""
-        grad_u = solve_smooth(v.contiguous(), ctx.graph.transposed(), ctx.alpha, ctx.tol)
-        (g,) = ctx.saved_tensors
-        if g is None:
-            return grad_u, None, None, None
-        slope = -_dot(grad_u, g - ctx.graph.propagate(g)) / (1 - ctx.alpha) ** 2
-        return grad_u, torch.tensor(slope, dtype=ctx.like, device=v.device), None, None
+def _root_and_ratio(gamma: Any) -> tuple[Any, Any]:
+    """√(1+2γ) and r = (1 + γ - √(1+2γ))/γ, written so that nothing cancels when γ is small."""
+    root = (1 + 2 * gamma) ** 0.5
+    return root, gamma / (1 + gamma + root)
 
 
-def _value(alpha: float | Tensor) -> float:
-    return float(alpha.detach()) if isinstance(alpha, Tensor) else alpha
+def _coefficients(alpha: Any, degree: int) -> list[Any]:
+    """Chebyshev coefficients of (I + γL)⁻¹, from a number or a tensor α."""
+    root, r = _root_and_ratio(alpha / (1 - alpha))
+    return [1 / root, *(2 * r**k / root for k in range(1, degree + 1))]
+
+
+@torch.library.custom_op("smmil::sm", mutates_args=())
+def _sm(
+    u: Tensor,
+    alpha: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    weight: Tensor,
+    across_indptr: Tensor,
+    across_indices: Tensor,
+    across_weight: Tensor,
+    steps: int,
+) -> Tensor:
+    """`sm` of a contiguous matrix u in float32 or float64; `across_…` is the transposed matrix; steps at least 1."""
+    matrix = CSR(indptr, indices, weight)
+    if sm_numba.serves(u, steps):
+        return sm_numba.smooth(u, matrix, float(alpha), steps)
+    with without_autocast(u):
+        if sm_cpu.serves(u):
+            return sm_cpu.smooth(u, matrix, float(alpha), steps)
+        return _plain_sm(u, alpha, *matrix, across_indptr, across_indices, across_weight, steps)
+
+
+def _plain_sm(u: Tensor, alpha: Tensor, *rest: Any) -> Tensor:
+    """The definition."""
+    *sides, steps = rest
+    alpha = alpha.to(u.dtype)
+    g = u
+    for _ in range(steps):
+        g = alpha * torch.ops.smmil.propagate(g, *sides) + (1 - alpha) * u
+    return g
+
+
+@torch.library.custom_op("smmil::sm_backward", mutates_args=())
+def _sm_backward(
+    v: Tensor,
+    u: Tensor,
+    alpha: Tensor,
+    across_indptr: Tensor,
+    across_indices: Tensor,
+    across_weight: Tensor,
+    steps: int,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of u and α from the gradient v of `sm`, from one sequence of products."""
+    across = CSR(across_indptr, across_indices, across_weight)
+    if sm_numba.serves(u, steps):
+        grad_u, slope = sm_numba.smooth_backward(v, u, across, float(alpha), steps)
+        return grad_u, torch.full_like(alpha, slope)
+    with without_autocast(u):
+        if sm_cpu.serves(u):
+            grad_u, slope = sm_cpu.smooth_backward(v, u, across, float(alpha), steps)
+            return grad_u, torch.full_like(alpha, slope)
+        return _plain_sm_backward(v, u, alpha, *across, *across, steps)
+
+
+def _plain_sm_backward(v: Tensor, u: Tensor, alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """With D = (P - I) V: ∂/∂u = V + α Σ_{s<T} αˢ Pˢ D and ∂/∂α = ⟨U, Σ_{s<T} (s+1) αˢ Pˢ D⟩."""
+    *sides, steps = rest
+    y = torch.ops.smmil.propagate(v, *sides) - v
+    power, grad_u, slope = alpha.to(u.dtype), v, torch.zeros_like(alpha)
+    for s in range(steps):
+        y = y if s == 0 else torch.ops.smmil.propagate(y, *sides)
+        grad_u = grad_u + power * y
+        slope = slope + (s + 1) * alpha**s * (u * y).sum().to(alpha)
+        power = power * alpha.to(u.dtype)
+    return grad_u, slope
+
+
+@_sm.register_fake
+def _(u: Tensor, *_rest: Any) -> Tensor:
+    return torch.empty_like(u)
+
+
+@_sm_backward.register_fake
+def _(v: Tensor, u: Tensor, alpha: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(v), torch.empty_like(alpha)
+
+
+def _keep_for_sm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    u, alpha, *ctx.sides, ctx.steps = inputs
+    ctx.save_for_backward(u if alpha.requires_grad else None, alpha)
+
+
+def _differentiate_sm(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+    (u, alpha), v = ctx.saved_tensors, v.contiguous()
+    sides, across = ctx.sides, (*ctx.sides[3:], *ctx.sides[:3])
+    grad_alpha = None
+    if u is not None and not torch.is_grad_enabled():
+        grad_u, grad_alpha = torch.ops.smmil.sm_backward(v, u, alpha, *across[:3], ctx.steps)
+    else:
+        grad_u = torch.ops.smmil.sm(v, alpha, *across, ctx.steps)
+        if u is not None:  # a second derivative is wanted: in operations that can be differentiated
+            grad_alpha = (v * _slope(u, alpha, sides, ctx.steps)).sum().to(alpha)
+    return grad_u, grad_alpha, *[None] * 7
+
+
+def _slope(u: Tensor, alpha: Tensor, sides: list[Tensor], steps: int) -> Tensor:
+    """∂/∂α of `sm`: Σ_{s<T} (s+1) αˢ Pˢ (P - I) u."""
+    y = torch.ops.smmil.propagate(u, *sides) - u
+    total = y
+    for s in range(1, steps):
+        y = torch.ops.smmil.propagate(y, *sides)
+        total = total + (s + 1) * (alpha**s).to(u.dtype) * y
+    return total
+
+
+_sm.register_autograd(_differentiate_sm, setup_context=_keep_for_sm)
+
+
+@torch.library.custom_op("smmil::sm_exact", mutates_args=())
+def _sm_exact(
+    u: Tensor,
+    alpha: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    weight: Tensor,
+    across_indptr: Tensor,
+    across_indices: Tensor,
+    across_weight: Tensor,
+    degree: int,
+) -> Tensor:
+    """`sm_exact` of a contiguous matrix u in float32 or float64, by Chebyshev polynomials up to `degree`."""
+    matrix = CSR(indptr, indices, weight)
+    if u.device.type == "cpu":
+        value = min(float(alpha), _LARGEST)
+        if value == 0:
+            return u.clone()
+        if matrix.bandwidth <= 1:
+            return sm_cpu.solve_chain(u, matrix, value / (1 - value))
+        if sm_numba.serves(u, degree):
+            return sm_numba.chebyshev(u, matrix, _coefficients(value, degree))
+        if sm_cpu.serves(u):
+            with without_autocast(u):
+                return sm_cpu.chebyshev(u, matrix, _coefficients(value, degree))
+    return _plain_sm_exact(u, alpha, *matrix, across_indptr, across_indices, across_weight, degree)
+
+
+def _plain_sm_exact(u: Tensor, alpha: Tensor, *rest: Any) -> Tensor:
+    """Σ c_k T_k(P) u with T_0 u = u, T_1 u = P u, T_k u = 2 P T_{k-1} u - T_{k-2} u."""
+    *sides, degree = rest
+    c = [c.to(u.dtype) for c in _coefficients(alpha.clamp_max(_LARGEST), degree)]
+    before, now = u, torch.ops.smmil.propagate(u, *sides)
+    total = c[0] * before + c[1] * now
+    for k in range(2, degree + 1):
+        before, now = now, 2 * torch.ops.smmil.propagate(now, *sides) - before
+        total = total + c[k] * now
+    return total
+
+
+@_sm_exact.register_fake
+def _(u: Tensor, *_rest: Any) -> Tensor:
+    return torch.empty_like(u)
+
+
+def _keep_for_exact(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, alpha, *ctx.sides, ctx.degree = inputs
+    ctx.save_for_backward(output if alpha.requires_grad else None, alpha)
+
+
+def _differentiate_exact(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+    """Implicit: ∂/∂u = Smᵀ V; with Sm = (I+γL)⁻¹, ∂/∂γ = -⟨Smᵀ V, L G⟩ and dγ/dα = (1-α)⁻²."""
+    g, alpha = ctx.saved_tensors
+    grad_u = torch.ops.smmil.sm_exact(v.contiguous(), alpha, *ctx.sides[3:], *ctx.sides[:3], ctx.degree)
+    grad_alpha = None
+    if g is not None:
+        rough = g - torch.ops.smmil.propagate(g, *ctx.sides)
+        distance = 1 - alpha + (alpha.detach() - _LARGEST).clamp_min(0)
+        grad_alpha = -(grad_u * rough).sum().to(alpha) / distance**2
+    return grad_u, grad_alpha, *[None] * 7
+
+
+_sm_exact.register_autograd(_differentiate_exact, setup_context=_keep_for_exact)
+
+
+def plain_operators() -> dict[Any, Callable[..., Any]]:
+    """Every operator of smmil in operations that any runtime knows, for `ExportedProgram.run_decompositions`."""
+    ops = torch.ops.smmil
+    return {
+        ops.propagate.default: plain_product,
+        ops.sm.default: _plain_sm,
+        ops.sm_backward.default: lambda v, u, a, *rest: _plain_sm_backward(v, u, a, *rest[:-1], *rest),
+        ops.sm_exact.default: _plain_sm_exact,
+    }

@@ -1,5 +1,6 @@
 """A trained model as one ONNX file for bags of any size, checked against the model itself before it is kept."""
 
+import copy
 import io
 import logging
 import re
@@ -17,10 +18,10 @@ from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.files import replacing
 from smmil.frame import Frame
-from smmil.graph import grid_graph
+from smmil.graph import Graph, grid_graph
 from smmil.models import Output
-from smmil.packaging.plain_layers import plain_model
-from smmil.packaging.traced import OneBag, TracedGraph
+from smmil.nn.smooth import Sm, plain_operators
+from smmil.sparse import sum_by_row
 
 SIZES = (1, 2, 3, 50, 1000)
 TRACED_SIZE = 7
@@ -37,12 +38,31 @@ class _Traceable(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, features: Tensor, edges: Tensor | None = None, edge_weight: Tensor | None = None):
+    def forward(
+        self, features: Tensor, edges: Tensor | None = None, edge_weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         graph = None
         if edges is not None and edge_weight is not None:
-            graph = TracedGraph(edges[0], edges[1], edge_weight.double(), features.shape[0])
-        out = self.model(OneBag(features, graph))
+            graph = _graph_of(edges, edge_weight, features.shape[0])
+        offsets = torch.zeros(2, dtype=torch.long)  # of a single bag: never read
+        out = self.model(BagBatch(("bag",), features, offsets, (None,), graph=graph))
         return out.logits, out.scores
+
+
+def _graph_of(edges: Tensor, weight: Tensor, n: int) -> Graph:
+    """The graph of pairs (2, e) in any order; what `Graph.from_edges` checks is left to the caller of the file."""
+    rows, order = edges[0].sort()
+    counts = sum_by_row(rows, torch.ones_like(rows), n)
+    return Graph(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), edges[1][order], weight[order].double())
+
+
+def _fixed_model(model: nn.Module) -> nn.Module:
+    """A copy for use, whose Sm layers know the value of their α: how often the closed form iterates depends on it."""
+    fixed = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    for layer in fixed.modules():
+        if isinstance(layer, Sm):
+            layer.fix_alpha()
+    return fixed
 
 
 def export_onnx(
@@ -55,7 +75,7 @@ def export_onnx(
     """
     _need_libraries()
     try:
-        traceable = _Traceable(plain_model(model))
+        traceable = _Traceable(_fixed_model(model))
         inputs = ["features", *(GRAPH_INPUTS if needs_graph(traceable, in_dim) else ())]
         content = _without_traces(_trace(traceable, inputs, in_dim), facts or {})
         compare(model, content, inputs, in_dim)
@@ -107,12 +127,12 @@ def _trace(traceable: nn.Module, inputs: list[str], in_dim: int) -> Any:
     n, e = torch.export.Dim("n"), torch.export.Dim("e")
     open_sizes = {"features": {0: n}, "edges": {1: e}, "edge_weight": {0: e}}
     example = _tensors(_bag(TRACED_SIZE, in_dim), inputs)
+    sizes = tuple(open_sizes[name] for name in inputs)
     with _quiet(), torch.no_grad():
+        recorded = torch.export.export(traceable, tuple(example.values()), dynamic_shapes=sizes, strict=False)
         program = torch.onnx.export(
-            traceable,
-            tuple(example.values()),
+            recorded.run_decompositions(plain_operators()),
             dynamo=True,
-            dynamic_shapes=tuple(open_sizes[name] for name in inputs),
             input_names=inputs,
             output_names=["logits", "scores"],
             verbose=False,

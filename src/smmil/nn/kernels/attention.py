@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from smmil.nn import kernels
 from smmil.nn.segment import split_bags
 
 CHUNK_ENTRIES = 1 << 21  # attention weights that exist at once
@@ -100,10 +101,10 @@ def attention(
     bias = q.new_zeros(q.shape[0], 1) if bias is None else bias
     with torch.autocast(q.device.type, enabled=False):
         inputs = (*_with_key_bias(q.to(wide) * scale, k.to(wide), key_bias), v.to(wide), bias.to(wide))
-        if _entries(q, k) <= DENSE_ENTRIES:
-            out = _dense(*inputs, pairs, dropout)
-        else:
+        if kernels.enabled("chunked_attention", _entries(q, k) > DENSE_ENTRIES):
             out = _chunked(*inputs, pairs, dropout, _seed() if dropout else 0)
+        else:
+            out = _dense(*inputs, pairs, dropout)
     return out.to(q.dtype)
 
 

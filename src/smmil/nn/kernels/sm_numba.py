@@ -1,9 +1,5 @@
-"""Sm on the processor by compiled code, where numba is installed (the extra `fast`); otherwise torch does the work.
+"""Sm on the processor by compiled code, where numba is installed (the extra `fast`)."""
 
-`SMMIL_COMPILED=0` in the environment turns it off, `1` uses it for small signals too (and insists that numba is there).
-"""
-
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
@@ -12,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smmil.errors import MissingExtra, check_choice
-from smmil.graph import Graph
+from smmil.errors import MissingExtra
+from smmil.nn import kernels
+from smmil.sparse import CSR
 
-SWITCH = "SMMIL_COMPILED"
 WORTHWHILE = 1 << 20  # entries times steps: below, torch is done before the compiled code is even loaded
 NARROW = 16  # a signal of fewer columns costs torch as much as one of these
 VECTOR_BYTES = (128, 64, 16)
@@ -26,47 +22,44 @@ Factors = list[tuple[float, float, float]]
 
 def serves(u: Tensor, steps: int) -> bool:
     """Whether `steps` products of a graph with the matrix u are computed here."""
-    switch = check_choice(os.environ.get(SWITCH, "auto"), ("0", "1", "auto"), SWITCH)
-    if switch == "0" or u.device.type != "cpu" or u.dtype not in (torch.float32, torch.float64) or not u.numel():
+    mode = kernels.mode("sm_numba")
+    if mode == "off" or u.device.type != "cpu" or u.dtype not in (torch.float32, torch.float64) or not u.numel():
         return False
-    if switch == "1" and _kernel() is None:
-        raise MissingExtra("numba", "fast", f"{SWITCH}=1")
+    if mode == "always" and _kernel() is None:
+        raise MissingExtra("numba", "fast", f"{kernels.SWITCH}=1")
     entries = len(u) * max(u.shape[1], NARROW)
-    return switch == "1" or (entries * steps >= WORTHWHILE and _kernel() is not None)
+    return mode == "always" or (entries * steps >= WORTHWHILE and _kernel() is not None)
 
 
 @cache
 def _kernel() -> Any:
     try:
-        from smmil.nn.wavefront import sweep
+        from smmil.nn.kernels.numba_code import sweep
     except ImportError:  # no numba, or one that does not know this numpy
         return None
     return sweep
 
 
-def forward(u: Tensor, graph: Graph, alpha: float, steps: int, slope: bool) -> tuple[Tensor, Tensor | None]:
-    """`steps` rounds of smoothing, and what `backward` wants to see again if a gradient of α will be asked for."""
-    g, _ = _recur(u, graph, [(alpha, 1 - alpha, 0.0)] * steps)
-    return g, u if slope else None
+def smooth(u: Tensor, matrix: CSR, alpha: float, steps: int) -> Tensor:
+    """`steps` rounds of smoothing."""
+    return _recur(u, matrix, [(alpha, 1 - alpha, 0.0)] * steps)[0]
 
 
-def backward(v: Tensor, kept: Tensor | None, graph: Graph, alpha: float, steps: int) -> tuple[Tensor, float | None]:
-    """Gradients of u and of α, from the gradient v of the result; `graph` is transposed already.
+def smooth_backward(v: Tensor, u: Tensor, across: CSR, alpha: float, steps: int) -> tuple[Tensor, float]:
+    """Gradients of u and of α, from the gradient v of the result; `across` is the transposed matrix.
 
     Let W_t be the iterates of v and S_t = Σ_{s<t} αˢ Pˢ V. Then S_{t+1} = W_t + α S_t, and with
     ∂G/∂α = Σ_{s<T} (s+1) αˢ Pˢ (P-I) U the gradient is ⟨Σ_{t<T} (S_T - S_t), (P-I) U⟩: the numbers ⟨(P-I) W_t, U⟩,
     which every step has at hand, are enough.
     """
-    grad_u, products = _recur(v, graph, [(alpha, 1 - alpha, 0.0)] * steps, kept)
-    if kept is None:
-        return grad_u, None
+    grad_u, products = _recur(v, across, [(alpha, 1 - alpha, 0.0)] * steps, u)
     sums = [0.0]
     for product in products:
         sums.append(product + alpha * sums[-1])
     return grad_u, sum(sums[-1] - earlier for earlier in sums[:-1])
 
 
-def chebyshev(u: Tensor, graph: Graph, coefficients: list[float]) -> Tensor:
+def chebyshev(u: Tensor, matrix: CSR, coefficients: list[float]) -> Tensor:
     """Σ c_k T_k(P) u with at least two Chebyshev polynomials T_k, by Clenshaw's recurrence.
 
     B_k = c_k U + 2 P B_{k+1} - B_{k+2}, from B_K = c_K U down to the sum c_0 U + P B_1 - B_2.
@@ -77,11 +70,11 @@ def chebyshev(u: Tensor, graph: Graph, coefficients: list[float]) -> Tensor:
     if len(factors) > 1:
         factors[1] = (2.0, lower[-2] - highest, 0.0)
     a, b, c = factors.pop()
-    return _recur(u, graph, [*factors, (a / 2, b, c)])[0]
+    return _recur(u, matrix, [*factors, (a / 2, b, c)])[0]
 
 
 class _Plan(NamedTuple):
-    """How a sweep is organised, in rows; see `wavefront.sweep`."""
+    """How a sweep is organised, in rows; see `numba_code.sweep`."""
 
     block: int
     skew: int
@@ -109,12 +102,12 @@ def _power(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def _recur(u: Tensor, graph: Graph, factors: Factors, other: Tensor | None = None) -> tuple[Tensor, list[float]]:
-    """The last G_t, and ⟨(P - I) G_{t-1}, other⟩ of every step (zeros without `other`); see `wavefront`."""
+def _recur(u: Tensor, matrix: CSR, factors: Factors, other: Tensor | None = None) -> tuple[Tensor, list[float]]:
+    """The last G_t, and ⟨(P - I) G_{t-1}, other⟩ of every step (zeros without `other`); see `numba_code`."""
     out, width, products = torch.empty_like(u), u.shape[1], np.zeros(len(factors))
     matrices = [t.detach().reshape(-1).numpy() for t in (u, u[:0] if other is None else other, out)]
-    dtype, csr, bases = matrices[0].dtype, graph.csr(u.dtype), 1 if other is None else 2
-    plan, coefficients = _plan(graph.n, graph.bandwidth, len(factors)), np.array(factors, dtype)
+    dtype, csr, bases = matrices[0].dtype, matrix.arrays(u.dtype), 1 if other is None else 2
+    plan, coefficients = _plan(matrix.n, matrix.bandwidth, len(factors)), np.array(factors, dtype)
     for firsts, lanes in _vectors(width, dtype.itemsize):
         dots = np.zeros((len(firsts), len(factors), 0 if other is None else lanes))
 

@@ -1,4 +1,4 @@
-"""Many sparse products in one sweep over memory, compiled by numba; reached only through `smmil.nn.compiled`.
+"""Many sparse products in one sweep over memory, compiled by numba; reached only through `sm_numba`.
 
 Computed for a few columns at a time, from G_0 = U:
 
