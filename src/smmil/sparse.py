@@ -36,7 +36,9 @@ class CSR(NamedTuple):
     @property
     def bandwidth(self) -> int:
         """Largest distance between the row and the column of an entry."""
-        return self._cached("bandwidth", lambda: int((self.rows - self.indices).abs().max()) if len(self.indices) else 0)
+        return self._cached(
+            "bandwidth", lambda: int((self.rows - self.indices).abs().max()) if len(self.indices) else 0
+        )
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
         """The matrix as a sparse torch tensor; cached."""

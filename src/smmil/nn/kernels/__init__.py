@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ NAMES = ("fused_pool", "sm_buffers", "sm_numba")
 COMPILED = ("sm_numba",)
 SWITCH = "SMMIL_COMPILED"
 _MODES = {"0": "off", "1": "always", "auto": "auto"}
-_chosen: ContextVar[Mapping[str, str]] = ContextVar("kernels", default={})
+_chosen: ContextVar[Mapping[str, str]] = ContextVar("kernels", default=MappingProxyType({}))
 
 
 def mode(name: str) -> str:

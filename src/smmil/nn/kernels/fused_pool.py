@@ -191,7 +191,9 @@ class _EmbedAndAttend(torch.autograd.Function):
         weigh = ctx.tape.weigh
         if torch.is_grad_enabled():
 
-            def plain(x: Tensor, embed: Tensor, bias: Tensor, project: Tensor, *params: Tensor) -> tuple[Tensor, Tensor]:
+            def plain(
+                x: Tensor, embed: Tensor, bias: Tensor, project: Tensor, *params: Tensor
+            ) -> tuple[Tensor, Tensor]:
                 h = linear(x.to(embed.dtype), embed, bias).relu()
                 scores, weights = weigh(linear(h, project), *params)
                 return weighted_sum(h, weights, offsets), scores
@@ -216,7 +218,10 @@ class _EmbedAndAttend(torch.autograd.Function):
 
 
 def _repeat(
-    plain: Callable[..., tuple[Tensor, Tensor]], inputs: list[Tensor], needs: tuple[bool, ...], grads: tuple[Tensor, ...]
+    plain: Callable[..., tuple[Tensor, Tensor]],
+    inputs: list[Tensor],
+    needs: tuple[bool, ...],
+    grads: tuple[Tensor, ...],
 ) -> list[Tensor | None]:
     """Gradients of the inputs that need one, by plain torch, such that they can be differentiated again."""
     with torch.enable_grad(), kernels.disabled():
