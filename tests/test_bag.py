@@ -1,9 +1,11 @@
 import pytest
 import torch
 from bags import chain_bag, grid_bag
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten, treespec_dumps, treespec_loads
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import DataError
+from smmil.graph import Graph
 
 
 def test_packing_puts_rows_below_each_other_and_split_takes_them_apart():
@@ -57,3 +59,59 @@ def test_what_some_bags_lack_is_named():
 def test_slides_and_scans_cannot_share_a_batch():
     with pytest.raises(DataError, match="different numbers of coordinates"):
         BagBatch.pack([grid_bag(4), chain_bag(4)])
+
+
+@pytest.mark.parametrize("thing", [grid_bag(5), BagBatch.pack([grid_bag(5), grid_bag(9, seed=1)]), grid_bag(5).graph])
+def test_bags_batches_and_graphs_are_pytrees(thing):
+    leaves, spec = tree_flatten(thing)
+    assert all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    back = tree_unflatten(leaves, spec)
+    assert type(back) is type(thing)
+    assert repr(back) == repr(thing)
+    assert all(a is b for a, b in zip(leaves, tree_flatten(back)[0], strict=True))
+    assert treespec_loads(treespec_dumps(spec)) == spec
+    tree_map(lambda _: None, thing)  # whatever stands in for a tensor, no check is in the way
+
+
+def test_names_are_no_part_of_a_program_but_frames_and_sizes_are():
+    spec = [tree_flatten(BagBatch.pack(bags))[1] for bags in ([grid_bag(5)], [grid_bag(7, seed=1)], [chain_bag(5)])]
+    assert spec[0] == spec[1]
+    assert spec[0] != spec[2]
+    assert spec[0] != tree_flatten(BagBatch.pack([grid_bag(5), grid_bag(5)]))[1]
+
+
+def test_one_line_says_what_a_bag_holds():
+    bag = chain_bag(4)
+    assert repr(bag) == "Bag('scan_4_0', 4 × 16, graph 3 edges, y=1)"
+    assert repr(Bag("bare", torch.zeros(2000, 3))) == "Bag('bare', 2,000 × 3)"
+    assert repr(BagBatch.pack([bag])) == "BagBatch('scan_4_0', 4 × 16, graph 3 edges, y=[1])"
+    assert repr(BagBatch.pack([bag, chain_bag(1)]).without_labels()) == "BagBatch(2 bags, 5 × 16, graph 3 edges)"
+    assert repr(bag.graph) == "Graph(4 nodes, 3 edges)"
+    assert repr(bag.graph.normalized("sym_loop")) == "Graph(4 nodes, 10 entries, sym_loop)"
+
+
+def test_a_batch_moves_with_all_it_holds_and_its_features_change_precision():
+    batch = BagBatch.pack([grid_bag(5), grid_bag(9, seed=1)])
+    moved = batch.to("meta", torch.float16, non_blocking=True)
+    assert {t.device.type for t in tree_flatten(moved)[0]} == {"meta"}
+    assert moved.x.dtype == torch.float16
+    assert moved.graph.weight.dtype == torch.float64
+    assert (moved.ids, moved.frames) == (batch.ids, batch.frames)
+    assert batch.to("cpu").x is batch.x
+    assert batch.to("cpu").graph is batch.graph
+
+
+def test_every_tensor_of_a_batch_is_pinned(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: pinned.append(t) or t)
+    batch = BagBatch.pack([grid_bag(5)])
+    leaves = tree_flatten(batch.pin_memory())[0]
+    assert isinstance(batch.graph, Graph)
+    assert {id(t) for t in leaves} == {id(t) for t in pinned}
+    assert len(leaves) == 8
+
+
+def test_a_single_bag_is_split_without_reading_its_offsets():
+    batch = BagBatch.pack([grid_bag(5)]).to("meta")
+    assert batch.sizes == [5]
+    assert batch.split(batch.x)[0] is batch.x

@@ -6,7 +6,7 @@ import torch
 from bags import STEP, grid_coords, random_graph
 
 from smmil.errors import DataError
-from smmil.graph import KINDS, Graph, chain_graph, grid_graph, join, knn_graph, radius_graph
+from smmil.graph import KINDS, Graph, _weight_dtype, chain_graph, grid_graph, join, knn_graph, radius_graph
 
 
 def slow_grid(coords, step, neighbours):
@@ -230,3 +230,36 @@ def test_propagation_of_half_precision_is_widened_inside():
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(graph.propagate(x), graph.normalized().propagate(x))
         assert graph.propagate(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("isolated", ["keep", "shrink"])
+def test_a_traced_graph_is_the_same_matrix(kind, isolated, monkeypatch):
+    """In a traced program, and on a GPU, no size may depend on which nodes are isolated."""
+    graph = random_graph(23)
+    wanted = graph.normalized(kind, isolated)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    traced = Graph(graph.indptr, graph.indices, graph.weight).normalized(kind, isolated)
+    assert torch.allclose(traced.dense(), wanted.dense(), rtol=1e-15)
+    assert torch.allclose(traced.transposed().dense(), wanted.dense().T, rtol=1e-15)
+    if kind != "sym_loop":
+        assert traced.indices.numel() == graph.indices.numel() + (23 if isolated == "keep" else 0)
+
+
+def test_a_graph_normalises_and_multiplies_without_reading_numbers_from_its_device():
+    """A meta tensor has none to read."""
+    graph = random_graph(23).to("meta")
+    for kind in ("sym", "sym_loop"):
+        assert graph.normalized(kind).propagate(torch.ones(23, 2, device="meta")).shape == (23, 2)
+
+
+def test_the_transposed_of_a_copied_graph_is_found_again():
+    graph = random_graph(20).normalized("rw")
+    copied = Graph(graph.indptr, graph.indices, graph.weight, graph.kind, graph.skew)
+    assert torch.equal(copied.transposed().dense(), graph.dense().T)
+    assert copied.transposed().transposed() is copied
+
+
+def test_weights_are_float32_where_there_is_no_float64():
+    assert _weight_dtype(torch.device("mps")) == torch.float32
+    assert _weight_dtype(torch.device("cuda")) == torch.float64

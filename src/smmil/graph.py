@@ -1,5 +1,6 @@
 """Sparse neighbourhood graphs over the instances of a bag: builders, normalisation, products."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -150,7 +151,8 @@ class Graph:
             nodes, new = nodes[where], new[where]
         place = torch.cat([old, new])
         indices, weight = torch.cat([self.indices, nodes]), torch.cat([self.weight, values[nodes]])
-        return Graph(indptr, *(torch.zeros_like(v).scatter(0, place, v) for v in (indices, weight)), self.kind)
+        indices, weight = (torch.zeros_like(v).scatter(0, place, v) for v in (indices, weight))
+        return Graph(indptr, indices, weight, self.kind)
 
     def within(self, group: Tensor) -> "Graph":
         """The same nodes without the edges that join different groups (n,), and with their new degrees."""
@@ -175,7 +177,8 @@ class Graph:
         """The matrix times the rows of x: each row becomes the weighted sum of its neighbours. Differentiable in x."""
         rows = x.reshape(self.n, -1)
         rows = rows if x.dtype in (torch.float32, torch.float64) else rows.float()
-        return torch.ops.smmil.propagate(rows, *self.sides).reshape(x.shape).to(x.dtype)
+        product: Tensor = torch.ops.smmil.propagate(rows, *self.sides)
+        return product.reshape(x.shape).to(x.dtype)
 
     def roughness(self, x: Tensor) -> Tensor:
         """Dirichlet energy: as built ½ Σ A_ij |x_i - x_j|², for `sym` and `sym_loop` tr xᵀ(I - P)x; 0 is smoothest."""
@@ -209,18 +212,22 @@ class Graph:
         if self.weight.device == device:
             return self
         weight = self.weight.to(_weight_dtype(device))
-        moved = (t.to(device, non_blocking=non_blocking) for t in (self.indptr, self.indices, weight))
-        return Graph(*moved, self.kind, self.skew)
+        return Graph(
+            self.indptr.to(device, non_blocking=non_blocking),
+            self.indices.to(device, non_blocking=non_blocking),
+            weight.to(device, non_blocking=non_blocking),
+            self.kind,
+            self.skew,
+        )
 
     def pin_memory(self) -> "Graph":
         """The graph in page-locked memory, from which copies to a GPU need not wait."""
-        return Graph(*(t.pin_memory() for t in self.csr), self.kind, self.skew)
+        indptr, indices, weight = (t.pin_memory() for t in self.csr)
+        return Graph(indptr, indices, weight, self.kind, self.skew)
 
     def _cached(self, key: Any, make: Callable[[], _T]) -> _T:
         """The value under `key`, made when first asked for; tensors of a traced program are not kept."""
-        if key in self._cache:
-            return self._cache[key]
-        made = make()
+        made: _T = self._cache[key] if key in self._cache else make()
         if not torch.compiler.is_compiling():
             self._cache[key] = made
         return made
@@ -235,7 +242,7 @@ def _skew(degrees: Tensor) -> float:
     if torch.compiler.is_compiling():
         return float("nan")
     low = degrees.where(degrees > 0, torch.inf).min()
-    return max(1.0, float(degrees.max() / low)) ** 0.5
+    return math.sqrt(max(1.0, float(degrees.max() / low)))
 
 
 def _flatten_graph(graph: Graph) -> tuple[list[Any], tuple[str | None, float]]:
@@ -246,7 +253,7 @@ def _unflatten_graph(parts: Any, context: Any) -> Graph:
     return Graph(*parts, *context)
 
 
-def with_keys(names: Sequence[str], parts: list[Any], context: Any) -> tuple[list[tuple[GetAttrKey, Any]], Any]:
+def with_keys(names: Sequence[str], parts: list[Any], context: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """The parts of a flattened object with their names, by which export reports on them."""
     return [(GetAttrKey(name), part) for name, part in zip(names, parts, strict=True)], context
 
@@ -362,7 +369,8 @@ def _around(axes: int, neighbours: int) -> np.ndarray:
     """The surrounding cells of a cell at the origin."""
     cells = np.stack(np.meshgrid(*[[-1, 0, 1]] * axes, indexing="ij"), -1).reshape(-1, axes)
     size = np.abs(cells).sum(1)
-    return cells[(size == 1) if neighbours == 4 else (size > 0)]
+    chosen: np.ndarray = cells[(size == 1) if neighbours == 4 else (size > 0)]
+    return chosen
 
 
 def _points(coords: Any) -> np.ndarray:

@@ -13,6 +13,8 @@ from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError, DataError
 from smmil.losses import total_loss
 from smmil.models import create_model, list_models, model_options
+from smmil.nn import kernels
+from smmil.nn.kernels import sm_numba
 
 DIM = 16
 SIZES = (1, 2, 3, 7, 57, 300)
@@ -44,7 +46,10 @@ def pack(*bags):
 
 
 def loss_of(model, batch):
-    out = model(batch)
+    return loss_of_output(model(batch), batch)
+
+
+def loss_of_output(out, batch):
     target = batch.y.float()[:, None] if out.logits.shape[1] == 1 else batch.y
     criterion = torch.nn.functional
     bag = (
@@ -343,6 +348,98 @@ def test_mixed_precision_pools_with_all_digits(name):
     assert torch.allclose(wide.logits, narrow.logits.float(), atol=0.05)
     for term, value in wide.losses.items():
         assert float(narrow.losses[term].detach()) == pytest.approx(float(value.detach()), rel=0.05, abs=0.02)
+
+
+# Layers whose forward is not called, with the reason.
+NOT_CALLED: dict[str, tuple[str, ...]] = {}
+
+
+@every_model
+def test_forward_hooks_of_every_layer_fire(name):
+    """Also with all kernels forced: none may work past a layer to which something is attached."""
+    model, fired = build(name), set()
+    own = {k: m for k, m in model.named_modules() if k and list(m.parameters(recurse=False))}
+    for key, layer in own.items():
+        layer.register_forward_hook(lambda *_, key=key: fired.add(key))
+    with every_kernel():
+        for mode in (True, False):
+            model.train(mode)(pack(grid_bag(40), grid_bag(7, seed=1, y=0)))
+    assert sorted(own.keys() - fired - set(NOT_CALLED.get(plain(name), ()))) == []
+
+
+def every_kernel():
+    installed = [k for k in kernels.NAMES if k not in kernels.COMPILED or sm_numba._kernel() is not None]
+    return kernels.forced(*installed)
+
+
+@every_model
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+def test_kernels_give_the_numbers_of_plain_torch(name, dtype, tolerance):
+    batch = pack(*[grid_bag(57 - y, seed=y, y=y, dtype=dtype) for y in range(2)])
+    found = []
+    for switch in (kernels.disabled, every_kernel):
+        model = build(name).to(dtype).train()
+        with switch():
+            torch.manual_seed(0)
+            out = model(batch)
+            (out.scores.square().sum() + loss_of_output(out, batch)).backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append([out.logits.detach(), out.scores.detach(), *out.losses.values(), *grads])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() <= tolerance * max(1.0, one.abs().max())
+
+
+BOUND = {
+    "camil": "landmarks are means of as many rows as the size of the bag allows",
+    "dtfd_mil": "the cut into pseudo-bags is drawn for the size of the bag",
+    "gtp": "GraphCAM propagates relevance by gradients of its own (score=attention can be exported)",
+    "iib_mil": "attention over queries is unrolled for the size of the bag",
+    "set_mil": "the board's side is read from the coordinates",
+    "trans_mil": "the sequence is padded to a square of the bag's size",
+}
+
+
+@pytest.mark.parametrize("name", [m for m in list_models() if m not in BOUND])
+def test_an_exported_program_gives_the_same_for_bags_of_any_size(name):
+    model, bags = build(name).eval(), [grid_bag(n, seed=n) for n in (23, 40, 3)]
+    batches = [pack(bag).without_labels() for bag in [*bags, without_edges(grid_bag(9))]]
+    sizes, graph = torch.export.ShapesCollection(), batches[0].graph
+    for tensor in (batches[0].x, batches[0].coords, graph.indptr, graph.indices, graph.weight):
+        sizes[tensor] = {0: torch.export.Dim.AUTO}
+    program = torch.export.export(model, (batches[0],), dynamic_shapes=sizes, strict=False).module()
+    for batch in batches:
+        got, wanted = program(batch), model(batch)
+        assert torch.allclose(got.logits, wanted.logits, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(got.scores, wanted.scores, rtol=1e-5, atol=1e-6)
+
+
+ONCE = {"dtfd_mil": "the choice and the maps of its first tier enter the second with their gradient stopped"}
+
+
+@pytest.mark.parametrize("name", [m for m in list_models() if m not in ONCE])
+def test_second_derivatives_agree_with_finite_differences(name):
+    batch, model = pack(grid_bag(9, dtype=torch.float64)), build(name).double().eval()
+    trained = list(model.parameters())
+    draw = torch.Generator().manual_seed(1)
+    along = [torch.randn(p.shape, generator=draw, dtype=torch.float64) for p in trained]
+
+    def slope(create_graph=False):
+        out = model(batch)
+        total = loss_of_output(out, batch) + out.scores.square().mean()
+        grads = torch.autograd.grad(total, trained, create_graph=create_graph, allow_unused=True)
+        return sum((g * a).sum() for g, a in zip(grads, along, strict=True) if g is not None)
+
+    def moved(step):
+        with torch.no_grad():
+            for p, a in zip(trained, along, strict=True):
+                p.add_(step * a)
+        return model
+
+    with every_kernel():
+        second = torch.autograd.grad(slope(create_graph=True), trained, allow_unused=True)
+        curvature = sum((g * a).sum() for g, a in zip(second, along, strict=True) if g is not None)
+        ahead, behind = (moved(step) and slope().item() for step in (1e-6, -2e-6))
+    assert curvature.item() == pytest.approx((ahead - behind) / 2e-6, rel=1e-4, abs=1e-5)
 
 
 def test_unknown_models_get_a_suggestion():

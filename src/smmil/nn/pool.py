@@ -98,7 +98,7 @@ class SmAttentionPool(AttentionPool):
         return weighted_sum(h, weights, offsets), scores
 
     def _seen(self, layer: nn.Module, h: Tensor, graph: Graph) -> Tensor:
-        """What a projection gives, smoothed where this pool smooths; early is layer(Sm(h)), on narrow rows if linear."""
+        """What a projection gives, smoothed if this is the place; early is layer(Sm(h)), on narrow rows if linear."""
         if self.where == "late":
             return layer(h)
         if self.where == "early" and not isinstance(layer, nn.Linear):

@@ -76,10 +76,10 @@ class _SegmentSum(torch.autograd.Function):
     """torch.segment_reduce, the fastest sum, has no second derivative of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, offsets: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, offsets: Tensor) -> Tensor:
         ctx.offsets, ctx.n = offsets, x.shape[0]
         return torch.segment_reduce(x, "sum", offsets=offsets, axis=0, initial=0)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad[row_numbers(ctx.offsets, ctx.n)], None

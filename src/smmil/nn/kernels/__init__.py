@@ -15,10 +15,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 
 from smmil.errors import check_choice
 
@@ -26,7 +27,7 @@ NAMES = ("chunked_attention", "fused_pool", "sm_buffers", "sm_numba")
 COMPILED = ("sm_numba",)
 SWITCH = "SMMIL_COMPILED"
 _MODES = {"0": "off", "1": "always", "auto": "auto"}
-_chosen: ContextVar[Mapping[str, str]] = ContextVar("kernels", default={})
+_chosen: ContextVar[Mapping[str, str]] = ContextVar("kernels", default=MappingProxyType({}))
 
 
 def mode(name: str) -> str:
@@ -70,7 +71,8 @@ def _set(names: tuple[str, ...], to: str) -> Iterator[None]:
 
 def tracing() -> bool:
     """Whether a program is being recorded, or transformed by torch.func: kernels would hide from it what they do."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return recorded or torch._C._are_functorch_transforms_active()
 
 
 def replaceable(layers: list[nn.Module], x: Tensor) -> bool:
@@ -78,7 +80,7 @@ def replaceable(layers: list[nn.Module], x: Tensor) -> bool:
 
     They must be on the processor in full precision, and calling them must do nothing but their own forward.
     """
-    if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or _has_any_global_hook():
+    if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or torch_module._has_any_global_hook():  # type: ignore[no-untyped-call,unused-ignore]
         return False
     return all(_is_ordinary(layer) for layer in layers)
 

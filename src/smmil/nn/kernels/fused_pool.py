@@ -133,7 +133,7 @@ class _Tape:
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, h: Tensor, project: Tensor, weigh: Weigh, offsets: Tensor, *params: Tensor
     ) -> tuple[Tensor, Tensor]:
         v = (h @ project.T.to(h.dtype)).to(project.dtype)
@@ -143,7 +143,7 @@ class _Attend(torch.autograd.Function):
         return weighted_sum(h, ctx.tape.weights.detach(), offsets), ctx.tape.scores.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad_z: Tensor, grad_scores: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_z: Tensor, grad_scores: Tensor) -> Any:
         h, project, offsets, *params = ctx.saved_tensors
         weigh = ctx.tape.weigh
         if torch.is_grad_enabled():
@@ -167,7 +167,7 @@ class _Attend(torch.autograd.Function):
 
 class _EmbedAndAttend(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         embed: Tensor,
@@ -186,7 +186,7 @@ class _EmbedAndAttend(torch.autograd.Function):
         return weighted_sum(h, ctx.tape.weights.detach(), offsets), ctx.tape.scores.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad_z: Tensor, grad_scores: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_z: Tensor, grad_scores: Tensor) -> Any:
         x, embed, bias, project, offsets, *params = ctx.saved_tensors
         weigh = ctx.tape.weigh
         if torch.is_grad_enabled():
