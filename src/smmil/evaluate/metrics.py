@@ -43,7 +43,7 @@ class Metric:
     pools        pools of instances that reports and packages list; (): listed in neither
     interval     whether reports compute a confidence interval
     hub          (type, name) in the model index of a package; None: not stated there
-    same_as      name of a metric with the same value, beside which it is not listed again
+    same_as      name of a metric with the same value; tables list that one only
     """
 
     name: str
@@ -69,6 +69,11 @@ class Metric:
     @property
     def needs_threshold(self) -> bool:
         return self.basis == "counts"
+
+    def with_pool(self, text: str, pool: str) -> str:
+        """The text, followed by the pool of instances where several are listed."""
+        names = {"all": "all cases", "positive_bags": "positive cases", "per_bag": "mean over cases"}
+        return f"{text}, {names[pool]}" if len(self.pools) > 1 else text
 
 
 METRICS: dict[str, Metric] = {}
@@ -288,7 +293,7 @@ for _metric in (
            bags.brier, "arrays", per_case=True, title="Brier score", interval=True,
            hub=("brier_score", "Brier score of cases (lower is better)")),
     Metric("bag_ece", "bag", "bag ECE", -1,
-           "expected calibration error: mean gap between said probability and observed share",
+           "expected calibration error: mean gap between predicted probability and observed share",
            bags.ece, "arrays", title="Calibration error (ECE)"),
     Metric("bag_loss", "bag", "bag loss", -1, "cross-entropy: mean of -log P(true class)",
            bags.cross_entropy, "arrays", per_case=True, title="Cross-entropy"),

@@ -37,8 +37,7 @@ def metric_rows() -> list[Row]:
 
 
 def _row(group: str, metric: Metric, pool: str) -> Row:
-    pools = {"all": ", all cases", "positive_bags": ", positive cases", "per_bag": ", mean over cases"}
-    name = (metric.title or metric.label) + (pools[pool] if len(metric.pools) > 1 else "")
+    name = metric.with_pool(metric.title or metric.label, pool)
     paths = {"instance": ("instance", pool), "lesion": ("froc",)}
     interval = PooledMetric(metric.name, pool).label if metric.interval else None
     path = (*paths.get(metric.level, (metric.level,)), metric.key)
