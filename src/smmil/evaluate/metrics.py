@@ -33,10 +33,11 @@ class Metric:
     direction    1: higher is better, -1: lower is better, 0: neither
     explanation  what it is, in one line
     function     gives the value, nan where undefined, from what `basis` names
-    basis        points: OperatingPoints; counts: Counts at the threshold (0.5 for bags, for instances chosen on
-                 validation); predictions: list of those that can be judged; arrays: by level
-                 bag: probabilities (b, C) and labels (b,)       instance: scores and truth
-                 energy: scores and undirected pairs of a case   lesion: false alarms per bag and share of lesions found
+    basis        points: OperatingPoints; in resamples some have equal counts
+                 counts: Counts at the threshold, 0.5 for bags, for instances chosen on validation
+                 predictions: list of those that can be judged
+                 arrays: of bags probabilities (b, C) and labels (b,); of instances scores and truth; of energies
+                 scores and undirected pairs of a case; of lesions false alarms per bag and share of lesions found
     per_case     arrays of each case by itself (instances: where both classes are known), then the mean
     multiclass   for counts of bags: value from the Counts of each class; None: mean over classes where defined
     title        name in a report, below the heading of its level; empty: the label
@@ -293,7 +294,7 @@ for _metric in (
            bags.brier, "arrays", per_case=True, title="Brier score", interval=True,
            hub=("brier_score", "Brier score of cases (lower is better)")),
     Metric("bag_ece", "bag", "bag ECE", -1,
-           "expected calibration error: mean gap between predicted probability and observed share",
+           "expected calibration error: mean gap between said probability and observed share",
            bags.ece, "arrays", title="Calibration error (ECE)"),
     Metric("bag_loss", "bag", "bag loss", -1, "cross-entropy: mean of -log P(true class)",
            bags.cross_entropy, "arrays", per_case=True, title="Cross-entropy"),
