@@ -192,3 +192,10 @@ def test_right_of_a_prediction_nothing_imports_torch_or_other_heavy_libraries():
         "print([m for m in ('torch', 'sklearn', 'pandas', 'matplotlib', 'h5py') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_prediction_prints_as_one_line_without_arrays():
+    some = Prediction("slide_1", [0.93], np.zeros(4812), y=1)
+    assert repr(some) == "Prediction('slide_1', p=0.93, 4812 scores, y=1)"
+    assert repr(Prediction("a", [0.25, 0.75], [0.0])) == "Prediction('a', p=0.75, 1 scores, y=None)"
+    assert repr(Prediction("a", [0.2, 0.5, 0.3], [0.0], y=2)) == "Prediction('a', p=(0.2, 0.5, 0.3), 1 scores, y=2)"

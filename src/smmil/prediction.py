@@ -1,4 +1,4 @@
-"""The noun after every model: a Prediction is what was said about one case, as plain arrays."""
+"""Prediction: the output of a model for one case as plain arrays, with save and load."""
 
 import io
 import json
@@ -24,7 +24,7 @@ _BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, Over
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a model said about one slide or scan: a probability for the case and a score for every instance.
+    """Output of a model for one slide or scan: a probability for the case and a score for every instance.
 
     probs   (1,) probability of the positive class, or (C,) one per class
     scores  (n, k) per instance, higher is more suspicious; k = 1, or one column per class
@@ -58,6 +58,11 @@ class Prediction:
             self._settle("y_inst", self._rows("y_inst", self._labels("y_inst", np.ravel(self.y_inst), lowest=-1)))
         if self.y is not None:
             self._settle("y", self._bag_label())
+
+    def __repr__(self) -> str:
+        probs = [f"{value:.4g}" for value in self.probs]
+        p = probs[-1] if len(probs) < 3 else f"({', '.join(probs)})"
+        return f"Prediction({self.id!r}, p={p}, {self.n} scores, y={self.y})"
 
     @property
     def n(self) -> int:

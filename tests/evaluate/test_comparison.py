@@ -10,7 +10,7 @@ from scipy import stats
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate import bootstrap_ci, compare, compare_models, delong, holm
-from smmil.evaluate.comparison import auroc_covariance
+from smmil.evaluate.significance import auroc_covariance
 
 # albumin, total protein, K-G score and outcome of the 43 complete patients of DeLong, DeLong, Clarke-Pearson (1988)
 OVARIAN = """

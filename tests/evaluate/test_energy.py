@@ -6,7 +6,7 @@ import torch
 
 from smmil.errors import DataError
 from smmil.evaluate import energies
-from smmil.evaluate.instances import bag_energies
+from smmil.evaluate.levels import bag_energies
 from smmil.graph import Graph, chain_graph, grid_graph
 from smmil.prediction import Prediction
 

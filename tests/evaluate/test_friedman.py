@@ -6,7 +6,7 @@ from scipy import stats
 
 from smmil.errors import DataError
 from smmil.evaluate import friedman_nemenyi, mean_ranks, spread
-from smmil.evaluate.ranks import not_different
+from smmil.evaluate.significance import not_different
 
 # ranks of four classifiers on 14 data sets: table 6 of Demšar, JMLR 7 (2006)
 DEMSAR = {

@@ -9,7 +9,7 @@ from sklearn import metrics
 
 from smmil.errors import ConfigError
 from smmil.evaluate import best_f1_threshold, instance_metrics, summary
-from smmil.evaluate.instances import choose_threshold
+from smmil.evaluate.levels import choose_threshold
 from smmil.prediction import Prediction
 
 

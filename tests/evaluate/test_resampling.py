@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from smmil.evaluate.bootstrap import Bend, gap, interval
+from smmil.evaluate.resampling import Bend, gap, interval
 
 
 def percentile(drawn, level=0.95):

@@ -6,7 +6,8 @@ from evaluate.cases import bags, random_cases
 
 from smmil.errors import ConfigError
 from smmil.evaluate import METRIC_NAMES, bag_metrics, energies, froc, instance_metrics
-from smmil.evaluate.statistic import Settings, full_name, statistic
+from smmil.evaluate.bootstrap import Settings, statistic
+from smmil.evaluate.metrics import full_name
 from smmil.prediction import Prediction
 
 SOME = random_cases(24, levels=2)
@@ -59,7 +60,7 @@ def test_the_order_of_the_cases_does_not_change_a_single_bit(name, pool):
 def test_auroc_is_the_same_with_and_without_the_table_of_pairs(monkeypatch):
     weights = np.random.default_rng(0).integers(0, 4, 24)
     tables = [statistic(SOME, name) for name in ("bag_auroc", "inst_auroc")]
-    monkeypatch.setattr("smmil.evaluate.statistic._FEW_CASES", 0)
+    monkeypatch.setattr("smmil.evaluate.bootstrap._FEW_CASES", 0)
     for fast, slow in zip(tables, (statistic(SOME, name) for name in ("bag_auroc", "inst_auroc")), strict=True):
         drawn = weights[: len(fast.cases)]
         assert fast.value(drawn) == slow.value(drawn)

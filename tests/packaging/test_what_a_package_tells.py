@@ -182,7 +182,7 @@ def test_a_model_trained_elsewhere_is_packaged_without_claims(tmp_path):
     torch.save({k: v.detach() for k, v in theirs.items()}, tmp_path / "theirs.pt")
     convert_weights(tmp_path / "theirs.pt", "dsmil", tmp_path / "dsmil")
     write_package(tmp_path / "dsmil", tmp_path / "p")
-    assert "trained elsewhere" in (tmp_path / "p" / "README.md").read_text()
+    assert "trained outside smmil" in (tmp_path / "p" / "README.md").read_text()
     assert load_package(tmp_path / "p").config["training"]["cases"] == {}
 
 

@@ -9,7 +9,7 @@ from smmil.evaluate.ranking import auprc, auroc
 from smmil.prediction import Prediction
 from smmil.report.cases import all_cases, outcome, verdict
 from smmil.report.charts import figures, froc_lines, precision_lines, reliability_lines, roc_lines
-from smmil.report.numbers import ROWS, interval_of, measure, remarks, value_of
+from smmil.report.numbers import interval_of, measure, metric_rows, remarks, value_of
 
 
 def bag(name, p, y):
@@ -77,24 +77,24 @@ def test_the_froc_line_is_a_staircase_that_ends_at_eight():
 def test_numbers_are_those_of_the_evaluation():
     cases = random_bags()
     found = measure({"m": cases}, resamples=200)["m"]
-    row = ROWS[0]
+    row = metric_rows()[0]
     ci = bootstrap_ci(cases, "bag_auroc", n=200)
     assert value_of(found, row) == bag_metrics(cases)["auroc"]
     assert interval_of(found, row) == (ci["low"], ci["high"])
-    assert all(value_of(found, r) is None for r in ROWS if r.group.startswith("Where"))
+    assert all(value_of(found, r) is None for r in metric_rows() if r.group.startswith("Where"))
 
 
 def test_nothing_labelled_still_gives_a_report():
     cases = [Prediction(f"c{i}", [0.4], [1.0, 2.0]) for i in range(3)]
     found = measure({"m": cases}, resamples=50)
-    assert all(value_of(found["m"], row) is None for row in ROWS)
+    assert all(value_of(found["m"], row) is None for row in metric_rows())
     assert figures({"m": cases}, found) == []
     assert any("no case has a label" in note for note in remarks(found))
 
 
 def test_instance_f1_appears_with_a_threshold_only():
     cases = [slide_case(f"s{i}", i, y=i % 2) for i in range(6)]
-    f1 = next(row for row in ROWS if row.interval == "inst_f1")
+    f1 = next(row for row in metric_rows() if row.interval == "inst_f1")
     assert value_of(measure({"m": cases}, resamples=0)["m"], f1) is None
     found = measure({"m": cases}, resamples=50, threshold=1.5)["m"]
     assert value_of(found, f1) > 0.9

@@ -1,5 +1,7 @@
 """smmil evaluate: metrics from prediction files."""
 
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +22,15 @@ def intervals_table(results: dict[str, dict[str, Any]]) -> Any:
 
 def froc_table(results: dict[str, dict[str, Any]]) -> Any:
     """A row per number of false alarms per bag, a column per model: share of the lesions found."""
+    from smmil.evaluate.metrics import metrics_of
+
     table = _table("Lesions found (FROC)", ["false alarms per bag"], list(results))
     found = [result["froc"] for result in results.values()]
     for row, rate in enumerate(found[0]["rates"]):
         table.add_row(f"{rate:g}", *(number(f["sensitivities"][row]) for f in found))
-    table.add_row("mean", *(number(f["froc"]) for f in found))
+    for metric in metrics_of("lesion"):
+        label = "mean" if metric.name == "froc" else metric.label
+        table.add_row(label, *(number(f[metric.key]) for f in found))
     table.add_row("lesions / bags", *(f"{f['n_lesions']:,} / {f['n_bags']:,}" for f in found))
     return table
 
@@ -43,7 +49,7 @@ def comparison_table(results: dict[str, dict[str, Any]]) -> Any:
 
 
 def evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Every note of intervals, comparisons and FROC, said once per model."""
+    """Every note of intervals, comparisons and FROC, once per model."""
     lines: dict[str, None] = {}
     for name, found in results.items():
         lines |= {f"{name}: note: {note}": None for note in found.get("notes", [])}
@@ -81,13 +87,26 @@ def _p(value: float) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-BAG = (
-    "auroc", "auprc", "f1", "accuracy", "balanced_accuracy", "sensitivity_at_90", "sensitivity_at_95", "brier", "ece",
-    "loss",
-)  # fmt: skip
-INSTANCE = ("auroc", "auprc", "f1", "iou", "precision", "recall", "pointing_game")
-ENERGY = ("rayleigh", "mean", "minmax")
-POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "mean over bags"}
+_POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "mean over bags"}
+
+
+def metrics_list() -> Any:
+    """One row per registered metric: name, better side, explanation."""
+    from smmil.evaluate.metrics import METRICS
+
+    sides = {1: "higher", -1: "lower", 0: "neither"}
+    table = _table("Metrics", ["name", "better", "what it is"], [])
+    for metric in METRICS.values():
+        table.add_row(metric.name, sides[metric.direction], metric.explanation)
+    return table
+
+
+def _list_metrics(wanted: bool) -> None:
+    if wanted:
+        from rich.console import Console
+
+        Console().print(metrics_list())
+        raise typer.Exit
 
 
 def evaluate(
@@ -110,8 +129,12 @@ def evaluate(
     ] = False,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="Metrics of --ci and --compare, such as bag_auroc, inst_auroc@positive_bags, froc."),
+        typer.Option(help="Metrics of --ci and --compare, such as bag_auroc or inst_auroc@positive_bags."),
     ] = None,
+    list_metrics: Annotated[
+        bool,
+        typer.Option("--list-metrics", callback=_list_metrics, is_eager=True, help="List every metric and exit."),
+    ] = False,
     unit: Annotated[str, typer.Option(help="What is resampled: patient or bag.")] = "patient",
     resamples: Annotated[int, typer.Option(help="Number of resamples.")] = 2000,
     stratified: Annotated[bool, typer.Option("--stratified", help="Resample within classes.")] = False,
@@ -132,7 +155,10 @@ def evaluate(
       smmil evaluate smmil-demo/predictions        (a folder of folders: all models side by side)
     """
     from smmil.errors import ConfigError
-    from smmil.evaluate.folders import USUAL, add_comparisons, add_froc, add_intervals, load_models, summarize_models
+    from smmil.evaluate.bootstrap import add_intervals
+    from smmil.evaluate.comparison import add_comparisons
+    from smmil.evaluate.folders import add_froc, load_models, summarize_models
+    from smmil.evaluate.metrics import USUAL
 
     check_threshold(threshold, validation)
     _refuse_idle(context, ci=ci, compare=bool(compare))
@@ -156,7 +182,7 @@ def evaluate(
 
 
 def _refuse_idle(context: typer.Context, *, ci: bool, compare: bool) -> None:
-    """Options that nothing asked for would read."""
+    """Refuse options that have no effect without --ci or --compare."""
     from smmil.errors import ConfigError
 
     drawing = () if ci or compare else ("metric", "unit", "resamples", "stratified", "seed")
@@ -198,26 +224,31 @@ def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | No
 
 def metrics_table(results: dict[str, dict[str, Any]]) -> Any:
     """One rich table: a row per metric, a column per model."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title="Evaluation", title_justify="left")
-    for heading in ("", "metric"):
-        table.add_column(heading)
-    for name in results:
-        table.add_column(Text(name), justify="right")
-    parts = [(("bag",), "bags", BAG), *((("instance", pool), words, INSTANCE) for pool, words in POOLS.items())]
-    for keys, words, names in [*parts, (("energy",), "energy", ENERGY)]:
-        measured = [name for name in names if any(name in _inside(found, keys) for found in results.values())]
-        for row, name in enumerate(measured):
-            cells = [number(_inside(found, keys).get(name)) for found in results.values()]
-            label = "f1 = dice" if name == "f1" and keys[0] == "instance" else name.replace("_", " ")
-            table.add_row(words if row == 0 else "", label, *cells, end_section=name == measured[-1])
+    table = _table("Evaluation", ["", "metric"], list(results))
+    for part, words, metrics in _parts():
+        inside = [part(found) for found in results.values()]
+        measured = [m for m in metrics if m.same_as is None and any(m.key in values for values in inside)]
+        for row, metric in enumerate(measured):
+            label = " = ".join(m.key.replace("_", " ") for m in metrics if metric.name in (m.name, m.same_as))
+            cells = [number(values.get(metric.key)) for values in inside]
+            table.add_row(words if row == 0 else "", label, *cells, end_section=metric is measured[-1])
     return table
 
 
+def _parts() -> list[tuple[Callable[[dict[str, Any]], dict[str, Any]], str, list[Any]]]:
+    """Sections of the table: where their values are in the results, heading, metrics."""
+    from smmil.evaluate.metrics import metrics_of
+
+    def pooled(pool: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        return lambda found: found["instance"][pool]
+
+    bags, instances, energies = (metrics_of(level) for level in ("bag", "instance", "energy"))
+    parts = [(pooled(pool), words, instances) for pool, words in _POOLS.items()]
+    return [(itemgetter("bag"), "bags", bags), *parts, (itemgetter("energy"), "energy", energies)]
+
+
 def remarks(results: dict[str, dict[str, Any]]) -> list[str]:
-    """For each model: how many cases, which threshold and where it came from, and every note, said once."""
+    """For each model: number of cases, threshold and its source, and every note once."""
     lines = []
     for name, found in results.items():
         bag, cut, pooled = found["bag"], found["threshold"], found["instance"]["all"]
@@ -232,15 +263,9 @@ def remarks(results: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _notes(found: dict[str, Any]) -> list[tuple[str, str]]:
-    parts = {"bags": found["bag"], **{POOLS[p]: m for p, m in found["instance"].items()}, "energy": found["energy"]}
-    said: dict[str, str] = {}
+    parts = {"bags": found["bag"], **{_POOLS[p]: m for p, m in found["instance"].items()}, "energy": found["energy"]}
+    first: dict[str, str] = {}
     for where, part in parts.items():
         for note in part["notes"]:
-            said.setdefault(note, where)
-    return [(where, note) for note, where in said.items()]
-
-
-def _inside(found: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    for key in keys:
-        found = found[key]
-    return found
+            first.setdefault(note, where)
+    return [(where, note) for note, where in first.items()]

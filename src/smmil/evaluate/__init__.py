@@ -1,17 +1,17 @@
 """Predictions to numbers, with numpy only."""
 
-from smmil.evaluate.bags import bag_metrics, reliability_curve
+from smmil.evaluate.bags import reliability_curve
 from smmil.evaluate.bootstrap import bootstrap_ci
-from smmil.evaluate.comparison import compare, compare_models, delong, holm
-from smmil.evaluate.detection import froc
+from smmil.evaluate.comparison import compare, compare_models
 from smmil.evaluate.folders import summary
-from smmil.evaluate.instances import best_f1_threshold, energies, instance_metrics
+from smmil.evaluate.levels import bag_metrics, best_f1_threshold, energies, froc, instance_metrics
+from smmil.evaluate.metrics import METRIC_NAMES, Metric, register_metric, unregister_metric
 from smmil.evaluate.ranking import spread
-from smmil.evaluate.ranks import friedman_nemenyi, mean_ranks
-from smmil.evaluate.statistic import METRIC_NAMES
+from smmil.evaluate.significance import delong, friedman_nemenyi, holm, mean_ranks
 
 __all__ = [
     "METRIC_NAMES",
+    "Metric",
     "bag_metrics",
     "best_f1_threshold",
     "bootstrap_ci",
@@ -24,7 +24,9 @@ __all__ = [
     "holm",
     "instance_metrics",
     "mean_ranks",
+    "register_metric",
     "reliability_curve",
     "spread",
     "summary",
+    "unregister_metric",
 ]

@@ -1,191 +1,191 @@
-"""Confidence intervals by resampling patients."""
+"""Bootstrap intervals of metrics: each metric as a function of how often every case counts."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate.bags import score_kind, units_of
-from smmil.evaluate.statistic import Metric, Settings, statistic
+from smmil.evaluate import ranking
+from smmil.evaluate.bags import labelled_table, units_of
+from smmil.evaluate.detection import FrocCurve, usable
+from smmil.evaluate.instances import (
+    POOLS,
+    Known,
+    bags_of_pool,
+    case_of_row,
+    gather,
+    instance_score,
+    known_instances,
+    score_kind,
+    undirected_pairs,
+)
+from smmil.evaluate.metrics import METRICS, USUAL, Metric, PooledMetric, ScoredLabels, bag_values, full_name
+from smmil.evaluate.resampling import Resampling, check_plan, classes_of_units, facts, few_units, interval
 from smmil.prediction import Prediction
 
-METHODS = ("bca", "percentile")
-FEW = 10
-ROUNDING = 1e-12  # smaller differences come from the order of additions
+_FEW_CASES = 500  # up to here a table of all pairs of cases is small
+MetricOrFunction = str | Callable[[Sequence[Prediction]], float]
+Models = Mapping[str, Sequence[Prediction]]
+Results = dict[str, dict[str, Any]]
+Weighted = Callable[[np.ndarray], float]
 
 
-class Interval(NamedTuple):
-    """An interval, the method that was really used, remarks, and the p value that belongs to it.
+class Statistic(NamedTuple):
+    """A metric of fixed cases as a function of how often each case counts.
 
-    p  two-sided, of the value 0: below 1 - level exactly where the interval excludes 0, and never below 2 / (draws + 1)
+    name   its full name                          cases  the cases that take part, sorted by id
+    value  whole numbers (one per case) -> number; all ones give the metric itself
     """
 
-    low: float
-    high: float
-    method: str
-    notes: list[str]
-    p: float
+    name: str
+    cases: list[Prediction]
+    value: Weighted
+
+    @property
+    def estimate(self) -> float:
+        """The metric of the cases as they are."""
+        return self.value(np.ones(len(self.cases), dtype=np.int64))
 
 
-class Bend(NamedTuple):
-    """How BCa (Efron 1987) moves the share of draws at which an interval ends; no bias and acceleration: not at all."""
+class Settings(NamedTuple):
+    """Threshold of a metric (of bags 0.5 when None), pool and score column of instance metrics."""
 
-    bias: float = 0.0
-    acceleration: float = 0.0
-
-    def bent(self, share: float) -> float:
-        """The share of the draws below the end of an interval that is to leave out `share` on this side."""
-        z = self.bias + _normal_at(share)
-        return _normal_below(self.bias + z / _positive(1 - self.acceleration * z))
-
-    def straight(self, share: float) -> float:
-        """The inverse: what an interval leaves out on the side of an end that has this share of the draws below it."""
-        if share in (0, 1):
-            return share
-        w = _normal_at(share) - self.bias
-        return _normal_below(w / _positive(1 + self.acceleration * w) - self.bias)
+    threshold: float | None = None
+    pool: str = "all"
+    column: int | None = None
 
 
-class Resampling:
-    """Independent units (patients) of cases, drawn whole: all cases of a patient come and go together.
+def statistic(
+    predictions: Sequence[Prediction], metric: MetricOrFunction, settings: Settings = Settings()
+) -> Statistic:
+    """The metric of the cases that can take part: labelled ones for bag_..., those with instance labels for inst_...
 
-    units   number of the unit of each case, 0, 1, 2, ...
-    strata  class of each unit; units are drawn within their class, so that every draw has as many of each
+    metric  one of METRIC_NAMES, or a function of a list of predictions that returns a number (nan when undefined)
     """
-
-    def __init__(self, units: np.ndarray, strata: np.ndarray | None = None):
-        self.units = units
-        self.n_units = int(units.max(initial=-1)) + 1
-        strata = np.zeros(self.n_units, dtype=np.int64) if strata is None else strata
-        self.strata = [np.flatnonzero(strata == kind) for kind in np.unique(strata)]
-
-    def draws(self, n: int, seed: int) -> Iterator[np.ndarray]:
-        """n times: how often each case was drawn. The same seed gives the same draws of the same units."""
-        rng = np.random.default_rng(seed)
-        chosen = [members[rng.integers(0, len(members), (n, len(members)))] for members in self.strata]
-        for row in range(n):
-            drawn = np.concatenate([np.zeros(0, dtype=np.int64), *(part[row] for part in chosen)])
-            yield np.bincount(drawn, minlength=self.n_units)[self.units]
-
-    def without_each(self, value: Callable[[np.ndarray], float]) -> list[np.ndarray]:
-        """The value with each unit left out in turn, stratum by stratum."""
-        return [np.array([value((self.units != u).astype(np.int64)) for u in members]) for members in self.strata]
+    cases = sorted(predictions, key=lambda p: p.id)
+    check_choice(settings.pool, POOLS, "pool")
+    if not isinstance(metric, str):
+        return Statistic(getattr(metric, "__name__", "metric"), cases, _repeated(cases, metric))
+    found = METRICS[full_name(metric)]
+    by_level = {"bag": _of_bags, "instance": _of_instances, "energy": _of_energies, "lesion": _of_lesions}
+    cases, value = by_level[found.level](found, cases, settings)
+    return Statistic(found.name, cases, value)
 
 
-def check_plan(method: str, n: int, level: float) -> None:
-    """Refuse a method, number of draws or level that cannot be meant."""
-    check_choice(method, METHODS, "method")
-    if n < 2:
-        raise ConfigError(f"n: got {n} resamples, expected at least 2; 2000 are usual")
-    if not 0 < level < 1:
-        raise ConfigError(f"level: got {level}, expected a share between 0 and 1 such as 0.95")
+def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
+    cases = [p for p in cases if p.y is not None]
+    cut = 0.5 if settings.threshold is None else settings.threshold
+    if metric.basis == "predictions":
+        return cases, _repeated(cases, metric.function)
+    probs, y = labelled_table(cases)
+
+    def value(rows: np.ndarray) -> float:
+        return bag_values([metric], probs[rows], y[rows], cut)[metric.key]
+
+    order = np.arange(len(cases))
+    if metric.per_case:
+        return cases, _averaged([value(order[i : i + 1]) for i in order])
+    if metric.basis == "arrays" or probs.shape[1] > 2:
+        return cases, lambda weights: value(np.repeat(order, weights))
+    known = [Known(p.probs[-1:], np.array([p.y]) == 1) for p in cases]
+    return cases, _ranked(known, metric) if metric.basis == "points" else _counted(known, metric, cut)
 
 
-def gap(a: Any, b: Any) -> Any:
-    """a - b, with 0 where nothing but rounding is left: equal models must not differ by how sums were rounded."""
-    found = np.subtract(a, b)
-    return np.where(np.abs(found) <= ROUNDING * np.maximum(1.0, np.abs(b)), 0.0, found)[()]
+def _of_instances(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
+    cut = settings.threshold
+    if metric.needs_threshold and cut is None:
+        raise ConfigError(f"{metric.name}: no threshold given; choose one on validation cases (best_f1_threshold)")
+    pairs = [(p, known_instances(p, settings.column)) for p in bags_of_pool(cases, settings.pool)]
+    single = metric.per_case or settings.pool == "per_bag"
+    pairs = [(p, k) for p, k in pairs if (k.both_classes if single else len(k.truth))]
+    cases, known = [p for p, _ in pairs], [k for _, k in pairs]
+    if metric.basis == "predictions":
+        each = _averaged([metric.function([p]) for p in cases]) if single else _repeated(cases, metric.function)
+        return cases, each
+    if single:
+        return cases, _averaged([ScoredLabels(k.scores, k.truth, cut).value(metric) for k in known])
+    if metric.basis == "arrays":
+        return cases, _concatenated(known, metric)
+    return cases, _ranked(known, metric) if metric.basis == "points" else _counted(known, metric, cut or 0.0)
 
 
-def interval(
-    drawn: np.ndarray, estimate: float, left_out: Callable[[], list[np.ndarray]], method: str, level: float
-) -> Interval:
-    """The interval of an estimate from its values on resamples (nan where undefined); left_out only called for bca."""
-    values = np.sort(drawn[~np.isnan(drawn)])
-    notes = _remarks(drawn, values)
-    if np.isnan(estimate) or len(values) <= len(drawn) / 2:
-        reason = "the metric itself is undefined" if np.isnan(estimate) else "most resamples are undefined"
-        return Interval(float("nan"), float("nan"), "none", [*notes, f"no interval: {reason}"], float("nan"))
-    bend, reason = _bend(values, estimate, left_out()) if method == "bca" else (Bend(), "")
-    if bend is None:
-        bend, method = Bend(), "percentile"
-        notes.append(f"percentile interval instead of BCa: {reason}")
-    tail = (1 - level) / 2
-    low, high = np.quantile(values, [bend.bent(tail), bend.bent(1 - tail)])
-    return Interval(float(low), float(high), method, notes, _p_of_zero(values, bend))
+def _of_energies(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
+    graphs = [(p, p.edges, instance_score(p, settings.column)) for p in cases if p.edges is not None]
+    values = [metric.function(f, undirected_pairs(edges, len(f))) for _, edges, f in graphs]
+    return [p for p, _, _ in graphs], _averaged(values)
 
 
-def _p_of_zero(values: np.ndarray, bend: Bend) -> float:
-    """Twice what the interval leaves out on one side when its end there just reaches 0; draws of 0 oppose both sides.
-
-    This turns the interval around, down to its interpolation between draws, so that the two never contradict.
-    """
-    least = 2 / (len(values) + 1)
-    above, below = bend.straight(_share(values, "right")), 1 - bend.straight(_share(values, "left"))
-    return min(1.0, max(least, 2 * min(above, below)))
+def _of_lesions(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
+    check_choice(settings.pool, ("all", "positive_bags"), "pool of froc (it counts alarms per bag already)")
+    cases = [p for p in bags_of_pool(cases, settings.pool) if usable(p)]
+    curve = FrocCurve(cases, settings.column)
+    return cases, lambda weights: curve.value(metric.function, weights)
 
 
-def _share(values: np.ndarray, side: Literal["left", "right"]) -> float:
-    """The least (left) or greatest (right) share whose quantile of the sorted values is 0; 0 or 1 beyond them all."""
-    count = int(np.searchsorted(values, 0.0, side))
-    if count in (0, len(values)):
-        return float(count > 0)
-    before, after = values[count - 1], values[count]
-    return float((count - 1 - before / (after - before)) / (len(values) - 1))
+def _concatenated(known: Sequence[Known], metric: Metric) -> Weighted:
+    """A function of all rows together, called with the rows of each case repeated as often as it counts."""
+
+    def value(weights: np.ndarray) -> float:
+        rows = gather([k for k, times in zip(known, weights, strict=True) for _ in range(times)])
+        return metric.function(*rows) if len(rows.truth) else float("nan")
+
+    return value
 
 
-def _bend(values: np.ndarray, estimate: float, left_out: list[np.ndarray]) -> tuple[Bend | None, str]:
-    """Bias and acceleration of these draws; None and why where they do not exist. Draws at the estimate count half."""
-    from_estimate = gap(values, estimate)
-    below = ((from_estimate < 0).mean() + (from_estimate <= 0).mean()) / 2
-    if below in (0, 1):
-        return None, "all resamples lie on one side of the estimate"
-    acceleration = _acceleration(left_out)
-    if np.isnan(acceleration):
-        return None, "leaving out single patients does not change the value"
-    return Bend(_normal_at(below), acceleration), ""
+def _ranked(known: Sequence[Known], metric: Metric) -> Weighted:
+    """A metric of the operating points of all rows together: sorted once, counted with weights."""
+    if metric.function is ranking.roc_area and len(known) <= _FEW_CASES:
+        return _from_pairs_of_cases(known)
+    rows = gather(known)
+    order = ranking.Ranking(rows.scores, rows.truth, ~rows.truth)
+    case = case_of_row([len(k.truth) for k in known])[order.order]
+    return lambda weights: metric.function(order.points(weights[case]))
 
 
-def _normal_at(share: float) -> float:
-    from scipy.special import ndtri
+def _from_pairs_of_cases(known: Sequence[Known]) -> Weighted:
+    """AUROC from a table of how often the positives of one case beat the negatives of another: fast for large cases."""
+    positive = [k.scores[k.truth] for k in known]
+    scores, case = np.concatenate([np.zeros(0), *positive]), case_of_row([len(p) for p in positive])
+    wins = np.zeros((len(known), len(known)))
+    for column, k in enumerate(known):
+        beaten = ranking.count_below(scores, k.scores[~k.truth])
+        wins[:, column] = np.bincount(case, weights=beaten, minlength=len(known))
+    size = np.array([len(p) for p in positive])
+    rest = np.array([len(k.truth) for k in known]) - size
 
-    return float(ndtri(share))
+    def value(weights: np.ndarray) -> float:
+        return ranking.ratio(float(weights @ wins @ weights), float(weights @ size) * float(weights @ rest))
 
-
-def _normal_below(z: float) -> float:
-    from scipy.special import ndtr
-
-    return float(ndtr(z))
-
-
-def _positive(divisor: float) -> float:
-    """Beyond the pole of the bend, six deviations out or more, the limit at the pole counts."""
-    return max(divisor, 1e-300)
-
-
-def _acceleration(left_out: list[np.ndarray]) -> float:
-    """Skewness of the influence of single units; those whose absence leaves the value undefined are not counted."""
-    cubes = squares = 0.0
-    for part in left_out:
-        part = part[~np.isnan(part)]
-        if len(part):
-            influence = (len(part) - 1) * gap(part.mean(), part)
-            cubes += (influence**3).sum() / len(part) ** 3
-            squares += (influence**2).sum() / len(part) ** 2
-    return float(cubes / (6 * squares**1.5)) if squares else float("nan")
+    return value
 
 
-def _remarks(drawn: np.ndarray, values: np.ndarray) -> list[str]:
-    notes, missing = [], len(drawn) - len(values)
-    if missing:
-        notes.append(
-            f"{missing} of {len(drawn)} resamples are undefined (such as one class only) and left out; "
-            "the interval is too narrow if they are many; stratified draws avoid them"
-        )
-    if len(values) and not gap(values, values[0]).any():
-        notes.append("all resamples give the same value: the interval has no width and says nothing about uncertainty")
-    return notes
+def _counted(known: Sequence[Known], metric: Metric, threshold: float) -> Weighted:
+    """A metric of the counts at a threshold: counted once per case, summed with weights."""
+    table = np.array([ranking.count(k.scores >= threshold, k.truth) for k in known], dtype=np.int64).reshape(-1, 4)
+    return lambda weights: float(metric.function(ranking.Counts(*(weights @ table).tolist())))
 
 
-def few_units(n_units: int, unit: str) -> list[str]:
-    """A remark when there are too few independent units to trust an interval."""
-    return [f"only {n_units} units ({unit}): an interval from so few is a guess"] if n_units < FEW else []
+def _averaged(values: Sequence[float]) -> Weighted:
+    """A mean over the cases where the metric is defined."""
+    numbers = np.array(values, dtype=np.float64)
+    there = ~np.isnan(numbers)
+
+    def value(weights: np.ndarray) -> float:
+        total = weights[there].sum()
+        return float(weights[there] @ numbers[there] / total) if total else float("nan")
+
+    return value
+
+
+def _repeated(cases: list[Prediction], metric: Callable[[Sequence[Prediction]], float]) -> Weighted:
+    """Any function of predictions, called with each case repeated as often as it counts."""
+    return lambda weights: float(metric([p for p, times in zip(cases, weights, strict=True) for _ in range(times)]))
 
 
 def bootstrap_ci(
     predictions: Sequence[Prediction],
-    metric: Metric = "bag_auroc",
+    metric: MetricOrFunction = "bag_auroc",
     unit: str = "patient",
     method: str = "bca",
     n: int = 2000,
@@ -233,20 +233,29 @@ def bootstrap_ci(
     }
 
 
-def facts(drawn: np.ndarray, plan: Resampling, cases: Sequence[Prediction]) -> dict[str, Any]:
-    """Spread of the resamples and how many of what took part."""
-    values = drawn[~np.isnan(drawn)]
-    return {
-        "std": float(values.std(ddof=1)) if len(values) > 1 else float("nan"),
-        "n_units": plan.n_units,
-        "n_cases": len(cases),
-        "n_resamples": len(drawn),
-        "n_undefined": len(drawn) - len(values),
-    }
+def add_intervals(results: Results, models: Models, measures: Sequence[str] = USUAL, **options: Any) -> None:
+    """Under "ci" of each model: {measure: bootstrap_ci}, instance metrics at the threshold of its summary."""
+    for name, found in results.items():
+        found["ci"] = {}
+        for measure in possible_measures(measures, [found]):
+            settings = {**options, "pool": measure.pool, "threshold": threshold_for(measure, found)}
+            found["ci"][measure.label] = bootstrap_ci(models[name], measure.metric, **settings)
 
 
-def classes_of_units(cases: Sequence[Prediction], units: np.ndarray) -> np.ndarray:
-    """The class of each unit: the highest label of its cases, -1 when none is known."""
-    found = np.full(units.max(initial=-1) + 1, -1)
-    np.maximum.at(found, units, [-1 if p.y is None else p.y for p in cases])
-    return found
+def possible_measures(measures: Sequence[str], summaries: Sequence[dict[str, Any]]) -> list[PooledMetric]:
+    """The measures that can be taken: of the usual ones F1 is left out without a threshold, and a note says so.
+
+    Measures asked for by name are never left out; what they lack is an error.
+    """
+    asked = [PooledMetric.parse(text) for text in measures]
+    if tuple(measures) != USUAL or all(found["threshold"]["value"] is not None for found in summaries):
+        return asked
+    notes = summaries[0].setdefault("notes", [])
+    note = "inst_f1 has no interval and no comparison: a model has no threshold (give validation predictions)"
+    notes += [note] if note not in notes else []
+    return [m for m in asked if not m.needs_threshold]
+
+
+def threshold_for(measure: PooledMetric, found: dict[str, Any]) -> float | None:
+    """Threshold of a measure: the model's own for instance metrics, None (the usual one) for others."""
+    return found["threshold"]["value"] if METRICS[measure.metric].level == "instance" else None

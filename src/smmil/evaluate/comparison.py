@@ -1,4 +1,4 @@
-"""Paired comparison of models: bootstrap differences, DeLong's test, Holm's correction."""
+"""Paired comparison of models on the same cases: differences with intervals, p values and corrections."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,10 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, suggest
-from smmil.evaluate.bags import patient_of, score_kind, units_of
-from smmil.evaluate.bootstrap import Resampling, check_plan, classes_of_units, facts, few_units, gap, interval
-from smmil.evaluate.ranking import auroc, count_below
-from smmil.evaluate.statistic import Metric, Settings, Statistic, statistic
+from smmil.evaluate.bags import patient_of, units_of
+from smmil.evaluate.bootstrap import (
+    MetricOrFunction,
+    Models,
+    Results,
+    Settings,
+    Statistic,
+    possible_measures,
+    statistic,
+    threshold_for,
+)
+from smmil.evaluate.instances import score_kind
+from smmil.evaluate.metrics import USUAL
+from smmil.evaluate.resampling import Resampling, check_plan, classes_of_units, facts, few_units, gap, interval
+from smmil.evaluate.significance import delong, holm
 from smmil.prediction import Prediction
 
 
@@ -65,7 +76,7 @@ def _refuse_different(a: Prediction, b: Prediction) -> None:
         raise DataError(f"{a.id}: instance labels differ between the two models; predict both from the same bag files")
     people = {patient_of(p) for p in (a, b)} - {None}
     if len(people) > 1:
-        raise DataError(f"{a.id}: belongs to patient {' and '.join(sorted(map(str, people)))}; mend the manifest")
+        raise DataError(f"{a.id}: belongs to patient {' and '.join(sorted(map(str, people)))}; correct the manifest")
 
 
 def _with_patient(a: Prediction, b: Prediction) -> Prediction:
@@ -78,62 +89,13 @@ def _some(cases: dict[str, Prediction]) -> str:
     return ", ".join(sorted(cases)[:2]) or "none"
 
 
-class DeLong(NamedTuple):
-    """Difference of two AUROCs (first minus second) with its standard error, z, two-sided p and interval."""
-
-    auroc_a: float
-    auroc_b: float
-    difference: float
-    std_error: float
-    z: float
-    p: float
-    low: float
-    high: float
-
-
-def delong(scores_a: np.ndarray, scores_b: np.ndarray, truth: np.ndarray, level: float = 0.95) -> DeLong:
-    """Compare two scores of the same independent cases (DeLong, DeLong, Clarke-Pearson 1988).
-
-    Without difference and without variance (such as two perfect scores) p is 1; with fewer than two cases of a class
-    everything but the AUROCs is nan.
-    """
-    from scipy.special import ndtr, ndtri
-
-    truth = np.asarray(truth).astype(bool)
-    pair = np.stack([np.asarray(scores_a, dtype=np.float64), np.asarray(scores_b, dtype=np.float64)])
-    if not np.isfinite(pair).all():
-        raise DataError("DeLong's test needs finite scores; at least one is not a number or infinite")
-    first, second = (auroc(row, truth) for row in pair)
-    covariance = auroc_covariance(pair, truth)
-    error = float(np.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 0.0)))
-    gap = first - second
-    z = gap / error if error else (0.0 if gap == 0 else float("nan"))
-    z = float("nan") if np.isnan(covariance).any() else z
-    reach = float(ndtri((1 + level) / 2)) * (error if not np.isnan(z) else float("nan"))
-    return DeLong(first, second, gap, error, z, float(2 * ndtr(-abs(z))), gap - reach, gap + reach)
-
-
-def auroc_covariance(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Covariance (m, m) of the AUROCs of m scores (m, n) of the same n cases; nan with fewer than two of a class.
-
-    Each positive case gets the share of negatives it beats, each negative the share of positives that beat it, ties
-    half; the sample covariances of these shares over their numbers add up. O(m n log n), by ranks.
-    """
-    positive, negative = int(truth.sum()), int((~truth).sum())
-    if min(positive, negative) < 2:
-        return np.full((len(scores), len(scores)), np.nan)
-    beaten = np.stack([count_below(row[truth], row[~truth]) / negative for row in scores])
-    beating = np.stack([1 - count_below(row[~truth], row[truth]) / positive for row in scores])
-    return np.atleast_2d(np.cov(beaten)) / positive + np.atleast_2d(np.cov(beating)) / negative
-
-
 Thresholds = float | tuple[float | None, float | None] | None
 
 
 def compare(
     a: Sequence[Prediction],
     b: Sequence[Prediction],
-    metric: Metric = "bag_auroc",
+    metric: MetricOrFunction = "bag_auroc",
     unit: str = "patient",
     method: str = "percentile",
     n: int = 2000,
@@ -213,7 +175,7 @@ def _delong(a: Statistic, b: Statistic, plan: Resampling, level: float) -> tuple
 
 def compare_models(
     models: Mapping[str, Sequence[Prediction]],
-    metric: Metric = "bag_auroc",
+    metric: MetricOrFunction = "bag_auroc",
     reference: str | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
@@ -237,24 +199,44 @@ def compare_models(
     return rows
 
 
-def holm(pvalues: Any) -> Any:
-    """p values corrected for the number of tests (Holm 1979): a mapping gives a dict, a sequence a list.
-
-    The smallest is multiplied by m, the next by m - 1 and so on, never falling below the one before, at most 1.
-    Undefined ones (nan) stay so and are not counted as tests.
-    """
-    if isinstance(pvalues, Mapping):
-        return dict(zip(pvalues, holm(list(pvalues.values())), strict=True))
-    p = np.array(pvalues, dtype=np.float64)
-    if ((p < 0) | (p > 1)).any():
-        raise ConfigError(f"holm: p values lie between 0 and 1, got {p[(p < 0) | (p > 1)][0]:g}")
-    order = np.argsort(p)[: int((~np.isnan(p)).sum())]
-    steps = p[order] * np.arange(len(order), 0, -1)
-    result = np.full(len(p), np.nan)
-    result[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return result.tolist()
-
-
 def _correct(rows: list[dict[str, Any]], key: str, pvalues: list[float]) -> None:
     for row, corrected in zip(rows, holm(pvalues), strict=True):
         row[key] = corrected
+
+
+def add_comparisons(
+    results: Results,
+    models: Models,
+    others: Models,
+    other_results: Results,
+    measures: Sequence[str] = USUAL,
+    **options: Any,
+) -> None:
+    """Under "comparisons" of each model: rows of `compare` against the other one, the same name or the only one.
+
+    p_holm corrects for all rows of this call with the same measure.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, found in results.items():
+        other = _opponent(name, others)
+        found["comparisons"] = []
+        for measure in possible_measures(measures, [found, other_results[other]]):
+            cuts = threshold_for(measure, found), threshold_for(measure, other_results[other])
+            settings = {**options, "pool": measure.pool, "threshold": cuts}
+            row = {
+                "measure": measure.label,
+                "other": other,
+                **compare(models[name], others[other], measure.metric, **settings),
+            }
+            found["comparisons"].append(row)
+            rows.setdefault(measure.label, []).append(row)
+    for family in rows.values():
+        _correct(family, "p_holm", [row["p"] for row in family])
+
+
+def _opponent(name: str, others: Models) -> str:
+    if name in others:
+        return name
+    if len(others) == 1:
+        return next(iter(others))
+    raise DataError(f"--compare: no model {name} among {', '.join(others)}; give one model, or folders of equal names")

@@ -1,19 +1,19 @@
-"""Lesion detection: connected lesions, peaks of a map, and FROC."""
+"""Lesion detection: connected lesions, peaks of a map, and the FROC curve."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from smmil.errors import ConfigError, check_choice
-from smmil.evaluate.bags import score_kind
-from smmil.evaluate.instances import bags_of_pool, case_of_row, instance_score
+from smmil.evaluate.instances import case_of_row, instance_score
 from smmil.evaluate.ranking import TOLERANCE, OperatingPoints, Ranking, exact_mean
 from smmil.prediction import Prediction
 
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+
 
 class Marks(NamedTuple):
-    """What the peaks of one case's map find, as rows (score, share of a lesion found, share of a false alarm)."""
+    """Peaks of one case's map as rows (score, share of a lesion found, share of a false alarm)."""
 
     scores: np.ndarray
     hits: np.ndarray
@@ -23,7 +23,7 @@ class Marks(NamedTuple):
 
 
 def components(edges: np.ndarray, member: np.ndarray) -> np.ndarray:
-    """Number of the connected piece of each member, -1 outside; only edges between two members connect."""
+    """Index of the connected component of each member, -1 outside; only edges between two members connect."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -36,14 +36,14 @@ def components(edges: np.ndarray, member: np.ndarray) -> np.ndarray:
 
 
 def lesions(prediction: Prediction) -> np.ndarray:
-    """Number of the lesion each instance belongs to, -1 outside: connected pieces of instances labelled positive."""
+    """Index of the lesion each instance belongs to, -1 outside: connected components of positive instances."""
     assert prediction.edges is not None
     assert prediction.y_inst is not None
     return components(prediction.edges, prediction.y_inst > 0)
 
 
 def peaks(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Number of the peak each instance belongs to, -1 elsewhere.
+    """Index of the peak each instance belongs to, -1 outside.
 
     A peak is a connected piece of equal scores with no neighbour that scores higher; mostly a single instance.
     """
@@ -56,7 +56,7 @@ def peaks(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def marks(prediction: Prediction, column: int | None = None) -> Marks:
-    """Every peak as a mark that a reader would check: the lesion it finds, or the false alarm it is.
+    """Peaks of the map, each with the lesion it finds or the false alarm it is.
 
     A peak of several equally hot instances points at each of them with equal chance, so its shares are expectations:
     it finds a lesion with the share of its instances inside, is a false alarm with the share known to be negative, and
@@ -96,64 +96,16 @@ def _first_finds(peak: np.ndarray, lesion: np.ndarray, size: np.ndarray, height:
     return np.array(found).reshape(-1, 2)
 
 
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-
-
-def froc(
-    predictions: Sequence[Prediction],
-    rates: Sequence[float] = RATES,
-    pool: str = "all",
-    column: int | None = None,
-    interpolate: bool = False,
-) -> dict[str, Any]:
-    """Share of lesions found at each number of false alarms per bag, and their mean under the key `froc`.
-
-    A lesion is a connected piece of positive instances, a mark is a local maximum of the scores on the same edges. A
-    mark finds the lesion it lies in and is a false alarm outside; marks on instances of unknown label are neither. At
-    each rate stands the highest share of lesions that some threshold reaches with at most that many alarms per bag.
-    interpolate=True draws straight lines between thresholds instead, as the script of the CAMELYON16 challenge does.
-
-    pool  "all" bags, or "positive_bags" only; bags without edges or without any instance label are left out
-    Keys: froc, rates, sensitivities, curve {threshold, false_alarms_per_bag, sensitivity}, n_lesions, n_bags, notes, …
-    """
-    check_choice(pool, ("all", "positive_bags"), "pool of froc (it counts alarms per bag already)")
-    if not len(rates) or min(rates) < 0:
-        raise ConfigError(f"rates: got {list(rates)}, expected false alarms per bag such as {list(RATES)}")
-    bags = bags_of_pool(predictions, pool)
-    cases = marked_cases(bags, column)
-    kind, notes = score_kind(predictions)
-    curve = FrocCurve([m for m in cases if m is not None])
-    sensitivities = curve.at(rates, interpolate=interpolate)
-    return {
-        "froc": exact_mean(sensitivities),
-        "rates": [float(r) for r in rates],
-        "sensitivities": sensitivities,
-        "curve": curve.lists(),
-        "n_lesions": int(curve.n_lesions.sum()),
-        "n_bags": len(curve.n_lesions),
-        "n_marks": curve.n_peaks,
-        "interpolated": interpolate,
-        "pool": pool,
-        "score_kind": kind,
-        "notes": _remarks(bags, curve) + notes,
-    }
-
-
-def marked_cases(predictions: Sequence[Prediction], column: int | None = None) -> list[Marks | None]:
-    """The marks of each case; None where edges or instance labels are missing."""
-    return [marks(p, column) if usable(p) else None for p in predictions]
-
-
 def usable(prediction: Prediction) -> bool:
     """Whether a case has the edges and at least one of the instance labels that FROC needs."""
     return prediction.edges is not None and prediction.y_inst is not None and bool((prediction.y_inst >= 0).any())
 
 
 class FrocCurve:
-    """Marks of several cases, sorted once; weights count cases several times."""
+    """Marks of the usable cases, sorted once; weights say how often each of them counts."""
 
-    def __init__(self, cases: Sequence[Marks]):
-        none = np.zeros(0)
+    def __init__(self, predictions: Sequence[Prediction], column: int | None = None):
+        cases, none = [marks(p, column) for p in predictions if usable(p)], np.zeros(0)
         scores, hits, alarms = (
             np.concatenate([none, *(getattr(m, name) for m in cases)]) for name in ("scores", "hits", "alarms")
         )
@@ -170,15 +122,10 @@ class FrocCurve:
         share = points.true_positives / total if total else np.full(len(points.threshold), np.nan)
         return points, points.false_positives / max(bags, 1.0), np.minimum(share, 1.0)
 
-    def at(self, rates: Sequence[float], weights: np.ndarray | None = None, interpolate: bool = False) -> list[float]:
-        """Share of the lesions found at each number of false alarms per bag; nan without lesions."""
+    def value(self, function: Callable[[np.ndarray, np.ndarray], float], weights: np.ndarray | None = None) -> float:
+        """A function of (false alarms per bag, share of the lesions found); nan without lesions."""
         lesions = self.n_lesions.sum() if weights is None else weights @ self.n_lesions
-        if not lesions:
-            return [float("nan")] * len(rates)
-        _, alarms, share = self.rates(weights)
-        if interpolate:
-            return _between(np.append(0.0, alarms), np.append(0.0, share), rates)
-        return [float(share[alarms <= rate + TOLERANCE].max(initial=0.0)) for rate in rates]
+        return function(*self.rates(weights)[1:]) if lesions else float("nan")
 
     def lists(self) -> dict[str, list[float]]:
         """The whole curve as plain lists."""
@@ -190,17 +137,18 @@ class FrocCurve:
         }
 
 
-def _between(alarms: np.ndarray, share: np.ndarray, rates: Sequence[float]) -> list[float]:
-    """Straight lines through the points; where the curve climbs upright, its top counts."""
+def share_at(alarms: np.ndarray, share: np.ndarray, rates: Sequence[float], interpolate: bool = False) -> list[float]:
+    """Highest share of the lesions found within each number of false alarms per bag.
+
+    interpolate  on straight lines between thresholds; where the curve climbs upright, its top counts
+    """
+    if not interpolate:
+        return [float(share[alarms <= rate + TOLERANCE].max(initial=0.0)) for rate in rates]
+    alarms, share = np.append(0.0, alarms), np.append(0.0, share)
     top = np.append(np.diff(alarms) > 0, True)
-    return np.interp(rates, alarms[top], share[top]).tolist()
+    return [float(value) for value in np.interp(rates, alarms[top], share[top])]
 
 
-def _remarks(bags: Sequence[Prediction], curve: FrocCurve) -> list[str]:
-    notes = []
-    if len(curve.n_lesions) < len(bags):
-        missing = len(bags) - len(curve.n_lesions)
-        notes.append(f"{missing} of {len(bags)} bags have no edges or no known instance label and are left out")
-    if not curve.n_lesions.sum():
-        notes.append("no lesion is known: froc is undefined")
-    return notes
+def mean_share(alarms: np.ndarray, share: np.ndarray) -> float:
+    """Mean share of the lesions found at the usual numbers of false alarms per bag."""
+    return exact_mean(share_at(alarms, share, RATES))

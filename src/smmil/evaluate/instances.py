@@ -1,26 +1,14 @@
-"""Instance-level metrics: how well scores find the lesion, thresholds, and Dirichlet energies of maps."""
+"""Instances of cases: which score counts, which labels are known, pools, pointing game and energies of maps."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from smmil.errors import ConfigError, DataError, check_choice
-from smmil.evaluate import ranking
-from smmil.evaluate.bags import score_kind
-from smmil.evaluate.ranking import average_precision, defined, exact_mean, operating_points, roc_area
+from smmil.errors import ConfigError
 from smmil.prediction import Prediction
 
 POOLS = ("all", "per_bag", "positive_bags")
-INSTANCE_METRICS = ("auroc", "auprc", "f1", "dice", "iou", "precision", "recall", "pointing_game")
-AT_A_THRESHOLD = {
-    "f1": ranking.f1,
-    "dice": ranking.f1,
-    "iou": ranking.iou,
-    "precision": ranking.precision,
-    "recall": ranking.recall,
-}
-_NO_THRESHOLD = "f1, dice, iou, precision and recall are left out: no threshold was given (choose it on validation)"
 
 
 class Known(NamedTuple):
@@ -34,36 +22,23 @@ class Known(NamedTuple):
         return bool(self.truth.any() and not self.truth.all())
 
 
-def instance_metrics(
-    predictions: Sequence[Prediction], threshold: float | None = None, pool: str = "all", column: int | None = None
-) -> dict[str, Any]:
-    """Localization metrics of the scores against instance labels; unknown labels (-1) never take part.
+def instance_score(prediction: Prediction, column: int | None = None) -> np.ndarray:
+    """One score per instance, float64: the only column, the second of two, or the column asked for."""
+    k = prediction.scores.shape[1]
+    if column is None and k > 2:
+        raise ConfigError(f"{prediction.id}: scores have {k} columns, one per class; choose one (--column)")
+    chosen = k - 1 if column is None else column
+    if not 0 <= chosen < k:
+        raise ConfigError(f"{prediction.id}: column {chosen} does not exist; scores have columns 0..{k - 1}")
+    return prediction.scores[:, chosen].astype(np.float64)
 
-    pool="all" mixes the instances of all bags, "positive_bags" those of bags with y > 0, "per_bag" averages the metrics
-    of single bags over those where both classes are present. An instance is called positive when its score is at least
-    `threshold`; without one f1, dice, iou, precision and recall are absent and `notes` says so. Dice of the thresholded
-    map is the same number as f1 of the same instances. pointing_game is the share of the pool's bags with both classes
-    whose hottest instance is positive. `column` picks the score of models with more than two per instance.
-    """
-    check_choice(pool, POOLS, "pool")
-    bags = bags_of_pool(predictions, pool)
-    parts = [k for p in bags if len((k := known_instances(p, column)).truth)]
-    used = [k for k in parts if k.both_classes] if pool == "per_bag" else parts
-    everything = gather(used)
-    values, notes = (_averaged if pool == "per_bag" else _pooled)(used, threshold)
-    values["pointing_game"] = exact_mean(defined(pointing(known) for known in used))
-    notes += _about_bags(bags, parts, used, pool) + ([_NO_THRESHOLD] if threshold is None else [])
-    kind, kind_notes = score_kind(predictions)
-    return {
-        **values,
-        "threshold": None if threshold is None else float(threshold),
-        "pool": pool,
-        "score_kind": kind,
-        "n_instances": len(everything.truth),
-        "n_positive": int(everything.truth.sum()),
-        "n_bags_used": len(used),
-        "notes": notes + kind_notes,
-    }
+
+def score_kind(predictions: Sequence[Prediction]) -> tuple[str, list[str]]:
+    """Kind of the scores as stored in meta["score_kind"], and a note when the predictions disagree."""
+    kinds = sorted({str(p.meta.get("score_kind", "unknown")) for p in predictions})
+    if len(kinds) < 2:
+        return (kinds or ["unknown"])[0], []
+    return " + ".join(kinds), ["scores of different kinds are mixed; they are not comparable between bags"]
 
 
 def known_instances(prediction: Prediction, column: int | None = None) -> Known:
@@ -75,17 +50,6 @@ def known_instances(prediction: Prediction, column: int | None = None) -> Known:
     return Known(scores[known], prediction.y_inst[known] > 0)
 
 
-def instance_score(prediction: Prediction, column: int | None = None) -> np.ndarray:
-    """The one score per instance that counts: the only column, the second of two, or the one asked for. float64."""
-    k = prediction.scores.shape[1]
-    if column is None and k > 2:
-        raise ConfigError(f"{prediction.id}: scores have {k} columns, one per class; choose one (--column)")
-    chosen = k - 1 if column is None else column
-    if not 0 <= chosen < k:
-        raise ConfigError(f"{prediction.id}: column {chosen} does not exist; scores have columns 0..{k - 1}")
-    return prediction.scores[:, chosen].astype(np.float64)
-
-
 def gather(parts: Sequence[Known]) -> Known:
     """The known instances of several bags as one set."""
     if not parts:
@@ -94,145 +58,53 @@ def gather(parts: Sequence[Known]) -> Known:
 
 
 def case_of_row(lengths: Sequence[int]) -> np.ndarray:
-    """Number of the case each row belongs to when the rows of cases of these lengths are gathered."""
+    """Index of the case each row belongs to when the rows of cases of these lengths are concatenated."""
     return np.repeat(np.arange(len(lengths)), np.array(lengths, dtype=np.int64))
 
 
 def bags_of_pool(predictions: Sequence[Prediction], pool: str) -> list[Prediction]:
-    """The bags a pool looks at: those labelled positive for "positive_bags", else all."""
+    """The bags a pool uses: those labelled positive for "positive_bags", else all."""
     return [p for p in predictions if pool != "positive_bags" or (p.y is not None and p.y > 0)]
 
 
-def pointing(known: Known) -> float:
-    """1 when the hottest known instance of a bag is positive, 0 when not; equally hot ones share the answer.
+def pointing(scores: np.ndarray, truth: np.ndarray) -> float:
+    """1 when the hottest instance of a bag is positive, 0 when not; of equally hot ones the share of positives.
 
     nan unless both classes are present: where everything is lesion, or nothing, pointing proves nothing.
     """
-    if not known.both_classes:
+    if truth.all() or not truth.any():
         return float("nan")
-    return float(known.truth[known.scores == known.scores.max()].mean())
+    return float(truth[scores == scores.max()].mean())
 
 
-def _metrics(known: Known, threshold: float | None) -> dict[str, float]:
-    points = operating_points(known.scores, known.truth)
-    values = {"auroc": roc_area(points), "auprc": average_precision(points)}
-    if threshold is None:
-        return values
-    c = ranking.count(known.scores >= threshold, known.truth)
-    return {**values, **{name: measure(c) for name, measure in AT_A_THRESHOLD.items()}}
-
-
-def _pooled(parts: Sequence[Known], threshold: float | None) -> tuple[dict[str, float], list[str]]:
-    known = gather(parts)
-    values = _metrics(known, threshold)
-    if len(known.truth) == 0:
-        return values, ["no instance label is known: nothing can be measured"]
-    notes = []
-    if not known.both_classes:
-        kind = "positive" if known.truth.all() else "negative"
-        notes.append(f"all {len(known.truth):,} known instances are {kind}: auroc and auprc are undefined")
-    if np.isnan(values.get("precision", 0)):
-        notes.append("no instance reaches the threshold: precision is undefined")
-    return values, notes
-
-
-def _averaged(parts: Sequence[Known], threshold: float | None) -> tuple[dict[str, float], list[str]]:
-    rows = [_metrics(known, threshold) for known in parts]
-    if not rows:
-        return _metrics(gather([]), threshold), ["no bag has known instances of both classes"]
-    values, notes = {}, []
-    for name in rows[0]:
-        numbers = defined(row[name] for row in rows)
-        values[name] = exact_mean(numbers)
-        if len(numbers) < len(rows):
-            notes.append(f"{name} is averaged over the {len(numbers)} of {len(rows)} bags where it is defined")
-    return values, notes
-
-
-def _about_bags(bags: Sequence[Prediction], parts: Sequence[Known], used: Sequence[Known], pool: str) -> list[str]:
-    notes = []
-    if parts and len(parts) < len(bags):
-        notes.append(f"{len(bags) - len(parts)} of {len(bags)} bags have no known instance label and are left out")
-    if used and len(used) < len(parts):
-        notes.append(f"{len(parts) - len(used)} bags with known instances of one class only are left out")
-    if pool == "positive_bags" and not bags:
-        notes.append("no bag is labelled positive")
-    return notes
-
-
-class Threshold(NamedTuple):
-    """A cut (score >= value is positive) and where it came from; value None: there is none, for that reason."""
-
-    value: float | None
-    source: str
-
-
-def choose_threshold(predictions: Sequence[Prediction], column: int | None = None) -> Threshold:
-    """The observed score that maximises pooled instance F1; among equals the highest, which calls fewest instances."""
-    known = gather([known_instances(p, column) for p in predictions])
-    if len(known.truth) == 0:
-        return Threshold(None, "validation has no instance labels")
-    positives = int(known.truth.sum())
-    if positives == 0:
-        return Threshold(None, "validation has no positive instance")
-    points = operating_points(known.scores, known.truth)
-    f1 = 2 * points.true_positives / (points.true_positives + points.false_positives + positives)
-    best = int(np.argmax(f1))
-    return Threshold(float(points.threshold[best]), f"best instance F1 on validation ({f1[best]:.3f})")
-
-
-def best_f1_threshold(predictions: Sequence[Prediction], column: int | None = None) -> float | None:
-    """The value of `choose_threshold`; None when validation has no positive or no labelled instance."""
-    return choose_threshold(predictions, column).value
-
-
-NAMES = ("rayleigh", "mean", "minmax")
-
-
-def energies(predictions: Sequence[Prediction], column: int | None = None) -> dict[str, Any]:
-    """Each energy averaged over the bags where it is defined, with their number: n_rayleigh, n_mean, n_minmax.
-
-    Bags without edges are left out, counted in n_without_edges and mentioned in `notes`.
-    """
-    rows = [bag_energies(p, column) for p in predictions if p.edges is not None]
-    result: dict[str, Any] = {}
-    for name in NAMES:
-        numbers = defined(row[name] for row in rows)
-        result[name] = exact_mean(numbers)
-        result[f"n_{name}"] = len(numbers)
-    missing = len(predictions) - len(rows)
-    notes = [f"{missing} of {len(predictions)} bags have no edges stored and no energy"] if missing else []
-    return {**result, "n_bags": len(rows), "n_without_edges": missing, "notes": notes}
-
-
-def bag_energies(prediction: Prediction, column: int | None = None) -> dict[str, float]:
-    """Roughness of the scores f of one bag on its graph, 0 is smoothest; nan where undefined.
-
-    rayleigh  f'L~f / f'f in [0, 2], with the symmetrically normalised Laplacian L~ (undefined for f = 0)
-    mean      f'L~f / N
-    minmax    E_L(f scaled to [0, 1]) / sum(A) with the plain Laplacian (undefined for constant f or without edges)
-
-    Every edge has weight 1; pairs count once however often they are listed, self-loops do not count. Isolated
-    instances have L~_ii = 0.
-    """
-    if prediction.edges is None:
-        raise DataError(f"{prediction.id}: energies need edges, which this prediction does not store; predict it again")
-    f = instance_score(prediction, column)
-    a, b = undirected_pairs(prediction.edges, len(f))
-    degree = np.bincount(np.concatenate([a, b]), minlength=len(f))
-    smooth = f / np.sqrt(np.maximum(degree, 1))
-    rough = float(np.square(smooth[a] - smooth[b]).sum())
-    size, span = float(f @ f), float(f.max() - f.min())
-    apart = float(np.square(f[a] - f[b]).sum())
-    return {
-        "rayleigh": rough / size if size else float("nan"),
-        "mean": rough / len(f),
-        "minmax": apart / span**2 / (2 * len(a)) if span and len(a) else float("nan"),
-    }
-
-
-def undirected_pairs(edges: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each undirected edge once, smaller instance first."""
+def undirected_pairs(edges: np.ndarray, n: int) -> np.ndarray:
+    """(2, e): each undirected edge once, smaller instance first, without self-loops."""
     low, high = edges.min(0), edges.max(0)
     keys = np.unique((low * n + high)[low != high])
-    return keys // n, keys % n
+    return np.stack([keys // n, keys % n])
+
+
+def laplacian_form(f: np.ndarray, pairs: np.ndarray) -> float:
+    """f'L~f with the symmetrically normalised Laplacian of undirected pairs; isolated instances have L~_ii = 0."""
+    a, b = pairs
+    degree = np.bincount(pairs.ravel(), minlength=len(f))
+    scaled = f / np.sqrt(np.maximum(degree, 1))
+    return float(np.square(scaled[a] - scaled[b]).sum())
+
+
+def rayleigh_energy(f: np.ndarray, pairs: np.ndarray) -> float:
+    """f'L~f / f'f in [0, 2]; nan for f = 0."""
+    size = float(f @ f)
+    return laplacian_form(f, pairs) / size if size else float("nan")
+
+
+def mean_energy(f: np.ndarray, pairs: np.ndarray) -> float:
+    """f'L~f / N."""
+    return laplacian_form(f, pairs) / len(f)
+
+
+def minmax_energy(f: np.ndarray, pairs: np.ndarray) -> float:
+    """E_L(f scaled to [0, 1]) / sum(A) with the plain Laplacian; nan for constant f or without edges."""
+    a, b = pairs
+    span, steps = float(f.max() - f.min()), float(np.square(f[a] - f[b]).sum())
+    return steps / span**2 / (2 * len(a)) if span and len(a) else float("nan")

@@ -22,7 +22,7 @@ def exact_mean(values: Sequence[float]) -> float:
 
 
 def defined(values: Iterable[float]) -> list[float]:
-    """The values that are numbers."""
+    """Values that are not nan."""
     return [float(v) for v in values if not math.isnan(v)]
 
 
@@ -51,9 +51,9 @@ class OperatingPoints(NamedTuple):
 
 
 class Ranking:
-    """Scores sorted once, to be counted again and again with other weights (as the bootstrap does).
+    """Scores sorted once and counted with any weights, as the bootstrap does.
 
-    hits and alarms say how much of a true and of a false positive each score is: 1 and 0 for a positive instance.
+    hits, alarms  how much of a true and of a false positive each score is: 1 and 0 for a positive instance
     """
 
     def __init__(self, scores: np.ndarray, hits: np.ndarray, alarms: np.ndarray):
@@ -131,7 +131,7 @@ def _both_classes(points: OperatingPoints) -> bool:
 
 
 class Counts(NamedTuple):
-    """Answers by kind: true and false positives, false and true negatives."""
+    """Confusion counts: true and false positives, false and true negatives."""
 
     tp: int
     fp: int
@@ -140,9 +140,10 @@ class Counts(NamedTuple):
 
 
 def count(called: np.ndarray, truth: np.ndarray) -> Counts:
-    """Counts of boolean answers against the boolean truth."""
-    tp, said, real = int((called & truth).sum()), int(called.sum()), int(truth.sum())
-    return Counts(tp, said - tp, real - tp, len(truth) - said - real + tp)
+    """Confusion counts of boolean calls against the boolean truth."""
+    tp, positive_calls, positives = int((called & truth).sum()), int(called.sum()), int(truth.sum())
+    fp, fn = positive_calls - tp, positives - tp
+    return Counts(tp, fp, fn, len(truth) - tp - fp - fn)
 
 
 def ratio(part: float, whole: float) -> float:

@@ -8,9 +8,9 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate import spread
+from smmil.evaluate.metrics import direction, metric_name
 from smmil.experiments import plots
 from smmil.experiments.datasets import agreeing_pairs, share_of
-from smmil.experiments.metric_words import direction, metric_name
 from smmil.experiments.plots import by_difficulty, differences, examples, histograms, maps, rank_figure
 from smmil.experiments.ranking import rank_values
 from smmil.experiments.results import aggregate, chosen_rows, first_predictions, incomplete

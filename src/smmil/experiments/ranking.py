@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smmil.evaluate import mean_ranks
-from smmil.experiments.metric_words import direction
+from smmil.evaluate.metrics import direction
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -45,7 +45,7 @@ def rank_blocks(
     rows: "DataFrame", rank_by: str = "all", mixed: Mapping[str, list[str]] | None = None
 ) -> dict[Block, "DataFrame"]:
     """The rows that are ranked together, by extractor, group and level (inst or bag)."""
-    rows = rows[[direction(metric) != "" for metric in rows["metric"]]]
+    rows = rows[[direction(metric) != 0 for metric in rows["metric"]]]
     found: dict[Block, DataFrame] = {}
     for extractor in [EXTRACTORS] if rank_by == "all" else sorted(set(rows["extractor"])):
         used = [extractor, *(mixed or {}).get(extractor, [])]
@@ -72,7 +72,7 @@ def rank_values(rows: "DataFrame") -> "DataFrame":
 
     Energies are left out: they have no better side.
     """
-    sides = [{"+": 1, "-": -1, "": 0}[direction(metric)] for metric in rows["metric"]]
+    sides = [direction(metric) for metric in rows["metric"]]
     signed: Any = rows.assign(mean=rows["mean"].round(DIGITS) * sides)
     return signed[[side != 0 for side in sides]].pivot(index="model", columns=COLUMN, values="mean")
 

@@ -16,10 +16,9 @@ from typing import Any
 from smmil.config import TrainConfig
 from smmil.errors import DataError, SmmilError
 from smmil.evaluate import froc, summary
-from smmil.evaluate.bags import BAG_METRICS
 from smmil.evaluate.folders import without_nan
-from smmil.evaluate.instances import INSTANCE_METRICS, POOLS
-from smmil.evaluate.instances import NAMES as ENERGIES
+from smmil.evaluate.instances import POOLS
+from smmil.evaluate.metrics import metrics_of
 from smmil.files import digest, read_json, remove_leftovers, write_json, write_text
 from smmil.predict import predict_run
 from smmil.prediction import Prediction, load_predictions
@@ -62,13 +61,13 @@ def measured_row(validation: Sequence[Prediction], test: Sequence[Prediction]) -
         "threshold": _number(found["threshold"]["value"]),
         "threshold_source": found["threshold"]["source"],
     }
-    row |= {f"bag_{name}": _number(found["bag"][name]) for name in BAG_METRICS}
+    row |= {m.name: _number(found["bag"][m.key]) for m in metrics_of("bag")}
     for pool in POOLS:
         suffix = "" if pool == "all" else f"@{pool}"
         inside = found["instance"][pool]
-        row |= {f"inst_{name}{suffix}": _number(inside.get(name)) for name in INSTANCE_METRICS}
-    row |= {f"energy_{name}": _number(found["energy"][name]) for name in ENERGIES}
-    return row | {"froc": _number(lesions["froc"])}
+        row |= {f"{m.name}{suffix}": _number(inside.get(m.key)) for m in metrics_of("instance")}
+    row |= {m.name: _number(found["energy"][m.key]) for m in metrics_of("energy")}
+    return row | {m.name: _number(lesions[m.key]) for m in metrics_of("lesion")}
 
 
 def learned_alpha(history: Sequence[dict[str, Any]], epoch: int) -> float:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from smmil.evaluate.bootstrap import FEW
-from smmil.experiments.metric_words import explained, metric_name
+from smmil.evaluate.metrics import explained, metric_name
+from smmil.evaluate.resampling import FEW
 from smmil.experiments.significance import FAMILIES, GROUPS
 from smmil.experiments.writing import piped
 

@@ -11,8 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from smmil.config import Count, Positive, Whole, checked, parse_yaml
 from smmil.errors import ConfigError, suggest
-from smmil.evaluate import METRIC_NAMES
-from smmil.evaluate.instances import POOLS
+from smmil.evaluate.metrics import METRICS, pooled_names
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -50,21 +49,14 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-# Only metrics of instances depend on which instances are pooled; without a pool they are over all.
-MEASURED = (
-    *METRIC_NAMES,
-    *(f"{name}@{pool}" for pool in POOLS if pool != "all" for name in METRIC_NAMES if name.startswith("inst_")),
-)
-
-
 def measured_metric(name: str) -> str:
     """The name itself, if rows of results have it; else an error that names the nearest ones."""
-    if name in MEASURED:
+    if name in pooled_names():
         return name
     bare, _, pool = name.partition("@")
-    if pool and bare in METRIC_NAMES and not bare.startswith("inst_"):
+    if pool and bare in METRICS and METRICS[bare].level != "instance":
         raise ValueError(f"unknown metric {name!r}; {bare} does not depend on a pool of instances: write {bare}")
-    raise ValueError(f"unknown metric {name!r}; {suggest(name, MEASURED)}")
+    raise ValueError(f"unknown metric {name!r}; {suggest(name, pooled_names())}")
 
 
 SHARED = ("data", "runs", "slurm")  # folders that all studies of one --out have in common

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from smmil.experiments.metric_words import direction, explained, metric_name
+from smmil.evaluate.metrics import direction, explained, metric_name
 from smmil.experiments.paper.comparison import comparable_ranks, table_notes, with_paper
 from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, rank_rows
 from smmil.experiments.results import aggregate, shortfall_notes, with_plan
@@ -73,7 +73,7 @@ def with_places(rows: Any) -> "DataFrame":
     places = [0] * len(rows)
     rows = rows.reset_index(drop=True)
     for (*_, metric), part in rows.groupby(["group", *COLUMN], sort=False):
-        side = {"+": 1, "-": -1, "": 0}[direction(metric)]
+        side = direction(metric)
         shown = (side * part["mean"].round(DIGITS)).dropna()
         if not side or len(shown) < 2:
             continue

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from smmil.experiments.metric_words import metric_heading
+from smmil.evaluate.metrics import metric_heading
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
 from smmil.experiments.significance import FAMILIES, GROUPS
 from smmil.experiments.tables import Shown

@@ -13,12 +13,12 @@ USE = """\
 Meant for research on weakly supervised classification: the model sees the instances (patches or slices) of one case and
 gives a probability for the case and a score for every instance. Not meant for other tissues, scanners, stainings, scan
 protocols or patients than those it was trained on without testing it there first, nor for screening, triage or any
-workflow in which nobody looks at the case.
+workflow in which no person looks at the case.
 """
 LIMITS = """\
 - Numbers hold for cases like those they were measured on: same scanners, staining, patients and way of choosing them.
 - Scores show where the model looked, not where disease is. A hot region is a hint, its absence proves nothing.
-- Labels of whole cases taught it; nobody told it which instances are diseased.
+- It was trained on labels of whole cases only; which instances are diseased was not part of the training.
 - Probabilities are as calibrated as the training left them; check them before reading them as risks.
 - It knows only features of the encoder named above; features of another one are refused.
 """
@@ -46,7 +46,7 @@ WARNINGS = {
 
 
 def model_card(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | None, onnx: list[str] | None) -> str:
-    """The whole README.md from what config.json tells; kind is that of the recipe (slide, ct, points)."""
+    """README.md from the content of config.json; kind is that of the recipe (slide, ct, points)."""
     header = yaml.safe_dump(_header(config, numbers, kind), sort_keys=False, allow_unicode=True, width=1000)
     parts = [
         f"---\n{header}---\n\n# {config['name']}\n",
@@ -72,7 +72,7 @@ def _header(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | 
 
 
 def _claims(name: str, numbers: dict[str, Any]) -> dict[str, Any]:
-    """What the hub ranks models by: nothing if some of the cases taught the model or chose its weights."""
+    """Metrics for the hub's ranking; none if some of the cases were used in training or for selection."""
     if WARNINGS.keys() & set(numbers["parts"]):
         return {}
     names = list(dict.fromkeys(row["type"] for row in numbers["metrics"]))
@@ -86,10 +86,10 @@ def _results(numbers: dict[str, Any]) -> dict[str, Any]:
         for row in numbers["metrics"]
     ]
     task = {"type": "image-classification", "name": "classification of cases from their instances"}
-    return {"task": task, "dataset": {"type": "private", "name": _judged(numbers)}, "metrics": metrics}
+    return {"task": task, "dataset": {"type": "private", "name": _data_set(numbers)}, "metrics": metrics}
 
 
-def _judged(numbers: dict[str, Any]) -> str:
+def _data_set(numbers: dict[str, Any]) -> str:
     parts = [part if part == "other cases" else f"{part} part of the training study" for part in numbers["parts"]]
     return " and ".join(parts)
 
@@ -114,9 +114,7 @@ def _what(config: dict[str, Any]) -> str:
 def _training(config: dict[str, Any]) -> str:
     training = config["training"]
     if not training["cases"]:
-        return (
-            "The model was trained elsewhere and brought into smmil; nothing is known here about its training data.\n"
-        )
+        return "The model was trained outside smmil and converted; nothing is known here about its training data.\n"
     rows = [(part, *_part(sizes)) for part, sizes in training["cases"].items()]
     chosen = training["validation"]
     text = (
@@ -136,7 +134,7 @@ def _evaluation(numbers: dict[str, Any] | None) -> str:
     if numbers is None:
         return "No predictions were given when this package was made, so nothing is claimed here.\n"
     rows = [(row["name"], _number(row["value"]), _interval(row)) for row in numbers["metrics"]]
-    text = f"{numbers['cases']} labelled cases ({numbers['positive_cases']} positive): {_judged(numbers)}.\n"
+    text = f"{numbers['cases']} labelled cases ({numbers['positive_cases']} positive): {_data_set(numbers)}.\n"
     text += "".join(f"\n**{warning}**\n" for part, warning in WARNINGS.items() if part in numbers["parts"])
     text += "\nIntervals: 95 %, bootstrap over patients.\n\n" + _table(("metric", "value", "interval"), rows)
     return text + "".join(f"\n- {note}" for note in numbers["notes"]) + ("\n" if numbers["notes"] else "")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from smmil import __version__
 from smmil.config import TrainConfig
@@ -13,6 +13,7 @@ from smmil.data.manifest import Manifest
 from smmil.encoders import encoder_info, list_encoders
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate import bootstrap_ci
+from smmil.evaluate.metrics import METRICS
 from smmil.files import digest, read_json
 from smmil.formats import read_provenance
 from smmil.predict import TrainedModel, load_trained, run_config
@@ -25,7 +26,7 @@ _ENCODER_FACTS = ("dim", "pixels", "mean", "std", "mpp", "source", "autocast")
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """`facts` for config.json, the recipe where it is known, and a remark where it should be known and is not."""
+    """`facts` for config.json, the recipe where it is known, and a note where it should be known and is not."""
 
     facts: dict[str, Any]
     recipe: Recipe | None = None
@@ -33,7 +34,7 @@ class FeatureSource:
 
 
 def feature_source_of(features: dict[str, Any], bag: Path | None) -> FeatureSource:
-    """What a run (encoder id and digest of the recipe) and one of its bags say about the features."""
+    """Source of the features from a run (encoder id and digest of the recipe) and one of its bags."""
     try:
         stated, unread = ({} if bag is None else read_provenance(bag)), ""
     except DataError as problem:
@@ -74,14 +75,13 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 FORMAT = 1
 PARTS = ("train", "val", "test")
-# Of the machine, not of the model.
-_UNTOLD = {"device", "workers", "tensorboard", "checkpoint_minutes"}
-_TOLD_OF_DATA = {"fold", "folds", "val_share", "test_share", "split_seed"}
+_OF_THE_MACHINE = {"device", "workers", "tensorboard", "checkpoint_minutes"}
+_OF_THE_SPLIT = {"fold", "folds", "val_share", "test_share", "split_seed"}
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run as a package tells it: the content of config.json, the model itself, and remarks for the user."""
+    """Content of config.json, the model itself, the source of its features, and notes for the user."""
 
     config: dict[str, Any]
     trained: TrainedModel
@@ -90,7 +90,7 @@ class RunFacts:
 
 
 def run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: str) -> RunFacts:
-    """Everything a package says about a run; no id, no path, nothing of the machine."""
+    """Facts about a run for a package, without ids of cases, paths or anything of the machine."""
     run_dir = Path(run_dir)
     trained, settings, run = load_trained(run_dir, checkpoint), run_config(run_dir), _run_json(run_dir)
     split = {part: [] for part in PARTS} if settings is None else read_json(run_dir / "split.json")
@@ -127,16 +127,16 @@ def _run_json(run_dir: Path) -> dict[str, Any]:
 
 
 def _table(settings: TrainConfig | None, run: dict[str, Any]) -> tuple[Manifest | None, str | None]:
-    """The manifest a run was trained on, if it can still be read and says what it said then."""
+    """The manifest a run was trained on, if it can be read and is unchanged; else None and the reason."""
     if settings is None:
         return None, None
-    untold = "labels and patients of the training cases are not told"
+    missing = "labels and patients of the training cases are not stated"
     try:
         table = Manifest.read(settings.data.manifest)
     except DataError as problem:
-        return None, f"{untold}: {problem}"
+        return None, f"{missing}: {problem}"
     if table.digest() != run.get("manifest", {}).get("digest"):
-        return None, f"{untold}: {table.name} is not as it was in training"
+        return None, f"{missing}: {table.name} is not as it was in training"
     return table, None
 
 
@@ -165,8 +165,8 @@ def _training(
             "selected_by": facts.get("selected_by"),
             "epoch": facts["epoch"],
             "validation": {key: facts.get(key) for key in ("auroc", "loss")},
-            "settings": {key: value for key, value in stated.get("training", {}).items() if key not in _UNTOLD},
-            "split": {key: value for key, value in stated.get("data", {}).items() if key in _TOLD_OF_DATA},
+            "settings": {key: value for key, value in stated.get("training", {}).items() if key not in _OF_THE_MACHINE},
+            "split": {key: value for key, value in stated.get("data", {}).items() if key in _OF_THE_SPLIT},
             "hashes": {
                 "config": facts["config"],
                 "split": facts["split"],
@@ -178,7 +178,7 @@ def _training(
 
 
 def _sizes(split: dict[str, list[str]], table: Manifest | None, run: dict[str, Any]) -> dict[str, Any]:
-    """Cases of each part, and where the table is at hand also patients and labels: numbers, never names."""
+    """Number of cases of each part, and of patients and labels where the manifest is at hand; no names."""
     if run.get("bags") is None and not any(split.values()):
         return {}
     return {part: {"cases": len(split[part]), **_counts(split[part], table)} for part in PARTS}
@@ -194,29 +194,6 @@ def _counts(ids: Iterable[str], table: Manifest | None) -> dict[str, Any]:
 RESAMPLES = 2000
 
 
-class PackagedMetric(NamedTuple):
-    """A metric of `smmil.evaluate`, the instances it goes over, and its names for people and for the hub."""
-
-    metric: str
-    pool: str
-    name: str
-    type: str
-
-
-CASES = (
-    PackagedMetric("bag_auroc", "all", "AUROC of cases", "roc_auc"),
-    PackagedMetric("bag_auprc", "all", "average precision of cases", "average_precision"),
-    PackagedMetric("bag_f1", "all", "F1 of cases", "f1"),
-    PackagedMetric("bag_accuracy", "all", "accuracy of cases", "accuracy"),
-    PackagedMetric("bag_balanced_accuracy", "all", "balanced accuracy of cases", "balanced_accuracy"),
-    PackagedMetric("bag_brier", "all", "Brier score of cases (lower is better)", "brier_score"),
-)
-INSTANCES = (
-    PackagedMetric("inst_auroc", "all", "AUROC of instances, all cases", "roc_auc"),
-    PackagedMetric("inst_auroc", "positive_bags", "AUROC of instances, positive cases", "roc_auc"),
-)
-
-
 def measure(folder: str | Path, weights: str, resamples: int = RESAMPLES) -> dict[str, Any]:
     """Metrics of the predictions in a folder; an error when they were made by other weights than these."""
     predictions = load_predictions(folder)
@@ -229,7 +206,7 @@ def measure(folder: str | Path, weights: str, resamples: int = RESAMPLES) -> dic
     labelled = [p for p in predictions if p.y is not None]
     if not labelled:
         raise DataError(f"{folder}: no prediction has a label, so nothing can be measured; leave out --predictions")
-    rows = [_row(labelled, one, resamples) for one in (*CASES, *_instance_measures(labelled))]
+    rows = [_row(labelled, stated, resamples) for stated in _stated_metrics(labelled)]
     return {
         "parts": sorted({str(_part(p)) for p in predictions}),
         "cases": len(labelled),
@@ -244,14 +221,23 @@ def _part(prediction: Prediction) -> str:
     return (split.get("part") if isinstance(split, dict) else None) or "other cases"
 
 
-def _instance_measures(predictions: Sequence[Prediction]) -> tuple[PackagedMetric, ...]:
-    """Those of instances where some are labelled and one map says which are suspicious."""
+def _stated_metrics(predictions: Sequence[Prediction]) -> list[dict[str, str]]:
+    """Metrics a package states: those with a name on the hub; of instances where some are labelled and one map exists.
+
+    A metric that needs a threshold of validation cases cannot be stated.
+    """
     known = any(p.y_inst is not None and (p.y_inst >= 0).any() for p in predictions)
-    return INSTANCES if known and all(p.scores.shape[1] == 1 for p in predictions) else ()
+    one_map = known and all(p.scores.shape[1] == 1 for p in predictions)
+    return [
+        {"metric": m.name, "pool": pool, "name": m.with_pool(m.hub[1], pool), "type": m.hub[0]}
+        for m in METRICS.values()
+        if m.hub is not None and (m.level == "bag" or (one_map and not m.needs_threshold))
+        for pool in m.pools
+    ]
 
 
-def _row(predictions: Sequence[Prediction], one: PackagedMetric, resamples: int) -> dict[str, Any]:
-    found = bootstrap_ci(predictions, one.metric, n=resamples, pool=one.pool)
+def _row(predictions: Sequence[Prediction], stated: dict[str, str], resamples: int) -> dict[str, Any]:
+    found = bootstrap_ci(predictions, stated["metric"], n=resamples, pool=stated["pool"])
     ends = {end: found[end] if math.isfinite(found[end]) else None for end in ("low", "high")}
     facts = {"level": found["level"], "patients": found["n_units"], "notes": found["notes"]}
-    return {**one._asdict(), "value": found["value"], **ends, **facts}
+    return {**stated, "value": found["value"], **ends, **facts}

@@ -1,4 +1,4 @@
-"""A package read back after every file was compared with its checksum."""
+"""Load a package, after every file was compared with its checksum."""
 
 import hashlib
 import re
@@ -22,6 +22,7 @@ _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w][\w.-]*)")
 
 
 def write_sums(folder: Path) -> None:
+    """Write SHA256SUMS over all files of the folder."""
     names = sorted(path.name for path in folder.iterdir())
     write_text(folder / SUMS, "".join(f"{_sum(folder / name)}  {name}\n" for name in names))
 
@@ -68,7 +69,7 @@ FILES = (*NEEDED, "README.md", "recipe.json", "model.onnx")
 
 @dataclass(frozen=True)
 class Package:
-    """A model ready for use, what its config.json tells, and how raw images become its bags (None: not known)."""
+    """A model ready for use, its config.json, and the recipe from raw images to bags (None: not known)."""
 
     folder: Path
     trained: TrainedModel

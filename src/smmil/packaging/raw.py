@@ -1,4 +1,4 @@
-"""A package and raw images (or bags) to Predictions: the package's own recipe prepares what it is given."""
+"""Predict with a package from raw images, prepared by its own recipe, or from bags."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ def predict_package(
 
 
 def table_of_bags(paths: Sequence[Path]) -> Manifest | None:
-    """The bags that are meant: of a manifest, or of files or folders of bags; None when these are raw images."""
+    """Manifest of the bags in a manifest file, or in files or folders of bags; None for raw images."""
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise DataError(f"{missing[0]}: no such file or folder")
@@ -103,7 +103,7 @@ def _bag_files(path: Path) -> list[Path]:
 
 
 def _prepared(package: Package, paths: list[Path], out: Path, images: Images, device: str) -> tuple[PreparePlan]:
-    """What is to be prepared, after the encoder's weights were compared with those of training."""
+    """Plan of the preparation; refused when the encoder's weights are not those of training."""
     if package.recipe is None:
         raise ConfigError(
             f"{paths[0]}: this package cannot read raw images, since the recipe of its features is not part of it; "
@@ -128,7 +128,7 @@ def _prepared(package: Package, paths: list[Path], out: Path, images: Images, de
 
 
 def _refuse_misfit(paths: list[Path], kind: str, points: str | Path | None, own: Path) -> None:
-    """What preparing would say about options that a package has settled is said here in words for its user."""
+    """Refuse images or points of another kind than the package was trained on."""
     if kind == "points" and points is None:
         raise ConfigError(f"{paths[0]}: this package was trained on {_TAKES[kind]}; give their table with --points")
     if kind != "points" and points is not None:
@@ -140,7 +140,7 @@ def _refuse_misfit(paths: list[Path], kind: str, points: str | Path | None, own:
 
 
 def _refuse_other_bags(todo: PreparePlan, out: Path) -> None:
-    """Bags of another package in the same place stay there: their predictions lie beside them."""
+    """Refuse an output folder that holds bags prepared with another recipe."""
     place, ours = out / PREPARED, {"encoder": todo.encoder, "settings": json.loads(json.dumps(todo.recipe.settings()))}
     there = place / "recipe.json"
     if there.exists() and any((place / "bags").rglob("*.h5")) and read_json(there) != ours:

@@ -1,4 +1,4 @@
-"""A finished run as a folder that others can use: all of its files at once, or none."""
+"""Write a finished run as a package: all files at once, or none."""
 
 import json
 import os
@@ -24,7 +24,7 @@ _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,99}")
 
 @dataclass(frozen=True)
 class WrittenPackage:
-    """Where a package lies, the files in it, what the user should know, and which raw images it takes.
+    """Folder and files of a package, notes for the user, and which raw images it takes.
 
     kind  slide, ct or points; None: bags only
     """
@@ -117,7 +117,7 @@ def _write_onnx(folder: Path, found: RunFacts) -> list[str]:
 
 @contextmanager
 def _replacing_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder beside `out` that takes its place when the block ends well."""
+    """A temporary folder next to `out` that replaces it when the block ends without error."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder, old = (out.with_name(f"{_MARK}{secrets.token_hex(4)}-{out.name}") for _ in range(2))
     folder.mkdir()
@@ -137,7 +137,7 @@ def _replacing_folder(out: Path) -> Iterator[Path]:
 
 
 def _remove_leftovers(out: Path) -> None:
-    """What was replaced now, and what a killed process left beside the same folder."""
+    """Remove the replaced folder and temporary folders of killed processes for the same `out`."""
     ours = re.compile(re.escape(_MARK) + "[0-9a-f]{8}-" + re.escape(out.name))
     for path in out.parent.iterdir():
         if ours.fullmatch(path.name):

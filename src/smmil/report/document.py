@@ -21,10 +21,10 @@ from smmil.report.charts import SLOTS
 from smmil.report.numbers import (
     CASES,
     INSTANCES,
-    ROWS,
     Results,
     Row,
     interval_of,
+    metric_rows,
     other_cases,
     other_instances,
     remarks,
@@ -119,7 +119,7 @@ def _tiles(sources: Sequence[PredictionSource], results: Results) -> str:
     size = f"{positive} positive, {sum(p.n for p in first):,} instances"
     tiles = [f'<div class="tile"><h3>Cases</h3><p class="big">{len(first):,}</p><p>{size}</p></div>']
     for heading, path, words in _TILES:
-        row = next(r for r in ROWS if r.path == path)
+        row = next(r for r in metric_rows() if r.path == path)
         values = [(name, value_of(found, row), interval_of(found, row)) for name, found in results.items()]
         if any(value is not None for _, value, _ in values):
             lines = "".join(_tile_line(slot, *value, len(values) > 1) for slot, value in enumerate(values))
@@ -138,7 +138,7 @@ def _metrics(results: Results, unmarked: Mapping[str, str]) -> str:
         f'<th scope="col"><span class="key m{slot % SLOTS}"></span>{escape(name)}</th>'
         for slot, name in enumerate(results)
     )
-    measured = [row for row in ROWS if any(value_of(found, row) is not None for found in results.values())]
+    measured = [row for row in metric_rows() if any(value_of(found, row) is not None for found in results.values())]
     body = []
     for group in dict.fromkeys(row.group for row in measured):
         body.append(f'<tr class="group"><th scope="colgroup" colspan="{len(results) + 1}">{escape(group)}</th></tr>')

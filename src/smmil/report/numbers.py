@@ -1,4 +1,4 @@
-"""Metrics of a report with intervals, and whether they may be compared and trusted."""
+"""Metrics of a report with intervals, and whether the models' values are comparable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from smmil.evaluate import froc
+from smmil.evaluate.bootstrap import add_intervals
 from smmil.evaluate.detection import usable
-from smmil.evaluate.folders import add_intervals, summarize_models
+from smmil.evaluate.folders import summarize_models
+from smmil.evaluate.metrics import METRICS, Level, Metric, PooledMetric, metrics_of
 from smmil.prediction import Prediction
 
 Models = Mapping[str, Sequence[Prediction]]
@@ -18,7 +20,7 @@ SMOOTH = "How smooth are the maps?"
 
 @dataclass(frozen=True)
 class Row:
-    """A metric: heading of its group, its name, where it stands in the results, the measure of its interval."""
+    """A row of a report: group heading, name, path of the value in the results, measure of the interval, direction."""
 
     group: str
     name: str
@@ -27,28 +29,19 @@ class Row:
     better: int = 1
 
 
-ROWS = (
-    Row(CASES, "AUROC", ("bag", "auroc"), "bag_auroc"),
-    Row(CASES, "AUPRC", ("bag", "auprc"), "bag_auprc"),
-    Row(CASES, "F1", ("bag", "f1"), "bag_f1"),
-    Row(CASES, "Accuracy", ("bag", "accuracy"), "bag_accuracy"),
-    Row(CASES, "Balanced accuracy", ("bag", "balanced_accuracy"), "bag_balanced_accuracy"),
-    Row(CASES, "Sensitivity at 90 % specificity", ("bag", "sensitivity_at_90")),
-    Row(CASES, "Sensitivity at 95 % specificity", ("bag", "sensitivity_at_95")),
-    Row(CASES, "Brier score ↓", ("bag", "brier"), "bag_brier", -1),
-    Row(CASES, "Calibration error (ECE) ↓", ("bag", "ece"), None, -1),
-    Row(CASES, "Cross-entropy ↓", ("bag", "loss"), None, -1),
-    Row(INSTANCES, "AUROC, all cases", ("instance", "all", "auroc"), "inst_auroc"),
-    Row(INSTANCES, "AUROC, positive cases", ("instance", "positive_bags", "auroc"), "inst_auroc@positive_bags"),
-    Row(INSTANCES, "AUPRC, all cases", ("instance", "all", "auprc")),
-    Row(INSTANCES, "F1 = Dice", ("instance", "all", "f1"), "inst_f1"),
-    Row(INSTANCES, "IoU", ("instance", "all", "iou")),
-    Row(INSTANCES, "Precision", ("instance", "all", "precision")),
-    Row(INSTANCES, "Recall", ("instance", "all", "recall")),
-    Row(INSTANCES, "Hottest instance is right", ("instance", "positive_bags", "pointing_game")),
-    Row(INSTANCES, "FROC (lesions found at ¼ to 8 false alarms)", ("froc", "froc"), "froc"),
-    Row(SMOOTH, "Roughness f'L̃f / f'f (0 is smoothest)", ("energy", "rayleigh"), None, 0),
-)
+def metric_rows() -> list[Row]:
+    """Rows of a report from the registry of metrics: cases, instances, lesions, then energies."""
+    groups: dict[Level, str] = {"bag": CASES, "instance": INSTANCES, "lesion": INSTANCES, "energy": SMOOTH}
+    metrics = [(group, metric) for level, group in groups.items() for metric in metrics_of(level)]
+    return [_row(group, metric, pool) for group, metric in metrics if not metric.same_as for pool in metric.pools]
+
+
+def _row(group: str, metric: Metric, pool: str) -> Row:
+    name = metric.with_pool(metric.title or metric.label, pool)
+    paths = {"instance": ("instance", pool), "lesion": ("froc",)}
+    interval = PooledMetric(metric.name, pool).label if metric.interval else None
+    path = (*paths.get(metric.level, (metric.level,)), metric.key)
+    return Row(group, name + (" ↓" if metric.direction < 0 else ""), path, interval, metric.direction)
 
 
 def measure(
@@ -72,14 +65,15 @@ def measure(
 
 def _possible(predictions: Sequence[Prediction], found: dict[str, Any]) -> list[str]:
     """Measures for which there are labels, and a threshold where one is needed."""
-    wanted = [row.interval for row in ROWS if row.interval]
-    parts = {
+    wanted = [PooledMetric.parse(row.interval) for row in metric_rows() if row.interval]
+    judged: dict[Level, bool] = {
         "bag": any(p.y is not None for p in predictions),
-        "inst": found["instance"]["all"]["n_instances"] > 0,
-        "froc": found.get("froc", {}).get("n_lesions", 0) > 0,
+        "instance": found["instance"]["all"]["n_instances"] > 0,
+        "lesion": found.get("froc", {}).get("n_lesions", 0) > 0,
+        "energy": any(p.edges is not None for p in predictions),
     }
-    kept = [name for name in wanted if parts[name.split("_")[0]]]
-    return [name for name in kept if name != "inst_f1" or found["threshold"]["value"] is not None]
+    kept = [one for one in wanted if judged[METRICS[one.metric].level]]
+    return [one.label for one in kept if not one.needs_threshold or found["threshold"]["value"] is not None]
 
 
 def value_of(found: Mapping[str, Any], row: Row) -> float | None:
@@ -98,15 +92,15 @@ def interval_of(found: Mapping[str, Any], row: Row) -> tuple[float, float] | Non
 
 def remarks(results: Results) -> list[str]:
     """Every note of the numbers once, with the models it belongs to."""
-    said: dict[str, list[str]] = {}
+    models_of: dict[str, list[str]] = {}
     for model, found in results.items():
         parts = [found["bag"], *found["instance"].values(), found["energy"], found.get("froc", {})]
         for part in [*parts, *found.get("ci", {}).values(), found]:
             for note in part.get("notes", []):
-                if model not in said.setdefault(note, []):
-                    said[note].append(model)
+                if model not in models_of.setdefault(note, []):
+                    models_of[note].append(model)
     every = len(results)
-    return [note if len(who) == every else f"{', '.join(who)}: {note}" for note, who in said.items()]
+    return [note if len(who) == every else f"{', '.join(who)}: {note}" for note, who in models_of.items()]
 
 
 def other_cases(models: Models) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smmil.experiments.metric_words import metric_name
+from smmil.evaluate.metrics import metric_name
 from smmil.experiments.paper import PAPER_TABLES, paper_table
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED, Basis, Block, basis_of, rank_blocks, rank_rows
 

@@ -1,7 +1,7 @@
 """Every metric has a name, a direction and one line that says what it is."""
 
 from smmil.evaluate import METRIC_NAMES
-from smmil.experiments.metric_words import direction, explained, metric_heading, metric_name
+from smmil.evaluate.metrics import direction, explained, metric_heading, metric_name
 
 
 def test_every_metric_has_a_name_of_its_own_and_a_line():
@@ -12,9 +12,9 @@ def test_every_metric_has_a_name_of_its_own_and_a_line():
 
 
 def test_less_is_better_for_errors_and_ranks_and_neither_for_energies():
-    less = {metric for metric in (*METRIC_NAMES, "inst_rank", "bag_rank") if direction(metric) == "-"}
+    less = {metric for metric in (*METRIC_NAMES, "inst_rank", "bag_rank") if direction(metric) == -1}
     assert less == {"bag_brier", "bag_ece", "bag_loss", "inst_rank", "bag_rank"}
-    assert {m for m in METRIC_NAMES if direction(m) == ""} == {m for m in METRIC_NAMES if m.startswith("energy")}
+    assert {m for m in METRIC_NAMES if direction(m) == 0} == {m for m in METRIC_NAMES if m.startswith("energy")}
 
 
 def test_a_pool_is_named_in_a_line_of_its_own_and_explained_once():

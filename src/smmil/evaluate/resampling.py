@@ -1,0 +1,200 @@
+"""Resampling of patients: draws, bootstrap intervals (BCa and percentile) and their p values."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from smmil.errors import ConfigError, check_choice
+from smmil.prediction import Prediction
+
+METHODS = ("bca", "percentile")
+FEW = 10
+ROUNDING = 1e-12  # smaller differences come from the order of additions
+
+
+class Interval(NamedTuple):
+    """An interval, the method that was really used, remarks, and the p value that belongs to it.
+
+    p  two-sided, of the value 0: below 1 - level exactly where the interval excludes 0, and never below 2 / (draws + 1)
+    """
+
+    low: float
+    high: float
+    method: str
+    notes: list[str]
+    p: float
+
+
+class Bend(NamedTuple):
+    """How BCa (Efron 1987) moves the share of draws at which an interval ends; no bias and acceleration: not at all."""
+
+    bias: float = 0.0
+    acceleration: float = 0.0
+
+    def bent(self, share: float) -> float:
+        """The share of the draws below the end of an interval that is to leave out `share` on this side."""
+        z = self.bias + _normal_at(share)
+        return _normal_below(self.bias + z / _positive(1 - self.acceleration * z))
+
+    def straight(self, share: float) -> float:
+        """The inverse: what an interval leaves out on the side of an end that has this share of the draws below it."""
+        if share in (0, 1):
+            return share
+        w = _normal_at(share) - self.bias
+        return _normal_below(w / _positive(1 + self.acceleration * w) - self.bias)
+
+
+class Resampling:
+    """Independent units (patients) of cases, drawn whole: all cases of a patient come and go together.
+
+    units   number of the unit of each case, 0, 1, 2, ...
+    strata  class of each unit; units are drawn within their class, so that every draw has as many of each
+    """
+
+    def __init__(self, units: np.ndarray, strata: np.ndarray | None = None):
+        self.units = units
+        self.n_units = int(units.max(initial=-1)) + 1
+        strata = np.zeros(self.n_units, dtype=np.int64) if strata is None else strata
+        self.strata = [np.flatnonzero(strata == kind) for kind in np.unique(strata)]
+
+    def draws(self, n: int, seed: int) -> Iterator[np.ndarray]:
+        """n times: how often each case was drawn. The same seed gives the same draws of the same units."""
+        rng = np.random.default_rng(seed)
+        chosen = [members[rng.integers(0, len(members), (n, len(members)))] for members in self.strata]
+        for row in range(n):
+            drawn = np.concatenate([np.zeros(0, dtype=np.int64), *(part[row] for part in chosen)])
+            yield np.bincount(drawn, minlength=self.n_units)[self.units]
+
+    def without_each(self, value: Callable[[np.ndarray], float]) -> list[np.ndarray]:
+        """The value with each unit left out in turn, stratum by stratum."""
+        return [np.array([value((self.units != u).astype(np.int64)) for u in members]) for members in self.strata]
+
+
+def check_plan(method: str, n: int, level: float) -> None:
+    """Refuse a method, number of draws or level that cannot be meant."""
+    check_choice(method, METHODS, "method")
+    if n < 2:
+        raise ConfigError(f"n: got {n} resamples, expected at least 2; 2000 are usual")
+    if not 0 < level < 1:
+        raise ConfigError(f"level: got {level}, expected a share between 0 and 1 such as 0.95")
+
+
+def gap(a: Any, b: Any) -> Any:
+    """a - b, with 0 where nothing but rounding is left: equal models must not differ by how sums were rounded."""
+    found = np.subtract(a, b)
+    return np.where(np.abs(found) <= ROUNDING * np.maximum(1.0, np.abs(b)), 0.0, found)[()]
+
+
+def interval(
+    drawn: np.ndarray, estimate: float, left_out: Callable[[], list[np.ndarray]], method: str, level: float
+) -> Interval:
+    """The interval of an estimate from its values on resamples (nan where undefined); left_out only called for bca."""
+    values = np.sort(drawn[~np.isnan(drawn)])
+    notes = _remarks(drawn, values)
+    if np.isnan(estimate) or len(values) <= len(drawn) / 2:
+        reason = "the metric itself is undefined" if np.isnan(estimate) else "most resamples are undefined"
+        return Interval(float("nan"), float("nan"), "none", [*notes, f"no interval: {reason}"], float("nan"))
+    bend, reason = _bend(values, estimate, left_out()) if method == "bca" else (Bend(), "")
+    if bend is None:
+        bend, method = Bend(), "percentile"
+        notes.append(f"percentile interval instead of BCa: {reason}")
+    tail = (1 - level) / 2
+    low, high = np.quantile(values, [bend.bent(tail), bend.bent(1 - tail)])
+    return Interval(float(low), float(high), method, notes, _p_of_zero(values, bend))
+
+
+def _p_of_zero(values: np.ndarray, bend: Bend) -> float:
+    """Twice what the interval leaves out on one side when its end there just reaches 0; draws of 0 oppose both sides.
+
+    This turns the interval around, down to its interpolation between draws, so that the two never contradict.
+    """
+    least = 2 / (len(values) + 1)
+    above, below = bend.straight(_share(values, "right")), 1 - bend.straight(_share(values, "left"))
+    return min(1.0, max(least, 2 * min(above, below)))
+
+
+def _share(values: np.ndarray, side: Literal["left", "right"]) -> float:
+    """The least (left) or greatest (right) share whose quantile of the sorted values is 0; 0 or 1 beyond them all."""
+    count = int(np.searchsorted(values, 0.0, side))
+    if count in (0, len(values)):
+        return float(count > 0)
+    before, after = values[count - 1], values[count]
+    return float((count - 1 - before / (after - before)) / (len(values) - 1))
+
+
+def _bend(values: np.ndarray, estimate: float, left_out: list[np.ndarray]) -> tuple[Bend | None, str]:
+    """Bias and acceleration of these draws; None and why where they do not exist. Draws at the estimate count half."""
+    from_estimate = gap(values, estimate)
+    below = ((from_estimate < 0).mean() + (from_estimate <= 0).mean()) / 2
+    if below in (0, 1):
+        return None, "all resamples lie on one side of the estimate"
+    acceleration = _acceleration(left_out)
+    if np.isnan(acceleration):
+        return None, "leaving out single patients does not change the value"
+    return Bend(_normal_at(below), acceleration), ""
+
+
+def _normal_at(share: float) -> float:
+    from scipy.special import ndtri
+
+    return float(ndtri(share))
+
+
+def _normal_below(z: float) -> float:
+    from scipy.special import ndtr
+
+    return float(ndtr(z))
+
+
+def _positive(divisor: float) -> float:
+    """Beyond the pole of the bend, six deviations out or more, the limit at the pole counts."""
+    return max(divisor, 1e-300)
+
+
+def _acceleration(left_out: list[np.ndarray]) -> float:
+    """Skewness of the influence of single units; those whose absence leaves the value undefined are not counted."""
+    cubes = squares = 0.0
+    for part in left_out:
+        part = part[~np.isnan(part)]
+        if len(part):
+            influence = (len(part) - 1) * gap(part.mean(), part)
+            cubes += (influence**3).sum() / len(part) ** 3
+            squares += (influence**2).sum() / len(part) ** 2
+    return float(cubes / (6 * squares**1.5)) if squares else float("nan")
+
+
+def _remarks(drawn: np.ndarray, values: np.ndarray) -> list[str]:
+    notes, missing = [], len(drawn) - len(values)
+    if missing:
+        notes.append(
+            f"{missing} of {len(drawn)} resamples are undefined (such as one class only) and left out; "
+            "the interval is too narrow if they are many; stratified draws avoid them"
+        )
+    if len(values) and not gap(values, values[0]).any():
+        notes.append("all resamples give the same value: the interval has no width and says nothing about uncertainty")
+    return notes
+
+
+def few_units(n_units: int, unit: str) -> list[str]:
+    """A note when there are too few independent units to trust an interval."""
+    return [f"only {n_units} units ({unit}): an interval from so few is a guess"] if n_units < FEW else []
+
+
+def facts(drawn: np.ndarray, plan: Resampling, cases: Sequence[Prediction]) -> dict[str, Any]:
+    """Spread of the resamples and how many of what took part."""
+    values = drawn[~np.isnan(drawn)]
+    return {
+        "std": float(values.std(ddof=1)) if len(values) > 1 else float("nan"),
+        "n_units": plan.n_units,
+        "n_cases": len(cases),
+        "n_resamples": len(drawn),
+        "n_undefined": len(drawn) - len(values),
+    }
+
+
+def classes_of_units(cases: Sequence[Prediction], units: np.ndarray) -> np.ndarray:
+    """The class of each unit: the highest label of its cases, -1 when none is known."""
+    found = np.full(units.max(initial=-1) + 1, -1)
+    np.maximum.at(found, units, [-1 if p.y is None else p.y for p in cases])
+    return found
