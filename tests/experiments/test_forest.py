@@ -8,7 +8,7 @@ from experiments.studies import tiny_set, tiny_study
 
 from smmil.errors import ConfigError
 from smmil.experiments import figures, plots
-from smmil.experiments.output import write_figures
+from smmil.experiments.figures import write_figures
 from smmil.experiments.study import FigureSpec, Synthetic, load_study
 
 BASE = {"set": "s", "metric": "inst_auroc", "value": 0.8, "low": 0.7, "high": 0.9, "reference": "ABMIL",

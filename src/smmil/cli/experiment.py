@@ -124,7 +124,7 @@ def status(config: Config, out: Out, data: Data = None, only: Only = None, toy: 
 @app.command("tables")
 def tables(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
     """Write the tables of the study from the runs that are done: Markdown, LaTeX, CSV, the paper's numbers beside."""
-    from smmil.experiments.output import write_tables
+    from smmil.experiments.tables import write_tables
 
     for path in write_tables(_study(config, data, toy), out, only=only or ()):
         print(path)
@@ -133,7 +133,7 @@ def tables(config: Config, out: Out, data: Data = None, only: Only = None, toy: 
 @app.command("figures")
 def figures(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
     """Draw the figures of the study from the runs that are done: PNG and SVG."""
-    from smmil.experiments.output import write_figures
+    from smmil.experiments.figures import write_figures
 
     paths, failed = write_figures(_study(config, data, toy), out, only=only or ())
     for path in paths:

@@ -55,7 +55,7 @@ def _runner(executor: str, address: str | None) -> Callable[..., list[Outcome[An
         return run_in_processes
     from functools import partial
 
-    from smmil.executors.dask import run_on_dask
+    from smmil.executors.cluster import run_on_dask
 
     return partial(run_on_dask, address=address)
 

@@ -1,12 +1,12 @@
 """Figures of a study as PNG and SVG: sweeps, forests, histograms, maps and mean ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smmil.errors import DataError
+from smmil.errors import DataError, SmmilError
 from smmil.evaluate import spread
 from smmil.experiments import plots
 from smmil.experiments.datasets import agreeing_pairs, share_of
@@ -14,8 +14,9 @@ from smmil.experiments.metric_words import direction, metric_name
 from smmil.experiments.plots import by_difficulty, differences, examples, histograms, maps, rank_figure
 from smmil.experiments.ranking import rank_values
 from smmil.experiments.results import aggregate, chosen_rows, first_predictions, incomplete
-from smmil.experiments.significance import GROUPS, RESAMPLES, comparisons, pair_differences
-from smmil.experiments.study import FigureSpec, Study, headline
+from smmil.experiments.runner import StudyFolder, finished_results
+from smmil.experiments.significance import RESAMPLES, comparisons, pair_differences
+from smmil.experiments.study import GROUPS, FigureSpec, Study, headline
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -214,3 +215,26 @@ def _cases(found: Found, count: int) -> list[str]:
 def slug(text: str) -> str:
     """Text that can be part of a file name."""
     return "".join(c if c.isalnum() or c in "-." else "_" for c in text)
+
+
+def write_figures(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> tuple[list[Path], dict[str, str]]:
+    """All figures of the study; gives the files and, by name, why a figure could not be drawn."""
+    (results, plan), folder = finished_results(study, out, only), StudyFolder(Path(out), study.name).own / "figures"
+    paths: list[Path] = []
+    failed: dict[str, str] = {}
+    for figure, part in _figure_parts(study, results):
+        try:
+            paths += make_figure(study, figure, part, Path(out), folder, plan)
+        except SmmilError as problem:
+            failed[f"{figure.name} ({', '.join(sorted(set(part['set'])))})"] = str(problem)
+    return paths, failed
+
+
+def _figure_parts(study: Study, results: "DataFrame") -> Iterator[tuple[FigureSpec, "DataFrame"]]:
+    """Each figure with the results it shows: those of one data set, or all where sets are compared."""
+    for figure in study.figures:
+        if figure.kind in ACROSS_SETS:
+            yield figure, results
+            continue
+        for _, part in results.groupby("set", sort=True):
+            yield figure, part

@@ -11,7 +11,7 @@ import numpy as np
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.ranks import friedman_nemenyi
 from smmil.experiments.metric_words import metric_name
-from smmil.experiments.significance_page import SURE, p_text
+from smmil.experiments.results import SURE, p_text
 from smmil.files import replacing, write_text
 from smmil.maps import canvas
 from smmil.maps.charts import draw_histogram, friedman_verdict, rank_diagram, score_shares

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 ORDER = ("set", "variant", "lr", "seed", "fold")
+SURE = 0.05  # p after Holm's correction below which a difference counts as real
 FACTS = ("run", "set", "dataset", "extractor", "group", "family", "variant", "lr", "seed", "fold")
 
 
@@ -44,7 +45,7 @@ def choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
     Only rates with as many finished runs as the best covered one compete, so that a rate is not chosen for the folds
     it has not seen yet, and they are compared over the folds and seeds that all of them have. A full tie, and rates
     without a fold in common, go to the larger rate. Test results play no part. Whether all rates could compete is told
-    by `shortfall.shortfall_notes`.
+    by `missing_run_notes`.
     """
     chosen = {}
     for (set_, variant), rows in table.groupby(["set", "variant"], sort=True):
@@ -165,7 +166,7 @@ def _absent(plan: Any, found: dict[tuple[str, str], Coverage], metrics: Sequence
             }
 
 
-def shortfall_notes(results: "DataFrame", plan: Any) -> list[str]:
+def missing_run_notes(results: "DataFrame", plan: Any) -> list[str]:
     """What is missing of a study, or of the part of it that is given: for tables and for pages of comparisons.
 
     Numbers over fewer runs than planned, learning rates chosen without all runs of all rates, which runs failed and
@@ -221,3 +222,8 @@ def first_predictions(results: "DataFrame", out: Path, variants: Sequence[str]) 
     if not found:
         raise DataError(f"no run of {', '.join(variants)} is done yet; begin with smmil experiment run")
     return found
+
+
+def p_text(p: float) -> str:
+    """A p value with three digits, never 0."""
+    return "–" if math.isnan(p) else ("<0.001" if p < 0.001 else f"{p:.3f}")

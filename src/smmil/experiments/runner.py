@@ -1,93 +1,25 @@
 """Runs the missing part of a study on any executor, SLURM arrays included."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smmil.errors import ConfigError, DataError, MissingExtra, SmmilError, check_choice
+from smmil.errors import DataError, SmmilError, check_choice
 from smmil.executors import EXECUTORS, Outcome, run_tasks
-from smmil.executors.processes import attempt
+from smmil.executors.cluster import run_on_slurm
 from smmil.experiments.grid import Grid, Run, check_models, make_grid
 from smmil.experiments.results import results_table, write_results
 from smmil.experiments.run import ALREADY, BUSY, FULL, RunJob, alone, finished, is_busy, perform
 from smmil.experiments.study import Study
 from smmil.files import read_json, write_text
 
-_PAUSE_S = 0.2
-
-
-def run_on_slurm(
-    function: Callable[[Any], Any],
-    tasks: Sequence[Any],
-    on_done: Callable[[Outcome[Any, Any]], Any],
-    *,
-    folder: Path,
-    workers: int | None = None,
-    parameters: dict[str, Any] | None = None,
-) -> list[Outcome[Any, Any]]:
-    """`function(task)` for every task, each a job of one SLURM array; outcomes in the order of the tasks.
-
-    folder      for the logs and messages of submitit, on a disk that all nodes see
-    workers     how many jobs of the array may run at once
-    parameters  of `submitit.AutoExecutor.update_parameters` (timeout_min, slurm_partition, mem_gb, …); the key
-                `cluster` chooses: slurm where there is one, else local processes; "local" asks for these
-    """
-    if not tasks:
-        return []
-    jobs = _submitted(function, tasks, folder, workers, dict(parameters or {}))
-    try:
-        return _awaited(jobs, tasks, on_done)
-    finally:
-        for job in jobs:
-            if not job.done():
-                job.cancel(check=False)
-
-
-def _submitted(
-    function: Callable[[Any], Any], tasks: Sequence[Any], folder: Path, workers: int | None, parameters: dict[str, Any]
-) -> list[Any]:
-    try:
-        import submitit
-    except ModuleNotFoundError:
-        raise MissingExtra("submitit", "slurm", "running on SLURM") from None
-    executor = submitit.AutoExecutor(folder=folder, cluster=parameters.pop("cluster", None))
-    if workers is not None:
-        parameters["slurm_array_parallelism"] = workers
-    try:
-        executor.update_parameters(**{"timeout_min": 24 * 60, "cpus_per_task": 1, **parameters})
-    except (NameError, ValueError, TypeError) as problem:
-        raise ConfigError(f"--slurm: {problem}; see submitit's update_parameters") from None
-    return executor.map_array(attempt, [function] * len(tasks), range(len(tasks)), tasks)
-
-
-def _awaited(jobs: list[Any], tasks: Sequence[Any], on_done: Callable[[Outcome[Any, Any]], Any]) -> list[Any]:
-    """The outcomes, each told when its job ends."""
-    waiting, outcomes = dict(enumerate(jobs)), {}
-    while waiting:
-        for index in [i for i, job in waiting.items() if job.done()]:
-            outcomes[index] = _outcome(waiting.pop(index), index, tasks[index])
-            on_done(outcomes[index])
-        time.sleep(_PAUSE_S if waiting else 0)
-    return [outcomes[index] for index in sorted(outcomes)]
-
-
-def _outcome(job: Any, index: int, task: Any) -> Outcome[Any, Any]:
-    """What the job gave; a job that was killed or ran out of time is an outcome with an error."""
-    problem = job.exception()
-    if problem is None:
-        return job.result()
-    words = " ".join(str(problem).split())[:300]
-    return Outcome(index, task, error=f"SLURM job {job.job_id} did not end well ({words}); see its log, then repeat")
-
-
 WAYS = (*EXECUTORS, "submitit")
 OnRun = Callable[[str, str | None], Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class StudyFolder:
     """Where a study lies: runs and data are shared by all studies of the folder, results are its own."""
 
     out: Path
@@ -138,7 +70,7 @@ def run_study(
     """
     check_choice(executor, WAYS, "executor")
     check_models(study, study.name)
-    place = Place(Path(out), study.name)
+    place = StudyFolder(Path(out), study.name)
     grid = make_grid(study, place.out / "data", only=only)
     done = {run.key for run in grid.runs if finished(place.run(run.key)) is not None}
     jobs = {run.key: _job(run, place) for run in grid.runs if run.key not in done}
@@ -155,7 +87,7 @@ def run_study(
     return report
 
 
-def _whole(study: Study, place: Place, asked: Grid, report: Report) -> list[Run]:
+def _whole(study: Study, place: StudyFolder, asked: Grid, report: Report) -> list[Run]:
     """The runs of all data sets, in the order of the study; a set that was not asked for and cannot be read is told."""
     runs = {name: [run for run in asked.runs if run.facts["set"] == name] for name in (d.name for d in study.datasets)}
     for dataset in study.datasets:
@@ -174,7 +106,7 @@ def _remove_own_leftovers(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _job(run: Run, place: Place) -> RunJob:
+def _job(run: Run, place: StudyFolder) -> RunJob:
     return RunJob(str(place.run(run.key).absolute()), run.label, run.config)
 
 
@@ -201,7 +133,7 @@ def _perform_all(jobs: list[RunJob], report: Report, way: Callable[..., Any], on
 
 
 def _way(
-    executor: str, workers: int | None, address: str | None, slurm: dict[str, Any] | None, place: Place
+    executor: str, workers: int | None, address: str | None, slurm: dict[str, Any] | None, place: StudyFolder
 ) -> Callable[..., Any]:
     """A function (function, tasks, on_done) that runs tasks in the executor asked for."""
     if executor == "submitit":
@@ -211,7 +143,7 @@ def _way(
     return lambda function, tasks, on_done: run_tasks(function, tasks, executor, workers, on_done, address=address)
 
 
-def collect(grid: Grid, place: Place) -> Any:
+def collect(grid: Grid, place: StudyFolder) -> Any:
     """Table of the runs that are done, one row each."""
     rows = []
     for run in grid.runs:
@@ -223,20 +155,20 @@ def collect(grid: Grid, place: Place) -> Any:
 
 def load_results(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> Any:
     """Table of what is done of a study so far."""
-    place = Place(Path(out), study.name)
+    place = StudyFolder(Path(out), study.name)
     return collect(make_grid(study, place.out / "data", only=only), place)
 
 
 def run_states(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> dict[str, list[tuple[str, str]]]:
     """Labels by state: done, running (a living process has it), failed (with the reason), missing."""
     found: dict[str, list[tuple[str, str]]] = {state: [] for state in ("done", "running", "failed", "missing")}
-    place = Place(Path(out), study.name)
+    place = StudyFolder(Path(out), study.name)
     for row in plan_table(make_grid(study, place.out / "data", only=only), place).itertuples():
         found[row.state].append((row.label, row.reason))
     return found
 
 
-def plan_table(grid: Grid, place: Place) -> Any:
+def plan_table(grid: Grid, place: StudyFolder) -> Any:
     """Table of all runs of a study, done or not: the facts of each, its state and why it failed."""
     from pandas import DataFrame
 
@@ -269,3 +201,15 @@ def grid_text(runs: Sequence[Run]) -> str:
     return DataFrame([{"run": r.key, "label": r.label, **r.facts} for r in runs]).to_csv(
         index=False, lineterminator="\n"
     )
+
+
+def finished_results(study: Study, out: str | Path, only: Sequence[str] = ()) -> tuple[Any, Any]:
+    """Tables of the runs that are done and of all runs with their state; an error when none is done."""
+    place = StudyFolder(Path(out), study.name)
+    grid = make_grid(study, place.out / "data", only=only)
+    results, plan = collect(grid, place), plan_table(grid, place)
+    if not len(results):
+        failed = int((plan["state"] == "failed").sum())
+        advice = f"{failed} runs failed: see smmil experiment status" if failed else "begin with smmil experiment run"
+        raise DataError(f"{place.own}: no run is done yet; {advice}")
+    return results, plan

@@ -13,11 +13,8 @@ from smmil.evaluate.bootstrap import Resampling, gap, interval
 from smmil.evaluate.folders import PooledMetric
 from smmil.evaluate.statistic import Settings, statistic
 from smmil.experiments.results import chosen_rows
+from smmil.experiments.study import FAMILIES
 from smmil.prediction import Prediction, load_predictions
-
-GROUPS = {"no_global": "without global interactions", "global": "with global interactions"}
-FAMILIES = {"independent": "none", "local": "local", "global": "global", "global_local": "global and local"}
-
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -14,6 +14,9 @@ from smmil.errors import ConfigError, suggest
 from smmil.evaluate import METRIC_NAMES
 from smmil.evaluate.instances import POOLS
 
+# Words of tables for `group` and `family` of a variant.
+GROUPS = {"no_global": "without global interactions", "global": "with global interactions"}
+FAMILIES = {"independent": "none", "local": "local", "global": "global", "global_local": "global and local"}
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 

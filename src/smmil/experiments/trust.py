@@ -18,7 +18,7 @@ from smmil.evaluate.instances import bags_of_pool, instance_score
 from smmil.evaluate.ranking import exact_mean
 from smmil.experiments.datasets import POSITIONS, RANDOM, Ready, positions_only, prepare, random_labels
 from smmil.experiments.results import chosen_rows
-from smmil.experiments.runner import Place, load_results, run_study
+from smmil.experiments.runner import StudyFolder, load_results, run_study
 from smmil.experiments.study import Dataset, Study, headline
 from smmil.experiments.writing import for_spreadsheets, piped
 from smmil.files import write_text
@@ -171,7 +171,7 @@ def trust_report(
     Trains each variant twice more for each data set: on labels dealt out at random and on positions alone, with the
     first seed, fold and learning rate.
     """
-    place = Place(Path(out), study.name)
+    place = StudyFolder(Path(out), study.name)
     results = load_results(study, out, only=only)
     if not len(results):
         raise DataError(f"{place.own}: no run is done yet; begin with smmil experiment run")
@@ -188,7 +188,7 @@ def trust_report(
     return _write(rows, place.own, headline(study, _TITLE))
 
 
-def _answers(rows: "DataFrame", table: Manifest, place: Place, resamples: int) -> dict[str, Any]:
+def _answers(rows: "DataFrame", table: Manifest, place: StudyFolder, resamples: int) -> dict[str, Any]:
     """What the runs of one variant on one data set say about its maps.
 
     table  the data set where it lies now; the settings of a run name the place where it lay when it was trained
@@ -209,7 +209,7 @@ def _answers(rows: "DataFrame", table: Manifest, place: Place, resamples: int) -
 
 
 def _extra_results(
-    study: Study, place: Place, sets: list[tuple[Dataset, Ready]], executor: str, workers: int | None
+    study: Study, place: StudyFolder, sets: list[tuple[Dataset, Ready]], executor: str, workers: int | None
 ) -> "DataFrame":
     """Results of the runs on random labels and on positions only."""
     derived: list[Dataset] = []
@@ -226,7 +226,7 @@ def _extra_results(
     return load_results(further, place.out)
 
 
-def _extra(extra: "DataFrame", place: Place, set_: Any, variant: Any) -> dict[str, float]:
+def _extra(extra: "DataFrame", place: StudyFolder, set_: Any, variant: Any) -> dict[str, float]:
     """The numbers of the further trainings, measured as those of the model itself."""
 
     def of(kind: str) -> "Series":

@@ -1,17 +1,22 @@
-"""Tables as Markdown, LaTeX and CSV, and every output of a study written to its folder."""
+"""Tables and comparisons of a study as text: Markdown, LaTeX and CSV."""
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from smmil.experiments.metric_words import metric_heading
+from smmil.evaluate.bootstrap import FEW
+from smmil.experiments.metric_words import explained, metric_heading, metric_name
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
-from smmil.experiments.significance import FAMILIES, GROUPS
-from smmil.experiments.tables import Shown
+from smmil.experiments.results import SURE, p_text
+from smmil.experiments.study import FAMILIES, GROUPS
 from smmil.files import write_text
 from smmil.spreadsheet import inert
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"}
 _SPECIAL |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
@@ -20,7 +25,25 @@ _SPECIAL |= {"†": "$^\\dagger$", "‡": "$^\\ddagger$", "±": "$\\pm$", "·": 
 _SPECIAL |= {"ᵀ": "$^\\top$", "≤": "$\\le$", "≥": "$\\ge$", "→": "$\\to$", "↑": "$\\uparrow$", "↓": "$\\downarrow$"}
 _SPECIAL |= {"α": "$\\alpha$", "β": "$\\beta$", "λ": "$\\lambda$", "µ": "$\\mu$", "…": "\\dots{}", "–": "--"}
 _SPECIAL |= {"¼": "$\\frac14$", "½": "$\\frac12$"}
+_HOW = (
+    "value: mean over folds and seeds; the same draws for all models; intervals: 95 %, of a value BCa, of a difference "
+    "percentile",
+    "p: two-sided, below 0.05 exactly where the interval of the difference excludes 0; p (Holm): corrected for the "
+    "models compared within a table, bold below 0.05",
+)
+Column = tuple[str, str, str]  # data set, extractor, metric
 _TILDE = "\u0303"  # a combining mark after its letter, as in L̃
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of a study, ready to be written: one row per number, notes below it."""
+
+    name: str
+    title: str
+    rows: "DataFrame"
+    notes: list[str] = field(default_factory=list)
+    reference: str | None = None
 
 
 def tex_text(text: str) -> str:
@@ -34,10 +57,7 @@ def tex_text(text: str) -> str:
     return "".join(found)
 
 
-Column = tuple[str, str, str]  # data set, extractor, metric
-
-
-def write_table(shown: Shown, folder: Path) -> list[Path]:
+def write_table(shown: ResultTable, folder: Path) -> list[Path]:
     """NAME.md, NAME.tex and NAME.csv in `folder`."""
     writers = {"md": markdown, "tex": latex, "csv": csv_text}
     for suffix, text in writers.items():
@@ -50,7 +70,7 @@ def piped(text: object) -> str:
     return str(text).replace("|", "\\|")
 
 
-def csv_text(shown: Shown) -> str:
+def csv_text(shown: ResultTable) -> str:
     """Every number in a row of its own, with all its digits and the paper's beside it."""
     return for_spreadsheets(shown.rows)
 
@@ -61,7 +81,7 @@ def for_spreadsheets(rows: Any) -> str:
     return shown.to_csv(index=False, lineterminator="\n")
 
 
-def markdown(shown: Shown) -> str:
+def markdown(shown: ResultTable) -> str:
     """A table with one line per model; the paper's number, the difference and the verdict below ours."""
     columns = _columns(shown)
     heads = ["model", "interaction", *(piped("<br>".join(_heading(c, columns))) for c in columns)]
@@ -79,7 +99,7 @@ def _unbroken(line: str) -> str:
     return re.sub(" (± |[↑↓])", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), line)
 
 
-def latex(shown: Shown) -> str:
+def latex(shown: ResultTable) -> str:
     """The same for LaTeX, as a float with caption and notes; needs \\usepackage{booktabs,makecell}."""
     columns = _columns(shown)
     heads = ["model", "interaction", *(_makecell(_heading(c, columns)) for c in columns)]
@@ -96,14 +116,14 @@ def latex(shown: Shown) -> str:
     return "\n".join([*lines, *ending, *notes, "\\end{minipage}", "\\end{table}", ""])
 
 
-def _columns(shown: Shown) -> list[Column]:
+def _columns(shown: ResultTable) -> list[Column]:
     """Columns in order of first appearance, ranks last."""
     rows = shown.rows
     found = list(dict.fromkeys(zip(rows["dataset"], rows["extractor"], rows["metric"], strict=True)))
     return sorted(found, key=lambda column: column[0] == RANKED)
 
 
-def _grouped(shown: Shown) -> dict[str, dict[str, dict[Column, Any]]]:
+def _grouped(shown: ResultTable) -> dict[str, dict[str, dict[Column, Any]]]:
     found: dict[str, Any] = {}
     rows: Any = shown.rows
     for row in rows.itertuples():
@@ -117,7 +137,7 @@ def _sets(columns: Sequence[Column]) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def _title(shown: Shown, columns: Sequence[Column]) -> str:
+def _title(shown: ResultTable, columns: Sequence[Column]) -> str:
     """The title, with the data set where the table has only one."""
     sets = _sets(columns)
     return f"{shown.title} · {sets[0]}" if len(sets) == 1 else shown.title
@@ -133,7 +153,7 @@ def _heading(column: Column, columns: Sequence[Column]) -> list[str]:
     return [*([where] if where else []), *metric_heading(metric)]
 
 
-def _name(shown: Shown, model: str) -> str:
+def _name(shown: ResultTable, model: str) -> str:
     return f"{model} (reference)" if model == shown.reference else model
 
 
@@ -198,3 +218,115 @@ def _piped(cells: Sequence[str]) -> str:
 
 def _row(cells: Sequence[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
+
+
+def comparisons_markdown(rows: "DataFrame", title: str, reference: str, resamples: int) -> str:
+    """The comparisons as tables, one for each data set and metric, and how to read them."""
+    heads = f"| model | interaction | value [95 % interval] | minus {piped(reference)} [95 % interval] | p | p (Holm) |"
+    lines = [f"## {title}", ""]
+    for part in _by_set_and_metric(rows):
+        lines += [*_part_heading(part), heads, "|---|---|---:|---:|---:|---:|", *_comparison_lines(part, reference), ""]
+    return "\n".join([*lines, *(f"- {note}" for note in _comparison_notes(rows.to_dict("records"), resamples)), ""])
+
+
+def pairs_markdown(rows: "DataFrame", title: str, resamples: int) -> str:
+    """Each variant beside its partner, one table for each data set and metric."""
+    heads = "| model | value | without | value | difference [95 % interval] | p | p (Holm) |"
+    lines = [f"## {title}", ""]
+    for part in _by_set_and_metric(rows):
+        lines += [*_part_heading(part), heads, "|---|---:|---|---:|---:|---:|---:|", *map(_pair_line, part), ""]
+    told = rows.drop(columns="notes").to_dict("records")  # intervals of the values are not shown
+    both = ["both values of a row are over the folds and seeds that both models have"]
+    return "\n".join([*lines, *(f"- {note}" for note in both + _comparison_notes(told, resamples)), ""])
+
+
+def _by_set_and_metric(rows: "DataFrame") -> Iterator[list[dict[Any, Any]]]:
+    return (part.to_dict("records") for _, part in rows.groupby(["set", "metric"], sort=False))
+
+
+def _part_heading(part: Sequence[dict[Any, Any]]) -> list[str]:
+    """Data set and metric, and who was resampled: fewer where only some cases take part in the metric."""
+    words = "; ".join(dict.fromkeys(row["resampled"] for row in part if row["units"]))
+    return [f"### {_set_and_metric(part[0])}", "", *([f"{words}.", ""] if words else [])]
+
+
+def _set_and_metric(row: dict[Any, Any]) -> str:
+    return f"{row['set']} · {metric_name(str(row['metric']))}"
+
+
+def _comparison_lines(part: Sequence[dict[Any, Any]], reference: str) -> list[str]:
+    lines, group = [], None
+    for row in part:
+        if row["variant"] != reference and row["group"] != group:
+            group = row["group"]
+            lines.append(f"| *{GROUPS.get(group, group)}* | | | | | |")
+        name = f"{piped(row['variant'])} (reference)" if row["variant"] == reference else piped(row["variant"])
+        between = f" [{row['low']:.3f}, {row['high']:.3f}]"
+        value = _three_digits(row["value"], between) + _run_marks(row, "")
+        lines.append(f"| {name} | {FAMILIES[row['family']]} | {value} | {' | '.join(_difference_cells(row))} |")
+    return lines
+
+
+def _pair_line(row: dict[Any, Any]) -> str:
+    names = piped(row["variant"]), piped(row["reference"])
+    fewer = "‡" * (row["runs"] < row["planned"])
+    values = [_three_digits(row[key], "") + fewer for key in ("value", "reference_value")]
+    return f"| {names[0]} | {values[0]} | {names[1]} | {values[1]} | {' | '.join(_difference_cells(row))} |"
+
+
+def _three_digits(value: float, more: str) -> str:
+    return "–" if math.isnan(value) else f"{value:.3f}{more}"
+
+
+def _run_marks(row: dict[Any, Any], prefix: str) -> str:
+    """‡ for fewer runs than planned, § for an interval about which something is to be said."""
+    return "‡" * (row[f"{prefix}runs"] < row["planned"]) + "§" * bool(_interval_note(row, prefix))
+
+
+def _interval_note(row: dict[Any, Any], prefix: str) -> str:
+    note = row.get(f"{prefix}notes")
+    return note if isinstance(note, str) else ""  # nan where a table is read back or nothing was compared
+
+
+def _difference_cells(row: dict[Any, Any]) -> list[str]:
+    """The difference with its interval, p, and p by Holm in bold where it is small."""
+    if not isinstance(row.get("reference"), str):
+        return ["–"] * 3
+    if math.isnan(row["difference"]):
+        return [f"–{_run_marks(row, 'difference_')}", "–", "–"]
+    between, corrected = f"[{row['difference_low']:+.3f}, {row['difference_high']:+.3f}]", p_text(row["p_holm"])
+    shown = f"{row['difference']:+.3f} {between}{_run_marks(row, 'difference_')}"
+    return [shown, p_text(row["p"]), f"**{corrected}**" if row["p_holm"] < SURE else corrected]
+
+
+def _comparison_notes(rows: Sequence[dict[Any, Any]], resamples: int) -> list[str]:
+    least = 2 / (resamples + 1)
+    written = f", written {p_text(least)}" if least < 0.001 else ""
+    notes = [*_HOW, f"the least p that {resamples} resamples can show is 2/{resamples + 1} = {least:.4g}{written}"]
+    fewer = dict.fromkeys(words for row in rows for words in _fewer_runs(row))
+    if fewer:
+        notes.append(f"‡ fewer runs than planned; a difference is taken over the folds both have: {', '.join(fewer)}")
+    notes += [f"§ {told} ({'; '.join(places)})" for told, places in _doubtful_intervals(rows).items()]
+    few = dict.fromkeys(f"{_set_and_metric(row)} ({row['resampled']})" for row in rows if 0 < row["units"] < FEW)
+    if few:
+        notes.append(f"too few for intervals and p values to be relied on: {', '.join(few)}")
+    return notes + explained(str(row["metric"]) for row in rows)
+
+
+def _fewer_runs(row: dict[Any, Any]) -> Iterator[str]:
+    """A variant with fewer runs than planned, or the two whose difference rests on fewer."""
+    if row["runs"] < row["planned"]:
+        yield f"{row['set']} · {row['variant']} ({row['runs']:.0f} of {row['planned']:.0f})"
+    if row.get("difference_runs", math.nan) < row["runs"]:
+        both = f"{row['variant']} − {row['reference']}"
+        yield f"{row['set']} · {both} ({row['difference_runs']:.0f} of {row['planned']:.0f})"
+
+
+def _doubtful_intervals(rows: Sequence[dict[Any, Any]]) -> dict[str, list[str]]:
+    """What is to be said about intervals, each with the places it holds for."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        for prefix, name in (("", row["variant"]), ("difference_", f"{row['variant']} − {row.get('reference')}")):
+            if told := _interval_note(row, prefix):
+                found.setdefault(told, {}).setdefault(_set_and_metric(row), []).append(name)
+    return {told: [f"{where}: {', '.join(n)}" for where, n in places.items()] for told, places in found.items()}
