@@ -95,7 +95,7 @@ def test_a_study_draws_difficulty_once_and_differences_for_every_set(harder, mon
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [("figures: [{name: f, kind: differences}]", "differences from whom"),
+    [("figures: [{name: f, kind: differences}]", "differences need a reference"),
      ("figures: [{name: f, kind: pairs}]", "give the study pairs"),
      ("figures: [{name: f, kind: difficulty, setting: contrst}]", "no option of a data set"),
      ("pairs: {SmAP: ABMLI}", "unknown variant 'ABMLI'")],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
-from smmil.executors.processes import Outcome, attempt, lost
+from smmil.executors.processes import Outcome, attempt, worker_lost
 
 _TRIES = 3
 _CONNECT_S = 10
@@ -24,17 +24,17 @@ def run_on_dask(
 ) -> list[Outcome[Any, Any]]:
     """See `run_tasks`. Paths in the tasks must mean the same files on every machine of the cluster."""
     with _client(address, workers) as client:
-        outcomes, alone = _together(client, function, list(enumerate(tasks)), on_done)
-        for job in alone:  # one at a time: their workers may have died because of somebody else's task
-            more, hopeless = _together(client, function, [job], on_done)
+        outcomes, killed = _run_batch(client, function, list(enumerate(tasks)), on_done)
+        for job in killed:  # one at a time: another task may have caused the death of the worker
+            more, hopeless = _run_batch(client, function, [job], on_done)
             outcomes += more
             for index, task in hopeless:
-                outcomes.append(lost(index, task, 2 * _TRIES))
+                outcomes.append(worker_lost(index, task, 2 * _TRIES))
                 on_done(outcomes[-1])
         return outcomes
 
 
-def _together(
+def _run_batch(
     client: Any,
     function: Callable[[Any], Any],
     jobs: Sequence[tuple[int, Any]],
@@ -43,18 +43,18 @@ def _together(
     """The outcomes of the jobs, and the jobs whose workers died again and again."""
     from distributed import KilledWorker, as_completed
 
-    # Each task has its own key: two equal tasks are two tasks, and nothing is remembered from an earlier call.
+    # Each task has its own key: equal tasks run twice, and no result of an earlier call is reused.
     waiting = {client.submit(attempt, function, *job, pure=False): job for job in jobs}
-    outcomes, killed = [], []
+    outcomes, dead = [], []
     for future in as_completed(list(waiting)):
         job = waiting.pop(future)
         try:
             outcomes.append(future.result())
         except KilledWorker:
-            killed.append(job)
+            dead.append(job)
             continue
         on_done(outcomes[-1])
-    return outcomes, killed
+    return outcomes, dead
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def _submitted(
 
 
 def _awaited(jobs: list[Any], tasks: Sequence[Any], on_done: Callable[[Outcome[Any, Any]], Any]) -> list[Any]:
-    """The outcomes, each told when its job ends."""
+    """Wait for all jobs, call `on_done` as each ends, and give the outcomes."""
     waiting, outcomes = dict(enumerate(jobs)), {}
     while waiting:
         for index in [i for i, job in waiting.items() if job.done()]:

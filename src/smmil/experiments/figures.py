@@ -40,7 +40,7 @@ def make_figure(
 ) -> list[Path]:
     """The files of one figure from the results of one data set; some kinds are drawn over all that are given.
 
-    plan  every run that was asked for (see `runner.plan_table`): figures of differences say what is not complete
+    plan  every run that was asked for (see `runner.plan_table`): figures of differences name incomplete variants
     """
     path = Path(folder) / figure.name
     if figure.kind in ACROSS_SETS:
@@ -64,12 +64,12 @@ def _title(study: Study, figure: FigureSpec, *more: str) -> str:
 
 def _unfinished(study: Study, figure: FigureSpec, set_: str, plan: "DataFrame | None") -> str:
     """A line below the title with the variants that lack runs on this data set; nothing when all is done."""
-    shown = _variants(study, figure)
+    drawn = _variants(study, figure)
     if figure.kind == "pairs":
-        shown = [name for pair in study.pairs.items() if pair[0] in shown for name in pair]
+        drawn = [name for pair in study.pairs.items() if pair[0] in drawn for name in pair]
     else:
-        shown = [str(study.reference), *shown]
-    lacking = [] if plan is None else incomplete(plan[plan["set"] == set_], dict.fromkeys(shown))
+        drawn = [str(study.reference), *drawn]
+    lacking = [] if plan is None else incomplete(plan[plan["set"] == set_], dict.fromkeys(drawn))
     page = "pairs.md" if figure.kind == "pairs" else "comparisons.md"
     return f"\nNot complete ({page} says what is missing): {', '.join(lacking)}" if lacking else ""
 
@@ -152,8 +152,8 @@ def _maps(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path
     for case in _cases(found, figure.cases):
         models = {name: next(p for p in cases if p.id == case) for name, cases in found.items()}
         label = next(iter(models.values())).y
-        told = f"{title}\n{case}, {'label unknown' if label is None else f'label {label}'}"
-        paths += maps(models, path.with_name(f"{path.name}-{slug(case)}"), told)
+        subtitle = f"{title}\n{case}, {'label unknown' if label is None else f'label {label}'}"
+        paths += maps(models, path.with_name(f"{path.name}-{slug(case)}"), subtitle)
     return paths
 
 
@@ -164,8 +164,8 @@ def _examples(figure: FigureSpec, found: Found, path: Path, title: str) -> list[
         raise DataError(f"{figure.name}: no positive test case has instance labels and neighbours; nothing to show")
     pairs = [agreeing_pairs(p.y_inst, p.edges) for p in positive]  # type: ignore[arg-type]
     all_pairs = share_of(sum(agree for agree, _ in pairs), sum(known for _, known in pairs))
-    told = f"{all_pairs:.1%} of neighbouring pairs have the same label ({len(positive)} positive cases)"
-    return examples(positive[: figure.cases], [share_of(*pair) for pair in pairs], path, f"{title}\n{told}")
+    subtitle = f"{all_pairs:.1%} of neighbouring pairs have the same label ({len(positive)} positive cases)"
+    return examples(positive[: figure.cases], [share_of(*pair) for pair in pairs], path, f"{title}\n{subtitle}")
 
 
 def _ranks(study: Study, figure: FigureSpec, results: "DataFrame", path: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from smmil.config import TrainConfig, checked, config_hash
 from smmil.errors import ConfigError, suggest
-from smmil.experiments.datasets import Ready, folds_to_train, prepare
+from smmil.experiments.datasets import PreparedSet, folds_to_train, prepare
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
 from smmil.files import digest
 from smmil.models import model_options
@@ -36,16 +36,16 @@ class Grid:
 def make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = ()) -> Grid:
     """All runs of the study: data sets x variants x learning rates x seeds x folds.
 
-    only  names of data sets to use; others are not looked at. Data sets whose variable is not set are left out and
-    said to be; that no data set remains is an error, as are two runs of equal content under different names, and folds
+    only  names of data sets to use; others are not looked at. Data sets whose variable is not set are left out with a
+    note; that no data set remains is an error, as are two runs of equal content under different names, and folds
     that were asked for and do not exist.
     """
     wanted, left_out = _available(study, list(only))
     runs = []
     for dataset in wanted:
         ready = prepare(dataset, Path(data_folder))
-        folds, told = folds_to_train(dataset, ready, study.folds)
-        left_out += told
+        folds, notes = folds_to_train(dataset, ready, study.folds)
+        left_out += notes
         for variant in study.variants:
             runs += _runs(study, dataset, ready, variant, folds)
     _refuse_duplicates(runs)
@@ -65,12 +65,12 @@ def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]
     return there, left_out
 
 
-def _runs(study: Study, dataset: Dataset, ready: Ready, variant: Variant, folds: Sequence[int]) -> list[Run]:
+def _runs(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, folds: Sequence[int]) -> list[Run]:
     choices = [(lr, seed, fold) for lr in study.learning_rates for seed in study.seeds for fold in folds]
     return [_run(study, dataset, ready, variant, *choice) for choice in choices]
 
 
-def _run(study: Study, dataset: Dataset, ready: Ready, variant: Variant, lr: float, seed: int, fold: int) -> Run:
+def _run(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, lr: float, seed: int, fold: int) -> Run:
     label = f"{dataset.name} · {variant.name} · lr {lr:g} · seed {seed} · fold {fold}"
     content = {
         "data": {
@@ -194,19 +194,19 @@ _IN_DIM = 8  # any width will do: what is checked are names and options
 def check_models(study: Study, where: str) -> None:
     """Refuse a variant whose model or options do not exist; `where` names the config in the message.
 
-    Models of smmil are built once, so that values are checked too. Of code from elsewhere only names are checked: its
+    Models of smmil are built once, so that values are checked too. Of external models only names are checked: its
     constructor may insist on the width of its own features.
     """
     for variant in study.variants:
         try:
-            _buildable(variant.model, json.dumps(variant.options, sort_keys=True))
+            _check_buildable(variant.model, json.dumps(variant.options, sort_keys=True))
         except ConfigError as problem:
             message = f"{where}: variant {variant.name!r}: {problem}{_allowed(variant.model)}"
             raise ConfigError(message) from None
 
 
 @cache
-def _buildable(model: str, options_text: str) -> None:
+def _check_buildable(model: str, options_text: str) -> None:
     import torch
 
     from smmil.models import create_model, model_options

@@ -45,7 +45,7 @@ def write_both(figure: "Figure", path: Path) -> list[Path]:
 
 
 def title_above(figure: "Figure", title: str) -> None:
-    """The title of a figure, broken where it says so and where it is longer than the figure is wide."""
+    """Set the title of a figure, wrapped to its width; line breaks in the title are kept."""
     words = "\n".join(canvas.plain(part, 300) for part in title.split("\n"))
     figure.suptitle(broken(words, figure, 13), fontsize=9, color=canvas.INK, parse_math=False)
 
@@ -61,7 +61,7 @@ def broken(text: str, figure: "Figure", per_inch: int = 14) -> str:
 def curves(
     lines: Mapping[str, Sequence[Point]], path: Path, label: str, title: str, learned: float | None = None
 ) -> list[Path]:
-    """One panel per metric: mean with one standard deviation against a setting; words (exact) stand after numbers.
+    """One panel per metric: mean with one standard deviation against a setting; texts ("exact") follow numbers.
 
     learned  where the learned value ended on average; its result is drawn there with a star
     """
@@ -137,8 +137,8 @@ def _legend(figure: "Figure", points: Sequence[Point], learned: float | None) ->
     words = [str(word) for word in dict.fromkeys(point[0] for point in points) if not is_number(word)]
     if "learned" in words and learned is not None:
         words.remove("learned")
-        told = f"learned, where it ended on average ({learned:.3g})"
-        marks.append(Line2D([], [], marker="*", ms=11, lw=0, label=told, **grey))
+        caption = f"learned, where it ended on average ({learned:.3g})"
+        marks.append(Line2D([], [], marker="*", ms=11, lw=0, label=caption, **grey))
     if words:
         marks.append(Line2D([], [], marker="*", ms=11, lw=0, label=canvas.plain(", ".join(words)), **grey))
     figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), fontsize=8, frameon=False)
@@ -157,7 +157,7 @@ _STYLES = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-")
 def differences(rows: "DataFrame", path: Path, title: str) -> list[Path]:
     """A panel per metric: how far each variant is above the one it is compared with, and the 95 % interval.
 
-    rows  of one data set, as from `certainty.comparisons` or `pair_differences`; what has no difference is left out
+    rows  of one data set, as from `significance.comparisons` or `pair_differences`; what has no difference is left out
     """
     rows = rows[rows["difference"].notna()]
     metrics, names = list(dict.fromkeys(rows["metric"])), list(dict.fromkeys(rows["variant"]))
@@ -171,8 +171,8 @@ def differences(rows: "DataFrame", path: Path, title: str) -> list[Path]:
     axes[0].set_yticks(range(len(names)), [canvas.plain(label) for label in labels], fontsize=8)
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     from_whom = f"difference from {next(iter(others.values()))}; " if same else ""
-    told = f"{from_whom}95 % percentile intervals; filled: p < {SURE} after Holm's correction"
-    title_above(figure, f"{title}\n{told}")
+    caption = f"{from_whom}95 % percentile intervals; filled: p < {SURE} after Holm's correction"
+    title_above(figure, f"{title}\n{caption}")
     return write_both(figure, path)
 
 
@@ -256,18 +256,18 @@ _MEANING = (
 
 
 def maps(models: Mapping[str, Prediction], path: Path, title: str) -> list[Path]:
-    """The truth and the map of every model for one case, with one colour bar that says what it means."""
+    """Truth and map of every model for one case, with one labelled colour bar."""
     first = next(iter(models.values()))
     truth = truth_values(first)
     figure, axes = _grid(first, len(models) + (truth is not None), below=0.75)
-    shown = axes[: len(models) + (truth is not None)]
+    panels = axes[: len(models) + (truth is not None)]
     if truth is not None:
-        _draw(shown[0], draw_truth, first, truth)
-    for ax, (name, prediction) in zip(shown[truth is not None :], models.items(), strict=True):
+        _draw(panels[0], draw_truth, first, truth)
+    for ax, (name, prediction) in zip(panels[truth is not None :], models.items(), strict=True):
         _draw(ax, draw_scores, prediction, scaled(instance_score(prediction)), (0.0, 1.0), _SCALE)
         ax.set_xlabel("")
         canvas.bare(ax, f"{name}: P = {prediction.probs[-1]:.3f}")
-    _colour_bar(figure, shown, f"{_MEANING}{'' if truth is None else '; outline or ring: lesion'}")
+    _colour_bar(figure, panels, f"{_MEANING}{'' if truth is None else '; outline or ring: lesion'}")
     title_above(figure, title)
     return write_both(figure, path)
 
@@ -396,7 +396,7 @@ def _verdict(found: dict[str, Any]) -> str:
 
 
 def _text(found: dict[str, Any], columns: list[str], title: str, cautions: list[str]) -> str:
-    """The numbers of the diagram in words."""
+    """Text file with the numbers of the diagram."""
     ranks = [f"  {rank:6.3f}  {name}" for name, rank in found["mean_ranks"].items()]
     pairs = [f"  {p['model']} - {p['other']}: {p['difference']:.3f}, p = {p_text(p['p'])}" for p in found["pairs"]]
     lines = [title, "", *(line for words in cautions for line in (words, "")), _verdict(found), ""]

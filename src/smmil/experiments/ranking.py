@@ -1,4 +1,4 @@
-"""Mean ranks of models, as the paper counts them: within a group, over columns, on numbers as printed."""
+"""Mean ranks of models within a group, counted as in the paper, and the comparison with the paper's numbers."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,14 +31,14 @@ def rank_rows(
     """Mean ranks within each group over all columns (or over those of each extractor), as rows of data set ALL.
 
     Values are rounded to three digits first, as printed, so that equal prints share a rank. A model that lacks a column
-    the others have is not ranked, nor is one alone, and a note says so. Energies are not ranked: a constant map is
+    the others have is not ranked, nor is a single model, with a note. Energies are not ranked: a constant map is
     smoothest.
     """
     found, notes = [], []
     for (extractor, group, level), block in rank_blocks(rows, rank_by, mixed).items():
-        ranked, missing, alone = _ranked(block)
+        ranked, missing, single = _ranked(block)
         notes += [f"not ranked ({group}), some results are missing: {', '.join(missing)}"] if missing else []
-        notes += [f"not ranked ({group}), nobody to be ranked with: {', '.join(alone)}"] if alone else []
+        notes += [f"not ranked ({group}), nobody to be ranked with: {', '.join(single)}"] if single else []
         facts = {"dataset": RANKED, "extractor": extractor, "group": group, "metric": f"{level}_rank"}
         found += [{**facts, **row} for row in ranked]
     return _frame(found), list(dict.fromkeys(notes))
@@ -81,11 +81,11 @@ def rank_values(rows: "DataFrame") -> "DataFrame":
 
 
 def _ranked(block: "DataFrame") -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """A row for each model of a block; then who is not ranked since results are missing, and who has no rival."""
+    """A row for each model of a block, the models that lack results, and a model without a rival."""
     values = rank_values(block)
     complete = values.dropna()
     missing = sorted(set(values.index) - set(complete.index))
-    alone = list(complete.index) if len(complete) == 1 else []
+    single = list(complete.index) if len(complete) == 1 else []
     families = dict(zip(block["model"], block.get("family", block["group"]), strict=True))
     fewer = set(block["model"][block["fewer"]]) if "fewer" in block else set()
     ranks = mean_ranks(complete) if len(complete) > 1 else {}
@@ -94,8 +94,8 @@ def _ranked(block: "DataFrame") -> tuple[list[dict[str, Any]], list[str], list[s
         | {"fewer": m in fewer, "state": ""}
         for m, (mean, std) in ranks.items()
     ]
-    others = [{"model": m, "family": families[m], "fewer": False, "state": "not ranked"} for m in (*alone, *missing)]
-    return ranked + others, missing, alone
+    others = [{"model": m, "family": families[m], "fewer": False, "state": "not ranked"} for m in (*single, *missing)]
+    return ranked + others, missing, single
 
 
 def _frame(found: Sequence[dict[str, Any]]) -> "DataFrame":
@@ -110,7 +110,7 @@ def with_paper(rows: "DataFrame", name: str | None, unlike: frozenset[Block] = f
 
     within_std: the difference is at most the paper's standard deviation, or ours where the paper prints none; empty
     where there is nothing to compare, and not judged where the paper's number is itself in doubt.
-    unlike: ranks that rest on other columns or models than the paper's; its rank is not put beside them
+    unlike: ranks that rest on other columns or models than the paper's; its rank is not compared with them
     """
     printed = _printed(name) if name is not None else {}
     compared = [_compared(row, printed, unlike) for row in rows.itertuples()]
@@ -145,8 +145,8 @@ def comparable_ranks(
 ) -> tuple["DataFrame", frozenset[Block], list[str]]:
     """Ranks like the paper's where ours are not: further rows, the blocks that cannot be compared, and why.
 
-    A rank depends on who takes part: the paper's stands beside ours only where columns and models are the same. Where
-    the study has all of the paper's columns and models and more, the ranks over the paper's alone are added.
+    Ranks are comparable with the paper's only where columns and models are the same. Where
+    the study has all of the paper's columns and models and more, the ranks over the paper's own are added.
     """
     theirs = _paper_bases(name)
     ours = {key: basis_of(block) for key, block in rank_blocks(rows, rank_by, mixed).items()}
@@ -194,10 +194,10 @@ def _reasons(unlike: set[Block], inside: set[Block], ours: dict[Block, Basis], t
 
 
 def _why(ours: Basis, theirs: Basis, added: bool) -> str:
-    told = (
+    bases = (
         f"ours is over {len(ours.columns)} columns and {len(ours.models)} models, the paper's over other ones "
         f"({len(theirs.columns)} and {len(theirs.models)})"
     )
     if added:
-        return f"{told}; '{AS_PAPER}' ranks the paper's models over the paper's columns"
-    return f"{told}; such ranks cannot be compared, so the paper's is not shown"
+        return f"{bases}; '{AS_PAPER}' ranks the paper's models over the paper's columns"
+    return f"{bases}; such ranks cannot be compared, so the paper's is not shown"

@@ -44,8 +44,8 @@ def choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
 
     Only rates with as many finished runs as the best covered one compete, so that a rate is not chosen for the folds
     it has not seen yet, and they are compared over the folds and seeds that all of them have. A full tie, and rates
-    without a fold in common, go to the larger rate. Test results play no part. Whether all rates could compete is told
-    by `missing_run_notes`.
+    without a fold in common, go to the larger rate. Test results play no part. `missing_run_notes`
+    reports rates that could not compete.
     """
     chosen = {}
     for (set_, variant), rows in table.groupby(["set", "variant"], sort=True):
@@ -79,7 +79,7 @@ def aggregate(table: "DataFrame", metrics: Sequence[str], ddof: int = 1) -> "Dat
     """Mean and standard deviation over folds and seeds at the chosen learning rate, one row per number.
 
     Columns as in the tables of the paper (dataset, extractor, group, model, metric, mean, std), then n, lr,
-    family, set and state: where a metric is undefined in some runs there is no mean, and the state says so.
+    family, set and state: where a metric is undefined in some runs there is no mean, and the state is a note.
     ddof  1: divided by n - 1, 0: by n
     """
     from pandas import DataFrame
@@ -133,7 +133,7 @@ def coverage(plan: Any) -> dict[tuple[str, str], Coverage]:
 
 
 def with_plan(rows: "DataFrame", plan: Any, metrics: Sequence[str]) -> "DataFrame":
-    """The rows with `planned` runs, `fewer` where less was done than planned, and `state`: what there is to say.
+    """The rows with `planned` runs, `fewer` where less was done than planned, and `state`: a note.
 
     A number is marked when it rests on fewer runs, and when its learning rate was chosen although other rates lacked
     runs. A variant without a single finished run on a data set gets rows of its own, so that it does not vanish.
@@ -177,8 +177,8 @@ def missing_run_notes(results: "DataFrame", plan: Any) -> list[str]:
         failed = part[part["state"] == "failed"]
         if len(failed):
             first = failed.iloc[0]
-            told = f"{len(failed)} of {len(part)} runs failed, such as {_short(first['reason'])}"
-            notes.append(f"{set_} · {variant}: {told}; look in runs/{first['run']}, or ask smmil experiment status")
+            failures = f"{len(failed)} of {len(part)} runs failed, such as {_short(first['reason'])}"
+            notes.append(f"{set_} · {variant}: {failures}; look in runs/{first['run']}, or ask smmil experiment status")
     waiting = plan[plan["state"].isin(["missing", "running"])]
     counts = waiting.groupby(["set", "variant"], sort=False).size()
     listed = ", ".join(f"{set_} · {variant} ({count} runs)" for (set_, variant), count in counts.items())

@@ -29,12 +29,12 @@ def make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -
     notes = _about(study, table) + _mixed_sources(wanted) + missing_run_notes(wanted, planned)
     rows, more = _with_ranks(rows, table)
     notes += more + _cells_to_distrust(rows)
-    shown = _ordered(rows, study)
+    ordered = _ordered(rows, study)
     return ResultTable(
         table.name,
         headline(study, table.title or table.name),
-        shown,
-        notes + explained(shown["metric"]),
+        ordered,
+        notes + explained(ordered["metric"]),
         study.reference,
     )
 
@@ -44,17 +44,17 @@ def _variants(study: Study, table: TableSpec) -> list[str]:
 
 
 def _with_ranks(rows: "DataFrame", table: TableSpec) -> tuple["DataFrame", list[str]]:
-    """The rows with ranks as asked for, places, and the paper's numbers beside."""
+    """Add ranks, places and the paper's numbers to the rows."""
     if table.rank_by is None:
         return with_paper(with_places(rows), table.paper), []
     ranks, notes = rank_rows(rows, table.rank_by, table.mixed)
-    shown = [ranks] if table.rank_by == "extractor" else [rows, ranks]
+    parts = [ranks] if table.rank_by == "extractor" else [rows, ranks]
     unlike: frozenset[Any] = frozenset()
     if table.paper is not None:
         further, unlike, why = comparable_ranks(rows, table.paper, table.rank_by, table.mixed)
-        shown.append(further)
+        parts.append(further)
         notes += why
-    return with_paper(with_places(_stacked(shown)), table.paper, unlike), notes
+    return with_paper(with_places(_stacked(parts)), table.paper, unlike), notes
 
 
 def with_places(rows: Any) -> "DataFrame":
@@ -66,11 +66,11 @@ def with_places(rows: Any) -> "DataFrame":
     rows = rows.reset_index(drop=True)
     for (*_, metric), part in rows.groupby(["group", *COLUMN], sort=False):
         side = {"+": 1, "-": -1, "": 0}[direction(metric)]
-        shown = (side * part["mean"].round(DIGITS)).dropna()
-        if not side or len(shown) < 2:
+        values = (side * part["mean"].round(DIGITS)).dropna()
+        if not side or len(values) < 2:
             continue
-        best = sorted(set(shown), reverse=True)[:2]
-        for index, value in shown.items():
+        best = sorted(set(values), reverse=True)[:2]
+        for index, value in values.items():
             places[index] = best.index(value) + 1 if value in best else 0
     return rows.assign(place=places)
 
@@ -173,7 +173,7 @@ def _write_pairs(
     """The paired tests of variants against partners of their own."""
     rows = pair_differences(results, out, study.tests, study.pairs, n=resamples, planned=planned)
     if not len(rows):
-        return []  # no pair has both its partners yet; the tables say what is missing
+        return []  # no pair is complete yet; notes below the tables list what is missing
     write_text(folder / "pairs.csv", for_spreadsheets(rows))
     title = headline(study, "Each beside its partner")
     write_text(folder / "pairs.md", pairs_markdown(rows, title, resamples) + missing)

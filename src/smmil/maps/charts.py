@@ -187,8 +187,8 @@ def rank_diagram(found: dict[str, Any], room: float) -> "Figure":
 
 def friedman_verdict(found: dict[str, Any]) -> str:
     """Friedman's test in words; a large p is no proof that models are equal."""
-    said = "the models differ" if found["p"] < found["alpha"] else "no difference shown"
-    return f"Friedman p = {found['p']:.2g} over {found['n_columns']} columns: {said} at {found['alpha']:g}"
+    verdict = "the models differ" if found["p"] < found["alpha"] else "no difference shown"
+    return f"Friedman p = {found['p']:.2g} over {found['n_columns']} columns: {verdict} at {found['alpha']:g}"
 
 
 def _scale(axes: "Axes", found: dict[str, Any]) -> None:

@@ -24,9 +24,9 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
     not count. One coordinate gives a single row.
     """
     points = plane_coords(prediction)
-    shown = np.asarray(instance_score(prediction) if values is None else values, dtype=np.float64).reshape(-1)
-    if len(shown) != len(points):
-        raise DataError(f"{prediction.id}: {len(shown):,} values for {len(points):,} instances; give one each")
+    values = np.asarray(instance_score(prediction) if values is None else values, dtype=np.float64).reshape(-1)
+    if len(values) != len(points):
+        raise DataError(f"{prediction.id}: {len(values):,} values for {len(points):,} instances; give one each")
     step, reach = lattice_of(prediction, points)
     origin = points.min(0)
     cells = np.floor((points - origin) / step + 0.5 + 1e-6).astype(np.int64)
@@ -38,7 +38,7 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
         )
     right, bottom = origin + step * (columns, rows)
     extent = (float(origin[0]), float(right), float(bottom), float(origin[1]))
-    return _mean_per_cell(cells, shown, reach, (rows, columns)), extent
+    return _mean_per_cell(cells, values, reach, (rows, columns)), extent
 
 
 def plane_coords(prediction: Prediction) -> np.ndarray:
@@ -115,7 +115,7 @@ def scattered(prediction: Prediction) -> bool:
 
 
 def dot_places(prediction: Prediction) -> tuple[np.ndarray, float | None]:
-    """(n, 2) middle of every instance, and the width of one, both in coordinate units; None: nobody says how wide."""
+    """(n, 2) middle of every instance, and the width of one, both in coordinate units; None: width unknown."""
     points = plane_coords(prediction)
     if prediction.frame is None:
         return points, None

@@ -15,7 +15,7 @@ from smmil.files import digest, replacing
 
 _WSI_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"
 _JPEG_QUALITY = 90
-# Dates are compulsory in DICOM; a fixed one keeps the bytes reproducible and belongs to nobody.
+# Dates are compulsory in DICOM; a fixed one keeps the bytes reproducible.
 _DATE, _TIME = "20000101", "000000"
 
 
@@ -225,7 +225,7 @@ def write_pyramid(
     leica    Leica SCN (BigTIFF with XML): the only one of these formats whose scanned area may lie at an offset
              (`bounds_offset`, level-0 pixels) inside a larger slide, reported as OpenSlide's bounds
     dicom    a folder with one VL Whole Slide Microscopy instance per level
-    mpp      micrometres per level-0 pixel; None writes a slide that does not say (aperio and generic only)
+    mpp      micrometres per level-0 pixel; None writes a slide without pixel size (aperio and generic only)
     """
     check_choice(flavour, FLAVOURS, "flavour")
     check_choice(compression, COMPRESSIONS, "compression")

@@ -35,7 +35,7 @@ def panda(
     """The table of PANDA from train.csv, train_images and train_label_masks.
 
     split     file with the columns image_id (or id, bag_name) and split; else a test set is drawn and marked as ours
-    patients  file with the columns image_id and patient, since PANDA publishes none; else every biopsy stands alone
+    patients  file with the columns image_id and patient, which PANDA does not publish; else each biopsy is a patient
     task      cancer: ISUP grade 0 against 1 to 5; isup: the six grades
     """
     root = need_folder(root, "train.csv, train_images and train_label_masks of PANDA")

@@ -139,8 +139,8 @@ def _contradictions(prints: list[Printed]) -> list[str]:
             if not math.isnan(value):
                 values.setdefault(value, []).append(one.table)
         if len(values) > 1:
-            told = " and ".join(f"{v:.3f} (table {', '.join(map(str, t))})" for v, t in sorted(values.items()))
-            found.append(f"the paper prints {'±' if name == 'std' else ''}{told} for the same quantity")
+            values_text = " and ".join(f"{v:.3f} (table {', '.join(map(str, t))})" for v, t in sorted(values.items()))
+            found.append(f"the paper prints {'±' if name == 'std' else ''}{values_text} for the same quantity")
     return found
 
 
