@@ -23,7 +23,8 @@ from smmil.evaluate.instances import NAMES as ENERGIES
 from smmil.files import digest, read_json, remove_leftovers, write_json, write_text
 from smmil.predict import predict_run
 from smmil.prediction import Prediction, load_predictions
-from smmil.train import Interrupted, train
+from smmil.train.progress import Interrupted
+from smmil.train.run import train
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources.files import by_stem, need_folder, relative, settle, some, write_study
+from smmil.data.sources import by_stem, need_folder, relative, settle, some, write_study
 from smmil.errors import DataError
 
 # normal_086 turned out to hold tumour and is tumor_111; test_049 is a copy of another slide. Both were withdrawn.

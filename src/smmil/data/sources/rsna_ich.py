@@ -9,7 +9,7 @@ import pandas as pd
 
 from smmil.annotations.labels import ANY, read_slice_labels, write_slice_labels
 from smmil.data.manifest import Manifest
-from smmil.data.sources.files import Rows, apply_split, need_folder, relative, settle, some, write_study
+from smmil.data.sources import Rows, apply_split, need_folder, relative, settle, some, write_study
 from smmil.errors import DataError
 from smmil.files import replacing
 from smmil.images.dicom_file import explained
