@@ -87,7 +87,7 @@ class Manifest:
 
     @cached_property
     def splits(self) -> dict[str, str]:
-        """What the column `split` says: train, val, test or empty."""
+        """Value of the column `split`: train, val, test or empty."""
         return dict(zip(self.ids, self._column("split"), strict=True))
 
     @cached_property

@@ -14,6 +14,8 @@ from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_json
 
+PARTS = ("train", "val", "test")
+
 
 @dataclass(frozen=True, eq=False)
 class StratifiedCases:
@@ -97,12 +99,9 @@ def _greedy_assignment(cases: StratifiedCases, parts: int, seed: int) -> np.ndar
     return place[member]
 
 
-PARTS = ("train", "val", "test")
-
-
 @dataclass(frozen=True)
 class Split:
-    """Ids of the bags that train, those that choose the model, and those that are only ever tested."""
+    """Ids of the training, validation and test bags."""
 
     train: tuple[str, ...]
     val: tuple[str, ...]

@@ -13,7 +13,7 @@ _SIGNS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 def read_text_table(path: str | Path, absent: str, **options: Any) -> pd.DataFrame:
-    """A CSV file with every cell as text, spaces around column names removed; `absent` says what to do without it."""
+    """A CSV file with every cell as text, spaces around column names removed; `absent`: advice if missing."""
     try:
         table = pd.read_csv(
             path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True, **options
@@ -29,7 +29,7 @@ def read_text_table(path: str | Path, absent: str, **options: Any) -> pd.DataFra
 
 
 def need_columns(path: str | Path, table: pd.DataFrame, columns: Iterable[str]) -> None:
-    """An error that names the first column that is missing, or the sign that stands where commas should."""
+    """An error that names the first column that is missing, or the separator used instead of commas."""
     for column in columns:
         if column not in table:
             names = list(map(str, table.columns))

@@ -16,6 +16,11 @@ from smmil.errors import SmmilError
 
 Task = TypeVar("Task")
 Value = TypeVar("Value")
+# Tries in parallel; one more follows in a single worker, in case all together needed too much memory.
+_TRIES = 2
+_GRACE_S = 5.0
+_TERMINATED = 128 + signal.SIGTERM  # exit code of a shell: the worker ended on request
+Job = tuple[int, Any]
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,6 @@ def worker_lost(index: int, task: Task, times: int) -> Outcome[Task, Value]:
     return Outcome(
         index, task, error=f"the worker was killed {times} times (out of memory?); give it more memory and repeat"
     )
-
-
-# Tries in parallel; one more follows in a single worker, in case all together needed too much memory.
-_TRIES = 2
-_GRACE_S = 5.0
-_TERMINATED = 128 + signal.SIGTERM  # exit code of a shell: the worker ended on request
-Job = tuple[int, Any]
 
 
 class _Worker:

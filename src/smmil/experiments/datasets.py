@@ -20,6 +20,7 @@ from smmil.formats import write_bag
 from smmil.synthetic.features import synthetic_scans, synthetic_slides, write_synthetic
 
 _BLOCK = 1 << 20
+RANDOM, POSITIONS = "random labels", "positions only"
 
 
 class PreparedSet(NamedTuple):
@@ -69,7 +70,7 @@ def _ranges(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def content_digest(manifest: Manifest, cache_file: Path) -> str:
-    """Fingerprint of labels, patients, splits and the bytes of every file; where files lie does not count.
+    """Digest of labels, patients, splits and the bytes of every file, independent of their paths.
 
     Digests are cached in the JSON file `cache_file`: files of unchanged size and time are not read again.
     """
@@ -128,9 +129,6 @@ def agreeing_pairs(y_inst: np.ndarray, edges: np.ndarray) -> tuple[int, int]:
 def share_of(part: int, whole: int) -> float:
     """Ratio of two counts; nan when the second is 0."""
     return part / whole if whole else float("nan")
-
-
-RANDOM, POSITIONS = "random labels", "positions only"
 
 
 def folds_to_train(dataset: Dataset, ready: PreparedSet, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:

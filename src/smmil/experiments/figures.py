@@ -38,7 +38,7 @@ ACROSS_SETS = ("critical_difference", "difficulty")
 def make_figure(
     study: Study, figure: FigureSpec, results: "DataFrame", out: Path, folder: Path, plan: "DataFrame | None" = None
 ) -> list[Path]:
-    """The files of one figure from the results of one data set; some kinds are drawn over all that are given.
+    """Draw one figure from the results of one data set (some kinds: of all data sets) and give its files.
 
     plan  every run that was asked for (see `runner.plan_table`): figures of differences name incomplete variants
     """
@@ -57,13 +57,13 @@ def make_figure(
 
 
 def _title(study: Study, figure: FigureSpec, *more: str) -> str:
-    """The caveat of the study, the figure's title or what it shows, and what tells it from its siblings."""
+    """Title of a figure: caveat of the study, own or default title, and further parts such as the data set."""
     usual = _TITLES.get(figure.kind, study.title or figure.name).replace("{setting}", str(figure.setting))
     return "  ·  ".join([headline(study, figure.title or usual), *more])
 
 
 def _unfinished(study: Study, figure: FigureSpec, set_: str, plan: "DataFrame | None") -> str:
-    """A line below the title with the variants that lack runs on this data set; nothing when all is done."""
+    """Line below the title with the variants that lack runs on this data set; empty when all are done."""
     drawn = _variants(study, figure)
     if figure.kind == "pairs":
         drawn = [name for pair in study.pairs.items() if pair[0] in drawn for name in pair]
@@ -75,7 +75,7 @@ def _unfinished(study: Study, figure: FigureSpec, set_: str, plan: "DataFrame | 
 
 
 def _sweep(study: Study, figure: FigureSpec, results: "DataFrame", path: Path, title: str) -> list[Path]:
-    """Metrics against the value of an option; a learned value stands where it ended, words stand at the right end."""
+    """Metrics against the value of an option; a learned value is drawn at its mean, text values at the right end."""
     option = figure.setting or ""
     swept = {v.name: v.setting[option] for v in study.variants if option in v.setting and _asked(figure, v.name)}
     rows = chosen_rows(results[results["variant"].isin(swept)])
@@ -99,7 +99,7 @@ def _undefined(absent: list[tuple[str, str]]) -> str:
 def _differences(
     study: Study, figure: FigureSpec, results: "DataFrame", out: Path, path: Path, title: str
 ) -> list[Path]:
-    """How far each variant is above the reference, or above its partner, with intervals.
+    """Differences of the variants from the reference, or from their partners, with intervals.
 
     All variants of the study are compared and those asked for are drawn: Holm's correction is that of the pages.
     """
@@ -158,7 +158,7 @@ def _maps(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path
 
 
 def _examples(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path]:
-    """Labelled cases with the share of neighbours that agree: how smooth the truth itself is."""
+    """Labelled cases with the share of neighbouring instances of equal label."""
     positive = [p for p in next(iter(found.values())) if p.y and p.y_inst is not None and p.edges is not None]
     if not positive:
         raise DataError(f"{figure.name}: no positive test case has instance labels and neighbours; nothing to show")
@@ -185,7 +185,7 @@ def _ranks(study: Study, figure: FigureSpec, results: "DataFrame", path: Path) -
 
 
 def _not_ranked(models: list[str], metrics: list[str]) -> list[str]:
-    """A sentence about models that lack results, and one about metrics without a better side."""
+    """Notes on models that lack results and on metrics without a direction."""
     notes = [f"Not ranked, some results are missing: {', '.join(models)}."] if models else []
     sideless = [metric_name(metric) for metric in metrics if not direction(metric)]
     return notes + ([f"Not ranked, smoothest is not best: {', '.join(sideless)}."] if sideless else [])
@@ -207,18 +207,18 @@ def _variants(study: Study, figure: FigureSpec) -> list[str]:
 
 
 def _cases(found: Found, count: int) -> list[str]:
-    """Positive cases first, in the order of their names: nothing is chosen by success."""
+    """Ids of the cases to draw: positive ones first, in alphabetical order, whatever the results."""
     first = next(iter(found.values()))
     return [p.id for p in sorted(first, key=lambda p: (not p.y, p.id)) if p.coords is not None][:count]
 
 
 def slug(text: str) -> str:
-    """Text that can be part of a file name."""
+    """Replace the characters that do not belong in a file name."""
     return "".join(c if c.isalnum() or c in "-." else "_" for c in text)
 
 
 def write_figures(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> tuple[list[Path], dict[str, str]]:
-    """All figures of the study; gives the files and, by name, why a figure could not be drawn."""
+    """Write all figures of the study; gives the files, and the reasons of those that could not be drawn."""
     (results, plan), folder = finished_results(study, out, only), StudyFolder(Path(out), study.name).own / "figures"
     paths: list[Path] = []
     failed: dict[str, str] = {}

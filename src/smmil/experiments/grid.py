@@ -14,10 +14,34 @@ from smmil.experiments.study import Dataset, Study, Synthetic, Variant
 from smmil.files import digest
 from smmil.models import model_options
 
+# Options that make models large, with a size that is just enough; used where a model has the option and it is larger.
+_SMALL = {
+    "dim": 16,
+    "att_dim": 8,
+    "trans_dim": 16,
+    "heads": 2,
+    "layers": 2,
+    "depth": 1,
+    "landmarks": 4,
+    "clusters": 4,
+    "context_dim": 8,
+    "hidden": 16,
+    "queries": 2,
+    "query_dim": 8,
+    "reduced": 16,
+    "level_dim": 8,
+    "size": 12,
+}
+_SYNTHETIC: dict[str, dict[str, Any]] = {
+    "slides": {"size": [12, 24], "dim": 6, "lesion": [0.1, 0.3]},
+    "scans": {"slices": [8, 14], "dim": 6, "lesion": [0.2, 0.4]},
+}
+_IN_DIM = 8  # any width will do: what is checked are names and options
+
 
 @dataclass(frozen=True)
 class Run:
-    """One training: what it is called, what decides it, and the facts that stand in its row of the results."""
+    """One training: key, label, config, and the columns that identify it in the table of results."""
 
     key: str
     label: str
@@ -27,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of a study whose data are there, and a sentence for each data set or fold that is left out."""
+    """Runs of a study whose data are available, and a note for each data set or fold that is left out."""
 
     runs: list[Run]
     left_out: list[str]
@@ -103,7 +127,7 @@ def run_key(config: TrainConfig, data_digest: str) -> str:
 
 
 def _training(study: Study, dataset: Dataset, variant: Variant) -> dict[str, Any]:
-    """Settings from the general to the special; one thread, so that no result depends on where it is computed."""
+    """Merge training settings from general to specific; one thread, so that results do not depend on the machine."""
     layers: list[Mapping[str, Any]] = [
         {"threads": 1},
         study.training,
@@ -121,30 +145,6 @@ def _refuse_duplicates(runs: list[Run]) -> None:
         other = first.setdefault(run.key, run)
         if other is not run:
             raise ConfigError(f"{other.label} and {run.label} are the same run; remove one of the two")
-
-
-# Options that make models large, with a size that is just enough; used where a model has the option and it is larger.
-_SMALL = {
-    "dim": 16,
-    "att_dim": 8,
-    "trans_dim": 16,
-    "heads": 2,
-    "layers": 2,
-    "depth": 1,
-    "landmarks": 4,
-    "clusters": 4,
-    "context_dim": 8,
-    "hidden": 16,
-    "queries": 2,
-    "query_dim": 8,
-    "reduced": 16,
-    "level_dim": 8,
-    "size": 12,
-}
-_SYNTHETIC: dict[str, dict[str, Any]] = {
-    "slides": {"size": [12, 24], "dim": 6, "lesion": [0.1, 0.3]},
-    "scans": {"slices": [8, 14], "dim": 6, "lesion": [0.2, 0.4]},
-}
 
 
 def toy_study(study: Study, *, most_sets: int = 2) -> Study:
@@ -188,9 +188,6 @@ def _is_larger(default: Any, small: int) -> bool:
     return type(default) is int and default > small
 
 
-_IN_DIM = 8  # any width will do: what is checked are names and options
-
-
 def check_models(study: Study, where: str) -> None:
     """Refuse a variant whose model or options do not exist; `where` names the config in the message.
 
@@ -222,7 +219,7 @@ def _check_buildable(model: str, options_text: str) -> None:
 
 
 def _allowed(model: str) -> str:
-    """The end of the message: what the model takes; nothing when the model itself is unknown."""
+    """End of the message with the options of the model; empty when the model is unknown."""
     from smmil.models import model_options
 
     try:

@@ -19,7 +19,7 @@ Block = tuple[str, str, str]  # extractor, group, level: what is ranked together
 
 
 class Basis(NamedTuple):
-    """What ranks rest on: the columns and the models that were ranked in them."""
+    """Basis of ranks: the columns, and the models ranked in them."""
 
     columns: frozenset[tuple[str, str, str]]
     models: frozenset[str]
@@ -66,7 +66,7 @@ def basis_of(block: "DataFrame") -> Basis:
 
 
 def _levels(metrics: Iterable[str]) -> list[str]:
-    """FROC judges the map, as instance metrics do."""
+    """Level of each metric: bag or inst; FROC counts as inst."""
     return ["bag" if metric.startswith("bag") else "inst" for metric in metrics]
 
 
@@ -143,7 +143,7 @@ def _compared(
 def comparable_ranks(
     rows: "DataFrame", name: str, rank_by: str, mixed: Mapping[str, list[str]]
 ) -> tuple["DataFrame", frozenset[Block], list[str]]:
-    """Ranks like the paper's where ours are not: further rows, the blocks that cannot be compared, and why.
+    """Further ranks over the columns and models of the paper, the blocks that cannot be compared, and the reasons.
 
     Ranks are comparable with the paper's only where columns and models are the same. Where
     the study has all of the paper's columns and models and more, the ranks over the paper's own are added.
@@ -176,7 +176,7 @@ def _joined(frames: "list[DataFrame]", rows: "DataFrame") -> "DataFrame":
 
 
 def _paper_bases(name: str) -> dict[Block, Basis]:
-    """What each rank that a table of the paper prints rests on."""
+    """Basis of each rank that a table of the paper prints."""
     if not (paper_table(name)["dataset"] == RANKED).any():
         return {}
     numbers, by, mixed = paper_numbers(name)

@@ -1,4 +1,4 @@
-"""One row per finished run: chosen learning rates, means, deviations, and what is missing."""
+"""The table of results: one row per finished run; chosen learning rates, means, deviations, missing runs."""
 
 import io
 import math
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 ORDER = ("set", "variant", "lr", "seed", "fold")
 SURE = 0.05  # p after Holm's correction below which a difference counts as real
 FACTS = ("run", "set", "dataset", "extractor", "group", "family", "variant", "lr", "seed", "fold")
+_LONGEST = 160  # characters of a reason below a table
+UNCONTESTED = "learning rate not chosen among all"
 
 
 def results_table(rows: Iterable[dict[str, Any]]) -> "DataFrame":
@@ -102,15 +104,8 @@ def _undefined(values: "Series[float]") -> str:
     return f"undefined in {gone} of {len(values)} run{'s' * (len(values) != 1)}" if gone else ""
 
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-_LONGEST = 160  # characters of a reason below a table
-UNCONTESTED = "learning rate not chosen among all"
-
-
 class Coverage(NamedTuple):
-    """How many runs (folds x seeds) a number should rest on, and how many each planned learning rate has."""
+    """Number of planned runs (folds x seeds) of a variant, and of finished runs by learning rate."""
 
     planned: int
     done: dict[float, int]
@@ -124,7 +119,7 @@ class Coverage(NamedTuple):
 
 
 def coverage(plan: Any) -> dict[tuple[str, str], Coverage]:
-    """By data set and variant: what was planned and what of it is done."""
+    """Planned and finished runs by data set and variant."""
     found = {}
     for (set_, variant), part in plan.groupby(["set", "variant"], sort=True):
         done = {lr: int((runs["state"] == "done").sum()) for lr, runs in part.groupby("lr", sort=False)}
@@ -167,7 +162,7 @@ def _absent(plan: Any, found: dict[tuple[str, str], Coverage], metrics: Sequence
 
 
 def missing_run_notes(results: "DataFrame", plan: Any) -> list[str]:
-    """What is missing of a study, or of the part of it that is given: for tables and for pages of comparisons.
+    """Notes on the missing runs of a study, or of the given part of it, for tables and pages of comparisons.
 
     Numbers over fewer runs than planned, learning rates chosen without all runs of all rates, which runs failed and
     where to look, and what has not been run yet.
@@ -186,7 +181,7 @@ def missing_run_notes(results: "DataFrame", plan: Any) -> list[str]:
 
 
 def _marked(results: "DataFrame", plan: Any) -> Iterator[str]:
-    """What the mark ‡ means for each variant that has numbers."""
+    """Notes that explain the mark ‡ for each variant with results."""
     found, used = coverage(plan), chosen_rows(results).groupby(["set", "variant"], sort=True).size()
     for key, n in used.items():
         one, where = found[key], " · ".join(key)  # type: ignore[index, arg-type]
@@ -205,10 +200,6 @@ def incomplete(plan: Any, variants: Iterable[str]) -> list[str]:
 def _short(reason: str) -> str:
     words = reason.partition("; see ")[0]
     return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
-
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 def first_predictions(results: "DataFrame", out: Path, variants: Sequence[str]) -> dict[str, list[Prediction]]:

@@ -26,6 +26,13 @@ from smmil.prediction import Prediction, load_predictions
 from smmil.train.progress import Interrupted
 from smmil.train.run import train
 
+FORMAT = 1  # of result.json; a new one has metrics computed again, without training
+PARTS = ("val", "test")
+BUSY, DONE, ALREADY, FULL = "busy", "done", "already", "full"
+# Errors of a model, a library or the file system that end one run only; the traceback is kept.
+_RUN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, OSError, ImportError)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # would fail every other run too
+
 
 @contextmanager
 def exclusive_lock(path: Path, wait: bool) -> Iterator[bool]:
@@ -84,14 +91,6 @@ def learned_alpha(history: Sequence[dict[str, Any]], epoch: int) -> float:
 
 def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
-
-
-FORMAT = 1  # of result.json; a new one has metrics computed again, without training
-PARTS = ("val", "test")
-BUSY, DONE, ALREADY, FULL = "busy", "done", "already", "full"
-# Errors of a model, a library or the file system that end one run only; the traceback is kept.
-_RUN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, OSError, ImportError)
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # would fail every other run too
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runs the missing part of a study on any executor, SLURM arrays included."""
+"""Run the missing runs of a study on any executor, and read the state and the results of a study."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,7 +100,7 @@ def _runs_of_all_sets(study: Study, folder: StudyFolder, asked: Grid, report: Re
 
 
 def _remove_own_leftovers(folder: Path) -> None:
-    """Delete what a killed process left of the files written under the lock; others may be at work on theirs."""
+    """Delete temporary files that a killed process left of the files written under the lock, and no others."""
     for name in ("grid.csv", "results.csv", "results.parquet"):
         for path in folder.glob(f".*-{name}"):
             path.unlink(missing_ok=True)
@@ -154,7 +154,7 @@ def collect(grid: Grid, folder: StudyFolder) -> Any:
 
 
 def load_results(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> Any:
-    """Table of what is done of a study so far."""
+    """Table of the finished runs of a study, possibly empty."""
     folder = StudyFolder(Path(out), study.name)
     return collect(make_grid(study, folder.out / "data", only=only), folder)
 

@@ -52,7 +52,7 @@ class Resampled(NamedTuple):
 
 
 def without_value(n: int, *notes: str) -> Resampled:
-    """A metric that cannot be taken, and why."""
+    """A metric without a value, and the reason."""
     return Resampled(float("nan"), np.full(n, np.nan), [], notes=notes)
 
 

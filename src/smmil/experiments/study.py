@@ -18,6 +18,15 @@ from smmil.evaluate.instances import POOLS
 GROUPS = {"no_global": "without global interactions", "global": "with global interactions"}
 FAMILIES = {"independent": "none", "local": "local", "global": "global", "global_local": "global and local"}
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+# Only metrics of instances depend on which instances are pooled; without a pool they are over all.
+MEASURED = (
+    *METRIC_NAMES,
+    *(f"{name}@{pool}" for pool in POOLS if pool != "all" for name in METRIC_NAMES if name.startswith("inst_")),
+)
+SHARED = ("data", "runs", "slurm")  # folders that all studies of one --out have in common
+_GRID_SETTINGS = {"lr": "learning_rates: [1e-4, 1e-5]", "seed": "seeds: [0, 1, 2]"}
+Kind = Literal["slides", "scans"]
+_FILE_NAME = re.compile(r"\w[\w .()+-]*")
 
 
 def resolve_variables(dataset: Mapping[str, Any], given: Mapping[str, str], folder: Path) -> dict[str, Any]:
@@ -53,13 +62,6 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-# Only metrics of instances depend on which instances are pooled; without a pool they are over all.
-MEASURED = (
-    *METRIC_NAMES,
-    *(f"{name}@{pool}" for pool in POOLS if pool != "all" for name in METRIC_NAMES if name.startswith("inst_")),
-)
-
-
 def measured_metric(name: str) -> str:
     """The name itself, if rows of results have it; else an error that names the nearest ones."""
     if name in MEASURED:
@@ -68,10 +70,6 @@ def measured_metric(name: str) -> str:
     if pool and bare in METRIC_NAMES and not bare.startswith("inst_"):
         raise ValueError(f"unknown metric {name!r}; {bare} does not depend on a pool of instances: write {bare}")
     raise ValueError(f"unknown metric {name!r}; {suggest(name, MEASURED)}")
-
-
-SHARED = ("data", "runs", "slurm")  # folders that all studies of one --out have in common
-_GRID_SETTINGS = {"lr": "learning_rates: [1e-4, 1e-5]", "seed": "seeds: [0, 1, 2]"}
 
 
 def study_problems(study: "Study") -> Iterator[str]:
@@ -171,16 +169,12 @@ def _sweep(study: "Study", figure: "FigureSpec") -> Iterator[str]:
 _FIGURES = {"differences": _differences, "pairs": _pairs, "difficulty": _difficulty, "sweep": _sweep}
 
 
-Kind = Literal["slides", "scans"]
-
-
 def _check_file_name(name: str) -> str:
     if not _FILE_NAME.fullmatch(name):
         raise ValueError(f"{name!r} cannot be the name of a file; use letters, digits, spaces and _ . ( ) + - only")
     return name
 
 
-_FILE_NAME = re.compile(r"\w[\w .()+-]*")
 FileName = Annotated[str, AfterValidator(_check_file_name)]  # becomes the name of a file or folder of the study
 Metric = Annotated[str, AfterValidator(measured_metric)]
 Metrics = Annotated[list[Metric], Field(min_length=1)]

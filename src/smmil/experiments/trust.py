@@ -27,6 +27,32 @@ from smmil.predict import load_run, predict
 from smmil.prediction import Prediction, load_predictions
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+_TITLE = "Can the maps be trusted?"
+_MOST_CASES = 20  # of a data set in deletion and insertion: each is predicted some thirty times
+_HEADINGS = {
+    "stability": "same map from another seed",
+    "inside": "AUROC inside positive cases",
+    "inside_lowest": "(lowest run)",
+    "positions_inst": "(positions only)",
+    "inverted_runs": "inverted runs",
+    "deletion": "deletion",
+    "deletion_random": "(random)",
+    "insertion": "insertion",
+    "insertion_random": "(random)",
+    "bag_auroc": "bag AUROC",
+    "positions_bag": "(positions only)",
+    "random_labels": "(random labels)",
+}
+_READING = (
+    "same map from another seed: mean rank correlation of instance scores; 1 is the same order, – means one seed only",
+    "AUROC inside positive cases: instances are compared within their own case, positive cases are averaged; mean and "
+    "lowest over folds and seeds; a run whose whole 95 % interval lies below 0.5 has an inverted map",
+    "deletion should be below its random order, insertion above: then the scores show what the answer rests on",
+    "random labels: should scatter around 0.5; one training on few cases may land far from it by chance, in either "
+    "direction, but high values for several models mean that something other than labels decides",
+    "positions only: what one training on coordinates alone gives, measured like the model's own value, which stands "
+    "before it (mean over folds and seeds); near that value, position is a shortcut",
+)
 
 
 def part_of_bag(bag: Bag, rows: np.ndarray) -> Bag:
@@ -139,23 +165,6 @@ def inside_positives(predictions: Sequence[Prediction]) -> float:
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_TITLE = "Can the maps be trusted?"
-_MOST_CASES = 20  # of a data set in deletion and insertion: each is predicted some thirty times
-_HEADINGS = {
-    "stability": "same map from another seed",
-    "inside": "AUROC inside positive cases",
-    "inside_lowest": "(lowest run)",
-    "positions_inst": "(positions only)",
-    "inverted_runs": "inverted runs",
-    "deletion": "deletion",
-    "deletion_random": "(random)",
-    "insertion": "insertion",
-    "insertion_random": "(random)",
-    "bag_auroc": "bag AUROC",
-    "positions_bag": "(positions only)",
-    "random_labels": "(random labels)",
-}
-
 
 def trust_report(
     study: Study,
@@ -256,18 +265,6 @@ def trust_markdown(rows: Sequence[dict[str, Any]], title: str = _TITLE) -> str:
         if r["inverted"]
     ]
     return "\n".join([*lines, "", *alarms, *(f"- {note}" for note in _READING), ""])
-
-
-_READING = (
-    "same map from another seed: mean rank correlation of instance scores; 1 is the same order, – means one seed only",
-    "AUROC inside positive cases: instances are compared within their own case, positive cases are averaged; mean and "
-    "lowest over folds and seeds; a run whose whole 95 % interval lies below 0.5 has an inverted map",
-    "deletion should be below its random order, insertion above: then the scores show what the answer rests on",
-    "random labels: should scatter around 0.5; one training on few cases may land far from it by chance, in either "
-    "direction, but high values for several models mean that something other than labels decides",
-    "positions only: what one training on coordinates alone gives, measured like the model's own value, which stands "
-    "before it (mean over folds and seeds); near that value, position is a shortcut",
-)
 
 
 def _cell_text(value: Any) -> str:

@@ -15,6 +15,9 @@ from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LINE = 0.22  # inches between two names or bars
 
 
 class Histogram(NamedTuple):
@@ -67,10 +70,6 @@ def draw_histogram(axes: "Axes", shares: Histogram, title: str) -> None:
     axes.set_title(canvas.plain(title, 40), fontsize=9, color=canvas.INK, parse_math=False)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def scan_strip(
@@ -148,13 +147,6 @@ def slice_positions(prediction: Prediction) -> np.ndarray:
 def _gap(place: np.ndarray) -> float:
     gaps = np.diff(np.unique(place))
     return float(gaps.min()) if gaps.size else 1.0
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_LINE = 0.22  # inches between two names or bars
 
 
 def critical_difference(values: Any, path: str | Path, *, alpha: float = 0.05, title: str = "Mean ranks") -> Path:

@@ -12,6 +12,13 @@ _MOST_CELLS = 50_000_000
 _WIDEST_PATCH = 16
 
 Extent = tuple[float, float, float, float]
+# Pieces of tissue with lattices of their own may share a few cells where they meet.
+_MERGED = 0.02
+# A piece of tissue with a lattice of its own holds at least this share of the instances; points share none.
+_PIECE = 0.005
+# Without a frame the step is the smallest gap; instances whose neighbours are farther than this lie on no lattice.
+_FAR = 2.0
+_SMALLEST, _LARGEST = 3.0, 14.0  # diameter of a dot in points of 1/72 inch
 
 
 def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple[np.ndarray, Extent]:
@@ -90,14 +97,6 @@ def _mean_per_cell(cells: np.ndarray, values: np.ndarray, reach: np.ndarray, sha
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import PathCollection
-
-# Pieces of tissue with lattices of their own may share a few cells where they meet.
-_MERGED = 0.02
-# A piece of tissue with a lattice of its own holds at least this share of the instances; points share none.
-_PIECE = 0.005
-# Without a frame the step is the smallest gap; instances whose neighbours are farther than this lie on no lattice.
-_FAR = 2.0
-_SMALLEST, _LARGEST = 3.0, 14.0  # diameter of a dot in points of 1/72 inch
 
 
 def scattered(prediction: Prediction) -> bool:

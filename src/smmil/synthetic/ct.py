@@ -23,6 +23,9 @@ from smmil.files import digest, replacing
 _CT_IMAGE = "1.2.840.10008.5.1.4.1.1.2"
 _EXPLICIT_LITTLE_ENDIAN = "1.2.840.10008.1.2.1"
 _EMPTY = "PatientBirthDate PatientSex StudyDate StudyTime ReferringPhysicianName StudyID AccessionNumber Manufacturer"
+WIDTH_MM = 230.0
+SLICE_MM = 5.0
+_DOTS = 3
 _EMPTY += " PositionReferenceIndicator"
 
 
@@ -156,11 +159,6 @@ def _write_slice(path: Path, shared: Any, root: str, number: int, position: np.n
     shared["PixelData"].VR = "OW"
     with replacing(path) as temporary:
         shared.save_as(temporary, enforce_file_format=True)
-
-
-WIDTH_MM = 230.0
-SLICE_MM = 5.0
-_DOTS = 3
 
 
 def synthetic_ct_scans(

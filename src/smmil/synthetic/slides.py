@@ -27,6 +27,9 @@ from smmil.files import read_json, replacing, write_json
 from smmil.synthetic.slide_files import write_pyramid
 
 _AROUND = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx]
+HAEMATOXYLIN, EOSIN = np.array([0.65, 0.70, 0.29]), np.array([0.07, 0.99, 0.11])
+_ANGLES, _GRAINS = 8, 3
+CELL, MPP = 96, 1.0
 
 
 def grow(height: np.ndarray, allowed: np.ndarray, start: tuple[int, int], count: int) -> np.ndarray:
@@ -109,10 +112,6 @@ def isolated_cells(rng: np.random.Generator, mask: np.ndarray, sick: np.ndarray,
         if not chosen[max(0, y - 1) : y + 2, max(0, x - 1) : x + 2].any():
             chosen[y, x] = True
     return chosen
-
-
-HAEMATOXYLIN, EOSIN = np.array([0.65, 0.70, 0.29]), np.array([0.07, 0.99, 0.11])
-_ANGLES, _GRAINS = 8, 3
 
 
 class Nuclei(NamedTuple):
@@ -223,12 +222,9 @@ def boxes_of(mask: np.ndarray, cell: int) -> list[tuple[int, int, int, int]]:
     return boxes
 
 
-CELL, MPP = 96, 1.0
-
-
 @dataclass(frozen=True)
 class _Slide:
-    """One slide to draw: everything follows from these numbers."""
+    """Parameters of one slide to draw."""
 
     folder: Path
     id: str
@@ -283,7 +279,7 @@ def stained_slides(
 
 
 def _claim(folder: Path, made: dict[str, Any]) -> None:
-    """One folder, one set: slides of another set with the same names must not be taken for these."""
+    """Record the options of the set in its folder; refuse a folder with another set."""
     path, wanted = folder / "stained.json", json.loads(json.dumps(made))
     if path.exists() and read_json(path) != wanted:
         raise DataError(f"{folder}: holds another set of synthetic slides; use another folder or remove it")

@@ -33,7 +33,7 @@ def write_source(name: str, root: str | Path, out: str | Path, **options: Any) -
     """Check a downloaded data set and write `out`/labels.csv and `out`/source.json; gives the table.
 
     The columns are those of a manifest, with `path` naming the image, and annotation, annotation_kind,
-    annotation_complete where there is something to say.
+    annotation_complete where they are known.
     """
     check_choice(name, NAMES, "data set")
     source: Callable[..., Manifest] = getattr(import_module(f"smmil.data.sources.{name}"), name)
@@ -135,7 +135,7 @@ def _bare(name: str, rows: Rows) -> Manifest:
 
 
 def write_study(out: str | Path, name: str, rows: Rows, split_origin: str, about: dict[str, Any]) -> Manifest:
-    """Write labels.csv (checked as a manifest) and source.json; the split says in the table where it comes from."""
+    """Write labels.csv (checked as a manifest) and source.json; the column split_origin names the origin of splits."""
     out = Path(out)
     marked = [row | {"split_origin": split_origin} for row in rows]
     table = as_text(pd.DataFrame(marked, dtype=object).fillna(""))

@@ -71,7 +71,7 @@ def _check(path: Path, table: pd.DataFrame) -> None:
 
 
 def _missing(ids: list[str], images: set[str]) -> list[str]:
-    """Images without a row are not missing but strange, and are listed all the same."""
+    """Lines on images without a file and on image files without a row."""
     lists = (("images", set(ids) - images), ("rows in train.csv for images", images - set(ids)))
     return [f"{len(names)} {what} ({some(names)})" for what, names in lists if names]
 

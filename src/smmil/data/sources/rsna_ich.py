@@ -19,6 +19,7 @@ COLUMNS = ("file", "bytes", "slice", "series", "study", "patient")
 # Headers of so many files are held at a time.
 _BATCH = 2000
 Progress = Callable[[int, int], None]
+TABLE, IMAGES = "stage_2_train.csv", "stage_2_train"
 
 
 def index_folder(folder: Path, index_file: Path, progress: Progress | None = None) -> pd.DataFrame:
@@ -55,7 +56,7 @@ def _sizes(folder: Path) -> dict[str, str]:
 
 
 def _known(index_file: Path, sizes: dict[str, str]) -> pd.DataFrame:
-    """What an earlier run found out about files that are still the same; nothing when its table is damaged."""
+    """Cached rows of files of unchanged size; none when the cache is damaged."""
     try:
         table = pd.read_csv(index_file, dtype=str, keep_default_na=False)
     except (OSError, ValueError, LookupError):
@@ -67,14 +68,14 @@ def _known(index_file: Path, sizes: dict[str, str]) -> pd.DataFrame:
 
 
 def _owners(known: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    """Study and patient of every series that was met before."""
+    """Study and patient of every cached series."""
     return dict(zip(known["series"], zip(known["study"], known["patient"], strict=True), strict=True))
 
 
 def _read(
     folder: Path, files: Iterable[str], sizes: dict[str, str], owners: dict[str, tuple[str, str]]
 ) -> pd.DataFrame:
-    """Rows of some files; all slices of a series are of one study and patient, so one of them is asked."""
+    """Rows of some files; study and patient of a series are read from its first slice."""
     rows = []
     for series in find_series([folder / file for file in files])[0]:
         if series.uid not in owners:
@@ -86,7 +87,7 @@ def _read(
 
 
 def _study_and_patient(path: Path) -> tuple[str, str]:
-    """Only public data sets, whose patients bear pseudonyms, come this way; the readers of scans never ask for them."""
+    """Study and patient of a slice; used for public data sets with pseudonymous patients only."""
     from pydicom import dcmread
 
     with explained(path):
@@ -95,9 +96,6 @@ def _study_and_patient(path: Path) -> tuple[str, str]:
         if not study or not patient:
             raise DataError("StudyInstanceUID or PatientID is missing; scans and patients cannot be distinguished")
         return study, patient
-
-
-TABLE, IMAGES = "stage_2_train.csv", "stage_2_train"
 
 
 def rsna_ich(

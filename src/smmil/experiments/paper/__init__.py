@@ -71,7 +71,7 @@ def paper_table(name: str) -> "DataFrame":
 
 
 class Printed(NamedTuple):
-    """A number of the paper and the number of the table it stands in."""
+    """A number of the paper and the number of its table."""
 
     mean: float
     std: float
@@ -79,18 +79,18 @@ class Printed(NamedTuple):
 
 
 def our_names(table: Any) -> Any:
-    """A table of the paper with the metrics called as here."""
+    """Rename the metrics of a table of the paper to those of smmil."""
     return table.assign(metric=table["metric"].replace(OUR_METRIC))
 
 
 def table_notes(name: str) -> list[str]:
-    """What to know about a whole table of the paper."""
+    """Notes on a whole table of the paper."""
     return _TABLE_NOTES.get(name, [])
 
 
 @cache
 def cell_notes() -> dict[Key, list[str]]:
-    """By (data set, extractor, model, metric): every reason to distrust what the paper prints there."""
+    """By (data set, extractor, model, metric): the reasons to doubt the number the paper prints there."""
     notes: dict[Key, list[str]] = {}
     everything = _all_prints()
     failed = _FAILED_TRAININGS | {key[:3] for key, prints in everything.items() if _below_chance(key, prints)}
