@@ -76,10 +76,10 @@ def test_an_unknown_option_is_refused_before_any_training_naming_the_config(stud
 
 
 def test_what_another_runner_did_is_told_apart(tmp_path, capsys):
-    from smmil.cli.experiment import _tell
+    from smmil.cli.experiment import _print_report
     from smmil.experiments.runner import Report
 
-    _tell(Report(done=["a"], elsewhere=["b", "c"], before=["d"]), tmp_path)
+    _print_report(Report(done=["a"], done_by_others=["b", "c"], before=["d"]), tmp_path)
     assert "1 runs done now, 2 done by another runner meanwhile, 1 there already, 0 failed" in capsys.readouterr().out
 
 

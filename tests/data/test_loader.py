@@ -2,6 +2,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -155,3 +156,27 @@ def test_unknown_bags_and_senseless_options_are_refused(study):
         BagDataset(manifest, ["slide_9"])
     with pytest.raises(ConfigError, match="batch_size=0"):
         batches(BagDataset(manifest), batch_size=0, order=[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_instance_labels_the_same_bags_come_and_no_label_file_is_needed(study, tmp_path, workers):
+    manifest = copy_of(study, tmp_path)
+    expected = [replace(batch, y_inst=None) for batch in listed(BagDataset(manifest))]
+    for id_ in manifest.ids:
+        manifest.instance_labels_of(id_).unlink()
+    bare = listed(BagDataset(manifest, instance_labels=False), workers=workers)
+    assert all(batch.y_inst is None for batch in bare)
+    assert [batch.ids for batch in bare] == [batch.ids for batch in expected]
+    assert all(torch.equal(a.x, b.x) and torch.equal(a.y, b.y) for a, b in zip(bare, expected, strict=True))
+    with pytest.raises(DataError, match="no such file; check the column instance_labels"):
+        listed(BagDataset(manifest), workers=workers)
+
+
+def test_instance_labels_inside_a_bag_file_are_left_out_when_they_are_not_wanted(study, tmp_path):
+    manifest = copy_of(study, tmp_path)
+    bag = manifest.bag(manifest.ids[0])
+    write_bag(manifest.path_of(bag.id), bag, graph="grid")
+    manifest.table["instance_labels"] = ""
+    alone = Manifest(manifest.table, manifest.folder, manifest.name)
+    assert torch.equal(alone.bag(bag.id).y_inst, bag.y_inst)
+    assert alone.bag(bag.id, instance_labels=False).y_inst is None

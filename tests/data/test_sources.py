@@ -91,7 +91,7 @@ def test_what_is_missing_of_camelyon16_is_counted_and_named(tmp_path):
         write_source("camelyon16", root, tmp_path / "out")
     text = str(told.value)
     assert "394 slides (normal_002, normal_003, normal_004, normal_005, normal_006 and 389 more)" in text
-    assert "1 answers in reference.csv (test_002)" in text
+    assert "1 labels in reference.csv (test_002)" in text
     assert "1 lesion annotations (tumor_001)" in text
     assert not (tmp_path / "out").exists()
 

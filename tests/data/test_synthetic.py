@@ -9,7 +9,7 @@ from smmil.errors import ConfigError
 from smmil.formats import read_provenance
 from smmil.synthetic import synthetic_scans, synthetic_slides, write_synthetic
 from smmil.synthetic.features import _encoder
-from smmil.synthetic.slides import blobs, lonely, tissue
+from smmil.synthetic.slides import blobs, isolated_cells, tissue
 
 TOUCHING = np.ones((3, 3))
 
@@ -75,7 +75,7 @@ def test_distractors_stand_alone():
     mask = np.ones((20, 20), dtype=bool)
     sick = np.zeros_like(mask)
     sick[5:8, 5:8] = True
-    alone = lonely(rng, mask, sick, 12)
+    alone = isolated_cells(rng, mask, sick, 12)
     assert alone.sum() == 12
     assert label(alone, TOUCHING)[1] == 12
     assert label(alone | sick, TOUCHING)[1] == 13

@@ -6,8 +6,9 @@ import pytest
 
 from smmil.errors import DataError
 from smmil.evaluate import bootstrap_ci, compare, holm
+from smmil.experiments.results import p_text
 from smmil.experiments.significance import comparisons, pair_differences, resampled_mean
-from smmil.experiments.significance_page import comparisons_markdown, p_text, pairs_markdown
+from smmil.experiments.writing import comparisons_markdown, pairs_markdown
 from smmil.prediction import Prediction
 
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from smmil.experiments.figures import write_figures
 from smmil.experiments.grid import make_grid, toy_study
-from smmil.experiments.output import write_figures, write_tables
 from smmil.experiments.paper import PAPER_TABLES, paper_table
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import load_study
+from smmil.experiments.tables import write_tables
 
 FOLDER = Path(__file__).parents[2] / "configs"
 STUDIES = sorted([*FOLDER.glob("paper/*.yaml"), *FOLDER.glob("ablations/*.yaml")])

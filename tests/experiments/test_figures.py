@@ -7,10 +7,10 @@ from experiments.studies import copied, results_for, tiny_study, variant
 
 from smmil.errors import DataError
 from smmil.experiments import plots
-from smmil.experiments.figures import make_figure
-from smmil.experiments.output import write_figures, write_tables
+from smmil.experiments.figures import make_figure, write_figures
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import FigureSpec, TableSpec
+from smmil.experiments.tables import write_tables
 from smmil.prediction import Prediction
 
 FIGURES = [

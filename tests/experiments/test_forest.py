@@ -8,7 +8,7 @@ from experiments.studies import tiny_set, tiny_study
 
 from smmil.errors import ConfigError
 from smmil.experiments import figures, plots
-from smmil.experiments.output import write_figures
+from smmil.experiments.figures import write_figures
 from smmil.experiments.study import FigureSpec, Synthetic, load_study
 
 BASE = {"set": "s", "metric": "inst_auroc", "value": 0.8, "low": 0.7, "high": 0.9, "reference": "ABMIL",
@@ -95,7 +95,7 @@ def test_a_study_draws_difficulty_once_and_differences_for_every_set(harder, mon
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [("figures: [{name: f, kind: differences}]", "differences from whom"),
+    [("figures: [{name: f, kind: differences}]", "differences need a reference"),
      ("figures: [{name: f, kind: pairs}]", "give the study pairs"),
      ("figures: [{name: f, kind: difficulty, setting: contrst}]", "no option of a data set"),
      ("pairs: {SmAP: ABMLI}", "unknown variant 'ABMLI'")],

@@ -6,9 +6,8 @@ import pandas as pd
 import pytest
 from experiments.studies import feature_tables, long_rows
 
-from smmil.experiments.paper import paper_table
-from smmil.experiments.paper.comparison import FLAGGED, MIXED, cell_notes, comparable_ranks, with_paper
-from smmil.experiments.ranking import AS_PAPER, rank_rows
+from smmil.experiments.paper import MIXED, cell_notes, paper_table
+from smmil.experiments.ranking import AS_PAPER, FLAGGED, comparable_ranks, rank_rows, with_paper
 
 FACTS = {"family": "local", "n": 5, "fewer": False, "state": ""}
 

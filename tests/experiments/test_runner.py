@@ -23,7 +23,7 @@ from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
 from smmil.errors import ConfigError
 from smmil.experiments.results import choose_learning_rates
-from smmil.experiments.run import RunJob, alone, perform
+from smmil.experiments.run import RunJob, exclusive_lock, perform
 from smmil.experiments.runner import run_states, run_study
 from smmil.files import replacing
 from smmil.synthetic import synthetic_slides, write_synthetic
@@ -98,7 +98,7 @@ def test_states_before_and_while_running(tmp_path):
     key = sorted(r.key for r in grid_of(study, tmp_path).runs)[0]
     folder = tmp_path / "runs" / key
     folder.mkdir(parents=True)
-    with alone(folder / "lock", wait=False) as mine:
+    with exclusive_lock(folder / "lock", wait=False) as mine:
         assert mine
         assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 1, 0, 1]
     assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 0, 0, 2]

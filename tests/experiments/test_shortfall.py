@@ -4,11 +4,10 @@ import pandas as pd
 import pytest
 from experiments.studies import copied, grid_of, results_for, table_study, tiny_study, variant
 
-from smmil.experiments.output import write_tables
-from smmil.experiments.results import shortfall_notes
+from smmil.experiments.results import missing_run_notes
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import TableSpec
-from smmil.experiments.tables import make_table
+from smmil.experiments.tables import make_table, write_tables
 from smmil.experiments.writing import latex, markdown
 
 METRICS = ["inst_auroc", "inst_f1"]
@@ -110,7 +109,7 @@ def test_without_a_plan_rates_that_lack_folds_are_seen_too():
 
 def test_a_rate_chosen_among_all_is_not_marked():
     results, plan = two_rates([0.6] * 5, 0.99, 5)
-    assert shortfall_notes(results, plan) == []
+    assert missing_run_notes(results, plan) == []
     assert "‡" not in markdown(make_table(table_study(["A", "B"]), TABLE, results, plan))
 
 

@@ -6,9 +6,8 @@ import pandas as pd
 import pytest
 from experiments.studies import feature_tables, long_rows
 
-from smmil.experiments.paper import paper_table
-from smmil.experiments.paper.comparison import cell_notes, largest_std, with_paper
-from smmil.experiments.ranking import rank_rows, rank_values
+from smmil.experiments.paper import cell_notes, largest_std, paper_table
+from smmil.experiments.ranking import rank_rows, rank_values, with_paper
 from smmil.experiments.tables import with_places
 
 

@@ -109,6 +109,6 @@ def test_a_runner_counts_only_what_it_did_itself(finished_study, tmp_path):
 
     report = run_study(tiny_study(), tmp_path, on_begin=meanwhile)
     assert report.done == [labels[left]]
-    assert sorted(report.elsewhere) == sorted(label for key, label in labels.items() if key != left)
+    assert sorted(report.done_by_others) == sorted(label for key, label in labels.items() if key != left)
     assert (report.before, report.failed) == ([], {})
     assert table_bytes(tmp_path) == table_bytes(finished_study)

@@ -162,7 +162,6 @@ def test_the_papers_number_stays_beside_a_variant_that_failed():
 def test_the_order_of_families_is_the_order_of_their_words():
     from typing import get_args
 
-    from smmil.experiments.significance import FAMILIES
-    from smmil.experiments.study import Variant
+    from smmil.experiments.study import FAMILIES, Variant
 
     assert tuple(FAMILIES) == get_args(Variant.model_fields["family"].annotation)

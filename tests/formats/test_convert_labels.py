@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from smmil.bag import Bag
 from smmil.cli.convert import convert as verb
-from smmil.data.foreign_tables import LabelsBeside
+from smmil.data.foreign_tables import ManifestLabels
 from smmil.formats import read_bag, write_bag
 from smmil.formats.convert import convert
 
@@ -54,7 +54,7 @@ def test_instance_labels_beside_the_bags_that_a_format_cannot_hold_are_listed_as
 def test_instance_labels_beside_the_bags_must_fit(tmp_path):
     study = labelled_study(tmp_path / "study")
     (study / "instance_labels" / "a.csv").write_text("label\n0\n1\n")
-    done = convert(study, to="native", out=tmp_path / "out", beside=LabelsBeside(study))
+    done = convert(study, to="native", out=tmp_path / "out", beside=ManifestLabels(study))
     assert "2 instance labels beside it for 5 instances" in str(done.failed)
 
 

@@ -222,3 +222,35 @@ def test_a_manifest_named_from_the_working_folder_is_found_again_later(study, se
     train(here, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["data"]["manifest"] == str(study.resolve())
+
+
+class LabelRemover(Progress):
+    """Deletes the instance label files of a study as soon as its bags have been checked."""
+
+    def __init__(self, folder):
+        self.folder, self.removed = folder, False
+
+    def checked(self, done, total):
+        if done == total:
+            shutil.rmtree(self.folder)
+            self.removed = True
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_opens_no_instance_label_file_after_the_checks_at_the_start(
+    workers, study, settings, finished, tmp_path
+):
+    shutil.copytree(study.parent, tmp_path / "study")
+    config = settings(f"training.workers={workers}", manifest=tmp_path / "study" / "manifest.csv")
+    remover = LabelRemover(tmp_path / "study" / "labels")
+    train(config, tmp_path / "run", progress=remover)
+    assert remover.removed
+    same = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "metrics.csv")
+    assert content(tmp_path / "run", same) == content(finished, same)
+
+
+def test_a_new_run_is_refused_when_an_instance_label_file_is_missing(study, settings, tmp_path):
+    shutil.copytree(study.parent, tmp_path / "study")
+    next((tmp_path / "study" / "labels").iterdir()).unlink()
+    with pytest.raises(DataError, match="1 files are missing"):
+        train(settings(manifest=tmp_path / "study" / "manifest.csv"), tmp_path / "run")

@@ -27,7 +27,7 @@ def convert(
 ) -> None:
     """Turn feature files of TRIDENT, CLAM, STAMP, torchmil, LazySlide or WSInfer into those of another project.
 
-    Cases that are there already with the same content are kept. Instance labels that a manifest.csv beside the files
+    Cases that are there already with the same content are kept. Instance labels that a manifest.csv near the files
     names are taken along. What the target format cannot hold is listed in convert_notes.csv; cases that failed are
     listed in convert_failures.csv, and the exit code is 3.
 
@@ -42,10 +42,10 @@ def convert(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from smmil.data.foreign_tables import LabelsBeside
+    from smmil.data.foreign_tables import ManifestLabels
     from smmil.formats.convert import convert as convert_files
 
-    beside = LabelsBeside(source)
+    found = ManifestLabels(source)
     known = _read_labels(labels) if labels else {}
     _refuse_other_files(source, out)
     console = Console(stderr=True)
@@ -59,13 +59,13 @@ def convert(
             mpp=mpp,
             encoder=encoder,
             labels=known,
-            beside=beside,
+            beside=found,
             progress=lambda count, total: bars.update(task, completed=count, total=total),
         )
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
-    if beside.manifest is not None:
-        print(f"instance labels: taken from the files that {beside.manifest} names")
-    _tell_labels(known, done.labels, labels, None if to is ConvertTarget.torchmil else out / "convert_labels.csv")
+    if found.manifest is not None:
+        print(f"instance labels: taken from the files that {found.manifest} names")
+    _print_label_notes(known, done.labels, labels, None if to is ConvertTarget.torchmil else out / "convert_labels.csv")
     for note, cases in Counter(note for _, note in done.notes).most_common():
         print(f"{note} ({cases} {'case' if cases == 1 else 'cases'})")
     for reason, files in Counter(done.others.values()).most_common():
@@ -85,14 +85,14 @@ def _refuse_other_files(source: Path, out: Path) -> None:
 
     if not source.exists() or (find_or_none(source) if source.is_file() else find_bags(source, out)[0]):
         return
-    if elsewhere := right_verb(source):
-        raise DataError(elsewhere)
+    if advice := right_verb(source):
+        raise DataError(advice)
 
 
-def _tell_labels(given: dict[str, int], used: dict[str, int], table: Path | None, beside: Path | None) -> None:
+def _print_label_notes(given: dict[str, int], used: dict[str, int], table: Path | None, written: Path | None) -> None:
     """Where labels went that the format cannot hold, and ids of the table that are no case."""
-    if used and beside is not None:
-        print(f"labels: this format has no place for them; those of {len(used)} cases are in {beside}")
+    if used and written is not None:
+        print(f"labels: this format has no place for them; those of {len(used)} cases are in {written}")
     if strange := sorted(set(given) - set(used)):
         print(f"{table}: {len(strange)} of {len(given)} ids are no case here, such as {strange[0]}", file=sys.stderr)
 

@@ -21,7 +21,7 @@ Only = Annotated[list[str] | None, typer.Option("--set", help="Only these data s
 Toy = Annotated[bool, typer.Option("--toy", help="Everything tiny and synthetic, to see that it works.")]
 
 
-class Executor(StrEnum):
+class StudyExecutor(StrEnum):
     serial = "serial"
     processes = "processes"
     dask = "dask"
@@ -35,7 +35,7 @@ def run(
     data: Data = None,
     only: Only = None,
     toy: Toy = False,
-    executor: Annotated[Executor, typer.Option(help="Where runs are executed.")] = Executor.serial,
+    executor: Annotated[StudyExecutor, typer.Option(help="Where runs are executed.")] = StudyExecutor.serial,
     workers: Annotated[int | None, typer.Option(help="Runs at once; one thread each.")] = None,
     address: Annotated[str | None, typer.Option("--dask", help="Address of a Dask scheduler.")] = None,
     slurm: Annotated[
@@ -76,13 +76,13 @@ def run(
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         raise typer.Exit(130) from None
-    _tell(report, out / study.name)
+    _print_report(report, out / study.name)
 
 
-def _tell(report: Any, folder: Path) -> None:
+def _print_report(report: Any, folder: Path) -> None:
     for line in report.left_out:
         print(line)
-    meanwhile = f"{len(report.elsewhere)} done by another runner meanwhile, " if report.elsewhere else ""
+    meanwhile = f"{len(report.done_by_others)} done by another runner meanwhile, " if report.done_by_others else ""
     print(
         f"{folder / 'results.csv'}: {len(report.done)} runs done now, {meanwhile}{len(report.before)} there already, "
         f"{len(report.failed)} failed"
@@ -123,8 +123,8 @@ def status(config: Config, out: Out, data: Data = None, only: Only = None, toy: 
 
 @app.command("tables")
 def tables(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
-    """Write the tables of the study from the runs that are done: Markdown, LaTeX, CSV, the paper's numbers beside."""
-    from smmil.experiments.output import write_tables
+    """Write the tables of the study from the runs that are done: Markdown, LaTeX, CSV, with the paper's numbers."""
+    from smmil.experiments.tables import write_tables
 
     for path in write_tables(_study(config, data, toy), out, only=only or ()):
         print(path)
@@ -133,7 +133,7 @@ def tables(config: Config, out: Out, data: Data = None, only: Only = None, toy: 
 @app.command("figures")
 def figures(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
     """Draw the figures of the study from the runs that are done: PNG and SVG."""
-    from smmil.experiments.output import write_figures
+    from smmil.experiments.figures import write_figures
 
     paths, failed = write_figures(_study(config, data, toy), out, only=only or ())
     for path in paths:
@@ -151,7 +151,7 @@ def trust(
     data: Data = None,
     only: Only = None,
     toy: Toy = False,
-    executor: Annotated[Executor, typer.Option(help="Where the extra runs are executed.")] = Executor.serial,
+    executor: Annotated[StudyExecutor, typer.Option(help="Where the extra runs are executed.")] = StudyExecutor.serial,
     workers: Annotated[int | None, typer.Option(help="Runs at once.")] = None,
 ) -> None:
     """Ask whether the maps deserve trust: seeds, deletion and insertion, inverted maps, random labels, positions."""

@@ -124,7 +124,7 @@ def _excel(path: Path, wanted: str) -> pd.DataFrame:
 
 
 def _indices(table: str | Path, words: pd.Series, classes: Sequence[str] | None) -> list[str]:
-    """Class indices of labels; words need the order of the classes, which is not for us to guess."""
+    """Class indices of labels; words need the order of the classes, which cannot be guessed."""
     found = sorted(set(words) - {""})
     if classes is None:
         if not all(is_index(word) for word in found):
@@ -184,10 +184,10 @@ def _manifest(content: dict[str, list[str]], words: pd.Series | None, folder: st
     return Manifest(table, Path(folder), str(name))
 
 
-class LabelsBeside:
-    """Label files of the bags below `source`, as a manifest.csv in it or up to two folders above says.
+class ManifestLabels:
+    """Instance labels of the bags below `source`, from a manifest.csv in it or up to two folders above.
 
-    So a study of smmil prepare keeps its labels whether the folder, its bags/ or a single bag is named.
+    The folder of a study, its bags/ and a single bag all lead to the same manifest.
     """
 
     def __init__(self, source: str | Path):
@@ -196,13 +196,13 @@ class LabelsBeside:
         here = Path(source).absolute()
         for folder in (here, *list(here.parents)[:2]):
             if not self.files and (folder / NAME).is_file():
-                self._take(folder / NAME)
+                self._read_manifest(folder / NAME)
 
-    def _take(self, path: Path) -> None:
+    def _read_manifest(self, path: Path) -> None:
         try:
             manifest = Manifest.read(path)
         except DataError:
-            return  # somebody else's table of that name
+            return  # another table of that name
         named = {manifest.path_of(id_).resolve(): manifest.instance_labels_of(id_) for id_ in manifest.ids}
         self.files = {bag: labels for bag, labels in named.items() if labels is not None}
         self.manifest = path if self.files else None

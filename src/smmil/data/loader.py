@@ -1,4 +1,4 @@
-"""Bags in a given order, packed into batches: the same for any number of workers and from any position."""
+"""Data set and batches of bags: the same batches for any number of workers and from any start position."""
 
 import logging
 import signal
@@ -19,28 +19,31 @@ from smmil.errors import ConfigError, DataError, SmmilError
 _LOG = logging.getLogger(__name__)
 
 
-class _Jobs(Dataset):
-    """Lists of bags to read; a mistake in the data is handed over as a value, so that it arrives as it was raised."""
+class _ReadJobs(Dataset):
+    """Lists of bags to read in worker processes; errors in the data are returned as values and raised by the caller."""
 
-    def __init__(self, manifest: Manifest, jobs: Sequence[Sequence[str]], verify: bool):
-        self.manifest, self.jobs, self.verify = manifest, jobs, verify
+    def __init__(self, manifest: Manifest, jobs: Sequence[Sequence[str]], options: dict[str, bool]):
+        self.manifest, self.jobs, self.options = manifest, jobs, options
 
     def __len__(self) -> int:
         return len(self.jobs)
 
     def __getitem__(self, number: int) -> list[Bag] | SmmilError:
         try:
-            return [self.manifest.bag(id_, verify=self.verify) for id_ in self.jobs[number]]
+            return [self.manifest.bag(id_, **self.options) for id_ in self.jobs[number]]
         except SmmilError as problem:
             return problem
 
 
-def read_ahead(
-    manifest: Manifest, jobs: Sequence[Sequence[str]], workers: int, verify: bool = True
+def _read_ahead(
+    manifest: Manifest, jobs: Sequence[Sequence[str]], workers: int, options: dict[str, bool]
 ) -> Iterator[list[Bag]]:
-    """The bags of each job in turn, read ahead by worker processes; when one of them dies, the rest is read here."""
+    """Read the bags of each job in worker processes; after the death of a worker the rest is read in this process.
+
+    options  keyword arguments of `Manifest.bag`
+    """
     done = 0
-    todo = _Jobs(manifest, jobs, verify)
+    todo = _ReadJobs(manifest, jobs, options)
     try:
         for result in _started(todo, workers) if workers and jobs else ():
             yield [_own(bag) for bag in _or_raise(result)]
@@ -51,8 +54,8 @@ def read_ahead(
         yield _or_raise(todo[number])
 
 
-def _started(todo: _Jobs, workers: int) -> Iterator[Any]:
-    """A running loader. It draws from a generator of its own, and a dying worker does not interrupt the caller's code.
+def _started(todo: _ReadJobs, workers: int) -> Iterator[Any]:
+    """Start a DataLoader with its own random generator; a dying worker does not interrupt the code of the caller.
 
     (torch would raise from a signal handler in whatever the main thread does at that moment; without it the death is
     noticed at the next read, within seconds.)
@@ -91,7 +94,7 @@ def _or_raise(result: list[Bag] | SmmilError) -> list[Bag]:
 
 
 def _own(bag: Bag) -> Bag:
-    """The bag in this process's memory: shared memory holds a file handle per tensor, of which there are few."""
+    """Copy a bag out of shared memory, which holds one file handle per tensor."""
     graph = bag.graph
     if graph is not None:
         parts = {name: getattr(graph, name).clone() for name in ("indptr", "indices", "weight")}
@@ -108,9 +111,10 @@ def _first_line(problem: BaseException) -> str:
 
 
 class BagDataset(Dataset):
-    """Bags of a manifest by number, labelled, read when asked for and kept in memory up to `cache_bytes`.
+    """Bags of a manifest by index, read on demand and cached in memory up to `cache_bytes`.
 
-    No file stays open between reads, so nothing but the table is ever handed to worker processes.
+    instance_labels  False: bags come without them and label files are not opened, as in training
+    No file stays open between reads, so worker processes receive the table only.
     """
 
     def __init__(
@@ -121,12 +125,13 @@ class BagDataset(Dataset):
         cache: bool = True,
         cache_bytes: int = 4 << 30,
         verify: bool = True,
+        instance_labels: bool = True,
     ):
         self.manifest = manifest
         self.ids = tuple(manifest.ids if ids is None else ids)
-        self.verify = verify
+        self.options = {"verify": verify, "instance_labels": instance_labels}
         self._room = cache_bytes if cache else 0
-        self._kept: dict[int, Bag] = {}
+        self._cache: dict[int, Bag] = {}
         self._width: tuple[str, int] | None = None
         for id_ in self.ids:
             manifest.path_of(id_)
@@ -137,24 +142,24 @@ class BagDataset(Dataset):
     def __getitem__(self, index: int) -> Bag:
         if not 0 <= index < len(self):
             raise IndexError(f"bag {index} of {len(self)}")
-        if index in self._kept:
-            return self._kept[index]
-        return self.keep(index, self.manifest.bag(self.ids[index], verify=self.verify))
+        if index in self._cache:
+            return self._cache[index]
+        return self.keep(index, self.manifest.bag(self.ids[index], **self.options))
 
     @property
     def labels(self) -> list[int | None]:
         return [self.manifest.labels[i] for i in self.ids]
 
     def has(self, index: int) -> bool:
-        """Whether the bag is in memory already."""
-        return index in self._kept
+        """Whether the bag is cached."""
+        return index in self._cache
 
     def keep(self, index: int, bag: Bag) -> Bag:
-        """The bag itself, its width compared with the others, remembered if there is room."""
+        """Check the feature width of a bag, cache the bag if there is room, and return it."""
         self._check_width(bag)
-        if (size := _bytes(bag)) <= self._room and index not in self._kept:
+        if (size := _bytes(bag)) <= self._room and index not in self._cache:
             self._room -= size
-            self._kept[index] = bag
+            self._cache[index] = bag
         return bag
 
     def _check_width(self, bag: Bag) -> None:
@@ -196,7 +201,7 @@ def batches(
 def _packed(dataset: BagDataset, plan: list[list[int]], workers: int) -> Iterator[BagBatch]:
     ahead = [[i for i in numbers if workers and not dataset.has(i)] for numbers in plan]
     jobs = [[dataset.ids[i] for i in numbers] for numbers in ahead if numbers]
-    arriving = read_ahead(dataset.manifest, jobs, workers, dataset.verify)
+    arriving = _read_ahead(dataset.manifest, jobs, workers, dataset.options)
     for numbers, coming in zip(plan, ahead, strict=True):
         fresh = dict(zip(coming, next(arriving) if coming else (), strict=True))
         yield BagBatch.pack([dataset.keep(i, fresh[i]) if i in fresh else dataset[i] for i in numbers])

@@ -14,6 +14,8 @@ from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_json
 
+PARTS = ("train", "val", "test")
+
 
 @dataclass(frozen=True, eq=False)
 class StratifiedCases:
@@ -31,25 +33,25 @@ class StratifiedCases:
         return {int(c): len(set(self.groups[self.labels == c])) for c in np.unique(self.labels)}
 
 
-def deal(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray | None:
+def assign_folds(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray | None:
     """Part of every bag, patients kept whole, each part holding every class; None where no such division is found."""
     if len(np.unique(cases.labels)) < 2 or min(cases.patients_per_class().values()) < parts:
         return None
-    for division in (_stratified, _one_by_one):
+    for division in (_stratified_assignment, _greedy_assignment):
         part = division(cases, parts, seed)
         if all(_complete(cases, part == p) for p in range(parts)):
             return part
     return None
 
 
-def draw(cases: StratifiedCases, share: float, seed: int, keep: int = 1) -> np.ndarray | None:
+def draw_subset(cases: StratifiedCases, share: float, seed: int, keep: int = 1) -> np.ndarray | None:
     """Mask of about `share` of the bags with every class in it, leaving `keep` patients of each class outside."""
     patients = len(set(cases.groups))
     ratio = Fraction(share).limit_denominator(min(20, patients))
     parts, taken = ratio.denominator, max(1, ratio.numerator)
     if not 0 < taken < parts:
         parts, taken = (patients, 1) if share < 0.5 else (patients, patients - 1)
-    for division in (_stratified, _one_by_one):
+    for division in (_stratified_assignment, _greedy_assignment):
         part = division(cases, parts, seed)
         for first in range(parts):
             where = (part - first) % parts < taken
@@ -66,7 +68,7 @@ def _leaves(cases: StratifiedCases, where: np.ndarray, patients: int) -> bool:
     return _complete(cases, where) and min(cases.take(where).patients_per_class().values()) >= patients
 
 
-def _stratified(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray:
+def _stratified_assignment(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray:
     """scikit-learn's division: class shares as even as whole patients allow."""
     from sklearn.model_selection import StratifiedGroupKFold
 
@@ -81,8 +83,8 @@ def _stratified(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray:
     return part
 
 
-def _one_by_one(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray:
-    """Deal patients one by one to the part that gains most new classes: with two classes this fills every part."""
+def _greedy_assignment(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray:
+    """Assign patients one by one to the part that gains most new classes; with two classes this fills every part."""
     names, member = np.unique(cases.groups, return_inverse=True)
     counts = np.zeros((len(names), cases.labels.max() + 1), dtype=int)
     np.add.at(counts, (member, cases.labels), 1)
@@ -97,12 +99,9 @@ def _one_by_one(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray:
     return place[member]
 
 
-PARTS = ("train", "val", "test")
-
-
 @dataclass(frozen=True)
 class Split:
-    """Ids of the bags that train, those that choose the model, and those that are only ever tested."""
+    """Ids of the training, validation and test bags."""
 
     train: tuple[str, ...]
     val: tuple[str, ...]
@@ -170,7 +169,7 @@ def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tupl
     rest = _cases(manifest, [i for i in manifest.ids if marks[i] != "test"])
     if test or share == 0:
         return rest, test
-    where = draw(rest, share, seed, keep=folds)
+    where = draw_subset(rest, share, seed, keep=folds)
     if where is None:
         raise DataError(
             f"{manifest.name}: {_too_few(rest)} a test set and {folds} folds; use fewer folds or no test set, such as "
@@ -182,10 +181,10 @@ def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tupl
 def _validations(rest: StratifiedCases, folds: int, share: float, seed: int) -> list[np.ndarray]:
     """One mask of validation bags per fold."""
     if folds > 1 and round(1 / share) == folds and abs(1 / share - folds) < 0.05:
-        fold = deal(rest, folds, seed)
+        fold = assign_folds(rest, folds, seed)
         masks = None if fold is None else [fold == f for f in range(folds)]
     else:
-        drawn = [draw(rest, share, seed + 1 + f) for f in range(folds)]
+        drawn = [draw_subset(rest, share, seed + 1 + f) for f in range(folds)]
         masks = None if any(d is None for d in drawn) else [d for d in drawn if d is not None]
     if masks is None:
         raise DataError(

@@ -13,7 +13,7 @@ _SIGNS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 def read_text_table(path: str | Path, absent: str, **options: Any) -> pd.DataFrame:
-    """A CSV file with every cell as text, spaces around column names removed; `absent` says what to do without it."""
+    """A CSV file with every cell as text, spaces around column names removed; `absent`: advice if missing."""
     try:
         table = pd.read_csv(
             path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True, **options
@@ -23,18 +23,18 @@ def read_text_table(path: str | Path, absent: str, **options: Any) -> pd.DataFra
     except pd.errors.EmptyDataError:
         raise DataError(f"{path}: the table is empty; {absent}") from None
     except (OSError, ValueError, LookupError) as problem:
-        told = _other_sign([_first_line(path)]) or f"not readable as a table ({' '.join(str(problem).split())})"
-        raise DataError(f"{path}: {told}") from None
+        reason = _other_sign([_first_line(path)]) or f"not readable as a table ({' '.join(str(problem).split())})"
+        raise DataError(f"{path}: {reason}") from None
     return table.rename(columns=lambda name: str(name).strip())
 
 
 def need_columns(path: str | Path, table: pd.DataFrame, columns: Iterable[str]) -> None:
-    """An error that names the first column that is missing, or the sign that stands where commas should."""
+    """An error that names the first column that is missing, or the separator used instead of commas."""
     for column in columns:
         if column not in table:
             names = list(map(str, table.columns))
-            told = _other_sign(names) or f"column {column!r} is missing; {suggest(column, names)}"
-            raise DataError(f"{path}: {told}")
+            reason = _other_sign(names) or f"column {column!r} is missing; {suggest(column, names)}"
+            raise DataError(f"{path}: {reason}")
 
 
 def _other_sign(names: Iterable[str]) -> str | None:
@@ -76,8 +76,6 @@ def _from_npy(path: Path) -> np.ndarray:
 
 
 def _from_csv(path: Path) -> np.ndarray:
-    import pandas as pd
-
     table = pd.read_csv(path)
     if "label" not in table:
         raise DataError(f"{path}: there is no column 'label'; {suggest('label', map(str, table.columns))}")
@@ -104,6 +102,3 @@ def check_instance_labels(name: str, labels: np.ndarray, n: int, y: int | None) 
             f"{name}: {len(positive):,} positive instances (first: row {positive[0]}) in a bag with label 0; "
             "correct the bag label or the instance labels"
         )
-
-
-NAME = "manifest.csv"

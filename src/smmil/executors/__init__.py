@@ -28,7 +28,7 @@ def run_tasks(
     dask       on the Dask cluster at `address` (tcp://host:8786), or on a local one with `workers` processes
 
     A task that raises a SmmilError is an outcome with `error` and does not stop the others; any other exception is
-    raised here. A task whose worker is killed is tried again, the last time without company; so tasks must be
+    raised here. A task whose worker is killed is tried again, the last time without other tasks; so tasks must be
     repeatable and write their files atomically. Function, tasks and values travel between processes: the function is
     one of a module, tasks and values are plain data. `on_done` is called here after each task. On Ctrl-C all workers
     end and KeyboardInterrupt goes on.
@@ -38,15 +38,15 @@ def run_tasks(
         raise ConfigError(f"workers: must be at least 1, got {workers}")
     if address is not None and executor != "dask":
         raise ConfigError(f"a Dask address was given with the executor {executor!r}; choose the executor dask")
-    listed, told = list(tasks), on_done or _nothing
+    listed, callback = list(tasks), on_done or _ignore
     if not listed:
         return []
-    outcomes = _runner(executor, address)(function, listed, workers, told)
+    outcomes = _runner(executor, address)(function, listed, workers, callback)
     return sorted(outcomes, key=lambda outcome: outcome.index)
 
 
 def _runner(executor: str, address: str | None) -> Callable[..., list[Outcome[Any, Any]]]:
-    """The way to run, imported only when it is asked for."""
+    """The function that runs tasks on an executor, imported on demand."""
     if executor == "serial":
         return _serial
     if executor == "processes":
@@ -55,7 +55,7 @@ def _runner(executor: str, address: str | None) -> Callable[..., list[Outcome[An
         return run_in_processes
     from functools import partial
 
-    from smmil.executors.dask import run_on_dask
+    from smmil.executors.cluster import run_on_dask
 
     return partial(run_on_dask, address=address)
 
@@ -70,5 +70,5 @@ def _serial(
     return outcomes
 
 
-def _nothing(_outcome: Outcome[Any, Any]) -> None:
-    """Nobody wants to hear."""
+def _ignore(_outcome: Outcome[Any, Any]) -> None:
+    """Default of `on_done`."""

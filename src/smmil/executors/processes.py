@@ -16,11 +16,16 @@ from smmil.errors import SmmilError
 
 Task = TypeVar("Task")
 Value = TypeVar("Value")
+# Tries in parallel; one more follows in a single worker, in case all together needed too much memory.
+_TRIES = 2
+_GRACE_S = 5.0
+_TERMINATED = 128 + signal.SIGTERM  # exit code of a shell: the worker ended on request
+Job = tuple[int, Any]
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[Task, Value]):
-    """One task and what it gave: a value, or an error in one line."""
+    """Result of one task: a value, or an error in one line."""
 
     index: int
     task: Task
@@ -33,7 +38,7 @@ class Outcome(Generic[Task, Value]):
 
 
 def attempt(function: Callable[[Task], Value], index: int, task: Task) -> Outcome[Task, Value]:
-    """Run one task. What the user can mend (and a lack of memory) becomes a line; any other exception is a bug, raised.
+    """Run one task. Errors of the user and a lack of memory become a text; any other exception is a bug and is raised.
 
     Errors travel as text, since not every exception survives the way between processes.
     """
@@ -45,40 +50,33 @@ def attempt(function: Callable[[Task], Value], index: int, task: Task) -> Outcom
         return Outcome(index, task, error=f"out of memory ({problem or 'no details'}); use fewer workers")
 
 
-def lost(index: int, task: Task, times: int) -> Outcome[Task, Value]:
-    """The outcome of a task whose worker died every time."""
+def worker_lost(index: int, task: Task, times: int) -> Outcome[Task, Value]:
+    """Outcome of a task whose worker was killed every time."""
     return Outcome(
         index, task, error=f"the worker was killed {times} times (out of memory?); give it more memory and repeat"
     )
 
 
-# In company; once more follows alone, in case all workers together needed too much memory.
-_TRIES = 2
-_GRACE_S = 5.0
-_TERMINATED = 128 + signal.SIGTERM  # as a shell says it: the worker unwound when somebody asked it to end
-Job = tuple[int, Any]
-
-
 class _Worker:
-    """A fresh process, the pipe to it, and the job it has in hand."""
+    """A spawned process, the pipe to it, and its current job."""
 
     def __init__(self, function: Callable[[Any], Any]):
         # Not forked: locks held by threads of this process would stay locked for ever in the copy.
         fresh = multiprocessing.get_context("spawn")
         self.pipe, other = fresh.Pipe()
-        self.process = fresh.Process(target=_work, args=(other, function), daemon=True)
+        self.process = fresh.Process(target=_worker_main, args=(other, function), daemon=True)
         self.process.start()
         other.close()
         self.job: Job | None = None
 
     def give(self, job: Job) -> None:
         self.job = job
-        # Killed in this moment? That is noticed when its answer is awaited.
+        # A worker killed at this moment is noticed when its result is received.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send(job)
 
-    def answer(self) -> Outcome[Any, Any] | None:
-        """The outcome of the job; None when the worker was killed or told to end. One that failed by itself: a bug."""
+    def receive(self) -> Outcome[Any, Any] | None:
+        """Receive the outcome of the job; None when the worker was killed or terminated; other exit codes are bugs."""
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -89,7 +87,7 @@ class _Worker:
         return None
 
     def end(self) -> None:
-        """Ask it to stop, so that it can take its temporary files with it; insist after a while."""
+        """Terminate the process, so that it removes its temporary files; kill it after a grace period."""
         self.process.terminate()
         self.process.join(_GRACE_S)
         self.process.kill()
@@ -103,11 +101,11 @@ def run_in_processes(
     workers: int | None,
     on_done: Callable[[Outcome[Any, Any]], Any],
 ) -> list[Outcome[Any, Any]]:
-    """See `run_tasks`. Tasks that lost their worker twice are left for the end, where one worker has all the memory."""
+    """See `run_tasks`. Tasks whose worker was killed twice are repeated at the end in a single worker."""
     workers = workers or _cores()
-    outcomes, alone = _round(function, deque(enumerate(tasks)), workers, _TRIES, on_done)
-    more, hopeless = _round(function, deque(alone), 1, 1, on_done)
-    given_up: list[Outcome[Any, Any]] = [lost(index, task, _TRIES + 1) for index, task in hopeless]
+    outcomes, remaining = _round(function, deque(enumerate(tasks)), workers, _TRIES, on_done)
+    more, hopeless = _round(function, deque(remaining), 1, 1, on_done)
+    given_up: list[Outcome[Any, Any]] = [worker_lost(index, task, _TRIES + 1) for index, task in hopeless]
     for outcome in given_up:
         on_done(outcome)
     return outcomes + more + given_up
@@ -124,48 +122,48 @@ def _round(
     outcomes: list[Outcome[Any, Any]] = []
     lost_jobs: list[Job] = []
     deaths = dict.fromkeys((index for index, _ in todo), 0)
-    crew: list[_Worker] = []
+    pool: list[_Worker] = []
     try:
-        while todo or any(worker.job for worker in crew):
-            _employ(crew, function, todo, workers)
-            for worker in _ready(crew):
-                job, outcome = worker.job, worker.answer()
+        while todo or any(worker.job for worker in pool):
+            _assign_jobs(pool, function, todo, workers)
+            for worker in _wait_for_workers(pool):
+                job, outcome = worker.job, worker.receive()
                 assert job is not None
                 if outcome is not None:
                     worker.job = None
                     outcomes.append(outcome)
                     on_done(outcome)
                     continue
-                crew.remove(worker)
+                pool.remove(worker)
                 worker.end()
                 deaths[job[0]] += 1
                 (todo if deaths[job[0]] < tries else lost_jobs).append(job)
     finally:
-        for worker in crew:
+        for worker in pool:
             worker.end()
     return outcomes, lost_jobs
 
 
-def _employ(crew: list[_Worker], function: Callable[[Any], Any], todo: deque[Job], workers: int) -> None:
-    """Give a job to everyone without one; as many new workers as there is work for, but no more than allowed."""
-    for worker in crew:
+def _assign_jobs(pool: list[_Worker], function: Callable[[Any], Any], todo: deque[Job], workers: int) -> None:
+    """Give jobs to idle workers and start new workers, up to the limit, while jobs remain."""
+    for worker in pool:
         if worker.job is None and todo:
             worker.give(todo.popleft())
-    while todo and len(crew) < workers:
-        crew.append(_Worker(function))
-        crew[-1].give(todo.popleft())
+    while todo and len(pool) < workers:
+        pool.append(_Worker(function))
+        pool[-1].give(todo.popleft())
 
 
-def _ready(crew: list[_Worker]) -> list[_Worker]:
-    """Workers with an answer, or dead: a pipe whose other end is gone is ready too."""
-    busy: dict[Any, _Worker] = {worker.pipe: worker for worker in crew if worker.job is not None}
+def _wait_for_workers(pool: list[_Worker]) -> list[_Worker]:
+    """Wait for workers that have a result or are dead (a pipe with a closed end is ready too)."""
+    busy: dict[Any, _Worker] = {worker.pipe: worker for worker in pool if worker.job is not None}
     return [busy[pipe] for pipe in wait(list(busy))]
 
 
-def _work(pipe: Connection, function: Callable[[Any], Any]) -> None:
-    """The life of a worker: jobs until the pipe closes."""
+def _worker_main(pipe: Connection, function: Callable[[Any], Any]) -> None:
+    """Main function of a worker process: run jobs until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process decides
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit_on_terminate)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
@@ -175,14 +173,14 @@ def _work(pipe: Connection, function: Callable[[Any], Any]) -> None:
         pipe.send(attempt(function, index, task))
 
 
-def _leave(*_: Any) -> None:
-    """Unwind, so that temporary files go too; nobody wants to hear what breaks on the way out."""
+def _exit_on_terminate(*_: Any) -> None:
+    """Unwind, so that temporary files are removed; errors on the way out are not printed."""
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (the process ends here)
     sys.exit(_TERMINATED)
 
 
 def _end_with_parent() -> None:
-    """When the main process is killed, nobody waits for the answer: stop at once instead of working on unseen."""
+    """End this worker as soon as the main process is dead."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

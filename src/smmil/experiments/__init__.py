@@ -1,1 +1,1 @@
-"""A YAML file to a grid of training runs, to one table of results, to the paper's tables and figures."""
+"""Studies: a YAML file becomes a grid of training runs, a table of results, and tables and figures."""

@@ -20,31 +20,32 @@ from smmil.formats import write_bag
 from smmil.synthetic.features import synthetic_scans, synthetic_slides, write_synthetic
 
 _BLOCK = 1 << 20
+RANDOM, POSITIONS = "random labels", "positions only"
 
 
-class Ready(NamedTuple):
-    """A data set whose bags are there: its manifest and the digest of its content."""
+class PreparedSet(NamedTuple):
+    """A data set on disk: path of its manifest and digest of its content."""
 
     manifest: Path
     digest: str
 
 
-def prepare(dataset: Dataset, folder: Path) -> Ready:
-    """The data set, ready to train on; a synthetic one is written into `folder` unless it is there and sound."""
+def prepare(dataset: Dataset, folder: Path) -> PreparedSet:
+    """Locate a data set and hash its content; a synthetic one is written into `folder` unless it is there and valid."""
     if dataset.missing is not None:
         raise DataError(
-            f"data set {dataset.name!r}: nobody said where it lies; give --data {dataset.missing}=manifest.csv "
+            f"data set {dataset.name!r}: its location is not given; use --data {dataset.missing}=manifest.csv "
             f"or set the environment variable {dataset.missing}"
         )
     if dataset.synthetic is not None:
-        path = _written(dataset.synthetic, folder)
+        path = _write_synthetic_set(dataset.synthetic, folder)
     else:
         path = Path(str(dataset.manifest))
-    return Ready(path, content_digest(Manifest.read(path), folder / "digests.json"))
+    return PreparedSet(path, content_digest(Manifest.read(path), folder / "digests.json"))
 
 
-def _written(spec: Synthetic, folder: Path) -> Path:
-    """The manifest of a synthetic set; the folder is named by what decides its content."""
+def _write_synthetic_set(spec: Synthetic, folder: Path) -> Path:
+    """Write a synthetic set into a folder named by a hash of its options, unless it is there; gives its manifest."""
     place = folder / f"{spec.kind}-{digest(repr(sorted(_flat(spec).items())))[:12]}"
     manifest = place / "manifest.csv"
     try:
@@ -64,28 +65,28 @@ def _flat(spec: Synthetic) -> dict[str, Any]:
 
 
 def _ranges(options: dict[str, Any]) -> dict[str, Any]:
-    """YAML has lists where Python has pairs."""
+    """Options with lists, as in YAML, as tuples."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
-def content_digest(manifest: Manifest, memory: Path) -> str:
-    """Fingerprint of labels, patients, splits and the bytes of every file; where files lie does not count.
+def content_digest(manifest: Manifest, cache_file: Path) -> str:
+    """Digest of labels, patients, splits and the bytes of every file, independent of their paths.
 
-    Files of unchanged size and time are not read again: `memory` is a JSON file of what was found before.
+    Digests are cached in the JSON file `cache_file`: files of unchanged size and time are not read again.
     """
-    known = _remembered(memory)
+    known = _read_digest_cache(cache_file)
     seen: dict[str, Any] = {}
     rows = []
     for id_ in sorted(manifest.ids):
         places = [manifest.path_of(id_), manifest.instance_labels_of(id_)]
-        marks = ["" if path is None else _file_mark(path, known, seen) for path in places]
+        marks = ["" if path is None else _cached_file_digest(path, known, seen) for path in places]
         rows.append([id_, manifest.labels[id_], manifest.groups[id_], manifest.splits[id_], *marks])
     if any(known.get(key) != value for key, value in seen.items()):
-        write_json(memory, {**known, **seen})
+        write_json(cache_file, {**known, **seen})
     return digest(repr(rows))
 
 
-def _file_mark(path: Path, known: dict[str, Any], seen: dict[str, Any]) -> str:
+def _cached_file_digest(path: Path, known: dict[str, Any], seen: dict[str, Any]) -> str:
     try:
         facts = path.stat()
         mark = [facts.st_size, facts.st_mtime_ns]
@@ -105,11 +106,11 @@ def _file_digest(path: Path) -> str:
     return total.hexdigest()
 
 
-def _remembered(memory: Path) -> dict[str, Any]:
+def _read_digest_cache(cache_file: Path) -> dict[str, Any]:
     try:
-        found = read_json(memory)
+        found = read_json(cache_file)
     except DataError:
-        return {}  # a memory that cannot be read is made anew
+        return {}  # an unreadable cache is rebuilt
     return found if isinstance(found, dict) else {}
 
 
@@ -126,15 +127,12 @@ def agreeing_pairs(y_inst: np.ndarray, edges: np.ndarray) -> tuple[int, int]:
 
 
 def share_of(part: int, whole: int) -> float:
-    """A part of a whole; nan of nothing."""
+    """Ratio of two counts; nan when the second is 0."""
     return part / whole if whole else float("nan")
 
 
-RANDOM, POSITIONS = "random labels", "positions only"
-
-
-def folds_to_train(dataset: Dataset, ready: Ready, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
-    """Folds of the data set that are trained, and a sentence where these are not all that one would expect.
+def folds_to_train(dataset: Dataset, ready: PreparedSet, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
+    """Folds of the data set to train, and a note where they differ from the number of existing folds.
 
     asked  folds the study asks for. Those, and `folds` of a data set, must exist; the default number of folds is
     lowered to what a file of splits or the marks of the manifest give.
@@ -142,12 +140,12 @@ def folds_to_train(dataset: Dataset, ready: Ready, asked: Sequence[int] | None) 
     manifest = Manifest.read(ready.manifest)
     try:
         splits = splits_of(dataset, manifest)
-        folds, told = _existing(dataset, len(splits), asked)
+        folds, notes = _choose_folds(dataset, len(splits), asked)
         for fold in folds:
             _check_parts(manifest, splits[fold], fold)
     except DataError as problem:
         raise DataError(f"data set {dataset.name!r}: {problem}") from None
-    return folds, told
+    return folds, notes
 
 
 def splits_of(dataset: Dataset, manifest: Manifest) -> list[Split]:
@@ -158,10 +156,9 @@ def splits_of(dataset: Dataset, manifest: Manifest) -> list[Split]:
     return make_splits(manifest, folds=dataset.folds, seed=dataset.split_seed, **shares)
 
 
-def _existing(dataset: Dataset, there: int, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
-    has = (
-        f"{_source(dataset, there)} {'one split, fold 0' if there == 1 else f'{there} splits, folds 0 to {there - 1}'}"
-    )
+def _choose_folds(dataset: Dataset, there: int, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
+    splits = "one split, fold 0" if there == 1 else f"{there} splits, folds 0 to {there - 1}"
+    has = f"{_split_source(dataset, there)} {splits}"
     if asked is not None:
         absent = [fold for fold in asked if fold >= there]
         if absent:
@@ -179,23 +176,23 @@ def _existing(dataset: Dataset, there: int, asked: Sequence[int] | None) -> tupl
     return list(range(dataset.folds)), unused if there > dataset.folds else []
 
 
-def _source(dataset: Dataset, there: int) -> str:
-    """Who says how many splits there are; drawn ones are as many as the data set asks for."""
+def _split_source(dataset: Dataset, there: int) -> str:
+    """What determines the number of splits, as the beginning of a message."""
     if dataset.splits is not None:
         return f"{dataset.splits} has"
     return "it has" if there == dataset.folds else f"{dataset.manifest} marks every row, which gives"
 
 
 def _check_parts(manifest: Manifest, split: Split, fold: int) -> None:
-    """No patient in two parts, and something to train on, to choose by and to test."""
+    """Refuse a fold with a patient in two parts or with an empty part."""
     refuse_leaks(manifest, split)
     for part in PARTS:
         if not getattr(split, part):
             raise DataError(f"{manifest.name}: fold {fold} has no {part} bags; every fold of a study needs some")
 
 
-def random_labels(dataset: Dataset, ready: Ready, folder: Path, seed: int = 0) -> Dataset:
-    """The same bags and splits, with the labels of everything but the test cases dealt out anew.
+def random_labels(dataset: Dataset, ready: PreparedSet, folder: Path, seed: int = 0) -> Dataset:
+    """Derived set: the same bags and splits, with the labels of all but the test cases permuted.
 
     Whatever a model still finds in the test cases, it has not learned from labels. Instance labels of training cases
     are made unknown, since they would contradict the new ones.
@@ -205,14 +202,16 @@ def random_labels(dataset: Dataset, ready: Ready, folder: Path, seed: int = 0) -
     place = folder / f"random-{digest(ready.digest, repr(splits), str(seed))[:12]}"
     test = {id_ for split in splits for id_ in split.test}
     others = [id_ for id_ in sorted(table.ids) if id_ not in test]
-    dealt = np.random.default_rng(seed).permutation(np.array([table.labels[i] for i in others]))
-    labels = {**table.labels, **dict(zip(others, dealt.tolist(), strict=True))}
-    rows = [_row(table, id_, str(labels[id_]), _unknown(table, id_, place, id_ in test)) for id_ in sorted(table.ids)]
-    return _written_derived(dataset, f"{dataset.name} ({RANDOM})", place, rows, splits)
+    permuted = np.random.default_rng(seed).permutation(np.array([table.labels[i] for i in others]))
+    labels = {**table.labels, **dict(zip(others, permuted.tolist(), strict=True))}
+    rows = [
+        _row(table, id_, str(labels[id_]), _hidden_labels(table, id_, place, id_ in test)) for id_ in sorted(table.ids)
+    ]
+    return _write_derived_set(dataset, f"{dataset.name} ({RANDOM})", place, rows, splits)
 
 
-def positions_only(dataset: Dataset, ready: Ready, folder: Path) -> Dataset:
-    """The same cases and splits with coordinates in place of features, scaled to [0, 1] in each case.
+def positions_only(dataset: Dataset, ready: PreparedSet, folder: Path) -> Dataset:
+    """Derived set: the same cases and splits with coordinates, scaled to [0, 1], in place of features.
 
     If a model classifies or localizes with these, position is a shortcut: the label can be read from where things are.
     """
@@ -226,8 +225,8 @@ def positions_only(dataset: Dataset, ready: Ready, folder: Path) -> Dataset:
             bag = position_bag(table.bag(id_))
             provenance = {"encoder": f"positions-{bag.x.shape[1]}"}
             write_bag(path, bag, graph="none" if bag.graph is None else "edges", provenance=provenance)
-        rows.append(_row(table, id_, str(table.labels[id_]), _sidecar(table, id_)) | {"path": str(path.absolute())})
-    return _written_derived(dataset, f"{dataset.name} ({POSITIONS})", place, rows, splits)
+        rows.append(_row(table, id_, str(table.labels[id_]), _label_file(table, id_)) | {"path": str(path.absolute())})
+    return _write_derived_set(dataset, f"{dataset.name} ({POSITIONS})", place, rows, splits)
 
 
 def position_bag(bag: Bag) -> Bag:
@@ -245,15 +244,15 @@ def _row(table: Manifest, id_: str, label: str, sidecar: str) -> dict[str, str]:
     return {"id": id_, "path": path, "label": label, "group": table.groups[id_], "instance_labels": sidecar}
 
 
-def _sidecar(table: Manifest, id_: str) -> str:
+def _label_file(table: Manifest, id_: str) -> str:
     path = table.instance_labels_of(id_)
     return "" if path is None else str(path.absolute())
 
 
-def _unknown(table: Manifest, id_: str, place: Path, is_test: bool) -> str:
-    """The instance labels of a test case as they are; for others a file that says of every instance: unknown."""
+def _hidden_labels(table: Manifest, id_: str, place: Path, is_test: bool) -> str:
+    """Path of the instance labels: unchanged for a test case, else a file that marks every instance as unknown."""
     if is_test:
-        return _sidecar(table, id_)
+        return _label_file(table, id_)
     path = place / "labels" / f"{digest(id_)[:20]}.npy"
     if not path.exists():
         with replacing(path) as temporary:
@@ -261,10 +260,10 @@ def _unknown(table: Manifest, id_: str, place: Path, is_test: bool) -> str:
     return str(path.absolute())
 
 
-def _written_derived(
+def _write_derived_set(
     dataset: Dataset, name: str, place: Path, rows: list[dict[str, str]], splits: list[Split]
 ) -> Dataset:
-    """The derived set with its table and splits on disk; nothing of it stands beside the paper's numbers."""
+    """Write manifest and splits of a derived set; its name differs from all data sets of the paper."""
     Manifest(pd.DataFrame(rows), place).write(place / "manifest.csv")
     save_splits(place / "splits.json", splits)
     files = {"manifest": str((place / "manifest.csv").absolute()), "splits": str((place / "splits.json").absolute())}

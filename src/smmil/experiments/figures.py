@@ -1,12 +1,12 @@
 """Figures of a study as PNG and SVG: sweeps, forests, histograms, maps and mean ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smmil.errors import DataError
+from smmil.errors import DataError, SmmilError
 from smmil.evaluate import spread
 from smmil.evaluate.metrics import direction, metric_name
 from smmil.experiments import plots
@@ -14,8 +14,9 @@ from smmil.experiments.datasets import agreeing_pairs, share_of
 from smmil.experiments.plots import by_difficulty, differences, examples, histograms, maps, rank_figure
 from smmil.experiments.ranking import rank_values
 from smmil.experiments.results import aggregate, chosen_rows, first_predictions, incomplete
-from smmil.experiments.significance import GROUPS, RESAMPLES, comparisons, pair_differences
-from smmil.experiments.study import FigureSpec, Study, headline
+from smmil.experiments.runner import StudyFolder, finished_results
+from smmil.experiments.significance import RESAMPLES, comparisons, pair_differences
+from smmil.experiments.study import GROUPS, FigureSpec, Study, headline
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ ACROSS_SETS = ("critical_difference", "difficulty")
 def make_figure(
     study: Study, figure: FigureSpec, results: "DataFrame", out: Path, folder: Path, plan: "DataFrame | None" = None
 ) -> list[Path]:
-    """The files of one figure from the results of one data set; some kinds are drawn over all that are given.
+    """Draw one figure from the results of one data set (some kinds: of all data sets) and give its files.
 
-    plan  every run that was asked for (see `runner.plan_table`): figures of differences say what is not complete
+    plan  every run that was asked for (see `runner.plan_table`): figures of differences name incomplete variants
     """
     path = Path(folder) / figure.name
     if figure.kind in ACROSS_SETS:
@@ -56,25 +57,25 @@ def make_figure(
 
 
 def _title(study: Study, figure: FigureSpec, *more: str) -> str:
-    """The caveat of the study, the figure's title or what it shows, and what tells it from its siblings."""
+    """Title of a figure: caveat of the study, own or default title, and further parts such as the data set."""
     usual = _TITLES.get(figure.kind, study.title or figure.name).replace("{setting}", str(figure.setting))
     return "  ·  ".join([headline(study, figure.title or usual), *more])
 
 
 def _unfinished(study: Study, figure: FigureSpec, set_: str, plan: "DataFrame | None") -> str:
-    """A line below the title with the variants that lack runs on this data set; nothing when all is done."""
-    shown = _variants(study, figure)
+    """Line below the title with the variants that lack runs on this data set; empty when all are done."""
+    drawn = _variants(study, figure)
     if figure.kind == "pairs":
-        shown = [name for pair in study.pairs.items() if pair[0] in shown for name in pair]
+        drawn = [name for pair in study.pairs.items() if pair[0] in drawn for name in pair]
     else:
-        shown = [str(study.reference), *shown]
-    lacking = [] if plan is None else incomplete(plan[plan["set"] == set_], dict.fromkeys(shown))
+        drawn = [str(study.reference), *drawn]
+    lacking = [] if plan is None else incomplete(plan[plan["set"] == set_], dict.fromkeys(drawn))
     page = "pairs.md" if figure.kind == "pairs" else "comparisons.md"
     return f"\nNot complete ({page} says what is missing): {', '.join(lacking)}" if lacking else ""
 
 
 def _sweep(study: Study, figure: FigureSpec, results: "DataFrame", path: Path, title: str) -> list[Path]:
-    """Metrics against the value of an option; a learned value stands where it ended, words stand at the right end."""
+    """Metrics against the value of an option; a learned value is drawn at its mean, text values at the right end."""
     option = figure.setting or ""
     swept = {v.name: v.setting[option] for v in study.variants if option in v.setting and _asked(figure, v.name)}
     rows = chosen_rows(results[results["variant"].isin(swept)])
@@ -98,7 +99,7 @@ def _undefined(absent: list[tuple[str, str]]) -> str:
 def _differences(
     study: Study, figure: FigureSpec, results: "DataFrame", out: Path, path: Path, title: str
 ) -> list[Path]:
-    """How far each variant is above the reference, or above its partner, with intervals.
+    """Differences of the variants from the reference, or from their partners, with intervals.
 
     All variants of the study are compared and those asked for are drawn: Holm's correction is that of the pages.
     """
@@ -151,20 +152,20 @@ def _maps(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path
     for case in _cases(found, figure.cases):
         models = {name: next(p for p in cases if p.id == case) for name, cases in found.items()}
         label = next(iter(models.values())).y
-        told = f"{title}\n{case}, {'label unknown' if label is None else f'label {label}'}"
-        paths += maps(models, path.with_name(f"{path.name}-{slug(case)}"), told)
+        subtitle = f"{title}\n{case}, {'label unknown' if label is None else f'label {label}'}"
+        paths += maps(models, path.with_name(f"{path.name}-{slug(case)}"), subtitle)
     return paths
 
 
 def _examples(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path]:
-    """Labelled cases with the share of neighbours that agree: how smooth the truth itself is."""
+    """Labelled cases with the share of neighbouring instances of equal label."""
     positive = [p for p in next(iter(found.values())) if p.y and p.y_inst is not None and p.edges is not None]
     if not positive:
         raise DataError(f"{figure.name}: no positive test case has instance labels and neighbours; nothing to show")
     pairs = [agreeing_pairs(p.y_inst, p.edges) for p in positive]  # type: ignore[arg-type]
     all_pairs = share_of(sum(agree for agree, _ in pairs), sum(known for _, known in pairs))
-    told = f"{all_pairs:.1%} of neighbouring pairs have the same label ({len(positive)} positive cases)"
-    return examples(positive[: figure.cases], [share_of(*pair) for pair in pairs], path, f"{title}\n{told}")
+    subtitle = f"{all_pairs:.1%} of neighbouring pairs have the same label ({len(positive)} positive cases)"
+    return examples(positive[: figure.cases], [share_of(*pair) for pair in pairs], path, f"{title}\n{subtitle}")
 
 
 def _ranks(study: Study, figure: FigureSpec, results: "DataFrame", path: Path) -> list[Path]:
@@ -184,7 +185,7 @@ def _ranks(study: Study, figure: FigureSpec, results: "DataFrame", path: Path) -
 
 
 def _not_ranked(models: list[str], metrics: list[str]) -> list[str]:
-    """A sentence about models that lack results, and one about metrics without a better side."""
+    """Notes on models that lack results and on metrics without a direction."""
     notes = [f"Not ranked, some results are missing: {', '.join(models)}."] if models else []
     sideless = [metric_name(metric) for metric in metrics if not direction(metric)]
     return notes + ([f"Not ranked, smoothest is not best: {', '.join(sideless)}."] if sideless else [])
@@ -206,11 +207,34 @@ def _variants(study: Study, figure: FigureSpec) -> list[str]:
 
 
 def _cases(found: Found, count: int) -> list[str]:
-    """Positive cases first, in the order of their names: nothing is chosen by success."""
+    """Ids of the cases to draw: positive ones first, in alphabetical order, whatever the results."""
     first = next(iter(found.values()))
     return [p.id for p in sorted(first, key=lambda p: (not p.y, p.id)) if p.coords is not None][:count]
 
 
 def slug(text: str) -> str:
-    """Text that can be part of a file name."""
+    """Replace the characters that do not belong in a file name."""
     return "".join(c if c.isalnum() or c in "-." else "_" for c in text)
+
+
+def write_figures(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> tuple[list[Path], dict[str, str]]:
+    """Write all figures of the study; gives the files, and the reasons of those that could not be drawn."""
+    (results, plan), folder = finished_results(study, out, only), StudyFolder(Path(out), study.name).own / "figures"
+    paths: list[Path] = []
+    failed: dict[str, str] = {}
+    for figure, part in _figure_parts(study, results):
+        try:
+            paths += make_figure(study, figure, part, Path(out), folder, plan)
+        except SmmilError as problem:
+            failed[f"{figure.name} ({', '.join(sorted(set(part['set'])))})"] = str(problem)
+    return paths, failed
+
+
+def _figure_parts(study: Study, results: "DataFrame") -> Iterator[tuple[FigureSpec, "DataFrame"]]:
+    """Each figure with the results it shows: those of one data set, or all where sets are compared."""
+    for figure in study.figures:
+        if figure.kind in ACROSS_SETS:
+            yield figure, results
+            continue
+        for _, part in results.groupby("set", sort=True):
+            yield figure, part

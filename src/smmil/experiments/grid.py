@@ -9,15 +9,39 @@ from typing import Any
 
 from smmil.config import TrainConfig, checked, config_hash
 from smmil.errors import ConfigError, suggest
-from smmil.experiments.datasets import Ready, folds_to_train, prepare
+from smmil.experiments.datasets import PreparedSet, folds_to_train, prepare
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
 from smmil.files import digest
 from smmil.models import model_options
 
+# Options that make models large, with a size that is just enough; used where a model has the option and it is larger.
+_SMALL = {
+    "dim": 16,
+    "att_dim": 8,
+    "trans_dim": 16,
+    "heads": 2,
+    "layers": 2,
+    "depth": 1,
+    "landmarks": 4,
+    "clusters": 4,
+    "context_dim": 8,
+    "hidden": 16,
+    "queries": 2,
+    "query_dim": 8,
+    "reduced": 16,
+    "level_dim": 8,
+    "size": 12,
+}
+_SYNTHETIC: dict[str, dict[str, Any]] = {
+    "slides": {"size": [12, 24], "dim": 6, "lesion": [0.1, 0.3]},
+    "scans": {"slices": [8, 14], "dim": 6, "lesion": [0.2, 0.4]},
+}
+_IN_DIM = 8  # any width will do: what is checked are names and options
+
 
 @dataclass(frozen=True)
 class Run:
-    """One training: what it is called, what decides it, and the facts that stand in its row of the results."""
+    """One training: key, label, config, and the columns that identify it in the table of results."""
 
     key: str
     label: str
@@ -27,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of a study whose data are there, and a sentence for each data set or fold that is left out."""
+    """Runs of a study whose data are available, and a note for each data set or fold that is left out."""
 
     runs: list[Run]
     left_out: list[str]
@@ -36,16 +60,16 @@ class Grid:
 def make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = ()) -> Grid:
     """All runs of the study: data sets x variants x learning rates x seeds x folds.
 
-    only  names of data sets to use; others are not looked at. Data sets whose variable is not set are left out and
-    said to be; that no data set remains is an error, as are two runs of equal content under different names, and folds
+    only  names of data sets to use; others are not looked at. Data sets whose variable is not set are left out with a
+    note; that no data set remains is an error, as are two runs of equal content under different names, and folds
     that were asked for and do not exist.
     """
     wanted, left_out = _available(study, list(only))
     runs = []
     for dataset in wanted:
         ready = prepare(dataset, Path(data_folder))
-        folds, told = folds_to_train(dataset, ready, study.folds)
-        left_out += told
+        folds, notes = folds_to_train(dataset, ready, study.folds)
+        left_out += notes
         for variant in study.variants:
             runs += _runs(study, dataset, ready, variant, folds)
     _refuse_duplicates(runs)
@@ -65,12 +89,12 @@ def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]
     return there, left_out
 
 
-def _runs(study: Study, dataset: Dataset, ready: Ready, variant: Variant, folds: Sequence[int]) -> list[Run]:
+def _runs(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, folds: Sequence[int]) -> list[Run]:
     choices = [(lr, seed, fold) for lr in study.learning_rates for seed in study.seeds for fold in folds]
     return [_run(study, dataset, ready, variant, *choice) for choice in choices]
 
 
-def _run(study: Study, dataset: Dataset, ready: Ready, variant: Variant, lr: float, seed: int, fold: int) -> Run:
+def _run(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, lr: float, seed: int, fold: int) -> Run:
     label = f"{dataset.name} · {variant.name} · lr {lr:g} · seed {seed} · fold {fold}"
     content = {
         "data": {
@@ -103,7 +127,7 @@ def run_key(config: TrainConfig, data_digest: str) -> str:
 
 
 def _training(study: Study, dataset: Dataset, variant: Variant) -> dict[str, Any]:
-    """Settings from the general to the special; one thread, so that no result depends on where it is computed."""
+    """Merge training settings from general to specific; one thread, so that results do not depend on the machine."""
     layers: list[Mapping[str, Any]] = [
         {"threads": 1},
         study.training,
@@ -121,30 +145,6 @@ def _refuse_duplicates(runs: list[Run]) -> None:
         other = first.setdefault(run.key, run)
         if other is not run:
             raise ConfigError(f"{other.label} and {run.label} are the same run; remove one of the two")
-
-
-# Options that make models large, with a size that is just enough; used where a model has the option and it is larger.
-_SMALL = {
-    "dim": 16,
-    "att_dim": 8,
-    "trans_dim": 16,
-    "heads": 2,
-    "layers": 2,
-    "depth": 1,
-    "landmarks": 4,
-    "clusters": 4,
-    "context_dim": 8,
-    "hidden": 16,
-    "queries": 2,
-    "query_dim": 8,
-    "reduced": 16,
-    "level_dim": 8,
-    "size": 12,
-}
-_SYNTHETIC: dict[str, dict[str, Any]] = {
-    "slides": {"size": [12, 24], "dim": 6, "lesion": [0.1, 0.3]},
-    "scans": {"slices": [8, 14], "dim": 6, "lesion": [0.2, 0.4]},
-}
 
 
 def toy_study(study: Study, *, most_sets: int = 2) -> Study:
@@ -188,25 +188,22 @@ def _is_larger(default: Any, small: int) -> bool:
     return type(default) is int and default > small
 
 
-_IN_DIM = 8  # any width will do: what is checked are names and options
-
-
 def check_models(study: Study, where: str) -> None:
     """Refuse a variant whose model or options do not exist; `where` names the config in the message.
 
-    Models of smmil are built once, so that values are checked too. Of code from elsewhere only names are checked: its
+    Models of smmil are built once, so that values are checked too. Of external models only names are checked: its
     constructor may insist on the width of its own features.
     """
     for variant in study.variants:
         try:
-            _buildable(variant.model, json.dumps(variant.options, sort_keys=True))
+            _check_buildable(variant.model, json.dumps(variant.options, sort_keys=True))
         except ConfigError as problem:
             message = f"{where}: variant {variant.name!r}: {problem}{_allowed(variant.model)}"
             raise ConfigError(message) from None
 
 
 @cache
-def _buildable(model: str, options_text: str) -> None:
+def _check_buildable(model: str, options_text: str) -> None:
     import torch
 
     from smmil.models import create_model, model_options
@@ -222,7 +219,7 @@ def _buildable(model: str, options_text: str) -> None:
 
 
 def _allowed(model: str) -> str:
-    """The end of the message: what the model takes; nothing when the model itself is unknown."""
+    """End of the message with the options of the model; empty when the model is unknown."""
     from smmil.models import model_options
 
     try:

@@ -11,7 +11,7 @@ import numpy as np
 from smmil.evaluate import friedman_nemenyi
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.metrics import metric_name
-from smmil.experiments.significance_page import SURE, p_text
+from smmil.experiments.results import SURE, p_text
 from smmil.files import replacing, write_text
 from smmil.maps import canvas
 from smmil.maps.charts import draw_histogram, friedman_verdict, rank_diagram, score_shares
@@ -22,6 +22,7 @@ from smmil.prediction import Prediction
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 Point = tuple[Any, float, float]
 _COLOURS = ("#1b6ca8", "#d95f02", "#4d9221", "#7b3294", "#8c6d31", "#636363")
@@ -30,11 +31,29 @@ _OPTIONS = {
     "steps": "steps of smoothing T (0: none)",
     "penalty.weight": "weight of the penalty",
 }
-_WIDE = 10.0  # above this ratio numbers stand at logarithmic distances, so that small ones do not lie on each other
+_WIDE = 10.0  # above this ratio of the largest to the smallest number the axis is logarithmic
+_ROW = 0.26  # inches of a variant
+_WIDTH = 40  # characters below a panel
+_ABOVE, _BELOW = "#1b6ca8", "#d95f02"
+_STYLES = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-")
+TAILS = (0.5, 99.5)  # percentiles of all scores of a model that become 0 and 1: one outlier must not hide the rest
+BINS = 40
+_X_LABEL = (
+    f"score, the same {BINS} bins for all models: 0 and 1 are the {TAILS[0]} and {TAILS[1]} percentile of a model's "
+    "scores; what lies beyond is in the outermost bins"
+)
+_LONGEST, _NARROWEST, _STRIP = 2.6, 1.7, (7.0, 0.42)  # inches: sides of a slide's panel, width and height of a scan's
+_COLUMNS = 6
+_SCALE = "viridis"
+_MEANING = (
+    "score, one scale for all maps: 0 and 1 are the 2nd and 98th percentile of that model's scores in this case "
+    "(colours compare instances of a map, not models)"
+)
+ENOUGH = 10  # independent data sets from which Friedman's approximation holds (Demšar 2006)
 
 
 def write_both(figure: "Figure", path: Path) -> list[Path]:
-    """path.png and path.svg; neither holds a date, and the names inside the SVG do not change from call to call."""
+    """Write path.png and path.svg with reproducible bytes: no dates, fixed ids inside the SVG."""
     from matplotlib import rc_context
 
     picture, drawing = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
@@ -45,13 +64,13 @@ def write_both(figure: "Figure", path: Path) -> list[Path]:
 
 
 def title_above(figure: "Figure", title: str) -> None:
-    """The title of a figure, broken where it says so and where it is longer than the figure is wide."""
+    """Set the title of a figure, wrapped to its width; line breaks in the title are kept."""
     words = "\n".join(canvas.plain(part, 300) for part in title.split("\n"))
     figure.suptitle(broken(words, figure, 13), fontsize=9, color=canvas.INK, parse_math=False)
 
 
 def broken(text: str, figure: "Figure", per_inch: int = 14) -> str:
-    """Text broken into lines as wide as the figure, at so many letters to the inch; line breaks of its own stay."""
+    """Wrap text to the width of the figure, `per_inch` characters to the inch; existing line breaks are kept."""
     from textwrap import wrap
 
     room = max(int(figure.get_size_inches()[0] * per_inch), 30)
@@ -61,7 +80,7 @@ def broken(text: str, figure: "Figure", per_inch: int = 14) -> str:
 def curves(
     lines: Mapping[str, Sequence[Point]], path: Path, label: str, title: str, learned: float | None = None
 ) -> list[Path]:
-    """One panel per metric: mean with one standard deviation against a setting; words (exact) stand after numbers.
+    """One panel per metric: mean with one standard deviation against a setting; texts ("exact") follow numbers.
 
     learned  where the learned value ended on average; its result is drawn there with a star
     """
@@ -105,7 +124,7 @@ def _curve(ax: "Axes", points: list[Point], learned: float | None, colour: str) 
 
 
 def _places(values: Sequence[float]) -> list[float]:
-    """Where numbers stand along the axis: at their value, or at its logarithm when they span a wide range."""
+    """Positions of numbers on the axis: linear, or logarithmic for a wide range."""
     if not _is_wide(values):
         return [float(value) for value in values]
     least = min(value for value in values if value > 0)
@@ -123,12 +142,12 @@ def _axis_label(option: str, points: Sequence[Point]) -> str:
 
 
 def _step(places: Sequence[float]) -> float:
-    """The distance of a word to what stands before it."""
+    """Distance of a text value from the position before it."""
     return (max(places) - min(places)) / max(len(places) - 1, 1) or 1.0 if places else 1.0
 
 
 def _legend(figure: "Figure", points: Sequence[Point], learned: float | None) -> None:
-    """What dots, bars and stars mean, below the panels."""
+    """Legend of dots, bars and stars, below the panels."""
     from matplotlib.lines import Line2D
 
     grey: dict[str, Any] = {"color": "#555555", "mec": "white"}
@@ -137,27 +156,17 @@ def _legend(figure: "Figure", points: Sequence[Point], learned: float | None) ->
     words = [str(word) for word in dict.fromkeys(point[0] for point in points) if not is_number(word)]
     if "learned" in words and learned is not None:
         words.remove("learned")
-        told = f"learned, where it ended on average ({learned:.3g})"
-        marks.append(Line2D([], [], marker="*", ms=11, lw=0, label=told, **grey))
+        caption = f"learned, where it ended on average ({learned:.3g})"
+        marks.append(Line2D([], [], marker="*", ms=11, lw=0, label=caption, **grey))
     if words:
         marks.append(Line2D([], [], marker="*", ms=11, lw=0, label=canvas.plain(", ".join(words)), **grey))
     figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), fontsize=8, frameon=False)
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from pandas import DataFrame
-
-_ROW = 0.26  # inches of a variant
-_WIDTH = 40  # characters below a panel
-_ABOVE, _BELOW = "#1b6ca8", "#d95f02"
-_STYLES = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-")
-
-
 def differences(rows: "DataFrame", path: Path, title: str) -> list[Path]:
-    """A panel per metric: how far each variant is above the one it is compared with, and the 95 % interval.
+    """Forest plot, a panel per metric: difference of each variant from its reference with the 95 % interval.
 
-    rows  of one data set, as from `certainty.comparisons` or `pair_differences`; what has no difference is left out
+    rows  of one data set, as from `significance.comparisons` or `pair_differences`; what has no difference is left out
     """
     rows = rows[rows["difference"].notna()]
     metrics, names = list(dict.fromkeys(rows["metric"])), list(dict.fromkeys(rows["variant"]))
@@ -171,8 +180,8 @@ def differences(rows: "DataFrame", path: Path, title: str) -> list[Path]:
     axes[0].set_yticks(range(len(names)), [canvas.plain(label) for label in labels], fontsize=8)
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     from_whom = f"difference from {next(iter(others.values()))}; " if same else ""
-    told = f"{from_whom}95 % percentile intervals; filled: p < {SURE} after Holm's correction"
-    title_above(figure, f"{title}\n{told}")
+    caption = f"{from_whom}95 % percentile intervals; filled: p < {SURE} after Holm's correction"
+    title_above(figure, f"{title}\n{caption}")
     return write_both(figure, path)
 
 
@@ -208,14 +217,6 @@ def by_difficulty(
     return write_both(figure, path)
 
 
-TAILS = (0.5, 99.5)  # percentiles of all scores of a model that become 0 and 1: one outlier must not hide the rest
-BINS = 40
-_X_LABEL = (
-    f"score, the same {BINS} bins for all models: 0 and 1 are the {TAILS[0]} and {TAILS[1]} percentile of a model's "
-    "scores; what lies beyond is in the outermost bins"
-)
-
-
 def histograms(found: Mapping[str, Sequence[Prediction]], path: Path, title: str, columns: int = 4) -> list[Path]:
     """Shares of positive and of negative instances over the scaled score, a panel per model."""
     wide = min(len(found), columns)
@@ -242,32 +243,19 @@ def without_tails(predictions: Sequence[Prediction]) -> list[Prediction]:
     return [replace(p, scores=np.clip(s, low, high)[:, None]) for p, s in zip(predictions, scores, strict=True)]
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_LONGEST, _NARROWEST, _STRIP = 2.6, 1.7, (7.0, 0.42)  # inches: sides of a slide's panel, width and height of a scan's
-_COLUMNS = 6
-_SCALE = "viridis"
-_MEANING = (
-    "score, one scale for all maps: 0 and 1 are the 2nd and 98th percentile of that model's scores in this case "
-    "(colours compare instances of a map, not models)"
-)
-
-
 def maps(models: Mapping[str, Prediction], path: Path, title: str) -> list[Path]:
-    """The truth and the map of every model for one case, with one colour bar that says what it means."""
+    """Truth and map of every model for one case, with one labelled colour bar."""
     first = next(iter(models.values()))
     truth = truth_values(first)
     figure, axes = _grid(first, len(models) + (truth is not None), below=0.75)
-    shown = axes[: len(models) + (truth is not None)]
+    panels = axes[: len(models) + (truth is not None)]
     if truth is not None:
-        _draw(shown[0], draw_truth, first, truth)
-    for ax, (name, prediction) in zip(shown[truth is not None :], models.items(), strict=True):
+        _draw(panels[0], draw_truth, first, truth)
+    for ax, (name, prediction) in zip(panels[truth is not None :], models.items(), strict=True):
         _draw(ax, draw_scores, prediction, scaled(instance_score(prediction)), (0.0, 1.0), _SCALE)
         ax.set_xlabel("")
         canvas.bare(ax, f"{name}: P = {prediction.probs[-1]:.3f}")
-    _colour_bar(figure, shown, f"{_MEANING}{'' if truth is None else '; outline or ring: lesion'}")
+    _colour_bar(figure, panels, f"{_MEANING}{'' if truth is None else '; outline or ring: lesion'}")
     title_above(figure, title)
     return write_both(figure, path)
 
@@ -319,7 +307,7 @@ def _panel_size(case: Prediction) -> tuple[float, float]:
 
 
 def _draw(ax: "Axes", pen: Any, prediction: Prediction, *what: Any) -> None:
-    """What the pen draws into a panel, without the colour bar it would give each of them."""
+    """Call a drawing function of `maps` on a panel and drop the colour bar it adds."""
     figure: Any = ax.get_figure(root=True)
     bar = figure.add_axes((0, 0, 0.1, 0.1))
     pen(canvas.Panel(ax, bar), prediction, *what)
@@ -341,7 +329,7 @@ def _colour_bar(figure: "Figure", axes: Sequence["Axes"], label: str) -> None:
 
 
 def _one_legend(figure: "Figure", axes: Sequence["Axes"]) -> None:
-    """The legends of all panels as one below them."""
+    """Merge the legends of all panels into one below them."""
     found: dict[str, Any] = {}
     for ax in axes:
         legend = ax.get_legend()
@@ -352,17 +340,11 @@ def _one_legend(figure: "Figure", axes: Sequence["Axes"]) -> None:
     figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=len(found), fontsize=8, frameon=False)
 
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-ENOUGH = 10  # independent data sets from which Friedman's approximation holds (Demšar 2006)
-
-
 def rank_figure(values: "DataFrame", path: Path, title: str, notes: Sequence[str] = ()) -> list[Path]:
-    """Demšar's diagram as PNG and SVG, and path.txt with its numbers; all three carry the warning.
+    """Demšar's diagram as PNG and SVG, and path.txt with its numbers; all three contain the warning.
 
     values  models x columns (data set, extractor, metric), higher is better
-    notes   sentences about what is not ranked; all three carry them too
+    notes   sentences about what is not ranked; all three contain them too
     """
     found = friedman_nemenyi(values)
     listed: list[Any] = list(values.columns)
@@ -378,7 +360,7 @@ def rank_figure(values: "DataFrame", path: Path, title: str, notes: Sequence[str
 
 
 def rank_warning(datasets: list[str]) -> str:
-    """Why the test should not be relied on: too few independent data sets; empty where there are enough."""
+    """Warning that there are too few independent data sets for the test; empty where there are enough."""
     different = len(set(datasets))
     if different >= ENOUGH:
         return ""
@@ -396,7 +378,7 @@ def _verdict(found: dict[str, Any]) -> str:
 
 
 def _text(found: dict[str, Any], columns: list[str], title: str, cautions: list[str]) -> str:
-    """The numbers of the diagram in words."""
+    """Text file with the numbers of the diagram."""
     ranks = [f"  {rank:6.3f}  {name}" for name, rank in found["mean_ranks"].items()]
     pairs = [f"  {p['model']} - {p['other']}: {p['difference']:.3f}, p = {p_text(p['p'])}" for p in found["pairs"]]
     lines = [title, "", *(line for words in cautions for line in (words, "")), _verdict(found), ""]

@@ -1,10 +1,12 @@
-"""Mean ranks of models, as the paper counts them: within a group, over columns, on numbers as printed."""
+"""Mean ranks of models within a group, counted as in the paper, and the comparison with the paper's numbers."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smmil.evaluate import mean_ranks
-from smmil.evaluate.metrics import direction
+from smmil.evaluate.metrics import direction, metric_name
+from smmil.experiments.paper import cell_notes, our_names, paper_numbers, paper_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -12,11 +14,12 @@ if TYPE_CHECKING:
 DIGITS = 3
 RANKED, EXTRACTORS, AS_PAPER = "ALL", "main", "as the paper"
 COLUMN = ["dataset", "extractor", "metric"]
+FLAGGED = "not judged (flagged)"
 Block = tuple[str, str, str]  # extractor, group, level: what is ranked together
 
 
 class Basis(NamedTuple):
-    """What ranks rest on: the columns and the models that were ranked in them."""
+    """Basis of ranks: the columns, and the models ranked in them."""
 
     columns: frozenset[tuple[str, str, str]]
     models: frozenset[str]
@@ -28,14 +31,14 @@ def rank_rows(
     """Mean ranks within each group over all columns (or over those of each extractor), as rows of data set ALL.
 
     Values are rounded to three digits first, as printed, so that equal prints share a rank. A model that lacks a column
-    the others have is not ranked, nor is one alone, and a note says so. Energies are not ranked: a constant map is
+    the others have is not ranked, nor is a single model, with a note. Energies are not ranked: a constant map is
     smoothest.
     """
     found, notes = [], []
     for (extractor, group, level), block in rank_blocks(rows, rank_by, mixed).items():
-        ranked, missing, alone = _ranked(block)
+        ranked, missing, single = _ranked(block)
         notes += [f"not ranked ({group}), some results are missing: {', '.join(missing)}"] if missing else []
-        notes += [f"not ranked ({group}), nobody to be ranked with: {', '.join(alone)}"] if alone else []
+        notes += [f"not ranked ({group}), nobody to be ranked with: {', '.join(single)}"] if single else []
         facts = {"dataset": RANKED, "extractor": extractor, "group": group, "metric": f"{level}_rank"}
         found += [{**facts, **row} for row in ranked]
     return _frame(found), list(dict.fromkeys(notes))
@@ -63,7 +66,7 @@ def basis_of(block: "DataFrame") -> Basis:
 
 
 def _levels(metrics: Iterable[str]) -> list[str]:
-    """FROC judges the map, as instance metrics do."""
+    """Level of each metric: bag or inst; FROC counts as inst."""
     return ["bag" if metric.startswith("bag") else "inst" for metric in metrics]
 
 
@@ -78,11 +81,11 @@ def rank_values(rows: "DataFrame") -> "DataFrame":
 
 
 def _ranked(block: "DataFrame") -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """A row for each model of a block; then who is not ranked since results are missing, and who has no rival."""
+    """A row for each model of a block, the models that lack results, and a model without a rival."""
     values = rank_values(block)
     complete = values.dropna()
     missing = sorted(set(values.index) - set(complete.index))
-    alone = list(complete.index) if len(complete) == 1 else []
+    single = list(complete.index) if len(complete) == 1 else []
     families = dict(zip(block["model"], block.get("family", block["group"]), strict=True))
     fewer = set(block["model"][block["fewer"]]) if "fewer" in block else set()
     ranks = mean_ranks(complete) if len(complete) > 1 else {}
@@ -91,8 +94,8 @@ def _ranked(block: "DataFrame") -> tuple[list[dict[str, Any]], list[str], list[s
         | {"fewer": m in fewer, "state": ""}
         for m, (mean, std) in ranks.items()
     ]
-    others = [{"model": m, "family": families[m], "fewer": False, "state": "not ranked"} for m in (*alone, *missing)]
-    return ranked + others, missing, alone
+    others = [{"model": m, "family": families[m], "fewer": False, "state": "not ranked"} for m in (*single, *missing)]
+    return ranked + others, missing, single
 
 
 def _frame(found: Sequence[dict[str, Any]]) -> "DataFrame":
@@ -100,3 +103,101 @@ def _frame(found: Sequence[dict[str, Any]]) -> "DataFrame":
 
     names = ["dataset", "extractor", "group", "model", "metric", "mean", "std", "n", "lr", "family", "set"]
     return DataFrame(found, columns=[*names, "fewer", "state"]).astype({"fewer": bool})
+
+
+def with_paper(rows: "DataFrame", name: str | None, unlike: frozenset[Block] = frozenset()) -> "DataFrame":
+    """The rows with paper_mean, paper_std, difference (ours - paper's), within_std and paper_note.
+
+    within_std: the difference is at most the paper's standard deviation, or ours where the paper prints none; empty
+    where there is nothing to compare, and not judged where the paper's number is itself in doubt.
+    unlike: ranks that rest on other columns or models than the paper's; its rank is not compared with them
+    """
+    printed = _printed(name) if name is not None else {}
+    compared = [_compared(row, printed, unlike) for row in rows.itertuples()]
+    names = ("paper_mean", "paper_std", "difference", "within_std", "paper_note")
+    return rows.assign(**{key: [one[i] for one in compared] for i, key in enumerate(names)})
+
+
+def _printed(name: str) -> dict[Any, tuple[float, float]]:
+    table = our_names(paper_table(name))
+    keys = zip(table["dataset"], table["extractor"], table["model"], table["metric"], strict=True)
+    return dict(zip(keys, zip(table["mean"], table["std"], strict=True), strict=True))
+
+
+def _compared(
+    row: Any, printed: Mapping[Any, tuple[float, float]], unlike: frozenset[Block]
+) -> tuple[float, float, float, str, str]:
+    extractor = EXTRACTORS if row.extractor == AS_PAPER else row.extractor
+    key = (row.dataset, extractor, row.model, row.metric)
+    level = row.metric.removesuffix("_rank")
+    if key not in printed or (row.dataset == RANKED and (row.extractor, row.group, level) in unlike):
+        return math.nan, math.nan, math.nan, "", ""
+    mean, std = printed[key]
+    note = "; ".join(cell_notes().get(key, []))
+    limit, gap = (row.std if math.isnan(std) else std), row.mean - mean
+    if math.isnan(limit) or math.isnan(gap):
+        return mean, std, gap, "", note
+    return mean, std, gap, FLAGGED if note else ("yes" if abs(gap) <= limit else "no"), note
+
+
+def comparable_ranks(
+    rows: "DataFrame", name: str, rank_by: str, mixed: Mapping[str, list[str]]
+) -> tuple["DataFrame", frozenset[Block], list[str]]:
+    """Further ranks over the columns and models of the paper, the blocks that cannot be compared, and the reasons.
+
+    Ranks are comparable with the paper's only where columns and models are the same. Where
+    the study has all of the paper's columns and models and more, the ranks over the paper's own are added.
+    """
+    theirs = _paper_bases(name)
+    ours = {key: basis_of(block) for key, block in rank_blocks(rows, rank_by, mixed).items()}
+    unlike = {key for key, basis in ours.items() if key in theirs and basis != theirs[key]}
+    inside = {key for key in unlike if rank_by == "all" and _contains(ours[key], theirs[key])}
+    further = [_as_paper(rows, key, theirs[key]) for key in sorted(inside)]
+    return _joined(further, rows), frozenset(unlike), _reasons(unlike, inside, ours, theirs)
+
+
+def _contains(ours: Basis, theirs: Basis) -> bool:
+    return theirs.columns <= ours.columns and theirs.models <= ours.models
+
+
+def _as_paper(rows: "DataFrame", key: Block, basis: Basis) -> "DataFrame":
+    """Ranks among the paper's models over the paper's columns."""
+    columns = zip(rows["dataset"], rows["extractor"], rows["metric"], strict=True)
+    keep = [c in basis.columns and m in basis.models for c, m in zip(columns, rows["model"], strict=True)]
+    ranks = rank_rows(rows[keep])[0]
+    mine = (ranks["group"] == key[1]) & (ranks["metric"] == f"{key[2]}_rank")
+    return ranks[mine].assign(extractor=AS_PAPER)
+
+
+def _joined(frames: "list[DataFrame]", rows: "DataFrame") -> "DataFrame":
+    from pandas import concat
+
+    return concat(frames, ignore_index=True) if frames else rows.iloc[:0]
+
+
+def _paper_bases(name: str) -> dict[Block, Basis]:
+    """Basis of each rank that a table of the paper prints."""
+    if not (paper_table(name)["dataset"] == RANKED).any():
+        return {}
+    numbers, by, mixed = paper_numbers(name)
+    return {key: basis_of(block) for key, block in rank_blocks(numbers, by, mixed).items()}
+
+
+def _reasons(unlike: set[Block], inside: set[Block], ours: dict[Block, Basis], theirs: dict[Block, Basis]) -> list[str]:
+    """A line for each reason, with the groups it holds for."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for key in sorted(unlike):
+        extractor, group, level = key
+        words = group if extractor == EXTRACTORS else f"{group}, {extractor}"
+        found.setdefault((level, _why(ours[key], theirs[key], key in inside)), []).append(words)
+    return [f"{metric_name(f'{level}_rank')} ({'; '.join(groups)}): {why}" for (level, why), groups in found.items()]
+
+
+def _why(ours: Basis, theirs: Basis, added: bool) -> str:
+    bases = (
+        f"ours is over {len(ours.columns)} columns and {len(ours.models)} models, the paper's over other ones "
+        f"({len(theirs.columns)} and {len(theirs.models)})"
+    )
+    if added:
+        return f"{bases}; '{AS_PAPER}' ranks the paper's models over the paper's columns"
+    return f"{bases}; such ranks cannot be compared, so the paper's is not shown"

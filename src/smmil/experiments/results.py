@@ -1,4 +1,4 @@
-"""One row per finished run: chosen learning rates, means, deviations, and what is missing."""
+"""The table of results: one row per finished run; chosen learning rates, means, deviations, missing runs."""
 
 import io
 import math
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 ORDER = ("set", "variant", "lr", "seed", "fold")
+SURE = 0.05  # p after Holm's correction below which a difference counts as real
 FACTS = ("run", "set", "dataset", "extractor", "group", "family", "variant", "lr", "seed", "fold")
+_LONGEST = 160  # characters of a reason below a table
+UNCONTESTED = "learning rate not chosen among all"
 
 
 def results_table(rows: Iterable[dict[str, Any]]) -> "DataFrame":
@@ -43,8 +46,8 @@ def choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
 
     Only rates with as many finished runs as the best covered one compete, so that a rate is not chosen for the folds
     it has not seen yet, and they are compared over the folds and seeds that all of them have. A full tie, and rates
-    without a fold in common, go to the larger rate. Test results play no part. Whether all rates could compete is told
-    by `shortfall.shortfall_notes`.
+    without a fold in common, go to the larger rate. Test results play no part. `missing_run_notes`
+    reports rates that could not compete.
     """
     chosen = {}
     for (set_, variant), rows in table.groupby(["set", "variant"], sort=True):
@@ -78,7 +81,7 @@ def aggregate(table: "DataFrame", metrics: Sequence[str], ddof: int = 1) -> "Dat
     """Mean and standard deviation over folds and seeds at the chosen learning rate, one row per number.
 
     Columns as in the tables of the paper (dataset, extractor, group, model, metric, mean, std), then n, lr,
-    family, set and state: where a metric is undefined in some runs there is no mean, and the state says so.
+    family, set and state: where a metric is undefined in some runs there is no mean, and the state is a note.
     ddof  1: divided by n - 1, 0: by n
     """
     from pandas import DataFrame
@@ -101,15 +104,8 @@ def _undefined(values: "Series[float]") -> str:
     return f"undefined in {gone} of {len(values)} run{'s' * (len(values) != 1)}" if gone else ""
 
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-_LONGEST = 160  # characters of a reason below a table
-UNCONTESTED = "learning rate not chosen among all"
-
-
 class Coverage(NamedTuple):
-    """How many runs (folds x seeds) a number should rest on, and how many each planned learning rate has."""
+    """Number of planned runs (folds x seeds) of a variant, and of finished runs by learning rate."""
 
     planned: int
     done: dict[float, int]
@@ -123,7 +119,7 @@ class Coverage(NamedTuple):
 
 
 def coverage(plan: Any) -> dict[tuple[str, str], Coverage]:
-    """By data set and variant: what was planned and what of it is done."""
+    """Planned and finished runs by data set and variant."""
     found = {}
     for (set_, variant), part in plan.groupby(["set", "variant"], sort=True):
         done = {lr: int((runs["state"] == "done").sum()) for lr, runs in part.groupby("lr", sort=False)}
@@ -132,7 +128,7 @@ def coverage(plan: Any) -> dict[tuple[str, str], Coverage]:
 
 
 def with_plan(rows: "DataFrame", plan: Any, metrics: Sequence[str]) -> "DataFrame":
-    """The rows with `planned` runs, `fewer` where less was done than planned, and `state`: what there is to say.
+    """The rows with `planned` runs, `fewer` where less was done than planned, and `state`: a note.
 
     A number is marked when it rests on fewer runs, and when its learning rate was chosen although other rates lacked
     runs. A variant without a single finished run on a data set gets rows of its own, so that it does not vanish.
@@ -165,8 +161,8 @@ def _absent(plan: Any, found: dict[tuple[str, str], Coverage], metrics: Sequence
             }
 
 
-def shortfall_notes(results: "DataFrame", plan: Any) -> list[str]:
-    """What is missing of a study, or of the part of it that is given: for tables and for pages of comparisons.
+def missing_run_notes(results: "DataFrame", plan: Any) -> list[str]:
+    """Notes on the missing runs of a study, or of the given part of it, for tables and pages of comparisons.
 
     Numbers over fewer runs than planned, learning rates chosen without all runs of all rates, which runs failed and
     where to look, and what has not been run yet.
@@ -176,8 +172,8 @@ def shortfall_notes(results: "DataFrame", plan: Any) -> list[str]:
         failed = part[part["state"] == "failed"]
         if len(failed):
             first = failed.iloc[0]
-            told = f"{len(failed)} of {len(part)} runs failed, such as {_short(first['reason'])}"
-            notes.append(f"{set_} · {variant}: {told}; look in runs/{first['run']}, or ask smmil experiment status")
+            failures = f"{len(failed)} of {len(part)} runs failed, such as {_short(first['reason'])}"
+            notes.append(f"{set_} · {variant}: {failures}; look in runs/{first['run']}, or ask smmil experiment status")
     waiting = plan[plan["state"].isin(["missing", "running"])]
     counts = waiting.groupby(["set", "variant"], sort=False).size()
     listed = ", ".join(f"{set_} · {variant} ({count} runs)" for (set_, variant), count in counts.items())
@@ -185,7 +181,7 @@ def shortfall_notes(results: "DataFrame", plan: Any) -> list[str]:
 
 
 def _marked(results: "DataFrame", plan: Any) -> Iterator[str]:
-    """What the mark ‡ means for each variant that has numbers."""
+    """Notes that explain the mark ‡ for each variant with results."""
     found, used = coverage(plan), chosen_rows(results).groupby(["set", "variant"], sort=True).size()
     for key, n in used.items():
         one, where = found[key], " · ".join(key)  # type: ignore[index, arg-type]
@@ -206,10 +202,6 @@ def _short(reason: str) -> str:
     return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
 
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
 def first_predictions(results: "DataFrame", out: Path, variants: Sequence[str]) -> dict[str, list[Prediction]]:
     """Test predictions of each variant at its chosen learning rate, of the first seed and fold, not of the best."""
     rows = chosen_rows(results).sort_values(["seed", "fold"])
@@ -221,3 +213,8 @@ def first_predictions(results: "DataFrame", out: Path, variants: Sequence[str]) 
     if not found:
         raise DataError(f"no run of {', '.join(variants)} is done yet; begin with smmil experiment run")
     return found
+
+
+def p_text(p: float) -> str:
+    """A p value with three digits, never 0."""
+    return "–" if math.isnan(p) else ("<0.001" if p < 0.001 else f"{p:.3f}")

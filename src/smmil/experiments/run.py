@@ -1,4 +1,4 @@
-"""One run of a study: train, predict validation and test, measure; finished work is never repeated."""
+"""One run of a study: train, predict validation and test, compute metrics; finished steps are not repeated."""
 
 import errno
 import json
@@ -22,12 +22,23 @@ from smmil.evaluate.metrics import metrics_of
 from smmil.files import digest, read_json, remove_leftovers, write_json, write_text
 from smmil.predict import predict_run
 from smmil.prediction import Prediction, load_predictions
-from smmil.train import Interrupted, train
+from smmil.train.progress import Interrupted
+from smmil.train.run import train
+
+FORMAT = 1  # of result.json; a new one has metrics computed again, without training
+PARTS = ("val", "test")
+BUSY, DONE, ALREADY, FULL = "busy", "done", "already", "full"
+# Errors of a model, a library or the file system that end one run only; the traceback is kept.
+_RUN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, OSError, ImportError)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # would fail every other run too
 
 
 @contextmanager
-def alone(path: Path, wait: bool) -> Iterator[bool]:
-    """True inside the block if no other process holds the lock; the system frees it when its holder dies."""
+def exclusive_lock(path: Path, wait: bool) -> Iterator[bool]:
+    """Hold a file lock inside the block and yield True; False if another process has it.
+
+    The system frees the lock when its holder dies.
+    """
     try:
         import fcntl
     except ImportError:  # no such locks on this system: two processes must not be started on one study
@@ -81,17 +92,9 @@ def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
 
 
-FORMAT = 1  # of result.json; a new one has metrics computed again, without training
-PARTS = ("val", "test")
-BUSY, DONE, ALREADY, FULL = "busy", "done", "already", "full"
-# What a model, a library or the file system may do to one run; the study goes on and the traceback is kept.
-_MISHAPS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, OSError, ImportError)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # would fail every other run too
-
-
 @dataclass(frozen=True)
 class RunJob:
-    """What a worker needs to know about a run: where it lies, how it is trained, and whether to wait for another."""
+    """One run as a task: its folder, label and config, and whether to wait for another process that holds its lock."""
 
     folder: str
     label: str
@@ -100,58 +103,58 @@ class RunJob:
 
 
 def perform(job: RunJob) -> str:
-    """Bring one run to its end and say `done`, or `already` when another process did so meanwhile.
+    """Train and measure one run; gives `done`, or `already` when another process has finished it.
 
-    `busy` when another process has it in hand and this one may not wait; `full` when there is no room on the disk.
+    `busy`: another process is working on it and this job may not wait; `full`: the disk is full.
     Killed at any moment and repeated, it goes on from the last checkpoint and ends with the same bytes.
     """
     folder = Path(job.folder)
     try:
         return _perform(job, folder)
     except OSError as problem:
-        if problem.errno in _NO_ROOM:
+        if problem.errno in _DISK_FULL:
             return FULL
-        raise DataError(f"{_words(problem)}; its folder cannot be used; mend {folder} and repeat") from problem
+        raise DataError(f"{_one_line(problem)}; its folder cannot be used; repair {folder} and repeat") from problem
 
 
 def _perform(job: RunJob, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder / "lock", job.wait) as mine:
-        if not mine:
+    with exclusive_lock(folder / "lock", job.wait) as acquired:
+        if not acquired:
             return BUSY
         remove_leftovers(folder)
         if finished(folder) is not None:
             return ALREADY
-        _to_the_end(job, folder)
+        _run_recording_failure(job, folder)
     return DONE
 
 
-def _to_the_end(job: RunJob, folder: Path) -> None:
-    """Train and measure; what goes wrong is kept in the folder of the run with its reason."""
+def _run_recording_failure(job: RunJob, folder: Path) -> None:
+    """Train and measure; the reason of a failure is written to the folder of the run."""
     try:
-        _mended(job, folder)
+        _retrain_if_damaged(job, folder)
     except Interrupted as stopped:
         if multiprocessing.parent_process() is None:
             raise
-        sys.exit(128 + stopped.signal)  # a worker that was asked to go has saved its state; nobody waits for words
+        sys.exit(128 + stopped.signal)  # an interrupted worker has saved its state; no message is needed
     except SmmilError as problem:
         write_json(folder / "failure.json", {"label": job.label, "reason": str(problem)})
         raise
-    except _MISHAPS as problem:
-        if isinstance(problem, OSError) and problem.errno in _NO_ROOM:
+    except _RUN_ERRORS as problem:
+        if isinstance(problem, OSError) and problem.errno in _DISK_FULL:
             raise
         write_text(folder / "traceback.txt", traceback.format_exc())
-        reason = f"{_words(problem)}; see {folder / 'traceback.txt'}"
+        reason = f"{_one_line(problem)}; see {folder / 'traceback.txt'}"
         write_json(folder / "failure.json", {"label": job.label, "reason": reason})
         raise DataError(reason) from problem
 
 
-def _words(problem: BaseException) -> str:
+def _one_line(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {' '.join(str(problem).split())}"
 
 
-def _mended(job: RunJob, folder: Path) -> None:
-    """Train and measure; what was trained before and turns out damaged is set aside and trained anew, once."""
+def _retrain_if_damaged(job: RunJob, folder: Path) -> None:
+    """Train and measure; a damaged earlier training is moved to train.damaged and repeated once."""
     begun = (folder / "train").exists()
     try:
         _train_and_measure(job, folder)
@@ -186,7 +189,7 @@ def _train_and_measure(job: RunJob, folder: Path) -> None:
 
 
 def _write_result(folder: Path, row: dict[str, Any]) -> None:
-    """result.json: the row, the digest of every prediction it rests on, and a seal over both."""
+    """Write result.json: the row, the digest of every prediction behind it, and a checksum over both."""
     files = {f"{part}/{p.name}": _bytes_digest(p) for part in PARTS for p in sorted((folder / part).glob("*.npz"))}
     content = {"format": FORMAT, "row": without_nan(row), "files": files}
     write_json(folder / "result.json", {**content, "seal": _seal(content)})
@@ -195,19 +198,19 @@ def _write_result(folder: Path, row: dict[str, Any]) -> None:
 
 
 def finished(folder: Path, *, thorough: bool = True) -> dict[str, Any] | None:
-    """The row of a run that is done, else None; thorough: the predictions it rests on are read back as well."""
+    """Result row of a finished run, else None; `thorough` also compares the digest of every prediction."""
     try:
         content = read_json(folder / "result.json")
         seal = content.pop("seal")
         if content["format"] != FORMAT or seal != _seal(content):
             return None
-        same = all(_is_there(folder / name, mark, thorough) for name, mark in content["files"].items())
+        same = all(_is_intact(folder / name, mark, thorough) for name, mark in content["files"].items())
     except (OSError, DataError, KeyError, TypeError, AttributeError):
         return None  # absent, unreadable or damaged: the run is brought to its end again from what is sound
     return {key: math.nan if value is None else value for key, value in content["row"].items()} if same else None
 
 
-def _is_there(path: Path, mark: str, thorough: bool) -> bool:
+def _is_intact(path: Path, mark: str, thorough: bool) -> bool:
     return path.is_file() and (not thorough or _bytes_digest(path) == mark)
 
 
@@ -220,8 +223,8 @@ def _seal(content: dict[str, Any]) -> str:
 
 
 def is_busy(folder: Path) -> bool:
-    """Whether a living process has this run in hand."""
+    """Whether a running process holds the lock of this run."""
     if not (folder / "lock").exists():
         return False
-    with alone(folder / "lock", wait=False) as mine:
-        return not mine
+    with exclusive_lock(folder / "lock", wait=False) as acquired:
+        return not acquired

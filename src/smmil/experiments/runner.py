@@ -1,94 +1,26 @@
-"""Runs the missing part of a study on any executor, SLURM arrays included."""
+"""Run the missing runs of a study on any executor, and read the state and the results of a study."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smmil.errors import ConfigError, DataError, MissingExtra, SmmilError, check_choice
+from smmil.errors import DataError, SmmilError, check_choice
 from smmil.executors import EXECUTORS, Outcome, run_tasks
-from smmil.executors.processes import attempt
+from smmil.executors.cluster import run_on_slurm
 from smmil.experiments.grid import Grid, Run, check_models, make_grid
 from smmil.experiments.results import results_table, write_results
-from smmil.experiments.run import ALREADY, BUSY, FULL, RunJob, alone, finished, is_busy, perform
+from smmil.experiments.run import ALREADY, BUSY, FULL, RunJob, exclusive_lock, finished, is_busy, perform
 from smmil.experiments.study import Study
 from smmil.files import read_json, write_text
 
-_PAUSE_S = 0.2
-
-
-def run_on_slurm(
-    function: Callable[[Any], Any],
-    tasks: Sequence[Any],
-    on_done: Callable[[Outcome[Any, Any]], Any],
-    *,
-    folder: Path,
-    workers: int | None = None,
-    parameters: dict[str, Any] | None = None,
-) -> list[Outcome[Any, Any]]:
-    """`function(task)` for every task, each a job of one SLURM array; outcomes in the order of the tasks.
-
-    folder      for the logs and messages of submitit, on a disk that all nodes see
-    workers     how many jobs of the array may run at once
-    parameters  of `submitit.AutoExecutor.update_parameters` (timeout_min, slurm_partition, mem_gb, …); the key
-                `cluster` chooses: slurm where there is one, else local processes; "local" asks for these
-    """
-    if not tasks:
-        return []
-    jobs = _submitted(function, tasks, folder, workers, dict(parameters or {}))
-    try:
-        return _awaited(jobs, tasks, on_done)
-    finally:
-        for job in jobs:
-            if not job.done():
-                job.cancel(check=False)
-
-
-def _submitted(
-    function: Callable[[Any], Any], tasks: Sequence[Any], folder: Path, workers: int | None, parameters: dict[str, Any]
-) -> list[Any]:
-    try:
-        import submitit
-    except ModuleNotFoundError:
-        raise MissingExtra("submitit", "slurm", "running on SLURM") from None
-    executor = submitit.AutoExecutor(folder=folder, cluster=parameters.pop("cluster", None))
-    if workers is not None:
-        parameters["slurm_array_parallelism"] = workers
-    try:
-        executor.update_parameters(**{"timeout_min": 24 * 60, "cpus_per_task": 1, **parameters})
-    except (NameError, ValueError, TypeError) as problem:
-        raise ConfigError(f"--slurm: {problem}; see submitit's update_parameters") from None
-    return executor.map_array(attempt, [function] * len(tasks), range(len(tasks)), tasks)
-
-
-def _awaited(jobs: list[Any], tasks: Sequence[Any], on_done: Callable[[Outcome[Any, Any]], Any]) -> list[Any]:
-    """The outcomes, each told when its job ends."""
-    waiting, outcomes = dict(enumerate(jobs)), {}
-    while waiting:
-        for index in [i for i, job in waiting.items() if job.done()]:
-            outcomes[index] = _outcome(waiting.pop(index), index, tasks[index])
-            on_done(outcomes[index])
-        time.sleep(_PAUSE_S if waiting else 0)
-    return [outcomes[index] for index in sorted(outcomes)]
-
-
-def _outcome(job: Any, index: int, task: Any) -> Outcome[Any, Any]:
-    """What the job gave; a job that was killed or ran out of time is an outcome with an error."""
-    problem = job.exception()
-    if problem is None:
-        return job.result()
-    words = " ".join(str(problem).split())[:300]
-    return Outcome(index, task, error=f"SLURM job {job.job_id} did not end well ({words}); see its log, then repeat")
-
-
-WAYS = (*EXECUTORS, "submitit")
+STUDY_EXECUTORS = (*EXECUTORS, "submitit")
 OnRun = Callable[[str, str | None], Any]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a study lies: runs and data are shared by all studies of the folder, results are its own."""
+class StudyFolder:
+    """Paths of a study: runs and data are shared by all studies in `out`, results are its own."""
 
     out: Path
     name: str
@@ -103,11 +35,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Report:
-    """What was done: labels of runs done now, done by another runner meanwhile, and there before; reasons of those
-    that failed; data sets left out."""
+    """Outcome of `run_study`: labels of the runs done now, by other processes meanwhile, and before; failures with
+    their reason; data sets left out."""
 
     done: list[str] = field(default_factory=list)
-    elsewhere: list[str] = field(default_factory=list)
+    done_by_others: list[str] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -129,143 +61,155 @@ def run_study(
 
     only      names of data sets whose runs are trained; the table holds what is done of all of them
     executor  serial, processes, dask or submitit (a SLURM array; `slurm` holds its parameters)
-    on_begin  is told how many runs are done already and how many there are
-    on_run    is told the label of each run that ends, and the reason if it failed
+    on_begin  called with the number of finished runs and of all runs
+    on_run    called with the label of each run that ends, and the reason if it failed
 
     Killed at any moment and called again it goes on; the table has the same bytes whatever happened on the way and
     whichever executor did the work. A run that fails does not stop the others; it is tried again by the next call.
     A model or option that does not exist, and a full disk, stop everything.
     """
-    check_choice(executor, WAYS, "executor")
+    check_choice(executor, STUDY_EXECUTORS, "executor")
     check_models(study, study.name)
-    place = Place(Path(out), study.name)
-    grid = make_grid(study, place.out / "data", only=only)
-    done = {run.key for run in grid.runs if finished(place.run(run.key)) is not None}
-    jobs = {run.key: _job(run, place) for run in grid.runs if run.key not in done}
+    folder = StudyFolder(Path(out), study.name)
+    grid = make_grid(study, folder.out / "data", only=only)
+    done = {run.key for run in grid.runs if finished(folder.run(run.key)) is not None}
+    jobs = {run.key: _job(run, folder) for run in grid.runs if run.key not in done}
     report = Report(before=[run.label for run in grid.runs if run.key in done], left_out=grid.left_out)
-    runs = _whole(study, place, grid, report) if only else grid.runs
-    place.own.mkdir(parents=True, exist_ok=True)
+    runs = _runs_of_all_sets(study, folder, grid, report) if only else grid.runs
+    folder.own.mkdir(parents=True, exist_ok=True)
     if on_begin is not None:
         on_begin(len(done), len(grid.runs))
-    _perform_all(list(jobs.values()), report, _way(executor, workers, address, slurm, place), on_run)
-    with alone(place.own / "lock", wait=True):
-        _remove_own_leftovers(place.own)
-        write_text(place.own / "grid.csv", grid_text(runs))
-        write_results(collect(Grid(runs, []), place), place.own)
+    _perform_all(list(jobs.values()), report, _task_runner(executor, workers, address, slurm, folder), on_run)
+    with exclusive_lock(folder.own / "lock", wait=True):
+        _remove_own_leftovers(folder.own)
+        write_text(folder.own / "grid.csv", grid_text(runs))
+        write_results(collect(Grid(runs, []), folder), folder.own)
     return report
 
 
-def _whole(study: Study, place: Place, asked: Grid, report: Report) -> list[Run]:
-    """The runs of all data sets, in the order of the study; a set that was not asked for and cannot be read is told."""
+def _runs_of_all_sets(study: Study, folder: StudyFolder, asked: Grid, report: Report) -> list[Run]:
+    """Runs of all data sets in the order of the study; a set outside `only` that cannot be read is reported."""
     runs = {name: [run for run in asked.runs if run.facts["set"] == name] for name in (d.name for d in study.datasets)}
     for dataset in study.datasets:
         if not runs[dataset.name] and dataset.missing is None:
             try:
-                runs[dataset.name] = make_grid(study, place.out / "data", only=[dataset.name]).runs
+                runs[dataset.name] = make_grid(study, folder.out / "data", only=[dataset.name]).runs
             except SmmilError as problem:
                 report.left_out.append(f"{dataset.name}: not in the table of results, {problem}")
     return [run for name in runs for run in runs[name]]
 
 
 def _remove_own_leftovers(folder: Path) -> None:
-    """Delete what a killed process left of the files written under the lock; others may be at work on theirs."""
+    """Delete temporary files that a killed process left of the files written under the lock, and no others."""
     for name in ("grid.csv", "results.csv", "results.parquet"):
         for path in folder.glob(f".*-{name}"):
             path.unlink(missing_ok=True)
 
 
-def _job(run: Run, place: Place) -> RunJob:
-    return RunJob(str(place.run(run.key).absolute()), run.label, run.config)
+def _job(run: Run, folder: StudyFolder) -> RunJob:
+    return RunJob(str(folder.run(run.key).absolute()), run.label, run.config)
 
 
-def _perform_all(jobs: list[RunJob], report: Report, way: Callable[..., Any], on_run: OnRun | None) -> None:
-    """Every job once; those in the hands of another process again at the end, then waiting for it."""
+def _perform_all(jobs: list[RunJob], report: Report, run_all: Callable[..., Any], on_run: OnRun | None) -> None:
+    """Run every job; those locked by another process are repeated at the end and then wait for it."""
     busy: list[RunJob] = []
 
-    def note(outcome: Outcome[RunJob, str]) -> None:
+    def record(outcome: Outcome[RunJob, str]) -> None:
         if outcome.ok and outcome.value == BUSY:
             busy.append(replace(outcome.task, wait=True))
             return
         if outcome.ok and outcome.value == FULL:
             raise DataError(f"{outcome.task.folder}: the disk is full; make room and repeat the command")
         if outcome.ok:
-            (report.elsewhere if outcome.value == ALREADY else report.done).append(outcome.task.label)
+            (report.done_by_others if outcome.value == ALREADY else report.done).append(outcome.task.label)
         else:
             report.failed[outcome.task.label] = str(outcome.error)
         if on_run is not None:
             on_run(outcome.task.label, outcome.error)
 
-    way(perform, jobs, on_done=note)
+    run_all(perform, jobs, on_done=record)
     if busy:
-        way(perform, busy, on_done=note)
+        run_all(perform, busy, on_done=record)
 
 
-def _way(
-    executor: str, workers: int | None, address: str | None, slurm: dict[str, Any] | None, place: Place
+def _task_runner(
+    executor: str, workers: int | None, address: str | None, slurm: dict[str, Any] | None, folder: StudyFolder
 ) -> Callable[..., Any]:
-    """A function (function, tasks, on_done) that runs tasks in the executor asked for."""
+    """A function (function, tasks, on_done) that runs tasks on the chosen executor."""
     if executor == "submitit":
         return lambda function, tasks, on_done: run_on_slurm(
-            function, tasks, on_done, folder=place.out / "slurm", workers=workers, parameters=slurm or {}
+            function, tasks, on_done, folder=folder.out / "slurm", workers=workers, parameters=slurm or {}
         )
     return lambda function, tasks, on_done: run_tasks(function, tasks, executor, workers, on_done, address=address)
 
 
-def collect(grid: Grid, place: Place) -> Any:
+def collect(grid: Grid, folder: StudyFolder) -> Any:
     """Table of the runs that are done, one row each."""
     rows = []
     for run in grid.runs:
-        row = finished(place.run(run.key), thorough=False)
+        row = finished(folder.run(run.key), thorough=False)
         if row is not None:
             rows.append({"run": run.key, **run.facts, **row})
     return results_table(rows)
 
 
 def load_results(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> Any:
-    """Table of what is done of a study so far."""
-    place = Place(Path(out), study.name)
-    return collect(make_grid(study, place.out / "data", only=only), place)
+    """Table of the finished runs of a study, possibly empty."""
+    folder = StudyFolder(Path(out), study.name)
+    return collect(make_grid(study, folder.out / "data", only=only), folder)
 
 
 def run_states(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> dict[str, list[tuple[str, str]]]:
-    """Labels by state: done, running (a living process has it), failed (with the reason), missing."""
+    """Labels by state: done, running (a process holds its lock), failed (with the reason), missing."""
     found: dict[str, list[tuple[str, str]]] = {state: [] for state in ("done", "running", "failed", "missing")}
-    place = Place(Path(out), study.name)
-    for row in plan_table(make_grid(study, place.out / "data", only=only), place).itertuples():
+    folder = StudyFolder(Path(out), study.name)
+    for row in plan_table(make_grid(study, folder.out / "data", only=only), folder).itertuples():
         found[row.state].append((row.label, row.reason))
     return found
 
 
-def plan_table(grid: Grid, place: Place) -> Any:
+def plan_table(grid: Grid, folder: StudyFolder) -> Any:
     """Table of all runs of a study, done or not: the facts of each, its state and why it failed."""
     from pandas import DataFrame
 
     rows = []
     for run in grid.runs:
-        state, reason = _state(place.run(run.key))
+        state, reason = _state(folder.run(run.key))
         rows.append({"run": run.key, "label": run.label, **run.facts, "state": state, "reason": reason})
     return DataFrame(rows)
 
 
-def _state(folder: Path) -> tuple[str, str]:
-    if finished(folder, thorough=False) is not None:
+def _state(path: Path) -> tuple[str, str]:
+    if finished(path, thorough=False) is not None:
         return "done", ""
     try:
-        if folder.exists() and not folder.is_dir():
-            return "failed", f"{folder}: is a file where the folder of a run is needed; remove it and repeat"
-        if is_busy(folder):
+        if path.exists() and not path.is_dir():
+            return "failed", f"{path}: is a file where the folder of a run is needed; remove it and repeat"
+        if is_busy(path):
             return "running", ""
-        if (folder / "failure.json").exists():
-            return "failed", str(read_json(folder / "failure.json").get("reason", ""))
+        if (path / "failure.json").exists():
+            return "failed", str(read_json(path / "failure.json").get("reason", ""))
     except OSError as problem:
-        return "failed", f"{folder}: {problem.strerror}; mend the folder and repeat"
+        return "failed", f"{path}: {problem.strerror}; repair the folder and repeat"
     return "missing", ""
 
 
 def grid_text(runs: Sequence[Run]) -> str:
-    """The names of the runs beside what they mean, as CSV."""
+    """CSV with the key, label and facts of every run."""
     from pandas import DataFrame
 
     return DataFrame([{"run": r.key, "label": r.label, **r.facts} for r in runs]).to_csv(
         index=False, lineterminator="\n"
     )
+
+
+def finished_results(study: Study, out: str | Path, only: Sequence[str] = ()) -> tuple[Any, Any]:
+    """Tables of the runs that are done and of all runs with their state; an error when none is done."""
+    folder = StudyFolder(Path(out), study.name)
+    grid = make_grid(study, folder.out / "data", only=only)
+    results, plan = collect(grid, folder), plan_table(grid, folder)
+    if not len(results):
+        failed = int((plan["state"] == "failed").sum())
+        advice = f"{failed} runs failed: see smmil experiment status" if failed else "begin with smmil experiment run"
+        raise DataError(f"{folder.own}: no run is done yet; {advice}")
+    return results, plan

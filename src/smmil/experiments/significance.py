@@ -1,4 +1,4 @@
-"""Which differences of a study are real: intervals and paired tests of means over folds, as tables and a page."""
+"""Confidence intervals and paired tests of the variants of a study: means over folds, patients resampled."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +13,8 @@ from smmil.evaluate.bootstrap import Settings, statistic
 from smmil.evaluate.metrics import PooledMetric
 from smmil.evaluate.resampling import Resampling, gap, interval
 from smmil.experiments.results import chosen_rows
+from smmil.experiments.study import FAMILIES
 from smmil.prediction import Prediction, load_predictions
-
-GROUPS = {"no_global": "without global interactions", "global": "with global interactions"}
-FAMILIES = {"independent": "none", "local": "local", "global": "global", "global_local": "global and local"}
-
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -44,7 +41,7 @@ class Resampled(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def minus(self, other: "Resampled") -> "Resampled":
-        """The difference of two models judged on the same resamples; nothing where one of them has no value."""
+        """The difference of two variants on the same resamples; nothing where one of them has no value."""
         if self.notes or other.notes:
             return without_value(len(self.drawn), *dict.fromkeys([*self.notes, *other.notes]))
         if self.cases != other.cases:
@@ -55,7 +52,7 @@ class Resampled(NamedTuple):
 
 
 def without_value(n: int, *notes: str) -> Resampled:
-    """A metric that cannot be taken, and why."""
+    """A metric without a value, and the reason."""
     return Resampled(float("nan"), np.full(n, np.nan), [], notes=notes)
 
 
@@ -70,25 +67,25 @@ def resampled_mean(
     """The mean over folds of a metric on one test set, with patients drawn n times; every fold sees the same draws.
 
     The spread is that of the patients; the folds' own spread stands in the tables. thresholds are those of instances;
-    bags are cut at their usual one. Without a threshold that the metric needs there is no value, and a note says so.
+    bags are cut at their usual one. Without a threshold that the metric needs there is no value but a note.
     """
     measure = PooledMetric.parse(metric)
     cuts = list(thresholds) if measure.metric.startswith("inst_") else [None] * len(thresholds)
     if measure.needs_threshold and None in cuts:
         return without_value(n, f"no value: {cuts.count(None)} of {len(cuts)} runs have no threshold from validation")
-    judged = [
+    statistics = [
         statistic(cases, measure.metric, Settings(cut, measure.pool)) for cases, cut in zip(folds, cuts, strict=True)
     ]
-    ids = {tuple(p.id for p in one.cases) for one in judged}
+    ids = {tuple(p.id for p in one.cases) for one in statistics}
     if len(ids) > 1:
         raise DataError(f"{metric}: the folds were tested on different cases; paired tests need one test set")
-    plan = Resampling(units_of(judged[0].cases)[0])
+    plan = Resampling(units_of(statistics[0].cases)[0])
 
     def value(weights: np.ndarray) -> float:
-        return float(np.mean([one.value(weights) for one in judged]))
+        return float(np.mean([one.value(weights) for one in statistics]))
 
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
-    whole, words = value(np.ones(len(judged[0].cases), dtype=np.int64)), resampled_in_words(judged[0].cases)
+    whole, words = value(np.ones(len(statistics[0].cases), dtype=np.int64)), resampled_in_words(statistics[0].cases)
     return Resampled(whole, drawn, plan.without_each(value), ids.pop(), plan.n_units, words)
 
 
@@ -102,7 +99,7 @@ def comparisons(
     order: Sequence[str] = (),
     planned: Planned | None = None,
 ) -> "DataFrame":
-    """Every variant against the reference on every data set: value, difference, intervals, p and p by Holm.
+    """Compare every variant with the reference on every data set: value, difference, intervals, p and p by Holm.
 
     A difference is taken over the folds and seeds that both have. Holm's correction counts the variants compared for
     one metric of one data set. `order` is that of the rows: the reference first, then group, family and this order.
@@ -111,12 +108,12 @@ def comparisons(
     from pandas import DataFrame
 
     rows: list[dict[str, Any]] = []
-    for family in _families(chosen_rows(results), Path(out), metrics, n, planned):
-        mine = [family.row(variant) for variant in family.judged]
-        if reference in family.judged:
-            mine = [row | family.against(row["variant"], reference) for row in mine]
+    for tests in _metric_tests(chosen_rows(results), Path(out), metrics, n, planned):
+        mine = [tests.row(variant) for variant in tests.variants]
+        if reference in tests.variants:
+            mine = [row | tests.difference_columns(row["variant"], reference) for row in mine]
         rows += _corrected(mine)
-    rows.sort(key=lambda row: _place(row, metrics, reference, list(order)))
+    rows.sort(key=lambda row: _sort_key(row, metrics, reference, list(order)))
     return DataFrame(rows)
 
 
@@ -129,7 +126,7 @@ def pair_differences(
     n: int = RESAMPLES,
     planned: Planned | None = None,
 ) -> "DataFrame":
-    """Each variant of `pairs` against its own partner, as in `comparisons`; Holm's correction counts the pairs.
+    """Compare each variant of `pairs` with its partner, as in `comparisons`; Holm's correction counts the pairs.
 
     All numbers of a row, also `value` and `reference_value`, are over the folds and seeds that both have.
     """
@@ -137,13 +134,13 @@ def pair_differences(
 
     chosen, rows = chosen_rows(results), list[dict[str, Any]]()
     chosen = chosen[chosen["variant"].isin({*pairs, *pairs.values()})]
-    for family in _families(chosen, Path(out), metrics, n, planned):
-        there = [(one, other) for one, other in pairs.items() if one in family.judged and other in family.judged]
-        rows += _corrected([family.beside(one, other) for one, other in there])
+    for tests in _metric_tests(chosen, Path(out), metrics, n, planned):
+        there = [(one, other) for one, other in pairs.items() if one in tests.variants and other in tests.variants]
+        rows += _corrected([tests.paired_row(one, other) for one, other in there])
     return DataFrame(rows)
 
 
-def _place(row: dict[str, Any], metrics: Sequence[str], reference: str, order: list[str]) -> tuple[Any, ...]:
+def _sort_key(row: dict[str, Any], metrics: Sequence[str], reference: str, order: list[str]) -> tuple[Any, ...]:
     name = row["variant"]
     kind = (row["group"] != "no_global", row["group"], list(FAMILIES).index(row["family"]))
     number = order.index(name) if name in order else len(order)
@@ -157,7 +154,7 @@ def _corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-class _Judged(NamedTuple):
+class _VariantRuns(NamedTuple):
     """A variant on one data set: its test predictions and thresholds by (seed, fold), its facts, and runs planned."""
 
     folds: dict[Key, list[Prediction]]
@@ -166,78 +163,78 @@ class _Judged(NamedTuple):
     planned: int
 
 
-def _judged(rows: "DataFrame", out: Path, planned: int) -> _Judged:
+def _load_runs(rows: "DataFrame", out: Path, planned: int) -> _VariantRuns:
     rows = rows.sort_values(["seed", "fold"])
     keys = list(zip(rows["seed"].astype(int), rows["fold"].astype(int), strict=True))
     cuts = [None if np.isnan(cut) else float(cut) for cut in rows["threshold"]]
     folds = [load_predictions(out / "runs" / key / "test") for key in rows["run"]]
     facts = {key: str(rows[key].iloc[0]) for key in ("set", "variant", "group", "family")}
-    return _Judged(dict(zip(keys, folds, strict=True)), dict(zip(keys, cuts, strict=True)), facts, planned)
+    return _VariantRuns(dict(zip(keys, folds, strict=True)), dict(zip(keys, cuts, strict=True)), facts, planned)
 
 
-def _families(
+def _metric_tests(
     chosen: "DataFrame", out: Path, metrics: Sequence[str], n: int, planned: Planned | None
-) -> Iterator["_Family"]:
+) -> Iterator["_MetricTests"]:
     """Every metric of every data set, with all variants that have runs there."""
     for set_, part in chosen.groupby("set", sort=True):
         most, variants = int(part.groupby("variant").size().max()), part.groupby("variant", sort=True)
         counts = {str(name): (planned or {}).get((str(set_), str(name)), most) for name, _ in variants}
-        judged = {str(name): _judged(mine, out, counts[str(name)]) for name, mine in variants}
-        yield from (_Family(metric, judged, n, {}) for metric in metrics)
+        runs = {str(name): _load_runs(mine, out, counts[str(name)]) for name, mine in variants}
+        yield from (_MetricTests(metric, runs, n, {}) for metric in metrics)
 
 
-class _Family(NamedTuple):
-    """A metric on one data set: rows of its variants; resamples over the same folds are computed once."""
+class _MetricTests(NamedTuple):
+    """One metric on one data set with all its variants; resamples over the same folds are computed once."""
 
     metric: str
-    judged: dict[str, _Judged]
+    variants: dict[str, _VariantRuns]
     n: int
     known: dict[tuple[str, tuple[Key, ...]], Resampled]
 
     def row(self, variant: str, keys: Sequence[Key] | None = None) -> dict[str, Any]:
-        """A variant by itself, over all its folds or those given."""
-        one = self.judged[variant]
+        """Row of one variant, over all its folds or those given."""
+        one = self.variants[variant]
         keys = list(one.folds) if keys is None else keys
-        mine = self._over(variant, keys)
+        mine = self._resampled(variant, keys)
         found = interval(mine.drawn, mine.value, lambda: mine.left_out, "bca", LEVEL)
         row = {"set": one.facts["set"], "metric": self.metric, **one.facts, "runs": len(keys), "planned": one.planned}
         row |= {"units": mine.units, "resampled": mine.resampled, "value": mine.value}
-        return row | _ends("", found, mine.notes)
+        return row | _interval_columns("", found, mine.notes)
 
-    def against(self, variant: str, other: str) -> dict[str, Any]:
-        """What a row says about the other variant, over the folds and seeds that both have; nothing about itself."""
+    def difference_columns(self, variant: str, other: str) -> dict[str, Any]:
+        """Columns of the difference from another variant, over the folds and seeds that both have; none for itself."""
         if variant == other:
             return {}
-        both = self._both(variant, other)
-        between = self._over(variant, both).minus(self._over(other, both))
+        both = self._common_folds(variant, other)
+        between = self._resampled(variant, both).minus(self._resampled(other, both))
         # BCa would reject too often here: see docs/evaluate.md
         found = interval(between.drawn, between.value, lambda: between.left_out, "percentile", LEVEL)
-        row = {"reference": other, "difference": between.value, **_ends("difference_", found, between.notes)}
+        row = {"reference": other, "difference": between.value}
+        row |= _interval_columns("difference_", found, between.notes)
         return row | {"difference_runs": len(both), "p": found.p}
 
-    def beside(self, variant: str, other: str) -> dict[str, Any]:
-        """A variant and its partner, all numbers over the folds and seeds that both have."""
-        both, planned = self._both(variant, other), max(self.judged[name].planned for name in (variant, other))
-        row = self.row(variant, both) | self.against(variant, other)
-        return row | {"reference_value": self._over(other, both).value, "planned": planned}
+    def paired_row(self, variant: str, other: str) -> dict[str, Any]:
+        """Row of a variant and its partner, all numbers over the folds and seeds that both have."""
+        both = self._common_folds(variant, other)
+        planned = max(self.variants[name].planned for name in (variant, other))
+        row = self.row(variant, both) | self.difference_columns(variant, other)
+        return row | {"reference_value": self._resampled(other, both).value, "planned": planned}
 
-    def _both(self, variant: str, other: str) -> list[Key]:
-        return [key for key in self.judged[variant].folds if key in self.judged[other].folds]
+    def _common_folds(self, variant: str, other: str) -> list[Key]:
+        return [key for key in self.variants[variant].folds if key in self.variants[other].folds]
 
-    def _over(self, variant: str, keys: Sequence[Key]) -> Resampled:
+    def _resampled(self, variant: str, keys: Sequence[Key]) -> Resampled:
         if not keys:
             return without_value(self.n, "no value: the two have no fold in common; run the rest")
-        one, key = self.judged[variant], (variant, tuple(keys))
+        one, key = self.variants[variant], (variant, tuple(keys))
         if key not in self.known:
             folds, cuts = [one.folds[k] for k in keys], [one.cuts[k] for k in keys]
             self.known[key] = resampled_mean(folds, self.metric, cuts, n=self.n)
         return self.known[key]
 
 
-def _ends(prefix: str, found: Any, notes: Sequence[str]) -> dict[str, Any]:
-    """An interval as columns: its ends, how it was made, and what is to be said about it in one text."""
-    told = "; ".join(notes or found.notes)
-    return {f"{prefix}low": found.low, f"{prefix}high": found.high} | {
-        f"{prefix}method": found.method,
-        f"{prefix}notes": told,
-    }
+def _interval_columns(prefix: str, found: Any, notes: Sequence[str]) -> dict[str, Any]:
+    """Columns of an interval: its ends, its method, and its notes as one text."""
+    text = "; ".join(notes or found.notes)
+    ends = {f"{prefix}low": found.low, f"{prefix}high": found.high}
+    return ends | {f"{prefix}method": found.method, f"{prefix}notes": text}

@@ -13,11 +13,18 @@ from smmil.config import Count, Positive, Whole, checked, parse_yaml
 from smmil.errors import ConfigError, suggest
 from smmil.evaluate.metrics import METRICS, pooled_names
 
+# Labels in tables for `group` and `family` of a variant.
+GROUPS = {"no_global": "without global interactions", "global": "with global interactions"}
+FAMILIES = {"independent": "none", "local": "local", "global": "global", "global_local": "global and local"}
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+SHARED = ("data", "runs", "slurm")  # folders that all studies of one --out have in common
+_GRID_SETTINGS = {"lr": "learning_rates: [1e-4, 1e-5]", "seed": "seeds: [0, 1, 2]"}
+Kind = Literal["slides", "scans"]
+_FILE_NAME = re.compile(r"\w[\w .()+-]*")
 
 
-def filled_in(dataset: Mapping[str, Any], given: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """The definition with ${NAME} in its paths replaced; `missing` names a variable that nobody has set.
+def resolve_variables(dataset: Mapping[str, Any], given: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Replace ${NAME} in the paths of a definition; `missing` names a variable that is not set.
 
     Values in `given` count from the working folder, paths in the file from `folder`.
     """
@@ -59,17 +66,13 @@ def measured_metric(name: str) -> str:
     raise ValueError(f"unknown metric {name!r}; {suggest(name, pooled_names())}")
 
 
-SHARED = ("data", "runs", "slurm")  # folders that all studies of one --out have in common
-_ELSEWHERE = {"lr": "learning_rates: [1e-4, 1e-5]", "seed": "seeds: [0, 1, 2]"}
-
-
 def study_problems(study: "Study") -> Iterator[str]:
-    """One line for each contradiction; nothing when the study makes sense."""
+    """One line for each inconsistency of a study."""
     if study.name in SHARED:
         yield f"name: {study.name!r} is the name of a folder that all studies share; choose another"
     yield from _names(study)
     yield from _columns_of_tables(study)
-    yield from _settings_elsewhere(study)
+    yield from _ineffective_settings(study)
     for figure in study.figures:
         yield from _FIGURES.get(figure.kind, lambda *_: iter(()))(study, figure)
 
@@ -101,20 +104,20 @@ def _columns_of_tables(study: "Study") -> Iterator[str]:
             )
 
 
-def _settings_elsewhere(study: "Study") -> Iterator[str]:
+def _ineffective_settings(study: "Study") -> Iterator[str]:
     """Learning rate and seed belong to the grid; among the settings of a training they would do nothing."""
     places: list[tuple[str, Mapping[str, Any]]] = [("", study.training)]
     places += [(f"data set {d.name!r}: ", d.training) for d in study.datasets]
     places += [(f"data set {d.name!r}: {of}: ", t) for d in study.datasets for of, t in d.training_of.items()]
     places += [(f"variant {v.name!r}: ", v.training) for v in study.variants]
     for where, training in places:
-        for key in (key for key in training if key in _ELSEWHERE):
-            yield f"{where}training.{key} has no effect in a study; give the study {_ELSEWHERE[key]} instead"
+        for key in (key for key in training if key in _GRID_SETTINGS):
+            yield f"{where}training.{key} has no effect in a study; give the study {_GRID_SETTINGS[key]} instead"
 
 
 def _differences(study: "Study", figure: "FigureSpec") -> Iterator[str]:
     if study.reference is None:
-        yield f"figure {figure.name!r}: differences from whom? Give the study a reference"
+        yield f"figure {figure.name!r}: differences need a reference; give the study one"
 
 
 def _pairs(study: "Study", figure: "FigureSpec") -> Iterator[str]:
@@ -160,26 +163,22 @@ def _sweep(study: "Study", figure: "FigureSpec") -> Iterator[str]:
 _FIGURES = {"differences": _differences, "pairs": _pairs, "difficulty": _difficulty, "sweep": _sweep}
 
 
-Kind = Literal["slides", "scans"]
-
-
-def _fit_for_a_file(name: str) -> str:
+def _check_file_name(name: str) -> str:
     if not _FILE_NAME.fullmatch(name):
         raise ValueError(f"{name!r} cannot be the name of a file; use letters, digits, spaces and _ . ( ) + - only")
     return name
 
 
-_FILE_NAME = re.compile(r"\w[\w .()+-]*")
-FileName = Annotated[str, AfterValidator(_fit_for_a_file)]  # becomes the name of a file or folder of the study
+FileName = Annotated[str, AfterValidator(_check_file_name)]  # becomes the name of a file or folder of the study
 Metric = Annotated[str, AfterValidator(measured_metric)]
 Metrics = Annotated[list[Metric], Field(min_length=1)]
 
 
-class _Section(BaseModel):
+class _StudySection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Synthetic(_Section):
+class Synthetic(_StudySection):
     """A synthetic set: how many bags, the seed, and options of `synthetic_slides` or `synthetic_scans`."""
 
     kind: Kind
@@ -188,11 +187,11 @@ class Synthetic(_Section):
     options: dict[str, Any] = {}
 
 
-class Dataset(_Section):
+class Dataset(_StudySection):
     """Bags and how they are split.
 
-    name         as in tables; `dataset` and `extractor` name the column of the paper it stands beside
-    manifest     path of a table of bags; None with `missing`, the variable nobody has set
+    name         as in tables; `dataset` and `extractor` name the column of the paper it is compared with
+    manifest     path of a table of bags; None with `missing`, the variable that is not set
     training     settings of every run on this set; `training_of` those of one variant or group of variants
     """
 
@@ -223,7 +222,7 @@ class Dataset(_Section):
         return self
 
 
-class Variant(_Section):
+class Variant(_StudySection):
     """A model with its options and training settings, under the name it has in tables.
 
     group    models that are ranked together: no_global or global (interactions among all instances)
@@ -240,8 +239,8 @@ class Variant(_Section):
     setting: dict[str, Any] = {}
 
 
-class TableSpec(_Section):
-    """One table: metrics as columns of every data set; `paper` names the table of the paper to stand beside.
+class TableSpec(_StudySection):
+    """One table: metrics as columns of every data set; `paper` names the table of the paper to compare with.
 
     rank_by  "all": one mean rank over all columns; "extractor": nothing but ranks, by extractor; None: no ranks
     mixed    extractors whose columns are ranked with those of another, as the paper did in its table 6
@@ -256,7 +255,7 @@ class TableSpec(_Section):
     mixed: dict[str, list[str]] = {}
 
 
-class FigureSpec(_Section):
+class FigureSpec(_StudySection):
     """One figure: its kind and what it shows."""
 
     name: FileName
@@ -270,8 +269,8 @@ class FigureSpec(_Section):
     cases: Count = 3
 
 
-class Study(_Section):
-    """Everything that is to be trained and shown; equal content is trained once, whatever study asks for it.
+class Study(_StudySection):
+    """Description of a study: data sets, variants, grid, tables and figures; runs of equal content are trained once.
 
     caveat  stands before the title of every table, page and figure, such as "Preliminary"
     pairs   variants that are tested against a partner of their own, such as {SmCLAM: CLAM}
@@ -294,7 +293,7 @@ class Study(_Section):
     figures: list[FigureSpec] = []
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> "Study":
+    def _is_consistent(self) -> "Study":
         for problem in study_problems(self):
             raise ValueError(problem)
         return self
@@ -321,7 +320,7 @@ def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> 
     for part in ("datasets", "variants"):
         entries = [_entry(item, known[part], f"{path}: {part}") for item in _listed(content, part, path)]
         content[part] = [one for entry in entries for one in _swept(entry, f"{path}: {part}")]
-    content["datasets"] = [filled_in(d, variables or {}, path.parent) for d in content["datasets"]]
+    content["datasets"] = [resolve_variables(d, variables or {}, path.parent) for d in content["datasets"]]
     return checked(Study, {"name": path.stem, **content}, str(path))
 
 

@@ -1,32 +1,24 @@
-"""Results to the paper's tables: means, places, ranks, and the paper's own numbers beside them."""
+"""The tables of a study: means, places, ranks, the paper's numbers and paired tests, written to its folder."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smmil.evaluate.metrics import direction, explained, metric_name
-from smmil.experiments.paper.comparison import comparable_ranks, table_notes, with_paper
-from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, rank_rows
-from smmil.experiments.results import aggregate, shortfall_notes, with_plan
-from smmil.experiments.significance import FAMILIES
-from smmil.experiments.study import Study, TableSpec, headline
+from smmil.experiments.paper import table_notes
+from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, comparable_ranks, rank_rows, with_paper
+from smmil.experiments.results import aggregate, choose_learning_rates, coverage, missing_run_notes, with_plan
+from smmil.experiments.runner import StudyFolder, finished_results
+from smmil.experiments.significance import RESAMPLES, Planned, comparisons, pair_differences
+from smmil.experiments.study import FAMILIES, Study, TableSpec, headline
+from smmil.experiments.writing import ResultTable, comparisons_markdown, for_spreadsheets, pairs_markdown, write_table
+from smmil.files import write_json, write_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A table ready to be written: one row per number, and what to know about them."""
-
-    name: str
-    title: str
-    rows: "DataFrame"
-    notes: list[str] = field(default_factory=list)
-    reference: str | None = None
-
-
-def make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -> Shown:
+def make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -> ResultTable:
     """One table of a study from the results so far.
 
     plan  every run that was asked for, with its state (see `runner.plan_table`); None: the results are all there is
@@ -34,15 +26,15 @@ def make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -
     plan = results.assign(state="done", reason="") if plan is None else plan
     wanted, planned = (part[part["variant"].isin(_variants(study, table))] for part in (results, plan))
     rows = with_plan(aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
-    notes = _about(study, table) + _mixed_sources(wanted) + shortfall_notes(wanted, planned)
+    notes = _about(study, table) + _mixed_sources(wanted) + missing_run_notes(wanted, planned)
     rows, more = _with_ranks(rows, table)
     notes += more + _cells_to_distrust(rows)
-    shown = _ordered(rows, study)
-    return Shown(
+    ordered = _ordered(rows, study)
+    return ResultTable(
         table.name,
         headline(study, table.title or table.name),
-        shown,
-        notes + explained(shown["metric"]),
+        ordered,
+        notes + explained(ordered["metric"]),
         study.reference,
     )
 
@@ -52,17 +44,17 @@ def _variants(study: Study, table: TableSpec) -> list[str]:
 
 
 def _with_ranks(rows: "DataFrame", table: TableSpec) -> tuple["DataFrame", list[str]]:
-    """The rows with ranks as asked for, places, and the paper's numbers beside."""
+    """Add ranks, places and the paper's numbers to the rows."""
     if table.rank_by is None:
         return with_paper(with_places(rows), table.paper), []
     ranks, notes = rank_rows(rows, table.rank_by, table.mixed)
-    shown = [ranks] if table.rank_by == "extractor" else [rows, ranks]
+    parts = [ranks] if table.rank_by == "extractor" else [rows, ranks]
     unlike: frozenset[Any] = frozenset()
     if table.paper is not None:
         further, unlike, why = comparable_ranks(rows, table.paper, table.rank_by, table.mixed)
-        shown.append(further)
+        parts.append(further)
         notes += why
-    return with_paper(with_places(_stacked(shown)), table.paper, unlike), notes
+    return with_paper(with_places(_stacked(parts)), table.paper, unlike), notes
 
 
 def with_places(rows: Any) -> "DataFrame":
@@ -74,11 +66,11 @@ def with_places(rows: Any) -> "DataFrame":
     rows = rows.reset_index(drop=True)
     for (*_, metric), part in rows.groupby(["group", *COLUMN], sort=False):
         side = direction(metric)
-        shown = (side * part["mean"].round(DIGITS)).dropna()
-        if not side or len(shown) < 2:
+        values = (side * part["mean"].round(DIGITS)).dropna()
+        if not side or len(values) < 2:
             continue
-        best = sorted(set(shown), reverse=True)[:2]
-        for index, value in shown.items():
+        best = sorted(set(values), reverse=True)[:2]
+        for index, value in values.items():
             places[index] = best.index(value) + 1 if value in best else 0
     return rows.assign(place=places)
 
@@ -139,3 +131,59 @@ def _stacked(frames: Sequence["DataFrame"]) -> "DataFrame":
     from pandas import concat
 
     return concat([frame for frame in frames if len(frame)] or list(frames[:1]), ignore_index=True)
+
+
+def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), resamples: int = RESAMPLES) -> list[Path]:
+    """All tables of the study from the runs that are done, in Markdown, LaTeX and CSV; and the paired tests."""
+    (results, plan), folder = finished_results(study, out, only), StudyFolder(Path(out), study.name).own / "tables"
+    paths = [path for table in study.tables for path in write_table(make_table(study, table, results, plan), folder)]
+    paths.append(_write_rates(results, folder))
+    planned = {key: one.planned for key, one in coverage(plan).items()}
+    if study.reference is not None:
+        missing = _missing_runs(results, plan)
+        paths += _write_comparisons(study, results, Path(out), folder, resamples, planned, missing)
+    if study.pairs:
+        missing = _missing_runs(results, plan, {*study.pairs, *study.pairs.values()})
+        paths += _write_pairs(study, results, Path(out), folder, resamples, planned, missing)
+    return paths
+
+
+def _missing_runs(results: "DataFrame", plan: "DataFrame", variants: Collection[str] | None = None) -> str:
+    """What is missing of these variants, or of all, as last points of a page."""
+    if variants is not None:
+        results, plan = (part[part["variant"].isin(variants)] for part in (results, plan))
+    return "".join(f"- {note}\n" for note in missing_run_notes(results, plan))
+
+
+def _write_comparisons(
+    study: Study, results: "DataFrame", out: Path, folder: Path, resamples: int, planned: Planned, missing: str
+) -> list[Path]:
+    """The paired tests against the reference, variants in the order of the study."""
+    reference, order = str(study.reference), [v.name for v in study.variants]
+    rows = comparisons(results, out, study.tests, reference, n=resamples, order=order, planned=planned)
+    write_text(folder / "comparisons.csv", for_spreadsheets(rows))
+    title = headline(study, f"Compared with {reference}")
+    write_text(folder / "comparisons.md", comparisons_markdown(rows, title, reference, resamples) + missing)
+    return [folder / "comparisons.csv", folder / "comparisons.md"]
+
+
+def _write_pairs(
+    study: Study, results: "DataFrame", out: Path, folder: Path, resamples: int, planned: Planned, missing: str
+) -> list[Path]:
+    """The paired tests of variants against partners of their own."""
+    rows = pair_differences(results, out, study.tests, study.pairs, n=resamples, planned=planned)
+    if not len(rows):
+        return []  # no pair is complete yet; notes below the tables list what is missing
+    write_text(folder / "pairs.csv", for_spreadsheets(rows))
+    title = headline(study, "Each beside its partner")
+    write_text(folder / "pairs.md", pairs_markdown(rows, title, resamples) + missing)
+    return [folder / "pairs.csv", folder / "pairs.md"]
+
+
+def _write_rates(results: "DataFrame", folder: Path) -> Path:
+    """Which learning rate stands for each variant, by data set."""
+    chosen: dict[str, dict[str, float]] = {}
+    for (set_, variant), lr in choose_learning_rates(results).items():
+        chosen.setdefault(set_, {})[variant] = lr
+    write_json(folder / "learning_rates.json", chosen)
+    return folder / "learning_rates.json"

@@ -1,4 +1,4 @@
-"""The trust report of a study: questions about every map, answered from its runs and a few more."""
+"""The trust report of a study: stability, faithfulness and inversion of its maps, and two control trainings."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -16,17 +16,43 @@ from smmil.errors import DataError
 from smmil.evaluate import bootstrap_ci, instance_metrics
 from smmil.evaluate.instances import bags_of_pool, instance_score
 from smmil.evaluate.ranking import exact_mean
-from smmil.experiments.datasets import POSITIONS, RANDOM, Ready, positions_only, prepare, random_labels
+from smmil.experiments.datasets import POSITIONS, RANDOM, PreparedSet, positions_only, prepare, random_labels
 from smmil.experiments.results import chosen_rows
-from smmil.experiments.runner import Place, load_results, run_study
+from smmil.experiments.runner import StudyFolder, finished_results, load_results, run_study
 from smmil.experiments.study import Dataset, Study, headline
-from smmil.experiments.writing import for_spreadsheets, piped
+from smmil.experiments.writing import for_spreadsheets, markdown_cell
 from smmil.files import write_text
 from smmil.graph import Graph
 from smmil.predict import load_run, predict
 from smmil.prediction import Prediction, load_predictions
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+_TITLE = "Can the maps be trusted?"
+_MOST_CASES = 20  # of a data set in deletion and insertion: each is predicted some thirty times
+_HEADINGS = {
+    "stability": "same map from another seed",
+    "inside": "AUROC inside positive cases",
+    "inside_lowest": "(lowest run)",
+    "positions_inst": "(positions only)",
+    "inverted_runs": "inverted runs",
+    "deletion": "deletion",
+    "deletion_random": "(random)",
+    "insertion": "insertion",
+    "insertion_random": "(random)",
+    "bag_auroc": "bag AUROC",
+    "positions_bag": "(positions only)",
+    "random_labels": "(random labels)",
+}
+_READING = (
+    "same map from another seed: mean rank correlation of instance scores; 1 is the same order, – means one seed only",
+    "AUROC inside positive cases: instances are compared within their own case, positive cases are averaged; mean and "
+    "lowest over folds and seeds; a run whose whole 95 % interval lies below 0.5 has an inverted map",
+    "deletion should be below its random order, insertion above: then the scores show what the answer rests on",
+    "random labels: should scatter around 0.5; one training on few cases may land far from it by chance, in either "
+    "direction, but high values for several models mean that something other than labels decides",
+    "positions only: what one training on coordinates alone gives, measured like the model's own value, which stands "
+    "before it (mean over folds and seeds); near that value, position is a shortcut",
+)
 
 
 def part_of_bag(bag: Bag, rows: np.ndarray) -> Bag:
@@ -34,9 +60,9 @@ def part_of_bag(bag: Bag, rows: np.ndarray) -> Bag:
     kept = torch.from_numpy(np.sort(rows))
     graph = None
     if bag.graph is not None:
-        place = torch.full((bag.n,), -1)
-        place[kept] = torch.arange(len(kept))
-        ends = place[bag.graph.edges()]
+        row_in_part = torch.full((bag.n,), -1)
+        row_in_part[kept] = torch.arange(len(kept))
+        ends = row_in_part[bag.graph.edges()]
         inside = (ends >= 0).all(0)
         graph = Graph.from_edges(ends[:, inside], bag.graph.weight[inside], len(kept))
     coords = None if bag.coords is None else bag.coords[kept]
@@ -45,7 +71,7 @@ def part_of_bag(bag: Bag, rows: np.ndarray) -> Bag:
 
 
 def curve(model: nn.Module, bag: Bag, order: np.ndarray, *, insert: bool = False) -> np.ndarray:
-    """Probability of the positive class after the first instances of `order` were deleted (or alone were kept).
+    """Probability of the positive class after the first instances of `order` were deleted (or only they were kept).
 
     At the shares SHARES of all instances; at least one instance always stays.
     """
@@ -139,23 +165,6 @@ def inside_positives(predictions: Sequence[Prediction]) -> float:
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_TITLE = "Can the maps be trusted?"
-_MOST_CASES = 20  # of a data set in deletion and insertion: each is predicted some thirty times
-_HEADINGS = {
-    "stability": "same map from another seed",
-    "inside": "AUROC inside positive cases",
-    "inside_lowest": "(lowest run)",
-    "positions_inst": "(positions only)",
-    "inverted_runs": "inverted runs",
-    "deletion": "deletion",
-    "deletion_random": "(random)",
-    "insertion": "insertion",
-    "insertion_random": "(random)",
-    "bag_auroc": "bag AUROC",
-    "positions_bag": "(positions only)",
-    "random_labels": "(random labels)",
-}
-
 
 def trust_report(
     study: Study,
@@ -168,38 +177,34 @@ def trust_report(
 ) -> list[Path]:
     """trust.csv and trust.md for every data set and variant of a study whose runs are done.
 
-    Trains each variant twice more for each data set: on labels dealt out at random and on positions alone, with the
+    Trains each variant twice more for each data set: on permuted labels and on positions only, with the
     first seed, fold and learning rate.
     """
-    place = Place(Path(out), study.name)
-    results = load_results(study, out, only=only)
-    if not len(results):
-        raise DataError(f"{place.own}: no run is done yet; begin with smmil experiment run")
-    chosen = chosen_rows(results)
+    folder = StudyFolder(Path(out), study.name)
+    chosen = chosen_rows(finished_results(study, out, only)[0])
     used = [d for d in study.datasets if d.name in set(chosen["set"])]
-    ready = {d.name: prepare(d, place.out / "data") for d in used}
-    extra = _extra_results(study, place, [(d, ready[d.name]) for d in used], executor, workers)
+    ready = {d.name: prepare(d, folder.out / "data") for d in used}
+    extra = _extra_results(study, folder, [(d, ready[d.name]) for d in used], executor, workers)
     rows: list[dict[str, Any]] = []
     for (set_, variant), part in chosen.groupby(["set", "variant"], sort=True):
-        answers = _answers(part, Manifest.read(ready[str(set_)].manifest), place, resamples)
-        rows.append({"set": set_, "variant": variant, **answers, **_extra(extra, place, set_, variant)})
+        measured = _map_measures(part, Manifest.read(ready[str(set_)].manifest), folder, resamples)
+        rows.append({"set": set_, "variant": variant, **measured, **_extra(extra, folder, set_, variant)})
     order = [v.name for v in study.variants]
     rows.sort(key=lambda row: (row["set"], order.index(row["variant"])))
-    return _write(rows, place.own, headline(study, _TITLE))
+    return _write(rows, folder.own, headline(study, _TITLE))
 
 
-def _answers(rows: "DataFrame", table: Manifest, place: Place, resamples: int) -> dict[str, Any]:
-    """What the runs of one variant on one data set say about its maps.
+def _map_measures(rows: "DataFrame", table: Manifest, folder: StudyFolder, resamples: int) -> dict[str, Any]:
+    """Measures of the maps of one variant on one data set.
 
-    table  the data set where it lies now; the settings of a run name the place where it lay when it was trained
+    table  manifest at its current path; the config of a run may name an older one
     """
     first = rows.sort_values(["fold", "seed"])
     seeds = first[first["fold"] == first["fold"].iloc[0]]
-    runs = [load_predictions(place.run(key) / "test") for key in seeds["run"]]
-    folder = place.run(first["run"].iloc[0]) / "train"
-    model, _ = load_run(folder)
+    runs = [load_predictions(folder.run(key) / "test") for key in seeds["run"]]
+    model, _ = load_run(folder.run(first["run"].iloc[0]) / "train")
     positive = [p.id for p in runs[0] if p.y][:_MOST_CASES]
-    every = [load_predictions(place.run(key) / "test") for key in first["run"]]
+    every = [load_predictions(folder.run(key) / "test") for key in first["run"]]
     return {
         **map_stability(runs),
         **inverted_maps(every, n=resamples),
@@ -209,24 +214,24 @@ def _answers(rows: "DataFrame", table: Manifest, place: Place, resamples: int) -
 
 
 def _extra_results(
-    study: Study, place: Place, sets: list[tuple[Dataset, Ready]], executor: str, workers: int | None
+    study: Study, folder: StudyFolder, sets: list[tuple[Dataset, PreparedSet]], executor: str, workers: int | None
 ) -> "DataFrame":
     """Results of the runs on random labels and on positions only."""
     derived: list[Dataset] = []
     for dataset, ready in sets:
-        derived.append(random_labels(dataset, ready, place.out / "data"))
-        derived.append(positions_only(dataset, ready, place.out / "data"))
+        derived.append(random_labels(dataset, ready, folder.out / "data"))
+        derived.append(positions_only(dataset, ready, folder.out / "data"))
     smaller = {"folds": [0], "seeds": study.seeds[:1], "learning_rates": study.learning_rates[:1]}
     name = f"{study.name}-trust"
     further = study.model_copy(update={"name": name, "datasets": derived, "tables": [], "figures": [], **smaller})
-    report = run_study(further, place.out, executor=executor, workers=workers)
+    report = run_study(further, folder.out, executor=executor, workers=workers)
     if report.failed:
         label, reason = next(iter(report.failed.items()))
         raise DataError(f"{len(report.failed)} runs of the trust report failed, such as {label}: {reason}")
-    return load_results(further, place.out)
+    return load_results(further, folder.out)
 
 
-def _extra(extra: "DataFrame", place: Place, set_: Any, variant: Any) -> dict[str, float]:
+def _extra(extra: "DataFrame", folder: StudyFolder, set_: Any, variant: Any) -> dict[str, float]:
     """The numbers of the further trainings, measured as those of the model itself."""
 
     def of(kind: str) -> "Series":
@@ -235,7 +240,7 @@ def _extra(extra: "DataFrame", place: Place, set_: Any, variant: Any) -> dict[st
     return {
         "random_labels": float(of(RANDOM)["bag_auroc"]),
         "positions_bag": float(of(POSITIONS)["bag_auroc"]),
-        "positions_inst": inside_positives(load_predictions(place.run(of(POSITIONS)["run"]) / "test")),
+        "positions_inst": inside_positives(load_predictions(folder.run(of(POSITIONS)["run"]) / "test")),
     }
 
 
@@ -248,12 +253,12 @@ def _write(rows: list[dict[str, Any]], folder: Path, title: str) -> list[Path]:
 
 
 def trust_markdown(rows: Sequence[dict[str, Any]], title: str = _TITLE) -> str:
-    """The answers as a table to read, with an alarm for every inverted map."""
+    """Markdown page of the trust report, with an alarm for every inverted map."""
     heads = ["data set", "model", *_HEADINGS.values()]
     lines = [f"## {title}", "", f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * len(_HEADINGS)}"]
     for row in rows:
-        cells = [_shown(row[key]) for key in _HEADINGS]
-        lines.append(f"| {piped(row['set'])} | {piped(row['variant'])} | {' | '.join(cells)} |")
+        cells = [_cell_text(row[key]) for key in _HEADINGS]
+        lines.append(f"| {markdown_cell(row['set'])} | {markdown_cell(row['variant'])} | {' | '.join(cells)} |")
     alarms = [
         f"- **Inverted map**: {r['variant']} on {r['set']} is high on the wrong side in {r['inverted_runs']} runs."
         for r in rows
@@ -262,19 +267,7 @@ def trust_markdown(rows: Sequence[dict[str, Any]], title: str = _TITLE) -> str:
     return "\n".join([*lines, "", *alarms, *(f"- {note}" for note in _READING), ""])
 
 
-_READING = (
-    "same map from another seed: mean rank correlation of instance scores; 1 is the same order, – means one seed only",
-    "AUROC inside positive cases: instances are compared within their own case, positive cases are averaged; mean and "
-    "lowest over folds and seeds; a run whose whole 95 % interval lies below 0.5 has an inverted map",
-    "deletion should be below its random order, insertion above: then the scores show what the answer rests on",
-    "random labels: should scatter around 0.5; one training on few cases may land far from it by chance, in either "
-    "direction, but high values for several models mean that something other than labels decides",
-    "positions only: what one training on coordinates alone gives, measured like the model's own value, which stands "
-    "before it (mean over folds and seeds); near that value, position is a shortcut",
-)
-
-
-def _shown(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return "–" if value != value else f"{value:.3f}"

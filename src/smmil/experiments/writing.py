@@ -1,17 +1,22 @@
-"""Tables as Markdown, LaTeX and CSV, and every output of a study written to its folder."""
+"""Tables and comparisons of a study as text: Markdown, LaTeX and CSV."""
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from smmil.evaluate.metrics import metric_heading
+from smmil.evaluate.metrics import explained, metric_heading, metric_name
+from smmil.evaluate.resampling import FEW
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
-from smmil.experiments.significance import FAMILIES, GROUPS
-from smmil.experiments.tables import Shown
+from smmil.experiments.results import SURE, p_text
+from smmil.experiments.study import FAMILIES, GROUPS
 from smmil.files import write_text
 from smmil.spreadsheet import inert
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"}
 _SPECIAL |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
@@ -20,11 +25,29 @@ _SPECIAL |= {"†": "$^\\dagger$", "‡": "$^\\ddagger$", "±": "$\\pm$", "·": 
 _SPECIAL |= {"ᵀ": "$^\\top$", "≤": "$\\le$", "≥": "$\\ge$", "→": "$\\to$", "↑": "$\\uparrow$", "↓": "$\\downarrow$"}
 _SPECIAL |= {"α": "$\\alpha$", "β": "$\\beta$", "λ": "$\\lambda$", "µ": "$\\mu$", "…": "\\dots{}", "–": "--"}
 _SPECIAL |= {"¼": "$\\frac14$", "½": "$\\frac12$"}
+_HOW = (
+    "value: mean over folds and seeds; the same draws for all models; intervals: 95 %, of a value BCa, of a difference "
+    "percentile",
+    "p: two-sided, below 0.05 exactly where the interval of the difference excludes 0; p (Holm): corrected for the "
+    "models compared within a table, bold below 0.05",
+)
+Column = tuple[str, str, str]  # data set, extractor, metric
 _TILDE = "\u0303"  # a combining mark after its letter, as in L̃
 
 
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of a study, ready to be written: one row per number, notes below it."""
+
+    name: str
+    title: str
+    rows: "DataFrame"
+    notes: list[str] = field(default_factory=list)
+    reference: str | None = None
+
+
 def tex_text(text: str) -> str:
-    """The text with every special sign escaped, once."""
+    """Escape the special characters of LaTeX."""
     found: list[str] = []
     for sign in text:
         if sign == _TILDE and found:
@@ -34,78 +57,85 @@ def tex_text(text: str) -> str:
     return "".join(found)
 
 
-Column = tuple[str, str, str]  # data set, extractor, metric
-
-
-def write_table(shown: Shown, folder: Path) -> list[Path]:
-    """NAME.md, NAME.tex and NAME.csv in `folder`."""
+def write_table(table: ResultTable, folder: Path) -> list[Path]:
+    """Write NAME.md, NAME.tex and NAME.csv to `folder`."""
     writers = {"md": markdown, "tex": latex, "csv": csv_text}
     for suffix, text in writers.items():
-        write_text(folder / f"{shown.name}.{suffix}", text(shown))
-    return [folder / f"{shown.name}.{suffix}" for suffix in writers]
+        write_text(folder / f"{table.name}.{suffix}", text(table))
+    return [folder / f"{table.name}.{suffix}" for suffix in writers]
 
 
-def piped(text: object) -> str:
-    """Text that can stand in a cell of a Markdown table."""
+def markdown_cell(text: object) -> str:
+    """Escape text for a cell of a Markdown table."""
     return str(text).replace("|", "\\|")
 
 
-def csv_text(shown: Shown) -> str:
-    """Every number in a row of its own, with all its digits and the paper's beside it."""
-    return for_spreadsheets(shown.rows)
+def csv_text(table: ResultTable) -> str:
+    """CSV with one row per number: all digits, and the number of the paper."""
+    return for_spreadsheets(table.rows)
 
 
 def for_spreadsheets(rows: Any) -> str:
-    """A table as CSV whose texts no spreadsheet takes for formulas."""
-    shown = rows.map(lambda value: inert(value) if isinstance(value, str) else value)
-    return shown.to_csv(index=False, lineterminator="\n")
+    """CSV of a table with texts that no spreadsheet reads as formulas."""
+    safe = rows.map(lambda value: inert(value) if isinstance(value, str) else value)
+    return safe.to_csv(index=False, lineterminator="\n")
 
 
-def markdown(shown: Shown) -> str:
-    """A table with one line per model; the paper's number, the difference and the verdict below ours."""
-    columns = _columns(shown)
-    heads = ["model", "interaction", *(piped("<br>".join(_heading(c, columns))) for c in columns)]
-    lines = [f"## {_title(shown, columns)}", "", _piped(heads), _piped(["---", "---", *["---:"] * len(columns)])]
-    for group, models in _grouped(shown).items():
-        lines.append(_piped([f"*{GROUPS.get(group, group)}*", *[""] * (len(heads) - 1)]))
+def markdown(table: ResultTable) -> str:
+    """Markdown table with one line per model; the paper's number, the difference and the verdict below ours."""
+    columns = _columns(table)
+    heads = ["model", "interaction", *(markdown_cell("<br>".join(_heading(c, columns))) for c in columns)]
+    lines = [
+        f"## {_title(table, columns)}",
+        "",
+        _markdown_row(heads),
+        _markdown_row(["---", "---", *["---:"] * len(columns)]),
+    ]
+    for group, models in _grouped(table).items():
+        lines.append(_markdown_row([f"*{GROUPS.get(group, group)}*", *[""] * (len(heads) - 1)]))
         for model, cells in models.items():
             texts = ("<br>".join(_cell(cells.get(c), _bold_md)) for c in columns)
-            lines.append(_piped([piped(_name(shown, model)), _family(cells), *texts]))
-    return "\n".join([*map(_unbroken, lines), "", *(f"- {note}" for note in shown.notes), ""])
+            lines.append(_markdown_row([markdown_cell(_name(table, model)), _family(cells), *texts]))
+    return "\n".join([*map(_unbroken, lines), "", *(f"- {note}" for note in table.notes), ""])
 
 
 def _unbroken(line: str) -> str:
-    """A line whose numbers keep their deviation, and headings their arrow, in narrow columns."""
+    """Replace the spaces before deviations and arrows by no-break spaces, for narrow columns."""
     return re.sub(" (± |[↑↓])", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), line)
 
 
-def latex(shown: Shown) -> str:
-    """The same for LaTeX, as a float with caption and notes; needs \\usepackage{booktabs,makecell}."""
-    columns = _columns(shown)
+def latex(table: ResultTable) -> str:
+    """LaTeX float of the same table with caption and notes; needs \\usepackage{booktabs,makecell}."""
+    columns = _columns(table)
     heads = ["model", "interaction", *(_makecell(_heading(c, columns)) for c in columns)]
-    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{tex_text(_title(shown, columns))}}}"]
-    lines += [f"\\label{{tab:{shown.name}}}", f"\\begin{{tabular}}{{ll{'r' * len(columns)}}}", "\\toprule", _row(heads)]
-    for group, models in _grouped(shown).items():
+    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{tex_text(_title(table, columns))}}}"]
+    lines += [
+        f"\\label{{tab:{table.name}}}",
+        f"\\begin{{tabular}}{{ll{'r' * len(columns)}}}",
+        "\\toprule",
+        _latex_row(heads),
+    ]
+    for group, models in _grouped(table).items():
         words = tex_text(GROUPS.get(group, group))
         lines += ["\\midrule", f"\\multicolumn{{{len(heads)}}}{{l}}{{\\emph{{{words}}}}} \\\\"]
         for model, cells in models.items():
             texts = (_makecell(_cell(cells.get(c), _bold_tex)) for c in columns)
-            lines.append(_row([tex_text(_name(shown, model)), _family(cells), *texts]))
-    notes = [f"{tex_text(note)}.\\par" for note in shown.notes]
+            lines.append(_latex_row([tex_text(_name(table, model)), _family(cells), *texts]))
+    notes = [f"{tex_text(note)}.\\par" for note in table.notes]
     ending = ["\\bottomrule", "\\end{tabular}", "\\par\\medskip", "\\begin{minipage}{\\linewidth}\\footnotesize"]
     return "\n".join([*lines, *ending, *notes, "\\end{minipage}", "\\end{table}", ""])
 
 
-def _columns(shown: Shown) -> list[Column]:
+def _columns(table: ResultTable) -> list[Column]:
     """Columns in order of first appearance, ranks last."""
-    rows = shown.rows
+    rows = table.rows
     found = list(dict.fromkeys(zip(rows["dataset"], rows["extractor"], rows["metric"], strict=True)))
     return sorted(found, key=lambda column: column[0] == RANKED)
 
 
-def _grouped(shown: Shown) -> dict[str, dict[str, dict[Column, Any]]]:
+def _grouped(table: ResultTable) -> dict[str, dict[str, dict[Column, Any]]]:
     found: dict[str, Any] = {}
-    rows: Any = shown.rows
+    rows: Any = table.rows
     for row in rows.itertuples():
         cells = found.setdefault(row.group, {}).setdefault(row.model, {})
         cells[row.dataset, row.extractor, row.metric] = row
@@ -117,10 +147,10 @@ def _sets(columns: Sequence[Column]) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def _title(shown: Shown, columns: Sequence[Column]) -> str:
+def _title(table: ResultTable, columns: Sequence[Column]) -> str:
     """The title, with the data set where the table has only one."""
     sets = _sets(columns)
-    return f"{shown.title} · {sets[0]}" if len(sets) == 1 else shown.title
+    return f"{table.title} · {sets[0]}" if len(sets) == 1 else table.title
 
 
 def _heading(column: Column, columns: Sequence[Column]) -> list[str]:
@@ -133,8 +163,8 @@ def _heading(column: Column, columns: Sequence[Column]) -> list[str]:
     return [*([where] if where else []), *metric_heading(metric)]
 
 
-def _name(shown: Shown, model: str) -> str:
-    return f"{model} (reference)" if model == shown.reference else model
+def _name(table: ResultTable, model: str) -> str:
+    return f"{model} (reference)" if model == table.reference else model
 
 
 def _family(cells: dict[Column, Any]) -> str:
@@ -192,9 +222,122 @@ def _makecell(texts: Sequence[str]) -> str:
     return f"\\makecell[r]{{{inside}}}" if len(lines) > 1 else inside
 
 
-def _piped(cells: Sequence[str]) -> str:
+def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _row(cells: Sequence[str]) -> str:
+def _latex_row(cells: Sequence[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
+
+
+def comparisons_markdown(rows: "DataFrame", title: str, reference: str, resamples: int) -> str:
+    """Markdown page of comparisons with a reference: one table per data set and metric, notes at the end."""
+    minus = f"minus {markdown_cell(reference)} [95 % interval]"
+    heads = f"| model | interaction | value [95 % interval] | {minus} | p | p (Holm) |"
+    lines = [f"## {title}", ""]
+    for part in _by_set_and_metric(rows):
+        lines += [*_part_heading(part), heads, "|---|---|---:|---:|---:|---:|", *_comparison_lines(part, reference), ""]
+    return "\n".join([*lines, *(f"- {note}" for note in _comparison_notes(rows.to_dict("records"), resamples)), ""])
+
+
+def pairs_markdown(rows: "DataFrame", title: str, resamples: int) -> str:
+    """Markdown page of variants and their partners: one table per data set and metric."""
+    heads = "| model | value | without | value | difference [95 % interval] | p | p (Holm) |"
+    lines = [f"## {title}", ""]
+    for part in _by_set_and_metric(rows):
+        lines += [*_part_heading(part), heads, "|---|---:|---|---:|---:|---:|---:|", *map(_pair_line, part), ""]
+    records = rows.drop(columns="notes").to_dict("records")  # intervals of the values are not printed
+    both = ["both values of a row are over the folds and seeds that both models have"]
+    return "\n".join([*lines, *(f"- {note}" for note in both + _comparison_notes(records, resamples)), ""])
+
+
+def _by_set_and_metric(rows: "DataFrame") -> Iterator[list[dict[Any, Any]]]:
+    return (part.to_dict("records") for _, part in rows.groupby(["set", "metric"], sort=False))
+
+
+def _part_heading(part: Sequence[dict[Any, Any]]) -> list[str]:
+    """Data set and metric, and who was resampled: fewer where only some cases take part in the metric."""
+    words = "; ".join(dict.fromkeys(row["resampled"] for row in part if row["units"]))
+    return [f"### {_set_and_metric(part[0])}", "", *([f"{words}.", ""] if words else [])]
+
+
+def _set_and_metric(row: dict[Any, Any]) -> str:
+    return f"{row['set']} · {metric_name(str(row['metric']))}"
+
+
+def _comparison_lines(part: Sequence[dict[Any, Any]], reference: str) -> list[str]:
+    lines, group = [], None
+    for row in part:
+        if row["variant"] != reference and row["group"] != group:
+            group = row["group"]
+            lines.append(f"| *{GROUPS.get(group, group)}* | | | | | |")
+        name = markdown_cell(row["variant"]) + " (reference)" * (row["variant"] == reference)
+        between = f" [{row['low']:.3f}, {row['high']:.3f}]"
+        value = _three_digits(row["value"], between) + _run_marks(row, "")
+        lines.append(f"| {name} | {FAMILIES[row['family']]} | {value} | {' | '.join(_difference_cells(row))} |")
+    return lines
+
+
+def _pair_line(row: dict[Any, Any]) -> str:
+    names = markdown_cell(row["variant"]), markdown_cell(row["reference"])
+    fewer = "‡" * (row["runs"] < row["planned"])
+    values = [_three_digits(row[key], "") + fewer for key in ("value", "reference_value")]
+    return f"| {names[0]} | {values[0]} | {names[1]} | {values[1]} | {' | '.join(_difference_cells(row))} |"
+
+
+def _three_digits(value: float, more: str) -> str:
+    return "–" if math.isnan(value) else f"{value:.3f}{more}"
+
+
+def _run_marks(row: dict[Any, Any], prefix: str) -> str:
+    """‡ for fewer runs than planned, § for an interval with a note."""
+    return "‡" * (row[f"{prefix}runs"] < row["planned"]) + "§" * bool(_interval_note(row, prefix))
+
+
+def _interval_note(row: dict[Any, Any], prefix: str) -> str:
+    note = row.get(f"{prefix}notes")
+    return note if isinstance(note, str) else ""  # nan where a table is read back or nothing was compared
+
+
+def _difference_cells(row: dict[Any, Any]) -> list[str]:
+    """The difference with its interval, p, and p by Holm in bold where it is small."""
+    if not isinstance(row.get("reference"), str):
+        return ["–"] * 3
+    if math.isnan(row["difference"]):
+        return [f"–{_run_marks(row, 'difference_')}", "–", "–"]
+    between, corrected = f"[{row['difference_low']:+.3f}, {row['difference_high']:+.3f}]", p_text(row["p_holm"])
+    text = f"{row['difference']:+.3f} {between}{_run_marks(row, 'difference_')}"
+    return [text, p_text(row["p"]), f"**{corrected}**" if row["p_holm"] < SURE else corrected]
+
+
+def _comparison_notes(rows: Sequence[dict[Any, Any]], resamples: int) -> list[str]:
+    least = 2 / (resamples + 1)
+    written = f", written {p_text(least)}" if least < 0.001 else ""
+    notes = [*_HOW, f"the least p that {resamples} resamples can show is 2/{resamples + 1} = {least:.4g}{written}"]
+    fewer = dict.fromkeys(words for row in rows for words in _fewer_runs(row))
+    if fewer:
+        notes.append(f"‡ fewer runs than planned; a difference is taken over the folds both have: {', '.join(fewer)}")
+    notes += [f"§ {note} ({'; '.join(places)})" for note, places in _doubtful_intervals(rows).items()]
+    few = dict.fromkeys(f"{_set_and_metric(row)} ({row['resampled']})" for row in rows if 0 < row["units"] < FEW)
+    if few:
+        notes.append(f"too few for intervals and p values to be relied on: {', '.join(few)}")
+    return notes + explained(str(row["metric"]) for row in rows)
+
+
+def _fewer_runs(row: dict[Any, Any]) -> Iterator[str]:
+    """A variant with fewer runs than planned, or the two whose difference rests on fewer."""
+    if row["runs"] < row["planned"]:
+        yield f"{row['set']} · {row['variant']} ({row['runs']:.0f} of {row['planned']:.0f})"
+    if row.get("difference_runs", math.nan) < row["runs"]:
+        both = f"{row['variant']} − {row['reference']}"
+        yield f"{row['set']} · {both} ({row['difference_runs']:.0f} of {row['planned']:.0f})"
+
+
+def _doubtful_intervals(rows: Sequence[dict[Any, Any]]) -> dict[str, list[str]]:
+    """Notes on intervals, each with the tables and variants it holds for."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        for prefix, name in (("", row["variant"]), ("difference_", f"{row['variant']} − {row.get('reference')}")):
+            if note := _interval_note(row, prefix):
+                found.setdefault(note, {}).setdefault(_set_and_metric(row), []).append(name)
+    return {note: [f"{where}: {', '.join(n)}" for where, n in places.items()] for note, places in found.items()}

@@ -1,4 +1,4 @@
-"""Predictions to pictures: score maps beside the truth, strips of scans, histograms."""
+"""Predictions to pictures: score maps next to the truth, strips of scans, histograms."""
 
 from smmil.maps.charts import critical_difference, scan_strip, score_histograms
 from smmil.maps.overlay import score_map, side_by_side

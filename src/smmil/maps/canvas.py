@@ -38,7 +38,7 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
 
 
 def row_of_panels(count: int, width: float, height: float) -> tuple["Figure", list["Panel"]]:
-    """A figure with panels of that size in inches beside each other, each with room for a colour bar below."""
+    """A figure with panels of that size in inches side by side, each with room for a colour bar below."""
     side, gap, top, below = 0.25, 0.3, 0.62, 1.2
     figure = new_figure(2 * side + count * width + (count - 1) * gap, top + height + below)
     panels = []
@@ -108,7 +108,7 @@ def headline(prediction: Prediction) -> str:
 
 
 def limits_of(values: np.ndarray, given: tuple[float, float] | None) -> tuple[float, float, str]:
-    """Lowest and highest value of the colour scale and a sentence that says what they are."""
+    """Lowest and highest value of the colour scale and a label for them."""
     if given is not None:
         return float(given[0]), float(given[1]), f"common scale {given[0]:.3g} to {given[1]:.3g}"
     low, high = (float(v) for v in np.percentile(values, (2, 98)))
@@ -144,8 +144,8 @@ def scale_bar(axes: "Axes", prediction: Prediction, extent: tuple[float, float, 
     inches = axes.get_figure(root=True).dpi_scale_trans  # type: ignore[union-attr]
     below = blended_transform_factory(axes.transData, axes.transAxes) + ScaledTranslation(0, -0.09, inches)
     axes.plot([left, right], [0, 0], color=INK, lw=2, transform=below, clip_on=False, solid_capstyle="butt")
-    beside = below + ScaledTranslation(0.07, 0, inches)
-    axes.text(right, 0, length_words(length, unit), va="center", ha="left", transform=beside, **SMALL)
+    right_of_bar = below + ScaledTranslation(0.07, 0, inches)
+    axes.text(right, 0, length_words(length, unit), va="center", ha="left", transform=right_of_bar, **SMALL)
 
 
 def round_length(about: float) -> float:

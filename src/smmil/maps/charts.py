@@ -15,6 +15,9 @@ from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LINE = 0.22  # inches between two names or bars
 
 
 class Histogram(NamedTuple):
@@ -67,10 +70,6 @@ def draw_histogram(axes: "Axes", shares: Histogram, title: str) -> None:
     axes.set_title(canvas.plain(title, 40), fontsize=9, color=canvas.INK, parse_math=False)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def scan_strip(
@@ -150,13 +149,6 @@ def _gap(place: np.ndarray) -> float:
     return float(gaps.min()) if gaps.size else 1.0
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_LINE = 0.22  # inches between two names or bars
-
-
 def critical_difference(values: Any, path: str | Path, *, alpha: float = 0.05, title: str = "Mean ranks") -> Path:
     """A PNG of Demšar's diagram: best model leftmost, thick bars join models that Nemenyi's test does not tell apart.
 
@@ -187,8 +179,8 @@ def rank_diagram(found: dict[str, Any], room: float) -> "Figure":
 
 def friedman_verdict(found: dict[str, Any]) -> str:
     """Friedman's test in words; a large p is no proof that models are equal."""
-    said = "the models differ" if found["p"] < found["alpha"] else "no difference shown"
-    return f"Friedman p = {found['p']:.2g} over {found['n_columns']} columns: {said} at {found['alpha']:g}"
+    verdict = "the models differ" if found["p"] < found["alpha"] else "no difference shown"
+    return f"Friedman p = {found['p']:.2g} over {found['n_columns']} columns: {verdict} at {found['alpha']:g}"
 
 
 def _scale(axes: "Axes", found: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Score maps of slides beside the truth."""
+"""Score maps of slides next to the truth."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,16 +29,16 @@ def score_map(
     colour_scale: str = "viridis",
     title: str | None = None,
 ) -> Path:
-    """A PNG of the scores of one slide, beside the truth when it is known.
+    """A PNG of the scores of one slide, next to the truth when it is known.
 
     limits  lowest and highest score of the colours, to share one scale between cases; None: 2nd to 98th percentile of
-            this case. The label of the colour bar says which it is.
+            this case. The label of the colour bar names the choice.
     """
-    shown = truth_values(prediction) if truth else None
+    labels = truth_values(prediction) if truth else None
     scores = instance_score(prediction, column)
-    figure, panels = canvas.row_of_panels(1 if shown is None else 2, *_panel_size(_map_shape(prediction), 4.0))
-    if shown is not None:
-        draw_truth(panels[0], prediction, shown)
+    figure, panels = canvas.row_of_panels(1 if labels is None else 2, *_panel_size(_map_shape(prediction), 4.0))
+    if labels is not None:
+        draw_truth(panels[0], prediction, labels)
     kind = canvas.plain(str(prediction.meta.get("score_kind", "score")), 40)
     draw_scores(panels[-1], prediction, scores, limits, colour_scale, above=f"{kind}\n")
     canvas.bare(panels[-1].map, title or ("score" if truth_values(prediction) is None else "score (outline: lesion)"))
@@ -55,10 +55,10 @@ def side_by_side(
     """A PNG of one case: the truth, then one map per model, each on its own percentile scale (stated below it)."""
     models = dict(predictions_by_model)
     first = _one_case(models)
-    shown = truth_values(first)
-    figure, panels = panels_for(first, len(models) + (shown is not None))
-    if shown is not None:
-        draw_truth(panels.pop(0), first, shown)
+    labels = truth_values(first)
+    figure, panels = panels_for(first, len(models) + (labels is not None))
+    if labels is not None:
+        draw_truth(panels.pop(0), first, labels)
     for panel, (name, prediction) in zip(panels, models.items(), strict=True):
         draw_scores(panel, prediction, instance_score(prediction, column), None, colour_scale)
         canvas.bare(panel.map, f"{name}: P = {prediction.probs[-1]:.3f}" if len(prediction.probs) < 3 else name)
@@ -67,7 +67,7 @@ def side_by_side(
 
 
 def panels_for(prediction: Prediction, count: int, longest: float = 4.0) -> tuple["Figure", list[canvas.Panel]]:
-    """A figure with `count` panels in the shape of the case: beside each other, or below each other for scans.
+    """A figure with `count` panels in the shape of the case: side by side, or below each other for scans.
 
     longest  longer side of a slide's panel in inches
     """
@@ -85,7 +85,7 @@ def draw_scores(
     colour_scale: str,
     above: str = "",
 ) -> None:
-    """The map, the outline of the known lesion on it, a scale bar and a colour bar that says what it spans.
+    """The map, the outline of the known lesion on it, a scale bar and a labelled colour bar.
 
     Instances on no lattice are dots, and known lesions among them rings.
     """
@@ -104,7 +104,7 @@ def draw_scores(
             _outline(panel.map, rasterize(prediction, lesion)[0] > 0.5, extent)
     if not flat:
         canvas.scale_bar(panel.map, prediction, extent)
-    _colour_bar(drawn, panel, above + scale, beside=flat)
+    _colour_bar(drawn, panel, above + scale, vertical=flat)
 
 
 def draw_truth(panel: canvas.Panel, prediction: Prediction, truth: np.ndarray) -> None:
@@ -162,13 +162,13 @@ def _show(axes: "Axes", image: np.ndarray, extent: Extent, **how: object) -> "Ax
     return axes.imshow(image, extent=extent, interpolation=smoothing, aspect=aspect, **how)  # type: ignore[arg-type]
 
 
-def _colour_bar(drawn: "ScalarMappable", panel: canvas.Panel, label: str, beside: bool) -> None:
+def _colour_bar(drawn: "ScalarMappable", panel: canvas.Panel, label: str, vertical: bool) -> None:
     figure = panel.map.get_figure(root=True)
-    way = "vertical" if beside else "horizontal"
+    way = "vertical" if vertical else "horizontal"
     bar = figure.colorbar(drawn, cax=panel.bar, orientation=way, extend="both")  # type: ignore[union-attr]
     panel.bar.tick_params(labelsize=7, color=canvas.INK, labelcolor=canvas.INK)
     bar.outline.set_visible(False)
-    if beside:
+    if vertical:
         panel.map.set_xlabel(label, **canvas.SMALL)
     else:
         panel.bar.set_xlabel(label.replace(" (", "\n("), **canvas.SMALL)

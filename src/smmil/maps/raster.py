@@ -12,6 +12,13 @@ _MOST_CELLS = 50_000_000
 _WIDEST_PATCH = 16
 
 Extent = tuple[float, float, float, float]
+# Pieces of tissue with lattices of their own may share a few cells where they meet.
+_MERGED = 0.02
+# A piece of tissue with a lattice of its own holds at least this share of the instances; points share none.
+_PIECE = 0.005
+# Without a frame the step is the smallest gap; instances whose neighbours are farther than this lie on no lattice.
+_FAR = 2.0
+_SMALLEST, _LARGEST = 3.0, 14.0  # diameter of a dot in points of 1/72 inch
 
 
 def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple[np.ndarray, Extent]:
@@ -24,9 +31,9 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
     not count. One coordinate gives a single row.
     """
     points = plane_coords(prediction)
-    shown = np.asarray(instance_score(prediction) if values is None else values, dtype=np.float64).reshape(-1)
-    if len(shown) != len(points):
-        raise DataError(f"{prediction.id}: {len(shown):,} values for {len(points):,} instances; give one each")
+    values = np.asarray(instance_score(prediction) if values is None else values, dtype=np.float64).reshape(-1)
+    if len(values) != len(points):
+        raise DataError(f"{prediction.id}: {len(values):,} values for {len(points):,} instances; give one each")
     step, reach = lattice_of(prediction, points)
     origin = points.min(0)
     cells = np.floor((points - origin) / step + 0.5 + 1e-6).astype(np.int64)
@@ -38,7 +45,7 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
         )
     right, bottom = origin + step * (columns, rows)
     extent = (float(origin[0]), float(right), float(bottom), float(origin[1]))
-    return _mean_per_cell(cells, shown, reach, (rows, columns)), extent
+    return _mean_per_cell(cells, values, reach, (rows, columns)), extent
 
 
 def plane_coords(prediction: Prediction) -> np.ndarray:
@@ -91,14 +98,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import PathCollection
 
-# Pieces of tissue with lattices of their own may share a few cells where they meet.
-_MERGED = 0.02
-# A piece of tissue with a lattice of its own holds at least this share of the instances; points share none.
-_PIECE = 0.005
-# Without a frame the step is the smallest gap; instances whose neighbours are farther than this lie on no lattice.
-_FAR = 2.0
-_SMALLEST, _LARGEST = 3.0, 14.0  # diameter of a dot in points of 1/72 inch
-
 
 def scattered(prediction: Prediction) -> bool:
     """Whether a lattice would move or merge the instances of a slide, so that they have to be drawn as dots."""
@@ -115,7 +114,7 @@ def scattered(prediction: Prediction) -> bool:
 
 
 def dot_places(prediction: Prediction) -> tuple[np.ndarray, float | None]:
-    """(n, 2) middle of every instance, and the width of one, both in coordinate units; None: nobody says how wide."""
+    """(n, 2) middle of every instance, and the width of one, both in coordinate units; None: width unknown."""
     points = plane_coords(prediction)
     if prediction.frame is None:
         return points, None

@@ -6,7 +6,7 @@ three overlapping lobes, over three to eight neighbouring slices. Every scan, he
 (calcium, 60 to 120 HU) that are as bright as blood but small and in one slice only; their slices are labelled 0.
 
 Size of the head, thickness of the skull and the shift move the mean of a scan far more than a haemorrhage does, so the
-mean tells nothing; one has to look at places. What is found here says how a method works, nothing about patients.
+mean carries no information; positions do. What is found here says how a method works, nothing about patients.
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,9 @@ from smmil.files import digest, replacing
 _CT_IMAGE = "1.2.840.10008.5.1.4.1.1.2"
 _EXPLICIT_LITTLE_ENDIAN = "1.2.840.10008.1.2.1"
 _EMPTY = "PatientBirthDate PatientSex StudyDate StudyTime ReferringPhysicianName StudyID AccessionNumber Manufacturer"
+WIDTH_MM = 230.0
+SLICE_MM = 5.0
+_DOTS = 3
 _EMPTY += " PositionReferenceIndicator"
 
 
@@ -48,7 +51,7 @@ def write_ct_series(
     hu, folder = np.asarray(hu), Path(folder)
     stored = _stored(hu, slope, intercept)
     paths = [folder / f"IM{number:04d}.dcm" for number in range(len(stored), 0, -1)]
-    _refuse_strangers(folder, paths)
+    _refuse_other_files(folder, paths)
     root = digest(str(seed), patient, np.ascontiguousarray(hu).data)
     shared = _dataset(_header(root, patient, stored.shape[1:], spacing_mm, orientation, slope, intercept))
     positions = _positions(len(stored), spacing_mm[2], origin_mm, orientation)
@@ -68,10 +71,10 @@ def _stored(hu: np.ndarray, slope: float, intercept: float) -> np.ndarray:
     return values.astype("<i2")
 
 
-def _refuse_strangers(folder: Path, paths: list[Path]) -> None:
-    strangers = sorted(set(folder.glob("*.dcm")) - set(paths))
-    if strangers:
-        raise DataError(f"{strangers[0]}: belongs to another series; write into an empty folder")
+def _refuse_other_files(folder: Path, paths: list[Path]) -> None:
+    others = sorted(set(folder.glob("*.dcm")) - set(paths))
+    if others:
+        raise DataError(f"{others[0]}: belongs to another series; write into an empty folder")
 
 
 def _positions(n: int, distance: float, origin: Sequence[float], orientation: Sequence[float]) -> np.ndarray:
@@ -156,11 +159,6 @@ def _write_slice(path: Path, shared: Any, root: str, number: int, position: np.n
     shared["PixelData"].VR = "OW"
     with replacing(path) as temporary:
         shared.save_as(temporary, enforce_file_format=True)
-
-
-WIDTH_MM = 230.0
-SLICE_MM = 5.0
-_DOTS = 3
 
 
 def synthetic_ct_scans(

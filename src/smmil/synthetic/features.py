@@ -7,12 +7,12 @@ a lesion direction v (length 1), all random, so nearly orthogonal. Instance i of
 
 w_i   mixture of tissue types, smooth over the tissue: what neighbours share without any meaning for the label
 b     shift of the whole bag (staining, scanner), N(0, 0.3² I)
-m_i   1 in a lesion, and in distractors; 0 elsewhere
+m_i   1 in a lesion, and in distractors; 0 otherwise
 s_i   strength of the finding in this instance, uniform in 0.6..1.4
 
-Lesions exist in positive bags only and are connected. Distractors look like a lesion instance but stand alone, beside
-no lesion and no other distractor, in negative and positive bags alike; their instance label is 0. They reward models
-that listen to neighbours, as stains and artefacts do on real slides: with distractors=0 only noise remains, and the
+Lesions exist in positive bags only and are connected. Distractors look like a lesion instance but are isolated (next to
+no lesion and no other distractor), in negative and positive bags alike; their instance label is 0. They reward models
+that use neighbours, as stains and artefacts do on real slides: with distractors=0 only noise remains, and the
 lesions are still connected.
 
 How hard it is: ranked by the true direction v, single instances reach an AUROC of 0.98. The factor 3.5 was chosen once
@@ -39,7 +39,7 @@ from smmil.files import replacing
 from smmil.formats import write_bag
 from smmil.frame import Frame
 from smmil.graph import Graph, chain_graph, grid_graph
-from smmil.synthetic.slides import blobs, lonely, tissue
+from smmil.synthetic.slides import blobs, isolated_cells, tissue
 
 TISSUES = 4
 SLIDE_FRAME = Frame(patch=(512, 512), spacing=(0.5, 0.5), unit="um")
@@ -72,7 +72,7 @@ def synthetic_slides(
         mask = tissue(rng, _between(rng, size))
         y = _is_positive(index, positive)
         sick = blobs(rng, mask, _lesion_size(rng, lesion, int(mask.sum()))) if y else np.zeros_like(mask)
-        alike = lonely(rng, mask, sick, round(distractors * mask.sum()))
+        alike = isolated_cells(rng, mask, sick, round(distractors * mask.sum()))
         weights = _tissue_weights(rng, mask.shape, sigma=4.0)[:, mask].T
         x = _features(rng, weights, (sick | alike)[mask], dim, contrast, noise)
         cells = np.argwhere(mask)[:, ::-1]
@@ -101,7 +101,7 @@ def synthetic_scans(
         rng = _rng(seed, index)
         n, y = _between(rng, slices), _is_positive(index, positive)
         sick = _run(rng, n, _lesion_size(rng, lesion, n)) if y else np.zeros(n, dtype=bool)
-        alike = lonely(rng, np.ones((1, n), dtype=bool), sick[None], round(distractors * n))[0]
+        alike = isolated_cells(rng, np.ones((1, n), dtype=bool), sick[None], round(distractors * n))[0]
         weights = _tissue_weights(rng, (n,), sigma=3.0).T
         x = _features(rng, weights, sick | alike, dim, contrast, noise)
         coords = torch.arange(n)[:, None]

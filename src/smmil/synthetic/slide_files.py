@@ -14,9 +14,11 @@ from smmil.errors import ConfigError, DataError, MissingExtra, check_choice
 from smmil.files import digest, replacing
 
 _WSI_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"
-_JPEG_QUALITY = 90
-# Dates are compulsory in DICOM; a fixed one keeps the bytes reproducible and belongs to nobody.
+# Dates are compulsory in DICOM; a fixed one keeps the bytes reproducible.
 _DATE, _TIME = "20000101", "000000"
+FLAVOURS = ("aperio", "generic", "leica", "dicom")
+COMPRESSIONS = ("jpeg", "none")
+JPEG_QUALITY = 90
 
 
 def write_dicom(folder: Path, levels: list[np.ndarray], *, mpp: float, tile: int, compression: str) -> None:
@@ -35,7 +37,7 @@ def write_dicom(folder: Path, levels: list[np.ndarray], *, mpp: float, tile: int
 
 
 def _instance(level: np.ndarray, base: np.ndarray, depth: int, mpp: float, key: str) -> Any:
-    """Everything but the pixels: whose slide, which level, how large."""
+    """Header of one level: patient, series and geometry, without pixels."""
     kind = ["ORIGINAL", "PRIMARY", "VOLUME", "NONE"] if depth == 0 else ["DERIVED", "PRIMARY", "VOLUME", "RESAMPLED"]
     dataset = _filled(**_study(key), **_series(key, depth, kind), **_geometry(level, base, mpp, kind), **_optics())
     dataset.file_meta = _file_meta(dataset.SOPInstanceUID)
@@ -198,13 +200,8 @@ def _jpeg(frame: np.ndarray) -> bytes:
     from PIL import Image
 
     buffer = io.BytesIO()
-    Image.fromarray(frame).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling="4:2:2")
+    Image.fromarray(frame).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling="4:2:2")
     return buffer.getvalue()
-
-
-FLAVOURS = ("aperio", "generic", "leica", "dicom")
-COMPRESSIONS = ("jpeg", "none")
-JPEG_QUALITY = 90
 
 
 def write_pyramid(
@@ -225,7 +222,7 @@ def write_pyramid(
     leica    Leica SCN (BigTIFF with XML): the only one of these formats whose scanned area may lie at an offset
              (`bounds_offset`, level-0 pixels) inside a larger slide, reported as OpenSlide's bounds
     dicom    a folder with one VL Whole Slide Microscopy instance per level
-    mpp      micrometres per level-0 pixel; None writes a slide that does not say (aperio and generic only)
+    mpp      micrometres per level-0 pixel; None writes a slide without pixel size (aperio and generic only)
     """
     check_choice(flavour, FLAVOURS, "flavour")
     check_choice(compression, COMPRESSIONS, "compression")

@@ -2,8 +2,8 @@
 
 Drawn in optical densities of two dyes, as light passes through a section: eosin in fibres, haematoxylin in nuclei.
 Normal tissue has small round nuclei of one size; a lesion has fewer, larger, uneven ones that cover the same area, so
-that the mean colour of a patch says next to nothing and the shape of its nuclei says all. Crowds of very small nuclei
-(lymphocytes) lie in all tissue, as something that catches the eye and means nothing.
+that the shape of its nuclei, and not the mean colour of a patch, carries the label. Crowds of very small nuclei
+(lymphocytes) lie in all tissue as distractors.
 
 How different the nuclei are was chosen once, so that ABMIL, which ignores neighbours, learns something from some fifty
 slides (with radius 5 it was never wrong); no model that uses neighbours was run on it before it was fixed.
@@ -27,6 +27,9 @@ from smmil.files import read_json, replacing, write_json
 from smmil.synthetic.slide_files import write_pyramid
 
 _AROUND = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx]
+HAEMATOXYLIN, EOSIN = np.array([0.65, 0.70, 0.29]), np.array([0.07, 0.99, 0.11])
+_ANGLES, _GRAINS = 8, 3
+CELL, MPP = 96, 1.0
 
 
 def grow(height: np.ndarray, allowed: np.ndarray, start: tuple[int, int], count: int) -> np.ndarray:
@@ -99,8 +102,8 @@ def _blob(rng: np.random.Generator, free: np.ndarray, count: int) -> np.ndarray:
     return grow(0.4 * _field(rng, free.shape, 1.5) - far, free, (int(y), int(x)), count)
 
 
-def lonely(rng: np.random.Generator, mask: np.ndarray, sick: np.ndarray, count: int) -> np.ndarray:
-    """Mask of up to `count` cells of the tissue, none beside a lesion or beside another of them."""
+def isolated_cells(rng: np.random.Generator, mask: np.ndarray, sick: np.ndarray, count: int) -> np.ndarray:
+    """Mask of up to `count` cells of the tissue, none adjacent to a lesion or to another of them."""
     chosen = np.zeros_like(mask)
     free = mask & ~binary_dilation(sick, np.ones((3, 3), dtype=bool))
     for y, x in rng.permutation(np.argwhere(free)):
@@ -109,10 +112,6 @@ def lonely(rng: np.random.Generator, mask: np.ndarray, sick: np.ndarray, count: 
         if not chosen[max(0, y - 1) : y + 2, max(0, x - 1) : x + 2].any():
             chosen[y, x] = True
     return chosen
-
-
-HAEMATOXYLIN, EOSIN = np.array([0.65, 0.70, 0.29]), np.array([0.07, 0.99, 0.11])
-_ANGLES, _GRAINS = 8, 3
 
 
 class Nuclei(NamedTuple):
@@ -223,12 +222,9 @@ def boxes_of(mask: np.ndarray, cell: int) -> list[tuple[int, int, int, int]]:
     return boxes
 
 
-CELL, MPP = 96, 1.0
-
-
 @dataclass(frozen=True)
 class _Slide:
-    """One slide to draw: everything follows from these numbers."""
+    """Parameters of one slide to draw."""
 
     folder: Path
     id: str
@@ -283,7 +279,7 @@ def stained_slides(
 
 
 def _claim(folder: Path, made: dict[str, Any]) -> None:
-    """One folder, one set: slides of another set with the same names must not be taken for these."""
+    """Record the options of the set in its folder; refuse a folder with another set."""
     path, wanted = folder / "stained.json", json.loads(json.dumps(made))
     if path.exists() and read_json(path) != wanted:
         raise DataError(f"{folder}: holds another set of synthetic slides; use another folder or remove it")
@@ -303,7 +299,7 @@ def _draw(job: _Slide) -> None:
     rng = np.random.default_rng(job.seed)
     mask = _framed(tissue(rng, job.patches))
     sick = blobs(rng, mask, job.lesion) if job.lesion else np.zeros_like(mask)
-    crowds = lonely(rng, mask, sick, job.patches // 20)
+    crowds = isolated_cells(rng, mask, sick, job.patches // 20)
     if job.lesion:
         rows = [(*box, 1) for box in boxes_of(sick, CELL)]
         _write_csv(job.folder / _annotation(job), rows, ("x", "y", "width", "height", "class"))

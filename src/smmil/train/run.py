@@ -89,7 +89,9 @@ class _Run:
 
     def _prepare(self) -> tuple[TrainingJob, State]:
         used = (*self.split.train, *self.split.val)
-        train_set, val_set = (BagDataset(self.manifest, ids) for ids in (self.split.train, self.split.val))
+        train_set, val_set = (
+            BagDataset(self.manifest, ids, instance_labels=False) for ids in (self.split.train, self.split.val)
+        )
         device = choose_device(self.config.training.device)
         self.shape = model_shape(self.config.model, train_set, [*train_set.labels, *val_set.labels])
         self.model = fresh_model(self.shape, self.config.training.seed).to(device)

@@ -1,22 +1,39 @@
-"""Public data sets: from the folder a user downloaded to the table that `smmil prepare --labels` takes."""
+"""Public data sets: from a downloaded folder to the table that `smmil prepare --labels` takes.
 
-from collections.abc import Callable
+One module per data set, named like it, with a function of that name; what they share is here: files by name, missing
+files, splits, and the table that is written.
+"""
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from smmil.data.manifest import Manifest
-from smmil.errors import ConfigError, check_choice
+import pandas as pd
+
+from smmil.data import tables
+from smmil.data.manifest import Manifest, as_text, raise_all, table_problems
+from smmil.data.splits import make_splits
+from smmil.errors import ConfigError, DataError, check_choice
+from smmil.files import digest, write_json
 
 NAMES = ("camelyon16", "panda", "rsna_ich", "crchisto", "folder")
+TABLE, ABOUT = "labels.csv", "source.json"
+OWN_SPLIT = "own: drawn by smmil, grouped by patient, stratified by label"
+_IDS = ("id", "image_id", "bag_name", "scan", "slide_id", "name")
+_PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
+_PARTS |= {"test": "test", "testing": "test"}
+Rows = list[dict[str, str]]
 
 
 def write_source(name: str, root: str | Path, out: str | Path, **options: Any) -> Manifest:
     """Check a downloaded data set and write `out`/labels.csv and `out`/source.json; gives the table.
 
     The columns are those of a manifest, with `path` naming the image, and annotation, annotation_kind,
-    annotation_complete where there is something to say.
+    annotation_complete where they are known.
     """
     check_choice(name, NAMES, "data set")
     source: Callable[..., Manifest] = getattr(import_module(f"smmil.data.sources.{name}"), name)
@@ -28,3 +45,106 @@ def write_source(name: str, root: str | Path, out: str | Path, **options: Any) -
     if "table" in known and "table" not in options:
         raise ConfigError(f"data set {name}: give the table id,label of its images with --table")
     return source(root, out, **options)
+
+
+def some(items: Collection[str], shown: int = 5) -> str:
+    """The first few of many names, and how many more there are."""
+    listed = sorted(items)
+    return ", ".join(listed[:shown]) + (f" and {len(listed) - shown} more" if len(listed) > shown else "")
+
+
+def settle(name: str, missing: Iterable[str], allow: bool) -> list[str]:
+    """Refuse an incomplete data set with one error that lists what is missing; or, if allowed, give that list."""
+    missing = list(missing)
+    if missing and not allow:
+        raise DataError(
+            f"{name}: incomplete: {'; '.join(missing)}; download the rest, or go on without (--allow-missing)"
+        )
+    return missing
+
+
+def need_folder(root: str | Path, expected: str) -> Path:
+    root = Path(root)
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder; give the folder that holds {expected}")
+    return root
+
+
+def by_stem(folder: Path, endings: Sequence[str], pattern: str = ".*") -> dict[str, Path]:
+    """Files below a folder by their name without ending (those that match `pattern`, in small letters with one).
+
+    Two of one name are refused with both places.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in endings and not p.name.startswith(".")):
+        stem = path.stem if pattern == ".*" else path.stem.lower()
+        if not re.fullmatch(pattern, stem):
+            continue
+        if stem in found:
+            raise DataError(f"{path}: the same name as {found[stem]}; keep one of them")
+        found[stem] = path
+    return found
+
+
+def read_text_table(path: Path, columns: Collection[str], **options: Any) -> pd.DataFrame:
+    """A CSV table as text with at least these columns."""
+    table = tables.read_text_table(path, "it belongs to the data set, download it", **options)
+    tables.need_columns(path, table, columns)
+    return table.assign(**{column: table[column].str.strip() for column in columns})
+
+
+def read_parts(path: str | Path) -> dict[str, str]:
+    """train, val or test of every id in a split file: a column of ids (id, image_id, bag_name …) and a column split."""
+    path = Path(path)
+    table = read_text_table(path, ["split"])
+    column = next((name for name in _IDS if name in table), None)
+    if column is None:
+        raise DataError(f"{path}: no column of ids; name it {' or '.join(_IDS[:3])}")
+    parts: dict[str, str] = {}
+    for id_, word in zip(table[column].str.strip(), table["split"].str.lower(), strict=True):
+        if word not in _PARTS:
+            raise DataError(f"{path}: split {word!r} of {id_!r}; expected train, val or test")
+        if parts.setdefault(id_, _PARTS[word]) != _PARTS[word]:
+            raise DataError(f"{path}: {id_!r} is in {parts[id_]} and in {_PARTS[word]}; keep it in one")
+    return parts
+
+
+def apply_split(name: str, rows: Rows, split: str | Path | None, seed: int, allow: bool) -> tuple[Rows, str, list[str]]:
+    """The rows with their part, where the split comes from, and remarks.
+
+    A split file decides which cases take part. Without one a test set is drawn; folds are left to training.
+    """
+    if split is None:
+        drawn = make_splits(_bare(name, rows), folds=1, seed=seed)[0]
+        marked = [row | {"split": "test" if row["id"] in set(drawn.test) else "train"} for row in rows]
+        return marked, f"{OWN_SPLIT}, seed {seed}", []
+    parts, known = read_parts(split), {row["id"] for row in rows}
+    remarks = []
+    if lost := set(parts) - known:
+        remarks += settle(name, [f"{len(lost)} cases of {Path(split).name} are not there: {some(lost)}"], allow)
+    if unused := known - set(parts):
+        remarks.append(f"{len(unused)} cases are not in {Path(split).name} and were left out: {some(unused)}")
+    chosen = [row | {"split": parts[row["id"]]} for row in rows if row["id"] in parts]
+    if not chosen:
+        raise DataError(f"{split}: none of its {len(parts)} ids is in the data set, which has {some(known, 3)}")
+    return chosen, f"given: {Path(split).name} ({digest(Path(split).read_bytes())[:16]})", remarks
+
+
+def _bare(name: str, rows: Rows) -> Manifest:
+    return Manifest(pd.DataFrame(rows, dtype=object), Path("."), name)
+
+
+def write_study(out: str | Path, name: str, rows: Rows, split_origin: str, about: dict[str, Any]) -> Manifest:
+    """Write labels.csv (checked as a manifest) and source.json; the column split_origin names the origin of splits."""
+    out = Path(out)
+    marked = [row | {"split_origin": split_origin} for row in rows]
+    table = as_text(pd.DataFrame(marked, dtype=object).fillna(""))
+    manifest = Manifest(table, out, str(out / TABLE))
+    raise_all(manifest.name, table_problems(table, training=False))
+    write_json(out / ABOUT, {"source": name, "cases": len(rows), "split": split_origin, **about})
+    manifest.write(out / TABLE)
+    return Manifest.read(out / TABLE)
+
+
+def relative(path: Path | None, out: str | Path) -> str:
+    return "" if path is None else Path(os.path.relpath(path, out)).as_posix()

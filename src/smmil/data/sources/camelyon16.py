@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources.files import by_stem, need_folder, relative, settle, some, write_study
+from smmil.data.sources import by_stem, need_folder, relative, settle, some, write_study
 from smmil.errors import DataError
 
 # normal_086 turned out to hold tumour and is tumor_111; test_049 is a copy of another slide. Both were withdrawn.
 WITHDRAWN = ("normal_086", "test_049")
 EXPECTED = {"normal": 160, "tumor": 111, "test": 130}
-# Not all lesions of these slides are outlined, as the organisers say: what is not outlined is unknown.
+# Not all lesions of these slides are outlined, according to the organisers: what is not outlined is unknown.
 _PARTLY = (10, 15, 18, 20, 25, 29, 33, 34, 44, 46, 51, 54, 55, 56, 67, 79, 85, 92, 95, 110)
 INCOMPLETE = (*(f"tumor_{number:03d}" for number in _PARTLY), "test_114")
 _SLIDE = r"(normal|tumor|test)_\d{3}"
@@ -24,8 +24,8 @@ def camelyon16(root: str | Path, out: str | Path, *, allow_missing: bool = False
     if not slides:
         raise DataError(f"{root}: no slides normal_001.tif, tumor_001.tif, test_001.tif found; is this CAMELYON16?")
     used = sorted(set(slides) - set(WITHDRAWN))
-    answers = reference(root) if any(stem.startswith("test") for stem in used) else {}
-    labels = {stem: _label(stem, answers) for stem in used}
+    test_labels = reference(root) if any(stem.startswith("test") for stem in used) else {}
+    labels = {stem: _label(stem, test_labels) for stem in used}
     missing = settle(str(root), _missing(used, labels, outlines), allow_missing)
     rows = [_row(stem, slides[stem], labels[stem], outlines.get(stem), out) for stem in used if labels[stem]]
     about = {
@@ -41,7 +41,7 @@ def reference(root: Path) -> dict[str, str]:
     """Tumor or Normal for every test slide, from reference.csv: slide, class, and more that is not used here."""
     places = sorted(root.rglob("reference.csv"))
     if len(places) != 1:
-        raise DataError(f"{root}: {len(places)} files reference.csv with the answers of the test slides, expected one")
+        raise DataError(f"{root}: {len(places)} files reference.csv with the labels of the test slides, expected one")
     found: dict[str, str] = {}
     for number, line in enumerate(places[0].read_text(encoding="utf-8-sig", errors="replace").splitlines(), 1):
         fields = [part.strip().strip('"') for part in line.split(",")]
@@ -57,9 +57,9 @@ def reference(root: Path) -> dict[str, str]:
     return found
 
 
-def _label(stem: str, answers: dict[str, str]) -> str:
+def _label(stem: str, test_labels: dict[str, str]) -> str:
     """0 or 1; empty for a test slide that reference.csv does not know."""
-    kind = answers.get(stem, "") if stem.startswith("test") else stem.split("_")[0]
+    kind = test_labels.get(stem, "") if stem.startswith("test") else stem.split("_")[0]
     return {"normal": "0", "tumor": "1"}.get(kind, "")
 
 
@@ -67,7 +67,7 @@ def _missing(used: list[str], labels: dict[str, str], outlines: dict[str, Path])
     expected = {f"{kind}_{n:03d}" for kind, count in EXPECTED.items() for n in range(1, count + 1)} - set(WITHDRAWN)
     lists = (
         ("slides", expected - set(used)),
-        ("answers in reference.csv", {stem for stem in used if not labels[stem]}),
+        ("labels in reference.csv", {stem for stem in used if not labels[stem]}),
         ("lesion annotations", {stem for stem in used if labels[stem] == "1" and stem not in outlines}),
     )
     return [f"{len(names)} {what} ({some(names)})" for what, names in lists if names]

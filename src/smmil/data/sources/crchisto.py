@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources.files import (
+from smmil.data.sources import (
     apply_split,
     by_stem,
     need_folder,

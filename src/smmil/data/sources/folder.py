@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources.files import by_stem, need_folder, read_text_table, relative, settle, some, write_study
+from smmil.data.sources import by_stem, need_folder, read_text_table, relative, settle, some, write_study
 from smmil.errors import DataError
 
 IMAGES = (*(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".svslide", ".czi"), ".png", ".jpg", ".jpeg")

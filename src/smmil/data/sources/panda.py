@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources.files import (
+from smmil.data.sources import (
     Rows,
     apply_split,
     by_stem,
@@ -35,7 +35,7 @@ def panda(
     """The table of PANDA from train.csv, train_images and train_label_masks.
 
     split     file with the columns image_id (or id, bag_name) and split; else a test set is drawn and marked as ours
-    patients  file with the columns image_id and patient, since PANDA publishes none; else every biopsy stands alone
+    patients  file with the columns image_id and patient, which PANDA does not publish; else each biopsy is a patient
     task      cancer: ISUP grade 0 against 1 to 5; isup: the six grades
     """
     root = need_folder(root, "train.csv, train_images and train_label_masks of PANDA")
@@ -71,7 +71,7 @@ def _check(path: Path, table: pd.DataFrame) -> None:
 
 
 def _missing(ids: list[str], images: set[str]) -> list[str]:
-    """Images without a row are not missing but strange, and are listed all the same."""
+    """Lines on images without a file and on image files without a row."""
     lists = (("images", set(ids) - images), ("rows in train.csv for images", images - set(ids)))
     return [f"{len(names)} {what} ({some(names)})" for what, names in lists if names]
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from smmil.annotations.labels import ANY, read_slice_labels, write_slice_labels
 from smmil.data.manifest import Manifest
-from smmil.data.sources.files import Rows, apply_split, need_folder, relative, settle, some, write_study
+from smmil.data.sources import Rows, apply_split, need_folder, relative, settle, some, write_study
 from smmil.errors import DataError
 from smmil.files import replacing
 from smmil.images.dicom_file import explained
@@ -19,17 +19,18 @@ COLUMNS = ("file", "bytes", "slice", "series", "study", "patient")
 # Headers of so many files are held at a time.
 _BATCH = 2000
 Progress = Callable[[int, int], None]
+TABLE, IMAGES = "stage_2_train.csv", "stage_2_train"
 
 
-def index_folder(folder: Path, remembered: Path, progress: Progress | None = None) -> pd.DataFrame:
+def index_folder(folder: Path, index_file: Path, progress: Progress | None = None) -> pd.DataFrame:
     """One row per CT slice below `folder`: file, bytes, slice, series, study, patient.
 
-    The table is kept in `remembered`; files of the same name and size are not read again.
+    The table is kept in `index_file`; files of the same name and size are not read again.
     """
     sizes = _sizes(folder)
     if not sizes:
         raise DataError(f"{folder}: no files; give the folder with the DICOM slices")
-    known = _known(remembered, sizes)
+    known = _known(index_file, sizes)
     fresh = sorted(set(sizes) - set(known["file"]))
     parts, owners = [known], _owners(known)
     for start in range(0, len(fresh), _BATCH):
@@ -38,7 +39,7 @@ def index_folder(folder: Path, remembered: Path, progress: Progress | None = Non
             progress(min(start + _BATCH, len(fresh)), len(fresh))
     index = pd.concat(parts, ignore_index=True).sort_values("file", kind="stable", ignore_index=True)
     if fresh or len(known) != len(sizes):
-        with replacing(remembered) as temporary:
+        with replacing(index_file) as temporary:
             index.to_csv(temporary, index=False, lineterminator="\n")
     return index
 
@@ -54,10 +55,10 @@ def _sizes(folder: Path) -> dict[str, str]:
     return found
 
 
-def _known(remembered: Path, sizes: dict[str, str]) -> pd.DataFrame:
-    """What an earlier run found out about files that are still the same; nothing when its table is damaged."""
+def _known(index_file: Path, sizes: dict[str, str]) -> pd.DataFrame:
+    """Cached rows of files of unchanged size; none when the cache is damaged."""
     try:
-        table = pd.read_csv(remembered, dtype=str, keep_default_na=False)
+        table = pd.read_csv(index_file, dtype=str, keep_default_na=False)
     except (OSError, ValueError, LookupError):
         return pd.DataFrame(columns=COLUMNS, dtype=object)
     if tuple(table.columns) != COLUMNS:
@@ -67,14 +68,14 @@ def _known(remembered: Path, sizes: dict[str, str]) -> pd.DataFrame:
 
 
 def _owners(known: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    """Study and patient of every series that was met before."""
+    """Study and patient of every cached series."""
     return dict(zip(known["series"], zip(known["study"], known["patient"], strict=True), strict=True))
 
 
 def _read(
     folder: Path, files: Iterable[str], sizes: dict[str, str], owners: dict[str, tuple[str, str]]
 ) -> pd.DataFrame:
-    """Rows of some files; all slices of a series are of one study and patient, so one of them is asked."""
+    """Rows of some files; study and patient of a series are read from its first slice."""
     rows = []
     for series in find_series([folder / file for file in files])[0]:
         if series.uid not in owners:
@@ -86,18 +87,15 @@ def _read(
 
 
 def _study_and_patient(path: Path) -> tuple[str, str]:
-    """Only public data sets, whose patients bear pseudonyms, come this way; the readers of scans never ask for them."""
+    """Study and patient of a slice; used for public data sets with pseudonymous patients only."""
     from pydicom import dcmread
 
     with explained(path):
         tags = dcmread(path, stop_before_pixels=True, specific_tags=["StudyInstanceUID", "PatientID"])
         study, patient = str(tags.get("StudyInstanceUID", "")), str(tags.get("PatientID", ""))
         if not study or not patient:
-            raise DataError("StudyInstanceUID or PatientID is missing; scans and patients cannot be told apart")
+            raise DataError("StudyInstanceUID or PatientID is missing; scans and patients cannot be distinguished")
         return study, patient
-
-
-TABLE, IMAGES = "stage_2_train.csv", "stage_2_train"
 
 
 def rsna_ich(
@@ -186,8 +184,8 @@ def _write_scan(out: Path, study: str, images: Path, rows: pd.DataFrame, labels:
     wanted = {Path(file).name: images / file for file in rows["file"]}
     if len(wanted) < len(rows):
         raise DataError(f"{images}: two slices of scan {study!r} have the same file name; rename one")
-    if strangers := sorted({path.name for path in folder.iterdir()} - set(wanted)):
-        raise DataError(f"{folder / strangers[0]}: belongs to something else; choose an empty folder for the result")
+    if others := sorted({path.name for path in folder.iterdir()} - set(wanted)):
+        raise DataError(f"{folder / others[0]}: belongs to something else; choose an empty folder for the result")
     for name, target in wanted.items():
         _link(folder / name, target)
 
