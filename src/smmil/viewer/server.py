@@ -4,7 +4,6 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -24,30 +23,14 @@ from smmil.viewer.downloads import Download
 from smmil.viewer.guard import Guard
 from smmil.viewer.params import Absent, decimal, number, numbers, wish
 from smmil.viewer.tiles import LARGEST_PATCH
+from smmil.web import render, static_files
 
-_SHARED = ("openseadragon.min.js", "openseadragon-LICENSE.txt", "paint.js", "report.css")
-TYPES = {
-    ".html": "text/html; charset=utf-8",
+_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
     ".txt": "text/plain; charset=utf-8",
 }
-PAGE = "page.html"
-
-
-def static_table() -> dict[str, Path]:
-    """{name: file} of the viewer's own files and of those it shares with the report."""
-    import smmil.report
-
-    own = Path(__file__).parent / "static"
-    shared = Path(smmil.report.__file__).parent / "static"
-    table = {name: shared / name for name in _SHARED}
-    found = sorted(own.iterdir()) if own.is_dir() else []
-    return table | {path.name: path for path in found if path.is_file() and path.suffix in TYPES}
-
-
 _BYTES = "application/octet-stream"
 _CHUNK = 2**20
 
@@ -81,7 +64,8 @@ class Addresses:
 
     def __init__(self, study: ViewerData):
         self.study = study
-        self.files = static_table()
+        self._page = render("viewer.html", title=study.title).encode()
+        self._files = {name: path for name, path in static_files().items() if not name.startswith("report")}
         # Numbers mean other cases after a restart: no browser may take an old answer for a new one.
         self._start = secrets.token_hex(8)
         self._all_cases = _json({"study": self._start, **api.all_cases(study)})
@@ -113,10 +97,14 @@ class Addresses:
         return checked
 
     def page(self, request: Request) -> Response:
-        return self._file(request, PAGE)
+        return _tagged(request, digest(self._page), "text/html; charset=utf-8", lambda: self._page)
 
     def static(self, request: Request) -> Response:
-        return self._file(request, request.path_params["name"])
+        name = request.path_params["name"]
+        if name not in self._files:
+            raise Absent
+        content = self._files[name].read_bytes()
+        return _tagged(request, digest(content), _TYPES[self._files[name].suffix], lambda: content)
 
     def cases(self, request: Request) -> Response:
         return Response(self._all_cases, media_type="application/json", headers={"cache-control": "no-store"})
@@ -192,12 +180,6 @@ class Addresses:
 
     def _model(self, request: Request) -> int:
         return number(request.path_params["model"], len(self.study.models))
-
-    def _file(self, request: Request, name: str) -> Response:
-        if name not in self.files:
-            raise Absent
-        content = self.files[name].read_bytes()
-        return _tagged(request, digest(content), TYPES[self.files[name].suffix], lambda: content)
 
     def _kept(self, request: Request, kind: str, make: Callable[[], bytes]) -> Response:
         return _tagged(request, digest(self._start, request.url.path, request.url.query), kind, make)
