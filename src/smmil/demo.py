@@ -1,10 +1,12 @@
-"""The whole road once, from pixels: slides and scans are drawn, prepared, learned, predicted, judged and mapped."""
+"""The demo: draw synthetic slides and CT scans, prepare, train, predict and evaluate them, and write reports."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smmil.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
+from smmil.encoders.table import encoder_info
 from smmil.errors import DataError
 from smmil.evaluate import summary
 from smmil.files import write_json
@@ -12,7 +14,8 @@ from smmil.maps import side_by_side
 from smmil.predict import predict_run
 from smmil.prediction import Prediction, load_predictions
 from smmil.prepare import Recipe, plan, run
-from smmil.report import comparison_page
+from smmil.report import Picture, Section, write_report
+from smmil.report.comparison import leaders
 from smmil.runtime import available_cores
 from smmil.synthetic.ct import synthetic_ct_scans
 from smmil.synthetic.slides import stained_slides
@@ -35,7 +38,7 @@ SCAN_LEAD = (
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Where the page lies and what was measured on the test slides, by model."""
+    """Path of the page, and the metrics of each model on the test slides."""
 
     page: Path
     results: dict[str, dict[str, Any]]
@@ -43,8 +46,9 @@ class DemoResult:
 
 @dataclass(frozen=True)
 class _Study:
-    """Test predictions and numbers of both models on one kind of image."""
+    """Folder, test predictions and metrics of both models on one kind of image."""
 
+    folder: Path
     test: dict[str, list[Prediction]]
     results: dict[str, dict[str, Any]]
 
@@ -62,9 +66,10 @@ def run_demo(out: str | Path, *, progress: Progress | None = None) -> DemoResult
     manifest = _prepared(out / "ct" / "data" / "scans", scans_table, SCAN_RECIPE, out / "ct" / "bags", progress)
     scans = _study(manifest, out / "ct", progress, batch_size=1)  # so few scans need every step they can get
     progress.said("drawing maps and writing the pages")
-    _page(out / "ct.html", scans, _maps(out / "ct" / "maps", scans), "CT scans", SCAN_LEAD, _next_steps(out))
-    steps = ["The same on CT scans: open ct.html beside this page", *_next_steps(out)]
-    page = _page(out / "report.html", slides, _maps(out / "maps", slides), "slides", SLIDE_LEAD, steps)
+    steps = _next_steps(out)
+    _page(out / "ct.html", scans, out / "ct" / "data" / "scans", "CT scans", SCAN_LEAD, steps)
+    steps = ["The same on CT scans: open ct.html in the folder of this page", *steps]
+    page = _page(out / "report.html", slides, out / "data" / "slides", "slides", SLIDE_LEAD, steps)
     return DemoResult(page, slides.results)
 
 
@@ -97,7 +102,7 @@ def _study(manifest: Path, out: Path, progress: Progress, batch_size: int = 4) -
     validation = {name: load_predictions(out / "validation" / name) for name in MODELS}
     results = {name: summary(test[name], validation=validation[name]) for name in MODELS}
     write_json(out / "metrics.json", results)
-    return _Study(test, results)
+    return _Study(out, test, results)
 
 
 def _config(manifest: Path, model: str, batch_size: int) -> TrainConfig:
@@ -108,34 +113,38 @@ def _config(manifest: Path, model: str, batch_size: int) -> TrainConfig:
     )
 
 
-def _page(
-    path: Path, study: _Study, maps: list[tuple[str, str, Path]], what: str, lead: str, next_steps: list[str]
-) -> Path:
-    return comparison_page(
+def _page(path: Path, study: _Study, images: Path, what: str, lead: str, next_steps: list[str]) -> Path:
+    """The report of both models, with the demo's own sections."""
+    notes = [*leaders(study.results), *_notes(study.results, what)]
+    return write_report(
+        [study.folder / "predictions" / name for name in MODELS],
         path,
-        results=study.results,
-        maps=maps,
-        notes=_notes(study.results, what),
-        next_steps=next_steps,
+        slides=images,
+        validation=[study.folder / "validation" / name for name in MODELS],
         title=f"smmil demo: ABMIL and SmAP on synthetic {what}",
         lead=lead,
-    )
+        sections=[
+            Section("Maps next to the truth", pictures=list(_maps(study))),
+            Section("Which model leads", items=notes),
+            Section("What to do next", items=next_steps, ordered=True),
+        ],
+        licences={SLIDE_RECIPE.encoder: encoder_info(SLIDE_RECIPE.encoder).licence},
+    ).page
 
 
-def _maps(folder: Path, study: _Study) -> list[tuple[str, str, Path]]:
+def _maps(study: _Study) -> Iterator[Picture]:
     """Truth and both maps for the first positive test cases and one negative, chosen by name, not by success."""
     first = study.test[MODELS[0]]
-    cases = {p.id: {name: found[i] for name, found in study.test.items()} for i, p in enumerate(first)}
     positive = [p.id for p in first if p.y == 1][: SHOWN - 1]
     negative = [p.id for p in first if p.y == 0][:1]
-    drawn = []
     for case in positive + negative:
-        path = folder / f"{case}.png"
-        side_by_side(cases[case], path)
-        chances = ", ".join(f"{name} {p.positive_prob:.2f}" for name, p in cases[case].items())
+        maps = {name: next(p for p in found if p.id == case) for name, found in study.test.items()}
+        path = study.folder / "maps" / f"{case}.png"
+        side_by_side(maps, path)
+        chances = ", ".join(f"{name} {p.positive_prob:.2f}" for name, p in maps.items())
         kind = "With a lesion" if case in positive else "Without a lesion"
-        drawn.append((case, f"{kind}. Probability of a lesion: {chances}.", path))
-    return drawn
+        caption = f"{kind}. Probability of a lesion: {chances}."
+        yield Picture(path, f"{case}: {caption}", f"Score maps of case {case}. {caption}")
 
 
 def _notes(results: dict[str, dict[str, Any]], what: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Texts that may leave this machine: no folders, no file names, no control characters."""
+"""Redaction of texts that leave this machine: no folders, no file names, no control characters."""
 
 import os
 import re
@@ -15,8 +15,8 @@ _FOLDERS = re.compile(r"(?:(?<![\w/\\:.~-])(?:~\w*|[A-Za-z]:)?|file://)[/\\](?:[
 
 _MOST_FILES = 20_000  # of a folder that are looked at for their names
 _LONGEST, _LONGEST_TITLE = 400, 120
-# Names that name nobody; to replace them would spoil the sentences in which they are ordinary words.
-_HARMLESS = frozenset(
+# Ordinary words that identify no person; replacing them would spoil sentences.
+_ORDINARY_WORDS = frozenset(
     ("slide", "slides", "scan", "scans", "image", "images", "case", "cases", "series", "dicom", "nifti", "bag", "bags",
      "file", "files", "folder", "table", "map", "data", "test", "train", "level", "none", "and", "the", "for", "has",
      "was", "from", "with", "its", "this", "that", "are", "not", "view", "smmil", "slice", "slices", "pixels")
@@ -32,20 +32,20 @@ def safe_text(value: Any, longest: int = 200) -> str:
 
 
 def without_names(text: str, id_: str, image: Path | None, others: Iterable[Path] = ()) -> str:
-    """One line in which files, their folders and what lies in them are called by the id of the case.
+    """One line in which names of files, their folders and their content are replaced by the id of the case.
 
     Names of files are often names of patients. Options are those of `smmil report` and `smmil view`: what other
     commands call --image is --slides there.
     """
-    shown = safe_text(id_, _LONGEST_TITLE)
+    replacement = safe_text(id_, _LONGEST_TITLE)
     files = [path for file in (image, *others) if file is not None for path in _ways_to(file)]
     names = {name for file in files for name in (file.name, _stem(file))} | set(_around(image, text))
     forms = [rf"{re.escape(place)}([/\\][^:;,(]*)?" for place in _longest_first(map(str, files))]
     forms += [rf"{re.escape(place)}[/\\][^:;,(]*" for place in _longest_first(_folders(files))]
-    # the id first: a name that is a part of it stays as it is
-    forms = [re.escape(id_), *forms, *map(re.escape, _longest_first(filter(_telling, names)))]
+    # the id first: a name that is part of it stays
+    forms = [re.escape(id_), *forms, *map(re.escape, _longest_first(filter(_may_identify, names)))]
     # a whole name, not letters within another word
-    text = re.sub(rf"(?<![\w-])(?:{'|'.join(forms)})(?!\w)", lambda _: shown, text)
+    text = re.sub(rf"(?<![\w-])(?:{'|'.join(forms)})(?!\w)", lambda _: replacement, text)
     return safe_text(text.replace("--image", "--slides"), _LONGEST)
 
 
@@ -58,7 +58,7 @@ def _folders(files: Iterable[Path]) -> Iterator[str]:
 
 
 def _around(image: Path | None, text: str) -> Iterator[str]:
-    """Names of the image's folder, and of whatever lies in an image that is a folder itself and occurs in the text."""
+    """Names of the image's folder, and of files inside an image that is a folder, as far as they occur in the text."""
     if image is None:
         return
     yield Path(os.path.realpath(image)).parent.name
@@ -81,8 +81,8 @@ def _longest_first(texts: Iterable[str]) -> list[str]:
     return sorted(set(texts), key=lambda text: (-len(text), text))
 
 
-def _telling(name: str) -> bool:
-    return len(name) >= (_SHORTEST_NUMBER if name.isdecimal() else _SHORTEST) and name.lower() not in _HARMLESS
+def _may_identify(name: str) -> bool:
+    return len(name) >= (_SHORTEST_NUMBER if name.isdecimal() else _SHORTEST) and name.lower() not in _ORDINARY_WORDS
 
 
 def redacted(value: Any) -> Any:
@@ -95,7 +95,7 @@ def redacted(value: Any) -> Any:
 
 
 def refuse_folders(values: Any, where: str) -> Any:
-    """The values themselves, unless one is a path: they cannot be changed without changing the model."""
+    """Return the values; an error if one is a path, since changing it would change the model."""
     if redacted(values) != _as_plain(values):
         raise DataError(f"{where}: names a folder or an unprintable text ({values!r}); train with plain values")
     return values
@@ -109,18 +109,18 @@ def _as_plain(value: Any) -> Any:
 
 RESEARCH = "research use only"
 _LONGEST_PROVENANCE = 200
-# Facts of `meta` that describe the model and its input. Others (patient groups, paths, anything a user added) may tell
-# who the case is and are never written.
-_TOLD = ("model", "checkpoint", "weights", "score_kind")
-_TOLD_OF_FEATURES = ("encoder", "recipe")
+# Facts of `meta` that describe the model and its input. Others (patient groups, paths, anything a user added) may
+# identify the patient and are never written.
+_MODEL_KEYS = ("model", "checkpoint", "weights", "score_kind")
+_FEATURE_KEYS = ("encoder", "recipe")
 
 
 def provenance(prediction: Prediction) -> dict[str, str]:
     """Software, model, digest of its weights, kind of score, encoder, recipe, and that it is for research only."""
     features = prediction.meta.get("features")
-    told = [(key, prediction.meta.get(key)) for key in _TOLD]
-    told += [(key, features.get(key)) for key in _TOLD_OF_FEATURES] if isinstance(features, dict) else []
-    known = {key: plain(value) for key, value in told if isinstance(value, str) and plain(value)}
+    facts = [(key, prediction.meta.get(key)) for key in _MODEL_KEYS]
+    facts += [(key, features.get(key)) for key in _FEATURE_KEYS] if isinstance(features, dict) else []
+    known = {key: plain(value) for key, value in facts if isinstance(value, str) and plain(value)}
     return {"software": f"smmil {__version__}", **known, "use": RESEARCH}
 
 

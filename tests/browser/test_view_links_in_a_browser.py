@@ -101,4 +101,4 @@ def test_slices_are_counted_from_one_in_the_address_and_in_the_inspector(page, u
     page.locator(".slice-stage").focus()
     page.keyboard.press("ArrowDown")
     becomes(page, "() => location.hash.includes('slice=8') && !location.hash.includes('patch')")
-    shows(page, "#said", "slice 8:")
+    shows(page, "#announcement", "slice 8:")

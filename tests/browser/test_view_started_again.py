@@ -35,7 +35,7 @@ def opened_before_the_stop(page, study):
 
 def asks_to_reload(page):
     shows(page, "#trouble-text", EARLIER)
-    becomes(page, "() => document.querySelector('#rooms').hidden && document.querySelector('#dismiss').hidden")
+    becomes(page, "() => document.querySelector('#columns').hidden && document.querySelector('#dismiss').hidden")
     assert page.locator("#try-again").inner_text() == "Reload"
     becomes(page, "() => location.hash.includes('case=s2')")  # the address is written a little later
     page.click("#try-again")

@@ -44,7 +44,7 @@ def test_a_page_of_an_earlier_start_shows_no_data_and_can_be_reloaded(careless, 
     careless.route("**/api/case/**", lambda route: route.fulfill(status=409, json={"error": ANOTHER}))
     careless.locator("#cases li", has_text="s2").click()
     shows(careless, "#trouble-text", ANOTHER)
-    assert careless.locator("#rooms").is_hidden()
+    assert careless.locator("#columns").is_hidden()
     assert careless.locator("#dismiss").is_hidden()
     careless.unroute("**/api/case/**")
     becomes(careless, "() => location.hash.includes('case=s2')")
@@ -60,7 +60,7 @@ def test_a_case_that_answers_with_another_name_is_not_shown(careless, url):
     answered(careless, "**/api/case/*", lambda content: content.update(id="somebody else"))
     careless.locator("#cases li", has_text="s2").click()
     shows(careless, "#trouble-text", ANOTHER)
-    assert careless.locator("#rooms").is_hidden()
+    assert careless.locator("#columns").is_hidden()
 
 
 def test_a_case_that_does_not_come_leaves_nothing_of_the_case_before(careless, url):

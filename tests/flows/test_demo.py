@@ -15,7 +15,13 @@ def test_the_demo_leaves_a_page_predictions_and_maps(tmp_path, monkeypatch):
     first = demo.run_demo("demo")
     page = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
     assert "SmAP" in page
-    assert "data:image/png" in page
+    assert page.count("data:image/png") == len(list((tmp_path / "demo/maps").glob("*.png")))
+    for words in ("Maps next to the truth", "Which model leads", "comparisons abmil leads in", "What to do next"):
+        assert words in page, words
+    for name in demo.MODELS:
+        auroc = first.results[name]["instance"]["positive_bags"]["auroc"]
+        assert f">{auroc:.3f}<small>" in page
+    assert page.count('<script type="text/plain" id="p') > 0  # slides below the maps
     for name in demo.MODELS:
         test = load_predictions(tmp_path / "demo/predictions" / name)
         assert {p.y for p in test} == {0, 1}

@@ -1,7 +1,6 @@
 """Charts: round ticks, and lines that can be told apart without colour."""
 
 import re
-from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from smmil.maps.charts import Histogram
 from smmil.prediction import Prediction
 from smmil.report.charts import SLOTS, Line, curve_chart, histogram_chart, roc_lines, tick_words, ticks
+from smmil.web import static_text
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_legend_shows_each_line_as_it_is_drawn():
 
 
 def test_dashes_of_all_slots_differ():
-    style = (files("smmil.report") / "static" / "report.css").read_text(encoding="utf-8")
+    style = static_text("report.css")
     dashes = dict(re.findall(r"\.line\.d(\d) \{ stroke-dasharray: ([\d. ]+); \}", style))
     assert set(dashes) == {str(i) for i in range(1, SLOTS)}  # the first is a whole line
     assert len(set(dashes.values())) == SLOTS - 1

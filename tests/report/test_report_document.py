@@ -151,9 +151,9 @@ def test_a_large_set_is_stored_coarser_rather_than_too_large(tmp_path):
     cases = [slide_case(f"s{i}", i) for i in range(3)]
     assert '"bits":16' in written(tmp_path, cases)
     (tmp_path / "one").mkdir()
-    from smmil.report import writing
+    from smmil.report import document
 
-    assert writing._fitting_cases({"m": cases}, None, room=3000)[0].facts["said"][0]["raster"]["bits"] == 8
+    assert document._fitting_cases({"m": cases}, None, room=3000)[0].facts["verdicts"][0]["raster"]["bits"] == 8
     with pytest.raises(ConfigError, match="max_mb"):
         write_report([tmp_path / "m"], tmp_path / "r.html", max_mb=1)
 

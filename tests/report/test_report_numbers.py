@@ -135,7 +135,7 @@ def test_worst_mistakes_come_first_and_unlabelled_last():
 
 def test_a_case_that_one_model_lacks_is_kept():
     both = all_cases({"a": [bag("x", 0.2, 1)], "b": [bag("x", 0.9, 1), bag("y", 0.9, 0)]})
-    assert {case.id: [said is None for said in case.facts["said"]] for case in both} == {
+    assert {case.id: [one is None for one in case.facts["verdicts"]] for case in both} == {
         "x": [False, False],
         "y": [True, False],
     }

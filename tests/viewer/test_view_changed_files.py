@@ -13,7 +13,7 @@ from exports.makers import slide_case
 from viewer.view_cases import client_of, renamed, save, small_study
 
 from smmil.errors import DataError
-from smmil.viewer.cache import scratch_folder
+from smmil.viewer.cache import temporary_folder
 from smmil.viewer.data import ViewerData
 
 ADDRESSES = ["/api/cases", "/api/case/0", "/api/case/0/coords", "/api/case/0/scores/0", "/api/case/0/truth",
@@ -111,7 +111,7 @@ def dead_process():
 
 def test_folders_of_killed_viewers_are_swept_and_those_of_living_ones_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    living = scratch_folder()
+    living = temporary_folder()
     machine = re.match(r"smmil-view-([0-9a-f]+)-(\d+)-", Path(living.name).name)
     assert int(machine[2]) == os.getpid()
     dead = dead_process()
@@ -124,7 +124,7 @@ def test_folders_of_killed_viewers_are_swept_and_those_of_living_ones_stay(tmp_p
     target.mkdir()
     link = tmp_path / f"smmil-view-{machine[1]}-{dead}-link"
     link.symlink_to(target)
-    second = scratch_folder()
+    second = temporary_folder()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {*stays, "precious", link.name, Path(living.name).name, Path(second.name).name}
     living.cleanup()
@@ -139,5 +139,5 @@ def test_the_content_noted_at_the_start_covers_labels_and_graph(tmp_path):
     noted = set()
     for number, prediction in enumerate(variants):
         study = ViewerData.read([save(tmp_path / f"p{number}", prediction)])
-        noted.add(study.cases[0].said[0].content)
+        noted.add(study.cases[0].by_model[0].content)
     assert len(noted) == 3

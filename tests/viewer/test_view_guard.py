@@ -149,4 +149,4 @@ def test_the_page_and_its_parts_come_from_a_fixed_table(study):
     for name in re.findall(r'(?:src|href)="/?static/([^"]+)"', page.text):
         assert client.get(f"/static/{name}").status_code == 200, name
     assert client.get("/static/openseadragon.min.js").headers["content-type"] == "text/javascript; charset=utf-8"
-    assert client.get("/static/table.js").status_code == 404  # the report's own, not shared
+    assert client.get("/static/report_table.js").status_code == 404  # the report's own, not shared

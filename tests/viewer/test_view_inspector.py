@@ -144,7 +144,7 @@ def test_features_that_are_not_the_cases_own_are_refused_with_a_reason(tmp_path)
     moved = renamed(prediction, "x", coords=prediction.coords[::-1].copy())
     fewer = renamed(prediction, "x", coords=prediction.coords[:9], scores=prediction.scores[:9])
     rng = np.random.default_rng(0)
-    for number, (other, word) in enumerate(((moved, "elsewhere"), (fewer, "9 rows"))):
+    for number, (other, word) in enumerate(((moved, "other coordinates"), (fewer, "9 rows"))):
         bags = write_bags(tmp_path / f"bags{number}", other, rng.normal(size=(other.n, 3)).astype(np.float32))
         told = asked(tmp_path / str(number), prediction, bags=bags)(0)
         assert told["similar"] is None

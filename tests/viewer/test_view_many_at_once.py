@@ -16,7 +16,7 @@ from smmil.frame import Frame
 from smmil.images import open_slide
 from smmil.prediction import Prediction
 from smmil.synthetic import write_pyramid
-from smmil.viewer.cache import USUAL_BYTES, ByteCache, Recent, SlidePool
+from smmil.viewer.cache import USUAL_BYTES, ByteCache, ObjectCache, SlidePool
 from smmil.viewer.data import ViewerData
 from smmil.viewer.server import create_app
 
@@ -42,7 +42,7 @@ def study_of(folder, **options):
 
 
 def places_of(study, levels=3):
-    picture = study.need_picture(0)
+    picture = study.require_picture(0)
     for level in range(picture.levels - levels, picture.levels):
         width, height = picture.size(level)
         yield from ((level, c, r) for c in range(-(-width // 256)) for r in range(-(-height // 256)))
@@ -174,7 +174,7 @@ def test_a_slide_that_cannot_be_opened_leaves_no_trace_in_the_pool(tmp_path):
 def test_the_cache_holds_what_was_used_last_and_never_more_than_it_may():
     cache = ByteCache(10)
     for key, size in (("a", 4), ("b", 4), ("a", 4), ("c", 4)):
-        cache.kept(key, lambda size=size: b"x" * size)
+        cache.get_or_make(key, lambda size=size: b"x" * size)
         assert cache.held <= 10
     assert [cache.get(key) is not None for key in "abc"] == [True, False, True]
     cache.put("huge", b"x" * 11)
@@ -193,7 +193,7 @@ def test_what_many_ask_for_at_once_is_made_once_and_failures_are_not_remembered(
             raise DataError("not now")
         return key.upper()
 
-    recent = Recent(2, make)
+    recent = ObjectCache(2, make)
     with ThreadPoolExecutor(CLIENTS) as threads:
         assert list(threads.map(recent, ["a"] * CLIENTS)) == ["A"] * CLIENTS
     assert made == ["a"]
@@ -209,11 +209,11 @@ def test_exports_are_deleted_once_they_were_sent(large):
     from viewer.view_cases import client_of
 
     study = study_of(large)
-    scratch = Path(study._scratch.name)
+    folder = Path(study._temporary.name)
     client = client_of(study)
     for format_ in ("csv", "tiff", "geojson"):
         assert client.get(f"/export/0/0/{format_}?threshold=0.5").status_code == 200
     assert client.get("/export/0/0/geojson?threshold=nan").status_code == 400
-    assert list(scratch.iterdir()) == []
+    assert list(folder.iterdir()) == []
     study.close()
-    assert not scratch.exists()
+    assert not folder.exists()

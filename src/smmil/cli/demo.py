@@ -11,14 +11,14 @@ def demo(
         "smmil-demo"
     ),
 ) -> None:
-    """Draw synthetic slides and CT scans, prepare them, train ABMIL and SmAP, and show their maps beside the truth.
+    """Draw synthetic slides and CT scans, prepare them, train ABMIL and SmAP, and show their maps next to the truth.
 
     [bold]Example[/bold]
 
       smmil demo --out ./smmil-demo
 
-    Takes about two minutes on two cores. Open report.html afterwards; what it was made from lies beside it. Repeat
-    the command after an interruption: it goes on where it stopped.
+    Takes about two minutes on two cores. Open report.html afterwards; everything it was made from is in the same
+    folder. Repeat the command after an interruption: it goes on where it stopped.
     """
     from rich.console import Console
 
@@ -32,4 +32,5 @@ def demo(
     console.print(metrics_table(result.results))
     for line in remarks(result.results):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"open {result.page} to see the maps beside the truth", markup=False, highlight=False, soft_wrap=True)
+    last = f"open {result.page} to see the maps next to the truth"
+    console.print(last, markup=False, highlight=False, soft_wrap=True)

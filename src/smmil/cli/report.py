@@ -28,7 +28,7 @@ def report(
 ) -> None:
     """One self-contained page about one or several models: numbers, curves, every case with its map.
 
-    It works offline, from disk, and sends nothing anywhere.
+    It works offline, from disk, and sends nothing.
 
     [bold]Examples[/bold]
 

@@ -18,7 +18,7 @@ INTENDED_USE = (
 
 
 def model_card(source: PredictionSource, licences: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What is known about one model, as (fact, value); what nobody stated is called so. No other field is shown."""
+    """(fact, value) rows of one model; missing facts are called not stated. No other field of the meta is shown."""
     meta, run = _common(source.predictions), source.run
     features = _mapping(meta.get("features")) or _mapping(run.get("features"))
     split, made = _mapping(meta.get("split")), _mapping(run.get("model"))
@@ -51,8 +51,8 @@ def model_card(source: PredictionSource, licences: Mapping[str, str]) -> list[tu
     return [(name, UNSTATED if value in (None, "") else safe_text(value)) for name, value in rows]
 
 
-def different(predictions: Sequence[Prediction], key: str) -> list[Any]:
-    """What the predictions state under a key of their meta, each value once, in the order of the cases."""
+def _distinct_values(predictions: Sequence[Prediction], key: str) -> list[Any]:
+    """Values under a key of the predictions' meta, each once, in the order of the cases."""
     found: list[Any] = []
     for stated in (p.meta.get(key) for p in predictions):
         if stated is not None and stated not in found:
@@ -61,8 +61,8 @@ def different(predictions: Sequence[Prediction], key: str) -> list[Any]:
 
 
 def _common(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """The meta of the first prediction; what others state otherwise is called several."""
-    changing = {key: len(different(predictions, key)) for key in _OF_THE_MODEL}
+    """The meta of the first prediction; facts on which predictions differ are called several."""
+    changing = {key: len(_distinct_values(predictions, key)) for key in _OF_THE_MODEL}
     several = {key: f"several ({count})" for key, count in changing.items() if count > 1}
     return {**predictions[0].meta, **several}
 
@@ -96,7 +96,7 @@ def _licence(meta: dict[str, Any], features: dict[str, Any], encoder: Any, licen
 
 
 def parts_of(predictions: Sequence[Prediction]) -> list[str]:
-    """The parts of the split that the cases come from, where they say so."""
+    """Parts of the split that the cases come from, as far as they are stated."""
     parts = {_mapping(p.meta.get("split")).get("part") for p in predictions}
     return sorted(str(part) for part in parts if part)
 
@@ -147,15 +147,15 @@ def caveats(sources: Sequence[PredictionSource]) -> list[tuple[str, str]]:
 
 def _seen_before(sources: Sequence[PredictionSource]) -> list[tuple[str, str]]:
     """A warning where a model is judged on cases it was trained or selected on."""
-    told = [(s.name, [part for part in parts_of(s.predictions) if part in ("train", "val")]) for s in sources]
-    names = [f"{name} ({' and '.join(parts)})" for name, parts in told if parts]
+    seen = [(s.name, [part for part in parts_of(s.predictions) if part in ("train", "val")]) for s in sources]
+    names = [f"{name} ({' and '.join(parts)})" for name, parts in seen if parts]
     text = f"{', '.join(names)} includes cases the model was trained or selected on. Use --part test."
     return [("Not a fair test", text)] if names else []
 
 
 def _mixed(source: PredictionSource) -> tuple[str, str] | None:
-    """A warning where one folder holds the answers of several trained models."""
-    count = len(different(source.predictions, "weights"))
+    """A warning where one folder holds predictions of several trained models."""
+    count = len(_distinct_values(source.predictions, "weights"))
     text = f"the predictions of {source.name} come from {count} different weights; its numbers describe none of them."
     return ("Not one model", text) if count > 1 else None
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
-from smmil.maps import rasterize
+from smmil.maps import canvas, rasterize
 from smmil.maps.raster import Extent, dot_places, dots_extent, scattered, truth_values
 from smmil.prediction import Prediction
 from smmil.redact import safe_text
@@ -24,7 +24,7 @@ class PackedPlaces(NamedTuple):
     order    the instances from left to right, as their scores have to be stored
     content  x as steps from one dot to the next, then y; each as whole numbers from 0 at the left or top end of the
              extent to 65,535 at the other, all high bytes before all low bytes
-    width    width of an instance in coordinate units; None: nobody says
+    width    width of an instance in coordinate units; None: unknown
     """
 
     order: np.ndarray
@@ -167,8 +167,7 @@ def _coarser(image: np.ndarray, factor: int) -> np.ndarray:
 
 def _limits(scores: np.ndarray) -> list[float]:
     """Ends of the colour scale: 2nd and 98th percentile of the case, as in the pictures of smmil.maps."""
-    low, high = (float(v) for v in np.percentile(scores, (2, 98)))
-    return [low, high] if high > low else [low - 0.5, high + 0.5]
+    return list(canvas.limits_of(scores, None)[:2])
 
 
 def _reason(problem: DataError, prediction: Prediction) -> str:
@@ -180,7 +179,7 @@ CALLED_POSITIVE = 0.5
 
 @dataclass(frozen=True)
 class ReportCase:
-    """A case as the page knows it: plain facts, and the packed raster of each model (None: model without this case)."""
+    """A case of the page: plain facts, and the packed raster of each model (None: model without this case)."""
 
     id: str
     facts: dict[str, Any]
@@ -207,16 +206,16 @@ def all_cases(
 def _case(id_: str, predictions: list[Prediction | None], column: int | None, bits: int) -> ReportCase:
     rasters = [None if p is None else pack(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
-    said = [
+    verdicts = [
         None if p is None or r is None else {**verdict(p), "raster": r.facts}
         for p, r in zip(predictions, rasters, strict=True)
     ]
-    facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "said": said, **_scale(first)}
+    facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
     return ReportCase(id_, facts, rasters, predictions)
 
 
 def verdict(prediction: Prediction) -> dict[str, Any]:
-    """Probabilities, answer, distance from the label (1 - probability of the true class) and outcome in one word."""
+    """Probability, predicted class, error (1 - probability of the true class) and outcome of one prediction."""
     probs = prediction.probs.tolist()
     table = [1 - probs[0], probs[0]] if len(probs) == 1 else probs
     answer = int(table[1] >= CALLED_POSITIVE) if len(table) == 2 else max(range(len(table)), key=table.__getitem__)
@@ -231,7 +230,7 @@ def verdict(prediction: Prediction) -> dict[str, Any]:
 
 
 def outcome(y: int | None, answer: int, classes: int = 2) -> str:
-    """true or false, positive or negative, as the viewer says; with several classes correct or wrong; or unlabelled."""
+    """true or false positive or negative; correct or wrong with several classes; unlabelled without a label."""
     if y is None:
         return "unlabelled"
     if classes > 2:
@@ -240,7 +239,7 @@ def outcome(y: int | None, answer: int, classes: int = 2) -> str:
 
 
 def _worst_first(case: ReportCase) -> tuple[float, str]:
-    errors = [said["error"] for said in case.facts["said"] if said is not None]
+    errors = [verdict["error"] for verdict in case.facts["verdicts"] if verdict is not None]
     first = errors[0] if errors else None
     return (2.0 if first is None else -first, case.id)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from smmil.evaluate.bags import labelled_table
 from smmil.evaluate.ranking import OperatingPoints, operating_points
 from smmil.maps.charts import Histogram, score_shares
 from smmil.prediction import Prediction
+from smmil.web import render
 
 _FINENESS = 500  # points nearer than 1/500 of the axis cannot be told apart on a screen
 
@@ -51,15 +51,15 @@ def precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
 
 
 def reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
-    """What was said against what came true, bins with cases only; sizes are the number of cases."""
+    """Predicted probability against observed frequency, bins with cases only; sizes are the number of cases."""
     lines = []
     for slot, (name, predictions) in enumerate(models.items()):
         if not any(p.y is not None for p in predictions):
             continue
         found = reliability_curve(predictions)
         filled = np.array(found["n"]) > 0
-        said, came_true = (np.array(found[key])[filled] for key in ("mean_probability", "observed"))
-        lines.append(Line(name, slot, said, came_true, [n for n in found["n"] if n]))
+        predicted, observed = (np.array(found[key])[filled] for key in ("mean_probability", "observed"))
+        lines.append(Line(name, slot, predicted, observed, [n for n in found["n"] if n]))
     return lines
 
 
@@ -78,7 +78,7 @@ def froc_lines(results: Mapping[str, Mapping[str, Any]], most: float = 8.0) -> l
 
 
 class _Ranking(NamedTuple):
-    """What is drawn as one line: its name, colour and dashes, and where it comes from."""
+    """One line to draw: its name, colour and dashes, and its operating points."""
 
     name: str
     slot: int
@@ -128,7 +128,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 12.0, 12.0, 44.0
 SLOTS = 6
 
 
-class _Paper:
+class _Axes:
     """Places of data on the drawing."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float]):
@@ -142,6 +142,9 @@ class _Paper:
         share = (value - self.y[0]) / (self.y[1] - self.y[0])
         return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
 
+    def points(self, x: np.ndarray, y: np.ndarray) -> str:
+        return " ".join(f"{self.right(a)},{self.down(b)}" for a, b in zip(x, y, strict=True))
+
 
 def curve_chart(
     title: str,
@@ -153,60 +156,49 @@ def curve_chart(
     diagonal: bool = False,
     dots: bool = False,
 ) -> str:
-    """A figure with lines in the unit square (x up to `most`), a legend, and `words` that tell what it shows."""
-    paper = _Paper((0, most), (0, 1))
-    drawn = [_grid(paper, ticks(most), ticks(1.0), axes)]
-    if diagonal:
-        ends = (paper.right(0), paper.down(0), paper.right(most), paper.down(1))
-        drawn.append('<line class="diagonal" x1="{}" y1="{}" x2="{}" y2="{}"/>'.format(*ends))
-    drawn += [_path(paper, line) for line in lines]
-    drawn += [_dots(paper, line) for line in lines if dots]
-    return _figure(title, "".join(drawn), words, [(line.name, _sample(line)) for line in lines])
+    """A figure with lines in the unit square (x up to `most`), a legend, and `words` for screen readers."""
+    scale = _Axes((0, most), (0, 1))
+    return _figure(
+        scale,
+        (ticks(most), ticks(1.0)),
+        title=title,
+        words=words,
+        axes=axes,
+        diagonal=diagonal,
+        lines=[{"name": one.name, "pen": _pen(one), "points": scale.points(one.x, one.y)} for one in lines],
+        dots=[dot for one in lines for dot in _dots(scale, one)] if dots else [],
+    )
 
 
 def histogram_chart(title: str, found: Histogram, *, words: str) -> str:
     """Shares of positive and negative instances per bin of the score."""
-    top = float(max(found.positive.max(), found.negative.max())) or 1.0
+    top = (float(max(found.positive.max(), found.negative.max())) or 1.0) * 1.05
     low = found.lowest
     high = found.highest if found.highest > low else low + 1.0  # all scores alike: all in the first bin
-    paper = _Paper((low, high), (0, top * 1.05))
-    drawn = [_grid(paper, ticks_between(low, high), ticks(top * 1.05), ("score", "share of instances"))]
-    edges = low + found.edges * (high - low)
-    drawn.append(_area(paper, edges, found.negative, "negative"))
-    drawn.append(_area(paper, edges, found.positive, "positive"))
-    legend = [(f"{kind} instances", f'<span class="key {kind}"></span>') for kind in ("negative", "positive")]
-    return _figure(title, "".join(drawn), words, legend)
+    scale = _Axes((low, high), (0, top))
+    edges = np.repeat(low + found.edges * (high - low), 2)
+    areas = [
+        {"kind": kind, "points": scale.points(edges, np.concatenate([[0], np.repeat(shares, 2), [0]]))}
+        for kind, shares in (("negative", found.negative), ("positive", found.positive))
+    ]
+    ruled = ticks_between(low, high), ticks(top)
+    return _figure(scale, ruled, title=title, words=words, axes=("score", "share of instances"), areas=areas)
 
 
-def _figure(title: str, drawing: str, words: str, legend: Sequence[tuple[str, str]]) -> str:
-    keys = "".join(f"<li>{key}{escape(name)}</li>" for name, key in legend)
-    return (
-        f'<figure class="chart"><figcaption>{escape(title)}</figcaption>'
-        f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{escape(f"{title}. {words}")}">'
-        f'{drawing}</svg><ul class="legend">{keys}</ul></figure>'
+def _figure(scale: _Axes, ruled: tuple[Sequence[float], Sequence[float]], **content: Any) -> str:
+    across, up = ruled
+    return render(
+        "chart.html",
+        **{"lines": [], "dots": [], "areas": [], "diagonal": False, **content},
+        width=int(_WIDTH),
+        height=int(_HEIGHT),
+        left=_LEFT,
+        right=_WIDTH - _RIGHT,
+        top=_TOP,
+        bottom=_HEIGHT - _BOTTOM,
+        across=[(scale.right(v), text) for v, text in zip(across, tick_words(across), strict=True)],
+        up=[(scale.down(v), text) for v, text in zip(up, tick_words(up), strict=True)],
     )
-
-
-def _grid(paper: _Paper, across: Sequence[float], up: Sequence[float], axes: tuple[str, str]) -> str:
-    parts = []
-    for value, words in zip(across, tick_words(across), strict=True):
-        x = paper.right(value)
-        parts.append(f'<line class="grid" x1="{x}" y1="{_TOP}" x2="{x}" y2="{_HEIGHT - _BOTTOM}"/>')
-        parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - _BOTTOM + 15}" text-anchor="middle">{words}</text>')
-    for value, words in zip(up, tick_words(up), strict=True):
-        y = paper.down(value)
-        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{words}</text>')
-    middle, height = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + _HEIGHT - _BOTTOM) / 2
-    parts.append(f'<text class="axis" x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(axes[0])}</text>')
-    turned = f'transform="translate(12 {height}) rotate(-90)"'
-    parts.append(f'<text class="axis" {turned} text-anchor="middle">{escape(axes[1])}</text>')
-    return "".join(parts)
-
-
-def _path(paper: _Paper, line: Line) -> str:
-    points = " ".join(f"{paper.right(x)},{paper.down(y)}" for x, y in zip(line.x, line.y, strict=True))
-    return f'<polyline class="{_pen(line)}" points="{points}"/>'
 
 
 def _pen(line: Line) -> str:
@@ -215,26 +207,19 @@ def _pen(line: Line) -> str:
     return f"line m{line.slot % SLOTS} d{dash % SLOTS}"
 
 
-def _sample(line: Line) -> str:
-    """A piece of the line for the legend, with its colour and dashes."""
-    return f'<svg class="sample" viewBox="0 0 44 10" aria-hidden="true"><path class="{_pen(line)}" d="M1 5h42"/></svg>'
-
-
-def _dots(paper: _Paper, line: Line) -> str:
+def _dots(scale: _Axes, line: Line) -> list[dict[str, Any]]:
     """Dots whose area grows with the number of cases."""
     largest = max(line.sizes, default=1)
-    return "".join(
-        f'<circle class="dot m{line.slot % SLOTS}" cx="{paper.right(x)}" cy="{paper.down(y)}" '
-        f'r="{2.5 + 4 * np.sqrt(size / largest):.1f}"><title>{size} cases: said {x:.2f}, came true {y:.2f}</title>'
-        "</circle>"
+    return [
+        {
+            "slot": line.slot % SLOTS,
+            "x": scale.right(x),
+            "y": scale.down(y),
+            "radius": f"{2.5 + 4 * np.sqrt(size / largest):.1f}",
+            "words": f"{size} cases: predicted {x:.2f}, observed {y:.2f}",
+        }
         for x, y, size in zip(line.x, line.y, line.sizes, strict=True)
-    )
-
-
-def _area(paper: _Paper, edges: np.ndarray, shares: np.ndarray, kind: str) -> str:
-    x, y = np.repeat(edges, 2), np.concatenate([[0], np.repeat(shares, 2), [0]])
-    points = " ".join(f"{paper.right(a)},{paper.down(b)}" for a, b in zip(x, y, strict=True))
-    return f'<polygon class="area {kind}" points="{points}"/>'
+    ]
 
 
 def ticks(most: float, about: int = 5) -> list[float]:
@@ -274,7 +259,7 @@ def figures(models: Models, results: Mapping[str, Mapping[str, Any]], column: in
         found.append(curve_chart("Precision and recall, whole cases", ("recall", "precision"), lines, words=words))
     if lines := reliability_lines(models):
         words = f"Expected calibration error: {_listed(results, 'bag', 'ece')}. On the diagonal probabilities are true."
-        axes = ("what was said", "what came true")
+        axes = ("predicted probability", "observed frequency")
         found.append(curve_chart("Reliability", axes, lines, words=words, diagonal=True, dots=True))
     if lines := froc_lines(results):
         words = f"Mean share of lesions found: {_listed(results, 'froc', 'froc')}."

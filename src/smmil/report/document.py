@@ -1,38 +1,49 @@
-"""The HTML of a report: everything inside one file, every word escaped."""
+"""Writing a report: predictions of one or several models to one self-contained HTML file."""
 
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from html import escape
-from importlib.resources import files
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from smmil import __version__
+from smmil.errors import ConfigError
 from smmil.evaluate.folders import without_nan
 from smmil.evaluate.instances import instance_score
+from smmil.files import write_text
+from smmil.images.volume import Window
 from smmil.maps import canvas
-from smmil.redact import safe_text
+from smmil.prediction import Prediction
+from smmil.redact import safe_text, without_names
 from smmil.report.cards import INTENDED_USE, caveats, data_card, model_card
-from smmil.report.cases import ReportCase
-from smmil.report.charts import SLOTS
+from smmil.report.cases import ReportCase, all_cases
+from smmil.report.charts import SLOTS, figures
+from smmil.report.comparison import Section
 from smmil.report.numbers import (
     CASES,
     INSTANCES,
     Results,
     Row,
     interval_of,
+    measure,
     metric_rows,
     other_cases,
     other_instances,
     remarks,
     value_of,
 )
-from smmil.report.pictures import AnyPicture, ScanPicture
-from smmil.report.sources import PredictionSource
+from smmil.report.originals import find_originals
+from smmil.report.pictures import AnyPicture, ScanPicture, all_pictures
+from smmil.report.sources import PredictionSource, load_sources
+from smmil.web import render, script_bundle, static_text
 
+LARGEST_MB = 30.0
+_SCORES_SHARE = 0.55  # of the file for scores; beyond this they are stored with 8 bits instead of 16
+_PAGE_BYTES = 1_000_000  # program, style and numbers
 _TILES = (
     ("Case AUROC", ("bag", "auroc"), "tells positive from negative cases"),
     ("Localisation AUROC", ("instance", "positive_bags", "auroc"), "finds the lesion within positive cases"),
@@ -40,134 +51,211 @@ _TILES = (
 )
 
 
-def summary_section(sources: Sequence[PredictionSource], results: Results) -> str:
-    """Tiles with the numbers that matter most, the table of all, and remarks."""
-    notes = "".join(f"<li>{escape(note)}</li>" for note in remarks(results))
-    unmarked = _unmarked(sources)
-    said = f'<details class="remarks"><summary>Remarks on these numbers</summary><ul>{notes}</ul></details>'
-    return (
-        f'<section id="summary"><h2>Summary</h2>{_caveats(sources)}'
-        f'<div class="tiles">{_tiles(sources, results)}</div>'
-        f'{_metrics(results, unmarked)}{_why_unmarked(unmarked)}<p class="hint">{escape(_how(results, unmarked))}</p>'
-        f"{said if notes else ''}</section>"
+@dataclass(frozen=True)
+class WrittenReport:
+    """A written page: its path, models, number of cases and size, and the problems met on the way.
+
+    without_picture  {case: why its image is not shown}     damaged  {case: what of its image cannot be decoded}
+    left_out         {file of predictions: why it cannot be read}
+    """
+
+    page: Path
+    models: list[str]
+    n_cases: int
+    n_bytes: int
+    without_picture: dict[str, str] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
+    left_out: dict[Path, str] = field(default_factory=dict)
+
+
+def write_report(
+    places: Sequence[str | Path],
+    out: str | Path,
+    *,
+    slides: str | Path | None = None,
+    validation: Sequence[str | Path] = (),
+    threshold: float | None = None,
+    column: int | None = None,
+    resamples: int = 1000,
+    title: str | None = None,
+    lead: str = "",
+    sections: Sequence[Section] = (),
+    licences: Mapping[str, str] | None = None,
+    max_mb: float = LARGEST_MB,
+    window: Window = "brain",
+) -> WrittenReport:
+    """Write one self-contained page about runs or folders of predictions; the same content gives the same bytes.
+
+    slides     folder of slides or scans, or CSV table (id, slide), for pictures below the maps
+    lead       a paragraph above the summary      sections  further sections below it
+    licences   {encoder: its licence}, where the predictions do not state it
+    max_mb     pictures are made smaller and scores coarser (8 bits) rather than pass this size
+    window     how slices of CT scans are shown: a name such as brain or lung, or centre/width in HU
+    """
+    _refuse_folder(Path(out))
+    if max_mb < 2:
+        raise ConfigError(f"max_mb: got {max_mb}, expected at least 2; the page itself needs 1 MB")
+    sources = load_sources(places)
+    models = {source.name: source.predictions for source in sources}
+    results = measure(models, validation=validation, threshold=threshold, column=column, resamples=resamples)
+    room = int(max_mb * 1e6) - _PAGE_BYTES
+    cases = _fitting_cases(models, column, room)
+    pictures, missing = _pictures(cases, slides, room, window)
+    damaged = {id_: picture.damage for id_, picture in pictures.items() if picture.damage is not None}
+    reasons = _without_file_names({**missing, **damaged}, slides)
+    text = _page(
+        {**_summary(sources, results), **_filters(cases)},
+        _page_data(sources, results, cases, pictures, column, reasons),
+        title=safe_text(title or f"Report: {', '.join(models)}"),
+        lead=lead,
+        sections=sections,
+        charts=figures(models, results, column),
+        cards=_cards(sources, licences or {}),
+        store=list(_store(cases, pictures)),
+    )
+    write_text(out, text)
+    left_out = {path: reason for source in sources for path, reason in source.left_out.items()}
+    return WrittenReport(Path(out), list(models), len(cases), len(text.encode()), missing, damaged, left_out)
+
+
+def _refuse_folder(out: Path) -> None:
+    """Refuse an unusable path before the work rather than after it."""
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder; name the page to write, such as {out / 'report.html'}")
+    inside = next((parent for parent in out.parents if parent.exists()), out)
+    if not inside.is_dir():
+        raise ConfigError(f"--out {out}: {inside} is a file, not a folder; choose another place")
+
+
+def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | None, room: int) -> list[ReportCase]:
+    cases = all_cases(models, column)
+    if _size(cases) <= _SCORES_SHARE * room:
+        return cases
+    return all_cases(models, column, bits=8)
+
+
+def _size(cases: Sequence[ReportCase]) -> int:
+    return sum(len(r.packed) + 400 for case in cases for r in case.rasters if r is not None)
+
+
+def _pictures(
+    cases: list[ReportCase], slides: str | Path | None, room: int, window: Window
+) -> tuple[dict[str, AnyPicture], dict[str, str]]:
+    return ({}, {}) if slides is None else all_pictures(cases, slides, max(0, room - _size(cases)), window)
+
+
+def _without_file_names(reasons: dict[str, str], slides: str | Path | None) -> dict[str, str]:
+    """Reasons for the page; names of image files are only printed by the command."""
+    files = find_originals(slides, list(reasons)) if slides is not None and reasons else {}
+    return {id_: without_names(text, id_, files[id_].path) if id_ in files else text for id_, text in reasons.items()}
+
+
+def _page(content: dict[str, Any], data: dict[str, Any], **values: Any) -> str:
+    slide_viewer, program = static_text("openseadragon.min.js"), script_bundle("report_start.js")
+    return render(
+        "report.html",
+        **content,
+        **values,
+        policy=_policy(slide_viewer, program),
+        style=static_text("shared.css") + static_text("report.css"),
+        version=__version__,
+        licence=static_text("openseadragon-LICENSE.txt").strip(),
+        intended_use=INTENDED_USE,
+        data=_json_block(data),
+        slide_viewer=slide_viewer,
+        program=program,
     )
 
 
-def _unmarked(sources: Sequence[PredictionSource]) -> dict[str, str]:
-    """Groups of metrics in which no value is called best, each with the reason: the models were not asked the same."""
+def _policy(*scripts: str) -> str:
+    """Content security policy: only these scripts run, only pictures inside the page load, nothing is fetched."""
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _json_block(content: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(without_nan(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _summary(sources: Sequence[PredictionSource], results: Results) -> dict[str, Any]:
+    """Caveats, tiles with the main numbers, the table of all metrics, and remarks."""
+    first = sources[0].predictions
+    unmarked = _not_comparable(sources)
+    content = f"{sum(1 for p in first if p.y)} positive, {sum(p.n for p in first):,} instances"
+    return {
+        "results": results,
+        "slots": SLOTS,
+        "caveats": caveats(sources),
+        "size": {"cases": f"{len(first):,}", "content": content},
+        "tiles": list(_tiles(results)),
+        "metrics": _metrics(results, unmarked),
+        "unmarked": [
+            (reason, " and ".join(group for group, why in unmarked.items() if why == reason))
+            for reason in dict.fromkeys(unmarked.values())
+        ],
+        "method": _method(results, unmarked),
+        "remarks": remarks(results),
+    }
+
+
+def _not_comparable(sources: Sequence[PredictionSource]) -> dict[str, str]:
+    """{group of metrics in which no value is marked as best: the reason}."""
     models = {source.name: source.predictions for source in sources}
     reasons = {CASES: other_cases(models), INSTANCES: other_instances(models)}
     return {group: reason for group, reason in reasons.items() if reason is not None}
 
 
-def _why_unmarked(unmarked: Mapping[str, str]) -> str:
-    lines = []
-    for reason in dict.fromkeys(unmarked.values()):
-        groups = " and ".join(group for group, why in unmarked.items() if why == reason)
-        said = f"<strong>{escape(f'Not comparable: {reason}.')}</strong> No best value is marked in: {escape(groups)}."
-        lines.append(f'<p class="hint" role="note">{said}</p>')
-    return "".join(lines)
-
-
-def _caveats(sources: Sequence[PredictionSource]) -> str:
-    return "".join(
-        f'<p class="hint" role="note"><strong>{escape(f"{headline}: {sentence}")}</strong></p>'
-        for headline, sentence in caveats(sources)
-    )
-
-
-def curves_section(charts: Sequence[str]) -> str:
-    """All figures in a grid that fits the window."""
-    inside = "".join(charts) or '<p class="hint">No label is known, so there are no curves.</p>'
-    return f'<section id="curves"><h2>Curves</h2><div class="charts">{inside}</div></section>'
-
-
-def cases_section(models: Sequence[str], cases: Sequence[ReportCase]) -> str:
-    """Filters and an empty table; the program fills it. Worst mistakes come first."""
-    options = "".join(f'<option value="{i}">{escape(name)}</option>' for i, name in enumerate(models))
-    kinds = dict.fromkeys(s["outcome"] for case in cases for s in case.facts["said"] if s)
-    labels = sorted({case.facts["y"] for case in cases if case.facts["y"] is not None})
-    return (
-        '<section id="cases"><h2>Cases</h2><p class="hint">Worst mistakes first. Choose a case to look at its map; '
-        "<kbd>↑</kbd> <kbd>↓</kbd> move, <kbd>Enter</kbd> opens.</p>"
-        f'<form class="filters" id="filters" role="search" aria-label="Filter cases">'
-        f'<label>Model <select id="table-model">{options}</select></label>'
-        '<label>Search <input id="search" type="search" placeholder="case id" autocomplete="off"></label>'
-        f'<label>Label <select id="label-filter"><option value="">all</option>{_choices(labels)}</select></label>'
-        f'<label>Outcome <select id="outcome-filter"><option value="">all</option>{_choices(kinds)}</select></label>'
-        '<output id="count" aria-live="polite"></output></form>'
-        '<div class="wide"><table id="case-table"><caption class="unseen">Cases, predictions and maps</caption>'
-        "<thead><tr></tr></thead><tbody></tbody></table></div>"
-        '<p class="hint" id="nothing" hidden>No case fits these filters.</p></section>'
-    )
-
-
-def card_section(sources: Sequence[PredictionSource], licences: Mapping[str, str]) -> str:
-    """One card per model, one for the data, and what all this is not for."""
-    cards = [_card(f"Model: {source.name}", model_card(source, licences)) for source in sources]
-    cards.append(_card("Data in this report", data_card(sources[0].predictions)))
-    use = "".join(f"<li>{escape(line)}</li>" for line in INTENDED_USE)
-    return (
-        f'<section id="card"><h2>Model and data card</h2><div class="cards">{"".join(cards)}'
-        f'<article class="card use"><h3>Intended use</h3><ul>{use}</ul></article></div></section>'
-    )
-
-
-def _tiles(sources: Sequence[PredictionSource], results: Results) -> str:
-    first = sources[0].predictions
-    positive = sum(1 for p in first if p.y)
-    size = f"{positive} positive, {sum(p.n for p in first):,} instances"
-    tiles = [f'<div class="tile"><h3>Cases</h3><p class="big">{len(first):,}</p><p>{size}</p></div>']
+def _tiles(results: Results) -> Iterator[dict[str, Any]]:
     for heading, path, words in _TILES:
-        row = next(r for r in metric_rows() if r.path == path)
-        values = [(name, value_of(found, row), interval_of(found, row)) for name, found in results.items()]
-        if any(value is not None for _, value, _ in values):
-            lines = "".join(_tile_line(slot, *value, len(values) > 1) for slot, value in enumerate(values))
-            tiles.append(f'<div class="tile"><h3>{heading}</h3>{lines}<p>{words}</p></div>')
-    return "".join(tiles)
+        values = _values(next(row for row in metric_rows() if row.path == path), results)
+        if any(value["value"] is not None for value in values):
+            yield {"heading": heading, "values": values, "words": words}
 
 
-def _tile_line(slot: int, name: str, value: float | None, ends: tuple[float, float] | None, several: bool) -> str:
-    key = f'<span class="key m{slot % SLOTS}"></span><span class="who">{escape(name)}</span>' if several else ""
-    spread = "" if ends is None else f' <small title="95 % interval">{ends[0]:.3f} – {ends[1]:.3f}</small>'
-    return f'<p class="big{" several" if several else ""}">{key}{_number(value)}{spread}</p>'
-
-
-def _metrics(results: Results, unmarked: Mapping[str, str]) -> str:
-    head = "".join(
-        f'<th scope="col"><span class="key m{slot % SLOTS}"></span>{escape(name)}</th>'
-        for slot, name in enumerate(results)
-    )
+def _metrics(results: Results, unmarked: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(group, rows) of the metrics that at least one model has."""
     measured = [row for row in metric_rows() if any(value_of(found, row) is not None for found in results.values())]
-    body = []
-    for group in dict.fromkeys(row.group for row in measured):
-        body.append(f'<tr class="group"><th scope="colgroup" colspan="{len(results) + 1}">{escape(group)}</th></tr>')
-        body += [_metric_row(row, results, group not in unmarked) for row in measured if row.group == group]
-    if not body:
-        return ""
-    return (
-        '<div class="wide"><table class="metrics"><caption class="unseen">Metrics with 95 % intervals</caption>'
-        f'<thead><tr><th scope="col">Metric</th>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-    )
-
-
-def _metric_row(row: Row, results: Results, marked: bool) -> str:
-    values = [value_of(found, row) for found in results.values()]
-    printed = [row.better * round(v, 3) for v in values if v is not None]
-    best = max(printed) if marked and row.better and len(set(printed)) > 1 else None
-    cells = []
-    for value, found in zip(values, results.values(), strict=True):
-        mark = (
-            ' class="best"' if best is not None and value is not None and row.better * round(value, 3) == best else ""
+    return [
+        (
+            group,
+            [
+                {"name": row.name, "values": _values(row, results, marked=group not in unmarked)}
+                for row in measured
+                if row.group == group
+            ],
         )
-        ends = interval_of(found, row)
-        spread = "<small></small>" if ends is None else f"<small>{ends[0]:.3f} – {ends[1]:.3f}</small>"
-        cells.append(f"<td{mark}>{_number(value)}{spread}</td>")
-    return f'<tr><th scope="row">{escape(row.name)}</th>{"".join(cells)}</tr>'
+        for group in dict.fromkeys(row.group for row in measured)
+    ]
 
 
-def _how(results: Results, unmarked: Mapping[str, str]) -> str:
-    """How intervals and thresholds came about."""
+def _values(row: Row, results: Results, marked: bool = False) -> list[dict[str, Any]]:
+    """One metric of every model as text; the best printed value is marked unless all are equal."""
+    printed = {name: value_of(found, row) for name, found in results.items()}
+    ranks = [row.better * round(value, 3) for value in printed.values() if value is not None]
+    best = max(ranks) if marked and row.better and len(set(ranks)) > 1 else None
+    values = []
+    for slot, (name, value) in enumerate(printed.items()):
+        ends = interval_of(results[name], row)
+        values.append(
+            {
+                "model": name,
+                "slot": slot % SLOTS,
+                "value": value,
+                "text": "–" if value is None else f"{value:.3f}",
+                "interval": "" if ends is None else f"{ends[0]:.3f} – {ends[1]:.3f}",
+                "best": best is not None and value is not None and row.better * round(value, 3) == best,
+            }
+        )
+    return values
+
+
+def _method(results: Results, unmarked: Mapping[str, str]) -> str:
+    """How intervals and thresholds were obtained."""
     parts = []
     ci = next((c for found in results.values() for c in found.get("ci", {}).values()), None)
     if ci:
@@ -182,99 +270,49 @@ def _how(results: Results, unmarked: Mapping[str, str]) -> str:
     return " ".join(parts)
 
 
-def _card(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    lines = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows)
-    return f'<article class="card"><h3>{escape(title)}</h3><dl>{lines}</dl></article>'
-
-
-def _choices(values: object) -> str:
-    return "".join(f'<option value="{escape(str(v))}">{escape(str(v))}</option>' for v in values)  # type: ignore[attr-defined]
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-_PROGRAM = ("data.js", "paint.js", "dots.js", "table.js", "slide.js", "points.js", "slices.js", "strip.js",
-            "controls.js", "case.js", "start.js")  # fmt: skip
-
-
-def document(
-    sources: Sequence[PredictionSource],
-    results: Results,
-    cases: Sequence[ReportCase],
-    pictures: Mapping[str, AnyPicture],
-    charts: Sequence[str],
-    *,
-    title: str,
-    licences: Mapping[str, str],
-    column: int | None = None,
-    missing: Mapping[str, str] | None = None,
-) -> str:
-    """The whole page as text; the same content gives the same bytes."""
-    viewer, program = _static("openseadragon.min.js"), _program()
-    sections = [
-        summary_section(sources, results),
-        curves_section(charts),
-        cases_section([source.name for source in sources], cases),
-        card_section(sources, licences),
-    ]
-    page = _static("page.html")
-    parts = {
-        "policy": _policy(viewer, program),
-        "title": escape(title),
-        "style": _static("report.css"),
-        "sections": "\n".join(sections),
-        "version": escape(__version__),
-        "licence": escape(_static("openseadragon-LICENSE.txt").strip()),
-        "data": json_block(page_data(sources, results, cases, pictures, column, missing or {})),
-        "store": _store(cases, pictures),
-        "viewer": viewer,
-        "program": program,
+def _filters(cases: Sequence[ReportCase]) -> dict[str, Any]:
+    """Outcomes and labels that the table of cases can be filtered by."""
+    return {
+        "outcomes": list(dict.fromkeys(v["outcome"] for case in cases for v in case.facts["verdicts"] if v)),
+        "labels": sorted({case.facts["y"] for case in cases if case.facts["y"] is not None}),
     }
-    # split first, so that nothing inside a part is taken for a place of another part
-    pieces = page.split("{{")
-    return pieces[0] + "".join(parts[p.split("}}", 1)[0]] + p.split("}}", 1)[1] for p in pieces[1:])
 
 
-def page_data(
+def _cards(sources: Sequence[PredictionSource], licences: Mapping[str, str]) -> list[tuple[str, list[tuple[str, str]]]]:
+    models = [(f"Model: {source.name}", model_card(source, licences)) for source in sources]
+    return [*models, ("Data in this report", data_card(sources[0].predictions))]
+
+
+def _page_data(
     sources: Sequence[PredictionSource],
     results: Results,
     cases: Sequence[ReportCase],
     pictures: Mapping[str, AnyPicture],
-    column: int | None = None,
-    missing: Mapping[str, str] | None = None,
+    column: int | None,
+    reasons: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What the program of the page knows from the start; scores and pictures are read from the store when needed."""
+    """What the scripts of the page know from the start; scores and pictures are read from the store when needed."""
     return {
         "models": [_model(source, results[source.name], column) for source in sources],
-        "cases": [{**case.facts, **_shown(pictures.get(case.id), (missing or {}).get(case.id))} for case in cases],
+        "cases": [{**case.facts, **_picture_facts(pictures.get(case.id), reasons.get(case.id))} for case in cases],
         "palettes": {name: canvas.palette(name) for name in canvas.SCALES},
     }
 
 
-def json_block(content: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(without_nan(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
 def _model(source: PredictionSource, found: Mapping[str, Any], column: int | None) -> dict[str, Any]:
-    cut = found["threshold"]
     scores = np.concatenate([instance_score(p, column) for p in source.predictions])
-    low, high = (float(v) for v in np.percentile(scores, (2, 98)))
     return {
         "name": source.name,
-        "colours": [low, high] if high > low else [low - 0.5, high + 0.5],
+        "colours": list(canvas.limits_of(scores, None)[:2]),
         "range": [float(scores.min()), float(scores.max())],
-        "threshold": cut["value"],
+        "threshold": found["threshold"]["value"],
         "kind": str(source.predictions[0].meta.get("score_kind", "score"))[:60],
         "classes": source.predictions[0].n_classes,
     }
 
 
-def _shown(picture: AnyPicture | None, reason: str | None) -> dict[str, Any]:
-    """What lies below the map: the place of a slide's picture, the layout of a scan's slices, what is wrong with it."""
+def _picture_facts(picture: AnyPicture | None, reason: str | None) -> dict[str, Any]:
+    """Place of a slide's picture, layout of a scan's slices, and what is wrong with the image."""
     return {
         "picture": None if picture is None or picture.area is None else list(picture.area),
         "slices": picture.layout if isinstance(picture, ScanPicture) else None,
@@ -283,31 +321,11 @@ def _shown(picture: AnyPicture | None, reason: str | None) -> dict[str, Any]:
     }
 
 
-def _store(cases: Sequence[ReportCase], pictures: Mapping[str, AnyPicture]) -> str:
-    """Scores and pictures as text that the browser neither parses nor decodes before it is looked at."""
-    parts = []
+def _store(cases: Sequence[ReportCase], pictures: Mapping[str, AnyPicture]) -> Iterator[tuple[str, str]]:
+    """(element id, base64) of scores and pictures, which the browser does not decode before they are looked at."""
     for number, case in enumerate(cases):
         for model, raster in enumerate(case.rasters):
             if raster is not None:
-                parts.append(f'<script type="text/plain" id="s{number}-{model}">{raster.packed}</script>')
+                yield f"s{number}-{model}", raster.packed
         if case.id in pictures:
-            parts.append(f'<script type="text/plain" id="p{number}">{pictures[case.id].jpeg}</script>')
-    return "\n".join(parts)
-
-
-def _policy(*scripts: str) -> str:
-    """Content security policy: only these two scripts run, only pictures inside the page load, nothing is fetched."""
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _program() -> str:
-    """Our own scripts in one scope, in the order in which they build on each other."""
-    return "(() => {\n'use strict';\n" + "\n".join(_static(name) for name in _PROGRAM) + "\n})();"
-
-
-def _static(name: str) -> str:
-    return (files("smmil.report") / "static" / name).read_text(encoding="utf-8")
+            yield f"p{number}", pictures[case.id].jpeg

@@ -1,4 +1,4 @@
-"""From what a user names (runs, folders of predictions, files) to models with their predictions."""
+"""Load the models of a report: runs, folders of predictions or files to named lists of predictions."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from smmil.prediction import Prediction, prediction_files
 
 @dataclass(frozen=True)
 class PredictionSource:
-    """One model: a name to show, what it said about the cases, and run.json of its run (empty when there is none).
+    """One model: its name, its predictions, and run.json of its run (empty when there is none).
 
     left_out  {file: reason} of predictions that could not be read
     """

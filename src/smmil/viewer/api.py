@@ -1,20 +1,74 @@
-"""JSON answers and request parameters of the viewer."""
+"""HTTP API of the viewer without HTTP: request parameters, JSON content and downloads."""
 
-from typing import Any
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from smmil import __version__
-from smmil.errors import SmmilError
+from smmil.errors import ConfigError, DataError, SmmilError
+from smmil.exports import FORMATS, export
 from smmil.exports.case import ExportCase
+from smmil.exports.geometry import boxes, slide_facts
+from smmil.files import file_name
 from smmil.maps import canvas
-from smmil.viewer.catalogue import CaseRow, Model, colour_limits
-from smmil.viewer.data import ViewerData
-from smmil.viewer.downloads import needs_threshold
+from smmil.prediction import Prediction
+from smmil.redact import safe_text
+from smmil.report.originals import Original
+from smmil.viewer.catalogue import CaseRow, Model, NotFound, colour_limits
 from smmil.viewer.tiles import scan_facts
 
+if TYPE_CHECKING:
+    from smmil.viewer.data import ViewerData
 
-def all_cases(study: ViewerData) -> dict[str, Any]:
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][-+]?[0-9]{1,2})?", re.ASCII)
+_TABLES = ("csv", "parquet")
+_OF_SLIDES = ("geojson", "csv", "parquet", "png", "tiff")
+_OF_SCANS = ("csv", "parquet", "png", "nifti")
+_OF_DICOM = ("dicom-seg", "dicom-pm")
+
+
+def number(text: str, below: int) -> int:
+    """A position in a table of `below` rows."""
+    if not _NUMBER.fullmatch(text) or int(text) >= below:
+        raise NotFound
+    return int(text)
+
+
+def numbers(text: str, pattern: str) -> list[int]:
+    """The whole numbers in a name such as 3_4.jpg, where the pattern has a star for each: *_*.jpg."""
+    form = "(0|[1-9][0-9]{0,8})".join(map(re.escape, pattern.split("*")))
+    found = re.fullmatch(form, text, re.ASCII)
+    if found is None:
+        raise NotFound
+    return [int(part) for part in found.groups()]
+
+
+def bounded(text: str | None, name: str, low: int, high: int, usual: int) -> int:
+    """A whole number between two limits from the query string; `usual` when it is not given."""
+    if text is None:
+        return usual
+    if not _NUMBER.fullmatch(text) or not low <= int(text) <= high:
+        raise ConfigError(f"{name}: must be a whole number from {low} to {high}")
+    return int(text)
+
+
+def decimal(text: str | None, name: str) -> float | None:
+    """A finite number from the query string; None when it is not given."""
+    if text is None or text == "":
+        return None
+    if not _DECIMAL.fullmatch(text) or not math.isfinite(float(text)):
+        raise ConfigError(f"{name}: must be a number such as 0.5")
+    return float(text)
+
+
+def all_cases(study: "ViewerData") -> dict[str, Any]:
     """Models, colour scales, and one row per case, in the order of their numbers."""
     return {
         "title": study.title,
@@ -27,9 +81,9 @@ def all_cases(study: ViewerData) -> dict[str, Any]:
     }
 
 
-def one_case(study: ViewerData, number: int) -> dict[str, Any]:
-    """What can be shown of a case; what is missing is said in a note, and the rest works without it."""
-    row, places = study.cases[number], study.places(number)
+def one_case(study: "ViewerData", number: int) -> dict[str, Any]:
+    """What can be shown of a case, with a note on whatever is missing."""
+    row, places = study.cases[number], study.geometry(number)
     notes: list[str] = list(places.notes)
     formats = study.formats(number)
     return {
@@ -42,7 +96,7 @@ def one_case(study: ViewerData, number: int) -> dict[str, Any]:
         "size": None if places.size is None else list(places.size),
         "image": _image(study, number, notes),
         "scan": _scan(study, number, notes),
-        "models": [_said(study, number, m, notes) for m in range(len(study.models))],
+        "models": [_model_facts(study, number, m, notes) for m in range(len(study.models))],
         "exports": formats,
         "exports_need_threshold": [name for name in formats if needs_threshold(name)],
         "notes": notes + study.damage.notes(number),
@@ -62,12 +116,12 @@ def _row(row: CaseRow) -> dict[str, Any]:
         "instances": row.instances,
         "image": row.image is not None,
         "truth": row.truth,
-        "probability": [None if said is None else said.probability for said in row.said],
-        "outcome": [None if said is None else said.outcome for said in row.said],
+        "probability": [None if one is None else one.probability for one in row.by_model],
+        "outcome": [None if one is None else one.outcome for one in row.by_model],
     }
 
 
-def _image(study: ViewerData, number: int, notes: list[str]) -> dict[str, Any] | None:
+def _image(study: "ViewerData", number: int, notes: list[str]) -> dict[str, Any] | None:
     row = study.cases[number]
     if row.kind not in ("slide", "points"):
         return None
@@ -77,11 +131,11 @@ def _image(study: ViewerData, number: int, notes: list[str]) -> dict[str, Any] |
     try:
         return study.picture(number).facts()
     except SmmilError as problem:
-        notes.append(study.words(problem, number))
+        notes.append(study.message(problem, number))
         return None
 
 
-def _scan(study: ViewerData, number: int, notes: list[str]) -> dict[str, Any] | None:
+def _scan(study: "ViewerData", number: int, notes: list[str]) -> dict[str, Any] | None:
     row = study.cases[number]
     if row.kind != "scan":
         return None
@@ -91,20 +145,85 @@ def _scan(study: ViewerData, number: int, notes: list[str]) -> dict[str, Any] | 
     try:
         return scan_facts(study.volume(number))
     except SmmilError as problem:
-        notes.append(study.words(problem, number))
+        notes.append(study.message(problem, number))
         return None
 
 
-def _said(study: ViewerData, number: int, model: int, notes: list[str]) -> dict[str, Any]:
-    said = study.cases[number].said[model]
-    probability = None if said is None else said.probability
-    if said is not None and not said.shown:
+def _model_facts(study: "ViewerData", number: int, model: int, notes: list[str]) -> dict[str, Any]:
+    found = study.cases[number].by_model[model]
+    probability = None if found is None else found.probability
+    if found is not None and not found.mapped:
         notes.append(f"{study.models[model].name} cut this case into other instances; its map is not shown here")
     if not study.present(number, model):
         return {"present": False, "min": None, "max": None, "colours": None, "probability": probability}
-    return {"present": True, **_spread(study.said((number, model))), "probability": probability}
+    return {"present": True, **_spread(study.export_case((number, model))), "probability": probability}
 
 
 def _spread(case: ExportCase) -> dict[str, Any]:
     scores = case.score.astype(np.float64)
     return {"min": float(scores.min()), "max": float(scores.max()), "colours": list(colour_limits(scores))}
+
+
+class Download(NamedTuple):
+    """A written file, the name to offer for it, and the folder to delete afterwards."""
+
+    file: Path
+    name: str
+    folder: Path
+
+    def discard(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def possible_formats(kind: str, case: ExportCase) -> list[str]:
+    """Formats that a case of this kind can be written to; its image is only given when it can be read and fits.
+
+    Tables can always be written; maps need places in pixels, and what lies in a patient needs the image.
+    """
+    image = case.image
+    dicom = _OF_DICOM if image is not None and (image.is_dir() or image.suffix.lower() == ".dcm") else ()
+    if kind == "slide" and _has_pixels(case):
+        return [*_OF_SLIDES, *dicom]
+    if kind == "scan" and image is not None:
+        return [*_OF_SCANS, *dicom]
+    return list(_TABLES) if kind != "none" or case.prediction.coords is None else []
+
+
+def _has_pixels(case: ExportCase) -> bool:
+    """Whether the exports know the place of its instances in the slide."""
+    try:
+        boxes(case, slide_facts(case))
+    except DataError:
+        return False
+    return True
+
+
+def needs_threshold(format_: str) -> bool:
+    return "threshold" in FORMATS[format_].needs
+
+
+def write_download(
+    prediction: Prediction,
+    model: str,
+    format_: str,
+    *,
+    folder: Path,
+    image: Original | None,
+    threshold: float | None,
+    column: int | None,
+) -> Download:
+    """The case in that format; a threshold is used where the format has a use for it."""
+    if needs_threshold(format_) and threshold is None:
+        raise ConfigError(f"{format_}: needs a threshold, a score above which an instance is positive; set one")
+    # half a character, as broken file names have them, cannot be written into any file
+    prediction = replace(prediction, id=prediction.id.encode("utf-8", "replace").decode())
+    cut = threshold if "threshold" in FORMATS[format_].takes else None
+    own = Path(mkdtemp(dir=folder))
+    try:
+        target = own / f"export{FORMATS[format_].endings[0]}"
+        export(prediction, format_, target, image=image, threshold=cut, column=column)
+    except BaseException:
+        shutil.rmtree(own, ignore_errors=True)
+        raise
+    name = file_name(safe_text(f"{prediction.id}_{model}", 120)) + FORMATS[format_].endings[0]
+    return Download(target, name, own)

@@ -45,7 +45,7 @@ class ByteCache:
             while self.held > self.most:
                 self.held -= len(self._parts.popitem(last=False)[1])
 
-    def kept(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
+    def get_or_make(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """The bytes of `key`, made now when they are not there."""
         found = self.get(key)
         if found is None:
@@ -54,10 +54,10 @@ class ByteCache:
         return found
 
 
-class Recent(Generic[K, V]):
-    """At most `most` objects, made when first asked for; two that ask for the same wait for one making.
+class ObjectCache(Generic[K, V]):
+    """At most `most` objects, made on first use; threads that ask for the same wait for one making.
 
-    What could not be made (an exception) is not remembered: a drive that comes back is found again.
+    Exceptions are not cached: a drive that comes back is found again.
     """
 
     def __init__(self, most: int, make: Callable[[K], V]):
@@ -77,7 +77,7 @@ class Recent(Generic[K, V]):
 
     def _made(self, key: K) -> V:
         with self._lock:
-            if key in self._found:  # somebody else was faster
+            if key in self._found:  # another thread was faster
                 return self._found[key]
         try:
             made = self._make(key)
@@ -206,8 +206,8 @@ class SlidePool:
 _NAME = re.compile(r"smmil-view-([0-9a-f]{8})-([0-9]{1,10})-.+", re.ASCII)
 
 
-def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
-    """An empty folder whose name holds the machine and the process it belongs to; those of dead processes go."""
+def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A temporary folder named after machine and process; folders of ended processes are deleted."""
     sweep(Path(tempfile.gettempdir()))
     return tempfile.TemporaryDirectory(prefix=f"smmil-view-{_machine()}-{os.getpid()}-")
 

@@ -1,8 +1,8 @@
-"""The tables behind every address: models and cases by number, made once at the start."""
+"""The tables behind every URL: models and cases by number, made once at the start."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,12 @@ from smmil.report.cases import verdict
 from smmil.report.originals import Original
 from smmil.report.sources import find_sources
 
-_OUTCOMES = {(1, 1): "true positive", (1, 0): "false negative", (0, 1): "false positive", (0, 0): "true negative"}
+
+class NotFound(DataError):  # noqa: N818
+    """The request names something that does not exist."""
+
+    def __init__(self, what: str = "nothing at this address"):
+        super().__init__(what)
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,10 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelScores:
-    """What one model said about one case, in few words; the scores stay in the file.
+    """Probability and outcome of one case by one model; the scores stay in the file.
 
-    shown    False when its instances are others than those of the case's first model: one map cannot show both
-    content  digest of all that the file said at the start
+    mapped   False when its instances are others than those of the case's first model: one map cannot show both
+    content  digest of the prediction at the start
     """
 
     file: Path
@@ -45,10 +50,10 @@ class ModelScores:
     outcome: str | None
     layout: str
     content: str
-    shown: bool = True
+    mapped: bool = True
 
     def load(self) -> Prediction:
-        """The prediction again; an error when the file has become another one, since the list shows the first."""
+        """Load the prediction; an error when the file has changed since the start, since the list shows the first."""
         prediction = Prediction.load(self.file)
         if _content(prediction) != self.content:
             raise DataError(f"{self.file}: the prediction has changed since smmil view was started; start it again")
@@ -57,12 +62,12 @@ class ModelScores:
 
 @dataclass(frozen=True)
 class CaseRow:
-    """A case as the list shows it; `said` has one place per model."""
+    """A row of the list of cases; `by_model` has one entry per model, None where a model lacks the case."""
 
     id: str
     kind: str
     instances: int
-    said: tuple[ModelScores | None, ...]
+    by_model: tuple[ModelScores | None, ...]
     label: int | None = None
     truth: bool = False
     original: Original | None = None
@@ -81,7 +86,7 @@ class CaseRow:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Models and cases, what page and terminal are told about files left out, the latter with their names."""
+    """Models and cases, and messages about files left out: for the page, and with file names for the terminal."""
 
     models: list[Model]
     cases: list[CaseRow]
@@ -91,9 +96,9 @@ class Catalogue:
 
 @dataclass
 class _Gathered:
-    """What is kept of the predictions of one model while they pass by."""
+    """Facts collected from the predictions of one model."""
 
-    said: dict[str, ModelScores] = field(default_factory=dict)
+    found: dict[str, ModelScores] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     scores: list[np.ndarray] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
@@ -103,9 +108,9 @@ class _Gathered:
 def read_catalogue(
     places: Sequence[str | Path], column: int | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Catalogue:
-    """Models and cases of runs and folders of predictions; every file is read once, one at a time, and let go.
+    """Models and cases of runs and folders of predictions; every file is read once, one at a time.
 
-    A file that cannot be read is left out and told; only when none is left is that an error.
+    A file that cannot be read is left out with a message; only when none is left is that an error.
     """
     found = list(_named_files(places))
     total, done = sum(len(files) for _, files in found), 0
@@ -118,13 +123,13 @@ def read_catalogue(
             if progress is not None:
                 progress(done, total)
         damaged[name] = table.damaged
-        if table.said:
+        if table.found:
             models.append(_model(name, table))
             gathered.append(table)
     problems = [problem for several in damaged.values() for problem in several]
     if not models and problems:
         raise problems[0]
-    ids = sorted({id_ for table in gathered for id_ in table.said})
+    ids = sorted({id_ for table in gathered for id_ in table.found})
     notes = [_left_out(name, len(several)) for name, several in damaged.items() if several]
     return Catalogue(models, [_row(id_, gathered) for id_ in ids], tuple(notes), tuple(map(str, problems)))
 
@@ -156,9 +161,9 @@ def _gather(table: _Gathered, file: Path, column: int | None) -> None:
     except DataError as problem:
         table.damaged.append(problem)
         return
-    if prediction.id in table.said:
-        raise DataError(f"{file}: id {prediction.id!r} is already in {table.said[prediction.id].file}; remove one")
-    _note(table, prediction, file, column)
+    if prediction.id in table.found:
+        raise DataError(f"{file}: id {prediction.id!r} is already in {table.found[prediction.id].file}; remove one")
+    _record(table, prediction, file, column)
 
 
 def _left_out(model: str, count: int) -> str:
@@ -167,29 +172,22 @@ def _left_out(model: str, count: int) -> str:
     return f"{count} {what} left out of {model}; the terminal smmil view was started from says which"
 
 
-def _note(table: _Gathered, prediction: Prediction, file: Path, column: int | None) -> None:
-    answer = verdict(prediction)
-    y = prediction.y
-    outcome = _outcome(y, answer["answer"], prediction)
-    table.said[prediction.id] = ModelScores(file, answer["p"], outcome, _layout(prediction), _content(prediction))
+def _record(table: _Gathered, prediction: Prediction, file: Path, column: int | None) -> None:
+    facts = verdict(prediction)
+    outcome = None if prediction.y is None else facts["outcome"]
+    table.found[prediction.id] = ModelScores(file, facts["p"], outcome, _layout(prediction), _content(prediction))
     table.facts[prediction.id] = {
         "kind": kind_of(prediction),
         "instances": prediction.n,
-        "label": y,
+        "label": prediction.y,
         "truth": prediction.y_inst is not None and bool((prediction.y_inst >= 0).any()),
     }
     table.scores.append(instance_score(prediction, column).astype(np.float32))
     table.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
 
 
-def _outcome(y: int | None, answer: int, prediction: Prediction) -> str | None:
-    if y is None:
-        return None
-    return _OUTCOMES[y, answer] if prediction.n_classes == 2 else ("correct" if y == answer else "wrong")
-
-
 def _layout(prediction: Prediction) -> str:
-    """Equal for predictions whose instances are the same, in the same order."""
+    """Digest that is equal for predictions with the same instances in the same order."""
     coords = prediction.coords
     places = b"" if coords is None else np.ascontiguousarray(coords, dtype="<f8").tobytes()
     frame = "" if prediction.frame is None else str(prediction.frame.patch)
@@ -197,12 +195,12 @@ def _layout(prediction: Prediction) -> str:
 
 
 def _content(prediction: Prediction) -> str:
-    """Equal for predictions that say the same about the same case."""
+    """Digest of everything in a prediction."""
     arrays = (prediction.probs, prediction.scores, prediction.y_inst, prediction.edges)
-    told = [b"-" if a is None else f"{a.dtype}{a.shape}".encode() + np.ascontiguousarray(a).tobytes() for a in arrays]
+    parts = [b"-" if a is None else f"{a.dtype}{a.shape}".encode() + np.ascontiguousarray(a).tobytes() for a in arrays]
     facts = json.dumps([prediction.id, prediction.y, prediction.meta], sort_keys=True)
     frame = None if prediction.frame is None else prediction.frame.to_dict()
-    return digest(_layout(prediction), facts, json.dumps(frame), *told)
+    return digest(_layout(prediction), facts, json.dumps(frame), *parts)
 
 
 def _model(name: str, table: _Gathered) -> Model:
@@ -213,12 +211,12 @@ def _model(name: str, table: _Gathered) -> Model:
 
 
 def _row(id_: str, gathered: Sequence[_Gathered]) -> CaseRow:
-    said = [table.said.get(id_) for table in gathered]
-    layout = next(s.layout for s in said if s is not None)
-    placed = [s if s is None or s.layout == layout else ModelScores(**{**vars(s), "shown": False}) for s in said]
+    found = [table.found.get(id_) for table in gathered]
+    layout = next(s.layout for s in found if s is not None)
+    by_model = [None if s is None else replace(s, mapped=s.layout == layout) for s in found]
     facts = [table.facts[id_] for table in gathered if id_ in table.facts]
-    usable = [f for f, s in zip(facts, filter(None, placed), strict=True) if s.shown]
+    usable = [f for f, s in zip(facts, filter(None, by_model), strict=True) if s.mapped]
     label = next((f["label"] for f in facts if f["label"] is not None), None)
     first = facts[0]
     truth = any(f["truth"] for f in usable)
-    return CaseRow(id_, first["kind"], first["instances"], tuple(placed), label, truth)
+    return CaseRow(id_, first["kind"], first["instances"], tuple(by_model), label, truth)

@@ -14,11 +14,11 @@ from smmil.prediction import Prediction
 if TYPE_CHECKING:
     from smmil.viewer.data import ViewerData
 
-_SAME_SIZE = 0.01  # pixel sizes closer than this are the same, said with fewer digits
+_SAME_SIZE = 0.01  # pixel sizes closer than this are the same, written with fewer digits
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class Geometry:
     """coords (n, 2) corners or (n, 1) slices; boxes (n, 4) left, top, right, bottom; sizes in level-0 pixels.
 
     size   of the slide, width and height, as far as it is known
@@ -34,29 +34,29 @@ class Places:
     notes: tuple[str, ...] = ()
 
 
-def case_places(study: "ViewerData", number: int) -> Places:
-    """Places of the instances, from the slide where it is at hand, else as the prediction tells them."""
-    row, case = study.cases[number], study.first_said(number)
+def case_geometry(study: "ViewerData", number: int) -> Geometry:
+    """Geometry of the instances, from the slide where it is at hand, else as the prediction states them."""
+    row, case = study.cases[number], study.first_export_case(number)
     coords = case.prediction.coords
     if coords is None or row.kind == "none":
-        return Places()
+        return Geometry()
     if row.kind == "scan":
-        return Places(coords[:, -1:].astype(np.float64))
+        return Geometry(coords[:, -1:].astype(np.float64))
     try:
         facts, case = _facts(study, number, case)
         if case.prediction.frame is None:
-            return Places(coords.astype(np.float64), mpp=facts.mpp, size=facts.size)
+            return Geometry(coords.astype(np.float64), mpp=facts.mpp, size=facts.size)
         places = _on_slide(case, facts)
         return places if row.kind == "slide" else replace(places, step=None)
     except DataError as problem:
-        note = study.words(problem, number)
-        return Places(coords.astype(np.float64), notes=(note,))
+        note = study.message(problem, number)
+        return Geometry(coords.astype(np.float64), notes=(note,))
 
 
 def _facts(study: "ViewerData", number: int, case: ExportCase) -> tuple[SlideFacts, ExportCase]:
     """Facts from the slide, else as the prediction remembers them.
 
-    A slide that cannot be opened or is another one counts as not given (the page says so elsewhere).
+    A slide that cannot be opened or is another one counts as not given (a note of the case says so).
     """
     remembered = _remembered_pixel_size(case.prediction)
     alone = replace(case, image=None, notes=[])
@@ -74,8 +74,8 @@ def _facts(study: "ViewerData", number: int, case: ExportCase) -> tuple[SlideFac
 
 def _remembered_pixel_size(prediction: Prediction) -> float | None:
     """Micrometres per level-0 pixel of the slide the case was made from."""
-    told = prediction.meta.get("slide")
-    mpp = told.get("mpp") if isinstance(told, dict) else None
+    slide = prediction.meta.get("slide")
+    mpp = slide.get("mpp") if isinstance(slide, dict) else None
     return float(mpp) if isinstance(mpp, int | float) and 0 < mpp < float("inf") else None
 
 
@@ -91,11 +91,11 @@ def _in_pixels(case: ExportCase, mpp: float) -> ExportCase:
     return replace(case, prediction=replace(prediction, coords=coords, frame=Frame(patch, stride=step)))
 
 
-def _on_slide(case: ExportCase, facts: SlideFacts) -> Places:
+def _on_slide(case: ExportCase, facts: SlideFacts) -> Geometry:
     frame = case.prediction.frame
     assert frame is not None  # asked before
     rectangles = boxes(case, facts)
     width, height = (rectangles[0, 2:] - rectangles[0, :2]).tolist()
     scale = width / frame.patch[0]
     step = [side * scale for side in (frame.step * 2)[:2]]
-    return Places(rectangles[:, :2], rectangles, (width, height), (step[0], step[1]), facts.mpp, facts.size)
+    return Geometry(rectangles[:, :2], rectangles, (width, height), (step[0], step[1]), facts.mpp, facts.size)

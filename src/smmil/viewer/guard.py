@@ -1,4 +1,4 @@
-"""Who may ask: the right host name, the right token, reading only; and the headers that keep browsers careful."""
+"""Access control of the viewer: host names, token, read-only methods, and security headers."""
 
 import ipaddress
 import re
@@ -77,10 +77,10 @@ class Guard:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
-            return  # a web socket is closed without a word
+            return  # web sockets are not served
         refusal = self._refusal(scope)
         if refusal is not None:
-            await _answer(_with_headers(send), *refusal)
+            await _respond(_with_headers(send), *refusal)
         else:
             await self.app(scope, receive, _with_headers(send))
 
@@ -99,7 +99,7 @@ class Guard:
         return None if scope["path"].isprintable() else (404, "nothing at this address", {})
 
     def _entrance(self, token: str, headers: Iterable[tuple[str, str]]) -> tuple[int, str, dict[str, str]]:
-        """The page with a token in its address: on to the page without it, so that nobody copies it from there."""
+        """The page with a token in its address: on to the page without it, so that it is not copied from there."""
         sentence, there = "go on without the token in the address", {"location": "/"}
         if self.token is not None and self._same(token):
             cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Lax; Path=/"
@@ -145,16 +145,16 @@ def _cookie(header: str, name: str) -> str:
 
 
 def _with_headers(send: Send) -> Send:
-    async def careful(message: MutableMapping[str, Any]) -> None:
+    async def with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
             message = {**message, "headers": [*message.get("headers", []), *own]}
         await send(message)
 
-    return careful
+    return with_headers
 
 
-async def _answer(send: Send, status: int, sentence: str, headers: dict[str, str]) -> None:
+async def _respond(send: Send, status: int, sentence: str, headers: dict[str, str]) -> None:
     body = f'{{"error": "{sentence}"}}'.encode()
     plain = {"content-type": "application/json", "content-length": str(len(body)), "cache-control": "no-store"}
     lines = [(name.encode(), value.encode()) for name, value in {**plain, **headers}.items()]

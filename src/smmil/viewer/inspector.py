@@ -1,6 +1,6 @@
-"""The inspector: everything known about one instance, and the hot patches that look most like it."""
+"""Details of one instance, and the high-scoring patches with the most similar features."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,6 @@ MOST_SIMILAR = 6
 # Patches closer than this many steps along every axis touch, as in smmil.graph.grid_graph.
 _TOUCHING = 1.5 - 1e-6
 
-Similar = Callable[[int, int], list[tuple[int, float]]]
-
 
 def describe(index: int, cases: Sequence[ExportCase | None], coords: np.ndarray | None) -> dict[str, Any]:
     """Score, rank and probability of instance `index` by every model, its label and its neighbours."""
@@ -29,7 +27,7 @@ def describe(index: int, cases: Sequence[ExportCase | None], coords: np.ndarray 
         "index": index,
         "coords": None if coords is None else coords[index].tolist(),
         "label": None if label is None else int(label > 0),
-        "models": [None if case is None else verdict(case, index) for case in cases],
+        "models": [None if case is None else _score_facts(case, index) for case in cases],
         "neighbours": [{"index": int(i), "score": scores_of(cases, int(i))} for i in near],
     }
 
@@ -38,8 +36,8 @@ def scores_of(cases: Sequence[ExportCase | None], index: int) -> list[float | No
     return [None if case is None else float(case.score[index]) for case in cases]
 
 
-def verdict(case: ExportCase, index: int) -> dict[str, Any]:
-    """Score, place in the order of the case (1 is the highest; equal scores share it), and a share that says its kind.
+def _score_facts(case: ExportCase, index: int) -> dict[str, Any]:
+    """Score, rank in the case (1 is the highest; equal scores share it), and a share with its kind.
 
     probability        where scores are log-odds or probabilities of the instance itself
     attention share    softmax over the case, where they are attention logits: what the model's average used
@@ -69,7 +67,7 @@ def _share(case: ExportCase, index: int) -> tuple[str, float]:
 
 
 def neighbours(prediction: Prediction, index: int) -> np.ndarray:
-    """Instances beside `index`, nearest first: joined in the prediction's graph, else touching on the plane."""
+    """Neighbours of `index`, nearest first: joined in the prediction's graph, else touching in the plane."""
     coords = None if prediction.coords is None else prediction.coords.astype(np.float64)
     if prediction.edges is not None:
         first, second = prediction.edges
@@ -166,7 +164,9 @@ def _refuse_other_places(path: Path, features: Any, prediction: Prediction) -> N
         return
     places = file["coords"]
     if places.shape != prediction.coords.shape or not np.allclose(places[()], prediction.coords):
-        raise DataError(f"{path}: its patches lie elsewhere than those of the prediction; give the bags it was made of")
+        raise DataError(
+            f"{path}: its patches have other coordinates than those of the prediction; give the bags it was made of"
+        )
 
 
 def _directions(features: np.ndarray) -> np.ndarray:

@@ -1,10 +1,9 @@
-"""Routes of the viewer; every address names a number of a table."""
+"""HTTP routes of the viewer; every URL names a number of a table."""
 
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,48 +18,36 @@ from starlette.types import Receive, Scope, Send
 from smmil.errors import ConfigError, SmmilError
 from smmil.files import digest
 from smmil.viewer import api
+from smmil.viewer.api import Download, bounded, decimal, number, numbers
+from smmil.viewer.catalogue import NotFound
 from smmil.viewer.data import ViewerData
-from smmil.viewer.downloads import Download
 from smmil.viewer.guard import Guard
-from smmil.viewer.params import Absent, decimal, number, numbers, wish
 from smmil.viewer.tiles import LARGEST_PATCH
+from smmil.web import render, static_files
 
-_SHARED = ("openseadragon.min.js", "openseadragon-LICENSE.txt", "paint.js", "report.css")
-TYPES = {
-    ".html": "text/html; charset=utf-8",
+_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
     ".txt": "text/plain; charset=utf-8",
 }
-PAGE = "page.html"
-
-
-def static_table() -> dict[str, Path]:
-    """{name: file} of the viewer's own files and of those it shares with the report."""
-    import smmil.report
-
-    own = Path(__file__).parent / "static"
-    shared = Path(smmil.report.__file__).parent / "static"
-    table = {name: shared / name for name in _SHARED}
-    found = sorted(own.iterdir()) if own.is_dir() else []
-    return table | {path.name: path for path in found if path.is_file() and path.suffix in TYPES}
-
-
 _BYTES = "application/octet-stream"
 _CHUNK = 2**20
 
 
 def create_app(study: ViewerData, *, host: str = "127.0.0.1", token: str | None = None) -> Starlette:
-    """The application over a study, guarded; `host` is where it is bound, `token` what strangers must know."""
-    at = Addresses(study)
+    """The application over a study, guarded; `host` is where it is bound, `token` what other machines must send."""
+    handlers = _Routes(study)
     routes = [
-        Route("/", at.page),
-        Route("/static/{name}", at.static),
-        *(Route(address, at.of_this_start(answer)) for address, answer in at.table()),
+        Route("/", handlers.page),
+        Route("/static/{name}", handlers.static),
+        *(Route(path, handlers.same_start(handler)) for path, handler in handlers.table()),
     ]
-    problems: Any = {SmmilError: at.problem, HTTPException: at.other_problem, Exception: at.own_fault}
+    problems: Any = {
+        SmmilError: handlers.problem,
+        HTTPException: handlers.http_problem,
+        Exception: handlers.internal_error,
+    }
     guard = Middleware(Guard, bound=host, token=token)
     app = Starlette(routes=routes, middleware=[guard], exception_handlers=problems, lifespan=_closing(study))
     app.router.redirect_slashes = False
@@ -76,18 +63,19 @@ def _closing(study: ViewerData) -> Callable[[Starlette], Any]:
     return lifespan
 
 
-class Addresses:
-    """One method per address. They run in threads, several at once."""
+class _Routes:
+    """One method per route. They run in threads, several at once."""
 
     def __init__(self, study: ViewerData):
         self.study = study
-        self.files = static_table()
+        self._page = render("viewer.html", title=study.title).encode()
+        self._files = {name: path for name, path in static_files().items() if not name.startswith("report")}
         # Numbers mean other cases after a restart: no browser may take an old answer for a new one.
         self._start = secrets.token_hex(8)
         self._all_cases = _json({"study": self._start, **api.all_cases(study)})
 
     def table(self) -> list[tuple[str, Callable[[Request], Response]]]:
-        """Addresses about cases, and what answers them."""
+        """Routes about cases with their handlers."""
         return [
             ("/api/cases", self.cases),
             ("/api/case/{case}", self.case),
@@ -102,21 +90,25 @@ class Addresses:
             ("/export/{case}/{model}/{format}", self.export),
         ]
 
-    def of_this_start(self, answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
-        """Refuses a page of an earlier start, which says so by `study`: its numbers mean other cases now."""
+    def same_start(self, handler: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        """Refuse requests of a page of an earlier start (query `study`): its numbers mean other cases now."""
 
         def checked(request: Request) -> Response:
             if set(request.query_params.getlist("study")) <= {self._start}:
-                return answer(request)
+                return handler(request)
             return _refusal(409, "this page belongs to an earlier start of smmil view; reload it")
 
         return checked
 
     def page(self, request: Request) -> Response:
-        return self._file(request, PAGE)
+        return _tagged(request, digest(self._page), "text/html; charset=utf-8", lambda: self._page)
 
     def static(self, request: Request) -> Response:
-        return self._file(request, request.path_params["name"])
+        name = request.path_params["name"]
+        if name not in self._files:
+            raise NotFound
+        content = self._files[name].read_bytes()
+        return _tagged(request, digest(content), _TYPES[self._files[name].suffix], lambda: content)
 
     def cases(self, request: Request) -> Response:
         return Response(self._all_cases, media_type="application/json", headers={"cache-control": "no-store"})
@@ -126,45 +118,45 @@ class Addresses:
         return Response(content, media_type="application/json", headers={"cache-control": "no-store"})
 
     def coords(self, request: Request) -> Response:
-        return self._kept(request, _BYTES, lambda: self.study.coords_bytes(self._case(request)))
+        return self._cached(request, _BYTES, lambda: self.study.coords_bytes(self._case(request)))
 
     def scores(self, request: Request) -> Response:
-        return self._kept(request, _BYTES, lambda: self.study.scores_bytes(self._case(request), self._model(request)))
+        return self._cached(request, _BYTES, lambda: self.study.scores_bytes(self._case(request), self._model(request)))
 
     def truth(self, request: Request) -> Response:
-        return self._kept(request, _BYTES, lambda: self.study.truth_bytes(self._case(request)))
+        return self._cached(request, _BYTES, lambda: self.study.truth_bytes(self._case(request)))
 
     def instance(self, request: Request) -> Response:
         case = self._case(request)
         index = number(request.path_params["instance"], self.study.cases[case].instances)
         wanted = request.query_params.get("model")
-        model = None if wanted is None else wish(wanted, "model", 0, len(self.study.models) - 1, 0)
+        model = None if wanted is None else bounded(wanted, "model", 0, len(self.study.models) - 1, 0)
         content = _json(self.study.instance(case, index, model))
         return Response(content, media_type="application/json", headers={"cache-control": "no-store"})
 
     def tile(self, request: Request) -> Response:
         case, level = self._case(request), number(request.path_params["level"], 64)
         column, row = numbers(request.path_params["place"], "*_*.jpg")
-        return self._kept(request, "image/jpeg", lambda: self.study.tile(case, level, column, row))
+        return self._cached(request, "image/jpeg", lambda: self.study.tile(case, level, column, row))
 
     def patch(self, request: Request) -> Response:
         case = self._case(request)
         (index,) = numbers(request.path_params["picture"], "*.jpg")
         if index >= self.study.cases[case].instances:
-            raise Absent
-        size = wish(request.query_params.get("size"), "size", 16, LARGEST_PATCH, LARGEST_PATCH)
-        return self._kept(request, "image/jpeg", lambda: self.study.patch(case, index, size))
+            raise NotFound
+        size = bounded(request.query_params.get("size"), "size", 16, LARGEST_PATCH, LARGEST_PATCH)
+        return self._cached(request, "image/jpeg", lambda: self.study.patch(case, index, size))
 
     def slice(self, request: Request) -> Response:
         case, index = self._case(request), number(request.path_params["slice"], 10**6)
-        return self._kept(request, _BYTES, lambda: self.study.slice(case, index))
+        return self._cached(request, _BYTES, lambda: self.study.slice(case, index))
 
     def thumbnail(self, request: Request) -> Response:
         (case,) = numbers(request.path_params["picture"], "*.png")
         if case >= len(self.study.cases):
-            raise Absent
-        request.path_params["case"] = str(case)  # so that a problem is told in words of this case
-        return self._kept(request, "image/png", lambda: self.study.thumbnail(case))
+            raise NotFound
+        request.path_params["case"] = str(case)  # so that an error names this case
+        return self._cached(request, "image/png", lambda: self.study.thumbnail(case))
 
     def export(self, request: Request) -> Response:
         case, model = self._case(request), self._model(request)
@@ -172,19 +164,19 @@ class Addresses:
         return _Attachment(self.study.download(case, model, request.path_params["format"], threshold))
 
     def problem(self, request: Request, problem: Exception) -> Response:
-        """A mistake in the address, or an image or file that is not what it should be: one line."""
+        """A mistake in the URL, or an unusable image or file, as one line."""
         try:
-            text = self.study.words(problem, self._case(request))
-        except (Absent, KeyError):
-            text = str(Absent()) if isinstance(problem, Absent) else str(problem)
-        status = 404 if isinstance(problem, Absent) else 400 if isinstance(problem, ConfigError) else 422
+            text = self.study.message(problem, self._case(request))
+        except (NotFound, KeyError):
+            text = str(NotFound()) if isinstance(problem, NotFound) else str(problem)
+        status = 404 if isinstance(problem, NotFound) else 400 if isinstance(problem, ConfigError) else 422
         return _refusal(status, text)
 
-    def other_problem(self, request: Request, problem: Exception) -> Response:
+    def http_problem(self, request: Request, problem: Exception) -> Response:
         assert isinstance(problem, HTTPException)
-        return _refusal(problem.status_code, str(Absent()) if problem.status_code == 404 else problem.detail)
+        return _refusal(problem.status_code, str(NotFound()) if problem.status_code == 404 else problem.detail)
 
-    def own_fault(self, request: Request, problem: Exception) -> Response:
+    def internal_error(self, request: Request, problem: Exception) -> Response:
         return _refusal(500, "the viewer made a mistake; the terminal it was started from shows more")
 
     def _case(self, request: Request) -> int:
@@ -193,18 +185,12 @@ class Addresses:
     def _model(self, request: Request) -> int:
         return number(request.path_params["model"], len(self.study.models))
 
-    def _file(self, request: Request, name: str) -> Response:
-        if name not in self.files:
-            raise Absent
-        content = self.files[name].read_bytes()
-        return _tagged(request, digest(content), TYPES[self.files[name].suffix], lambda: content)
-
-    def _kept(self, request: Request, kind: str, make: Callable[[], bytes]) -> Response:
+    def _cached(self, request: Request, kind: str, make: Callable[[], bytes]) -> Response:
         return _tagged(request, digest(self._start, request.url.path, request.url.query), kind, make)
 
 
 def _tagged(request: Request, tag: str, kind: str, make: Callable[[], bytes]) -> Response:
-    """An answer a browser may keep if it asks each time whether it still holds."""
+    """A response that a browser may cache if it revalidates it each time."""
     headers = {"etag": f'"{tag[:32]}"', "cache-control": "private, no-cache"}
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
@@ -221,7 +207,7 @@ def _refusal(status: int, text: str) -> Response:
 
 
 class _Attachment(StreamingResponse):
-    """A file to keep; it is deleted here once it was sent, or the browser has gone."""
+    """A file download; the file is deleted once it was sent or the connection is closed."""
 
     def __init__(self, download: Download):
         self._download = download

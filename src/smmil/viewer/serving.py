@@ -1,4 +1,4 @@
-"""Starting and stopping the viewer: on this machine alone unless told otherwise, and then only with a token."""
+"""Start and stop the viewer's server: on this machine only, or on another host with a token."""
 
 import contextlib
 import errno
@@ -38,8 +38,8 @@ def serve(
     bags          manifest of the bags, for patches that look alike
     port          0: any free one
     max_cache_mb  memory for tiles that were shown lately
-    announce      is told the address to open, with its token when one is needed
-    remark        is told, a line each, which predictions could not be read and were left out
+    announce      called with the URL to open, with its token when one is needed
+    remark        called with a line for each prediction that could not be read and was left out
     """
     uvicorn = _library()
     if not _LOWEST_CACHE_MB <= max_cache_mb <= _HIGHEST_CACHE_MB:
@@ -79,7 +79,7 @@ def _run(uvicorn: Any, study: ViewerData, host: str, token: str | None, listenin
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there; an error in words when that is not possible."""
+    """A listening socket; an error with the reason when that is not possible."""
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port {port}: must be from 0 (any free one) to 65535")
     try:

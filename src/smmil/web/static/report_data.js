@@ -1,0 +1,65 @@
+// What the page knows: facts at once, scores of a case when it is looked at.
+import { coldestFirst } from "./paint.js";
+import { fromBase64, remembered } from "./words.js";
+
+export const DATA = JSON.parse(document.getElementById("data").textContent);
+export const PALETTES = Object.fromEntries(Object.entries(DATA.palettes).map(([name, text]) => [name, fromBase64(text)]));
+const UNKNOWN_TRUTH = 2;
+const MOST_UNPACKED = 48; // unpacked cases in memory; the oldest goes first
+
+async function unzipped(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+export function rasterOf(number, model) {
+  return DATA.cases[number].verdicts[model]?.raster ?? null;
+}
+
+const unpackedCells = remembered(MOST_UNPACKED, unpacked);
+
+/** Scores and truth of one case by one model, cell by cell; NaN and -1 where there is no tissue. */
+export function cellsOf(number, model) {
+  return unpackedCells(`s${number}-${model}`, rasterOf(number, model));
+}
+
+async function unpacked(key, raster) {
+  const bytes = await unzipped(fromBase64(document.getElementById(key).textContent));
+  const total = raster.rows * raster.columns;
+  const n = raster.cells;
+  const maskBytes = Math.ceil(total / 8);
+  const truth = bytes.subarray(maskBytes, maskBytes + n);
+  const first = bytes.subarray(maskBytes + n, maskBytes + 2 * n);
+  const second = bytes.subarray(maskBytes + 2 * n, maskBytes + 3 * n);
+  const wide = raster.bits === 16;
+  const step = (raster.high - raster.low) / (2 ** raster.bits - 1);
+  const cells = { ...raster, scores: new Float64Array(total).fill(NaN), labels: new Int8Array(total).fill(-1) };
+  for (let cell = 0, i = 0; cell < total; cell++) {
+    if (!((bytes[cell >> 3] >> (cell & 7)) & 1)) continue;
+    cells.scores[cell] = raster.low + (wide ? first[i] * 256 + second[i] : first[i]) * step;
+    cells.labels[cell] = truth[i] === UNKNOWN_TRUTH ? -1 : truth[i];
+    i++;
+  }
+  if (raster.kind === "points") Object.assign(cells, dotsOf(bytes, raster), { order: coldestFirst(cells.scores) });
+  return cells;
+}
+
+/** Places of the dots in level-0 pixels, read from the end of the bytes. */
+function dotsOf(bytes, raster) {
+  const n = raster.cells;
+  const at = bytes.length - 4 * n;
+  const number = (plane, i) => bytes[at + plane * n + i] * 256 + bytes[at + (plane + 1) * n + i];
+  const [left, top, right, bottom] = raster.extent;
+  const [x, y] = [new Float64Array(n), new Float64Array(n)];
+  for (let i = 0, across = 0; i < n; i++) {
+    across += number(0, i); // stored as the distance from the dot before
+    x[i] = left + (across / 65535) * (right - left);
+    y[i] = top + (number(2, i) / 65535) * (bottom - top);
+  }
+  return { x, y };
+}
+
+export function pictureOf(number) {
+  const stored = document.getElementById(`p${number}`);
+  return stored ? `data:image/jpeg;base64,${stored.textContent}` : null;
+}

@@ -1,0 +1,148 @@
+// A scan as a strip: one bar per slice above a band of truth. Without coordinates: instances from hottest to coldest.
+import { BarStrip } from "./bars.js";
+import { shown } from "./report_case.js";
+import { DATA, pictureOf } from "./report_data.js";
+import { cellText } from "./report_slide.js";
+import { make, themeColour } from "./words.js";
+
+const LAYOUT = { top: 16, below: 36, band: 16, gap: 10, labelled: [0, 0.5, 1], fades: true };
+
+export class StripPane extends BarStrip {
+  constructor(host, number, model, cells) {
+    super("strip", LAYOUT);
+    Object.assign(this, { host, number, model, cells });
+    this.series = { values: cells.scores, low: cells.low, high: cells.high, labels: cells.truth ? cells.labels : null };
+    this.canvas.setAttribute("aria-label", `Scores of ${DATA.cases[number].id} by ${DATA.models[model].name}`);
+    this.canvas.tabIndex = 0;
+    this.canvas.addEventListener("keydown", (event) => this.keys(event));
+    const row = make("div", "strip-row");
+    row.append(this.stage);
+    this.readout = make("p", "readout");
+    this.picture = cells.kind === "strip" && DATA.cases[number].slices ? new SliceView(row, number) : null;
+    host.append(row, this.readout);
+    this.ready = this.picture ? this.picture.ready : Promise.resolve();
+    this.places = this.order();
+    this.span = this.places.length;
+    this.chosen = cells.scores.reduce((best, score, i) => (score > (cells.scores[best] ?? -Infinity) ? i : best), -1);
+  }
+
+  order() {
+    const places = [...this.cells.scores.keys()];
+    return this.cells.kind === "strip" ? places : places.sort((a, b) => this.cells.scores[b] - this.cells.scores[a]);
+  }
+
+  show(how) {
+    this.how = how;
+    this.shown = this.cells.scores.reduce((count, score) => count + (score >= how.threshold), 0);
+    this.draw();
+  }
+
+  /** The range of places, and the chosen slice (the hottest at first) with a mark below its bar. */
+  drawAbove(pen, height) {
+    pen.fillStyle = themeColour("--soft");
+    pen.textAlign = "center";
+    const words = this.cells.kind === "strip" ? "slices" : "instances, hottest first";
+    const [first, last] = [this.label(this.from), this.label(this.from + this.span - 1)];
+    pen.fillText(`${words}: ${first} to ${last}`, (this.area.left + this.area.right) / 2, height - 10);
+    if (!this.picture) return;
+    const place = this.places.indexOf(this.chosen);
+    this.picture.show(Math.round(this.name(place)), this.words(place));
+    if (place < this.from || place >= this.from + this.span) return;
+    const x = this.middle(place);
+    pen.fillStyle = themeColour("--ink");
+    pen.beginPath();
+    pen.moveTo(x, this.area.bottom + 1);
+    pen.lineTo(x - 5, this.area.bottom + 8);
+    pen.lineTo(x + 5, this.area.bottom + 8);
+    pen.fill();
+  }
+
+  words(place) {
+    return `${this.cells.kind === "strip" ? "slice" : "instance"} ${this.label(place)} · ${cellText(this.cells, this.places[place])}`;
+  }
+
+  choose(name) {
+    const place = this.places.findIndex((cell, i) => this.name(i) === name && !Number.isNaN(this.cells.scores[cell]));
+    if (!this.picture || place < 0) return;
+    this.chosen = this.places[place];
+    this.draw();
+  }
+
+  /** Arrows go from slice to slice. */
+  keys(event) {
+    const by = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+    if (!by || !this.picture) return;
+    let place = this.places.indexOf(this.chosen) + by;
+    while (Number.isNaN(this.cells.scores[this.places[place]])) place += by;
+    if (place >= 0 && place < this.places.length) chooseSlice(this.name(place));
+    event.preventDefault();
+  }
+
+  /** Coordinate of a place. */
+  name(place) {
+    if (this.cells.kind !== "strip") return place + 1;
+    const [left, , right] = this.cells.extent;
+    return Math.round((left + ((right - left) * this.places[place]) / this.cells.columns) * 100) / 100;
+  }
+
+  /** How readers count: slices from 1, as in the viewer; coordinates that do not count slices stay as they are. */
+  label(place) {
+    const [left, , right] = this.cells.extent;
+    const counted = this.cells.kind === "strip" && Number.isInteger(left) && right - left === this.cells.columns;
+    return counted ? this.name(place) + 1 : this.name(place);
+  }
+
+  read(event) {
+    const place = this.placeAt(event);
+    this.readout.textContent = place === null ? "" : this.words(place);
+    if (place !== null && this.chosen !== this.places[place]) chooseSlice(this.name(place));
+  }
+
+  zoom(factor) {
+    const middle = this.from + this.span / 2;
+    this.span = Math.max(4, Math.min(this.places.length, Math.round(this.span / factor)));
+    this.from = Math.max(0, Math.min(this.places.length - this.span, Math.round(middle - this.span / 2)));
+    this.draw();
+  }
+
+  whole() {
+    [this.from, this.span] = [0, this.places.length];
+    this.draw();
+  }
+}
+
+/** The same slice in all panes. */
+function chooseSlice(name) {
+  for (const pane of shown.panes) if (pane instanceof StripPane) pane.choose(name);
+}
+
+/** One slice of a scan, cut from the picture that holds all of them. */
+class SliceView {
+  constructor(host, number) {
+    const [across, width, height, count] = DATA.cases[number].slices;
+    Object.assign(this, { across, width, height, count });
+    this.canvas = make("canvas", "slice");
+    this.canvas.setAttribute("role", "img");
+    this.caption = make("figcaption", "");
+    const figure = make("figure", "slice-view");
+    figure.append(this.canvas, this.caption);
+    host.append(figure);
+    this.image = new Image();
+    this.ready = new Promise((done) => {
+      this.image.addEventListener("load", done);
+      this.image.addEventListener("error", done);
+    });
+    this.image.src = pictureOf(number);
+  }
+
+  show(slice, words) {
+    if (slice < 0 || slice >= this.count) return;
+    [this.canvas.width, this.canvas.height] = [this.width, this.height];
+    const [column, row] = [slice % this.across, Math.floor(slice / this.across)];
+    const from = [column * this.width, row * this.height, this.width, this.height];
+    this.canvas.getContext("2d").drawImage(this.image, ...from, 0, 0, this.width, this.height);
+    this.canvas.dataset.slice = slice;
+    this.canvas.setAttribute("aria-label", words);
+    this.caption.textContent = words;
+  }
+}
