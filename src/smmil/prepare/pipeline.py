@@ -13,9 +13,10 @@ from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError
 from smmil.executors import Outcome, run_tasks
 from smmil.files import read_json, remove_leftovers, write_json
+from smmil.images.matching import ImageSource
 from smmil.prepare.case import prepare_case
 from smmil.prepare.encode import encoder_of
-from smmil.prepare.find import ImageSource, find_sources, settle_kind
+from smmil.prepare.find import find_sources, settle_kind
 from smmil.prepare.recipe import Recipe, refuse_idle
 from smmil.prepare.selection import check_classes, stray_images
 from smmil.prepare.table import PrepareCase, PreparedCase, PrepareJob, cases_from_table, cases_without_labels

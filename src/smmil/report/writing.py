@@ -6,6 +6,7 @@ from pathlib import Path
 
 from smmil.errors import ConfigError
 from smmil.files import write_text
+from smmil.images.matching import find_originals
 from smmil.images.volume import Window
 from smmil.prediction import Prediction
 from smmil.redact import safe_text, without_names
@@ -13,7 +14,6 @@ from smmil.report.cases import ReportCase, all_cases
 from smmil.report.charts import figures
 from smmil.report.document import document
 from smmil.report.numbers import measure
-from smmil.report.originals import find_originals
 from smmil.report.pictures import AnyPicture, all_pictures
 from smmil.report.sources import load_sources
 

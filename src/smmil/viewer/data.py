@@ -12,8 +12,8 @@ import numpy as np
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.images import DamagedTile, Volume, open_volume
+from smmil.images.matching import Original, find_features, find_originals, refuse_other_scan
 from smmil.redact import without_names
-from smmil.report.originals import Original, find_originals
 from smmil.viewer import inspector
 from smmil.viewer.cache import ByteCache, Recent, SlidePool, scratch_folder
 from smmil.viewer.catalogue import Catalogue, read_catalogue
@@ -21,7 +21,6 @@ from smmil.viewer.downloads import Download, possible_formats, write_download
 from smmil.viewer.geometry import Places, case_places
 from smmil.viewer.inspector import HotPatches, hot_patches
 from smmil.viewer.params import Absent
-from smmil.viewer.pictures import find_features, refuse_foreign_scan
 from smmil.viewer.thumbnails import thumbnail
 from smmil.viewer.tiles import SlidePicture, jpeg, patch_pixels, slice_bytes, slide_picture, tile_pixels
 
@@ -252,7 +251,8 @@ class ViewerData:
         image = self.cases[case].image
         assert image is not None  # asked before
         volume = open_volume(image)
-        refuse_foreign_scan(self.first_said(case).prediction, volume)
+        prediction = self.first_said(case).prediction
+        refuse_other_scan(prediction.id, [prediction], volume)
         return volume
 
     def _places(self, case: int) -> Places:

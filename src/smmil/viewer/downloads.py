@@ -6,19 +6,14 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
 
-from smmil.errors import ConfigError, DataError
-from smmil.exports import FORMATS, export
-from smmil.exports.case import ExportCase
-from smmil.exports.geometry import boxes, slide_facts
-from smmil.exports.originals import Original
+from smmil.errors import ConfigError
+from smmil.exports import FORMATS, export, possible_formats
 from smmil.files import file_name
+from smmil.images.matching import Original
 from smmil.prediction import Prediction
 from smmil.redact import safe_text
 
-_TABLES = ("csv", "parquet")
-_OF_SLIDES = ("geojson", "csv", "parquet", "png", "tiff")
-_OF_SCANS = ("csv", "parquet", "png", "nifti")
-_OF_DICOM = ("dicom-seg", "dicom-pm")
+__all__ = ["Download", "needs_threshold", "possible_formats", "write_download"]
 
 
 class Download(NamedTuple):
@@ -32,31 +27,8 @@ class Download(NamedTuple):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def possible_formats(kind: str, case: ExportCase) -> list[str]:
-    """What a case of this kind can be written to; its image is only there when it can be read and is its own.
-
-    Tables can always be written; maps need places in pixels, and what lies in a patient needs the image.
-    """
-    image = case.image
-    dicom = _OF_DICOM if image is not None and (image.is_dir() or image.suffix.lower() == ".dcm") else ()
-    if kind == "slide" and _has_pixels(case):
-        return [*_OF_SLIDES, *dicom]
-    if kind == "scan" and image is not None:
-        return [*_OF_SCANS, *dicom]
-    return list(_TABLES) if kind != "none" or case.prediction.coords is None else []
-
-
-def _has_pixels(case: ExportCase) -> bool:
-    """Whether the exports can tell where in the slide its instances lie."""
-    try:
-        boxes(case, slide_facts(case))
-    except DataError:
-        return False
-    return True
-
-
 def needs_threshold(format_: str) -> bool:
-    return "threshold" in FORMATS[format_].needs
+    return FORMATS[format_].threshold == "needed"
 
 
 def write_download(
@@ -74,7 +46,7 @@ def write_download(
         raise ConfigError(f"{format_}: needs a threshold, a score above which an instance is positive; set one")
     # half a character, as broken file names have them, cannot be written into any file
     prediction = replace(prediction, id=prediction.id.encode("utf-8", "replace").decode())
-    cut = threshold if "threshold" in FORMATS[format_].takes else None
+    cut = None if FORMATS[format_].threshold == "never" else threshold
     folder = Path(mkdtemp(dir=scratch))
     try:
         target = folder / f"export{FORMATS[format_].endings[0]}"

@@ -10,11 +10,10 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.images import Slide, Volume, open_slide
+from smmil.images.matching import Original, refuse_other_slide
 from smmil.images.volume import PRESETS
 from smmil.prediction import Prediction
-from smmil.report.originals import Original
 from smmil.viewer.cache import USUAL_BYTES
-from smmil.viewer.pictures import refuse_foreign_slide
 
 TILE = 256
 LARGEST_PATCH = 1024
@@ -64,7 +63,7 @@ class SlidePicture:
 def slide_picture(original: Original, prediction: Prediction) -> SlidePicture:
     """Size and place of a case's slide; an error when it cannot be opened, is another one, or has no overview."""
     with open_slide(*original) as slide:
-        refuse_foreign_slide(prediction, slide)
+        refuse_other_slide(prediction.id, [prediction], slide)
         left, top, width, height = _scanned(slide)
         weight = slide.size[0] * slide.size[1] * 3 if slide.reader == "pillow" else 0
         picture = SlidePicture(original.path, (left, top), width, height, slide.mpp, max(weight, USUAL_BYTES))
