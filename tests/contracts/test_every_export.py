@@ -1,6 +1,7 @@
 """The contract of every export format: atomic, deterministic, readable, private, and as its row of the table says."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,6 +80,7 @@ def cases(tmp_path_factory):
     """{kind: (image, prediction)}: a DICOM slide and a CT series, in folders and with facts that must not leave."""
     folder = tmp_path_factory.mktemp("slides-of-mrs-doe")
     slide, tiles = slide_case(folder / "slide", "dicom", meta=PRIVATE)
+    tiles = replace(tiles, scores=np.where(tiles.scores > 0, 2.5, -1).astype(np.float32))
     scan, _, slices = scan_case(folder / "scan", meta=PRIVATE)
     for file in [*folder.rglob("*.dcm")]:
         _name_patient(file)

@@ -1,7 +1,7 @@
 """The table of labels, and which source belongs to which of its rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import pandas as pd
 
 from smmil.data import manifest
 from smmil.data.tables import need_columns, read_text_table
+from smmil.encoders import Encoder
 from smmil.errors import DataError, suggest
 from smmil.formats.content import begins_formula
 from smmil.images.matching import ImageSource, refuse_equal_stems, source_named
@@ -39,6 +40,7 @@ class PrepareJob:
 
     positive         names or codes of lesions in annotations, or names in the column class of a table of points
     negatives_known  other cases are annotated, so a case of class 0 without annotation is free of lesions
+    encoder          one given as an object; None: the recipe names it
     """
 
     case: PrepareCase
@@ -52,6 +54,7 @@ class PrepareJob:
     coverage: float = 0.5
     positive: tuple[str, ...] | None = None
     negatives_known: bool = False
+    encoder: Encoder | None = field(default=None, repr=False)
 
     @property
     def bag_path(self) -> Path:
