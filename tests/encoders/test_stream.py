@@ -8,8 +8,7 @@ from tiny import MeanColour, encoder, tiles
 from torch import nn
 
 from smmil.encoders import encode_stream
-from smmil.encoders.encoder import in_order
-from smmil.encoders.stream import read_ahead
+from smmil.encoders.encoder import in_order, read_ahead
 from smmil.errors import ConfigError, DataError
 
 

@@ -11,7 +11,7 @@ from tiny import tiles
 from torch import nn
 
 from smmil.encoders import load_encoder, networks
-from smmil.encoders.weight_files import fit, read_tensors
+from smmil.encoders.networks import fit, read_tensors
 from smmil.errors import ConfigError, DataError, MissingExtra
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from smmil.errors import DataError
-from smmil.exports.originals import find_originals
+from smmil.images.matching import find_originals
 
 
 def touched(folder, *names):

@@ -10,8 +10,8 @@ from exports.test_export_command import run, tile_case
 
 from smmil.errors import DataError
 from smmil.exports import export
-from smmil.exports.originals import Original
 from smmil.frame import Frame
+from smmil.images.matching import Original
 from smmil.prediction import Prediction
 
 HALF = "a\udc80b"

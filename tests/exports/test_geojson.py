@@ -194,10 +194,10 @@ def test_a_prediction_without_footprint_or_places_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("told", "words"),
-    [({"size": [9999, 10]}, "pixels 9999 × 10"), ({"bounds": [7, 0, 9, 9]}, r"bounds .* 7 × 0 × 9 × 9")],
+    [({"size": [9999, 10]}, "pixels 9999 x 10"), ({"bounds": [7, 0, 9, 9]}, r"bounds .* 7 x 0 x 9 x 9")],
 )
 def test_a_map_is_not_laid_over_another_slide(tmp_path, told, words):
     slide, prediction = slide_case(tmp_path, "aperio")
     other = Prediction(**{**vars(prediction), "meta": {**prediction.meta, "slide": told}})
-    with pytest.raises(DataError, match=rf"made from a slide of {words}, but .* has"):
+    with pytest.raises(DataError, match=rf"made from a slide with {words}, but .* has"):
         export(other, "geojson", tmp_path / "map.geojson", image=slide)

@@ -12,7 +12,7 @@ from PIL import Image
 from smmil.errors import DataError
 from smmil.exports import export
 from smmil.exports.geometry import paint, reduction
-from smmil.exports.picture import OPACITY
+from smmil.exports.raster import OPACITY
 from smmil.frame import Frame
 from smmil.images import open_slide
 from smmil.prediction import Prediction

@@ -318,3 +318,24 @@ def test_trident_finds_its_attributes_in_our_files(tmp_path):
         assert file["features"].chunks is None
     assert (attributes["patch_size_level0"], attributes["overlap"], attributes["name"]) == (512, 0, "slide_007")
     assert attributes["level0_magnification"] == "None"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_file_is_read_inside_one_error_boundary_without_another_projects_reader(tmp_path, monkeypatch, whole):
+    import smmil.formats
+    from smmil.formats import hdf5, trident
+
+    path = tmp_path / "case.h5"
+    write_bag(path, Bag("case", torch.ones(3, 2)), graph="chain", provenance={"encoder": "e"})
+    entered = []
+
+    def counting(path, boundary=hdf5.boundary):
+        entered.append(path)
+        return boundary(path)
+
+    for module in (smmil.formats, hdf5):
+        monkeypatch.setattr(module, "boundary", counting)
+    for name in ("load", "provenance"):
+        monkeypatch.delattr(trident, name)
+    assert read_bag(path).n == 3 if whole else read_provenance(path) == {"encoder": "e"}
+    assert entered == [path]

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from smmil.errors import DataError
 from smmil.images import Thumbnail
+from smmil.images.matching import Original
 from smmil.report import write_report
 from smmil.report.cases import all_cases
-from smmil.report.originals import Original
 from smmil.report.pictures import case_picture, hatched, lost_pixels
 from smmil.synthetic import write_pyramid
 

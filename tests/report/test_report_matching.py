@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from smmil.errors import ConfigError, DataError
 from smmil.frame import Frame
+from smmil.images.matching import Original, find_originals
 from smmil.prediction import Prediction
 from smmil.report import write_report
 from smmil.report.cases import all_cases
-from smmil.report.originals import Original, find_originals
 from smmil.report.pictures import case_picture
 from smmil.synthetic import write_pyramid
 

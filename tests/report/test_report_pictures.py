@@ -10,9 +10,9 @@ from report.lesion_cases import SIDE, TILE, save_all, scan_case, slide_case, wri
 from typer.testing import CliRunner
 
 from smmil.errors import ConfigError, DataError
+from smmil.images.matching import Original, find_originals
 from smmil.report import write_report
 from smmil.report.cases import all_cases
-from smmil.report.originals import Original, find_originals
 from smmil.report.pictures import all_pictures, case_picture
 
 ROOM = 10_000_000

@@ -11,12 +11,11 @@ from report.test_report_slices import ROOM, case_of, grey_scan
 
 from smmil.errors import DataError
 from smmil.exports.case import ExportCase as ExportCase
-from smmil.exports.same_scan import other_scan
 from smmil.formats import read_bag, read_provenance, write_bag
 from smmil.images import open_volume
+from smmil.images.matching import Original, scan_difference
 from smmil.predict.cases import image_facts
 from smmil.prepare import prepare_case
-from smmil.report.originals import Original
 from smmil.report.pictures import scan_picture
 
 SCAN = {"slices": 36, "rows": 40, "columns": 60, "spacing_mm": [1.0, 1.0, 5.0], "ends_mm": [0.0, 175.0]}
@@ -70,9 +69,11 @@ def test_without_memory_more_slices_are_refused_where_every_slice_was_an_instanc
 def test_without_memory_and_recipe_nothing_is_certain(tmp_path):
     volume = open_volume(grey_scan(tmp_path / "ct.nii.gz", n=80))
     every_other = replace(scan_case("ct"), coords=np.arange(0, 72, 2)[:, None])
-    assert other_scan(every_other, volume) is None
-    assert other_scan(replace(scan_case("ct"), meta={}), volume) is None
-    assert other_scan(replace(scan_case("ct"), meta={"features": {"encoder": "x", "recipe": None}}), volume) is None
+    assert scan_difference(every_other, volume) is None
+    assert scan_difference(replace(scan_case("ct"), meta={}), volume) is None
+    assert (
+        scan_difference(replace(scan_case("ct"), meta={"features": {"encoder": "x", "recipe": None}}), volume) is None
+    )
 
 
 def test_predictions_of_prepared_scans_remember_them(tmp_path):
@@ -84,11 +85,11 @@ def test_predictions_of_prepared_scans_remember_them(tmp_path):
     assert told["spacing_mm"] == pytest.approx(volume.spacing_mm)
     assert told["ends_mm"] == pytest.approx([30, 55])
     prediction = replace(scan_case("ct", n=6), meta={"scan": told})
-    assert other_scan(prediction, volume) is None
+    assert scan_difference(prediction, volume) is None
     series(tmp_path / "next", origin_mm=(ORIGIN[0], ORIGIN[1], ORIGIN[2] + 7))
-    assert "slices from 30.0 to 55.0 mm" in other_scan(prediction, open_volume(tmp_path / "next")).told
+    assert "slices from 30.0 to 55.0 mm" in scan_difference(prediction, open_volume(tmp_path / "next")).expected
     series(tmp_path / "same voxels", spacing=SPACING)
-    assert other_scan(prediction, open_volume(tmp_path / "same voxels")) is None
+    assert scan_difference(prediction, open_volume(tmp_path / "same voxels")) is None
 
 
 def test_bags_of_earlier_versions_know_fewer_facts(tmp_path):

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from smmil.errors import ConfigError, DataError
 from smmil.frame import Frame
+from smmil.images.matching import Original, find_originals
 from smmil.report import write_report
 from smmil.report.cases import all_cases
-from smmil.report.originals import Original, find_originals
 from smmil.report.pictures import all_pictures, scan_picture
 
 nibabel = pytest.importorskip("nibabel", reason="needs nibabel: pip install 'smmil[ct]'")

@@ -58,7 +58,7 @@ def test_a_tile_is_the_slide_read_pixel_by_pixel_without_a_pyramid_of_ours(tmp_p
     pixels = noise(700, 900)
     path = slide_file(tmp_path, pixels, "aperio", factors=(1, 4), tile=64)
     frame = Frame((64, 64))
-    from smmil.report.originals import Original
+    from smmil.images.matching import Original
 
     picture = slide_picture(Original(path), Prediction("s", [0.5], [[0.0]], coords=[[0, 0]], frame=frame))
     with open_slide(path) as slide:

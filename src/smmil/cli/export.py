@@ -2,7 +2,6 @@
 
 import sys
 from collections import Counter
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,20 +10,26 @@ import typer
 from smmil.cli.options import Column
 
 
-class ExportTarget(StrEnum):
-    geojson = "geojson"
-    dicom_pm = "dicom-pm"
-    dicom_seg = "dicom-seg"
-    nifti = "nifti"
-    tiff = "tiff"
-    csv = "csv"
-    parquet = "parquet"
-    png = "png"
+def _print_formats(wanted: bool) -> None:
+    if not wanted:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from smmil.exports import FORMATS
+    from smmil.exports.registry import cases_of
+
+    table = Table("--to", "holds", "opens in", "for", "--threshold", box=None)
+    for format_ in FORMATS.values():
+        threshold = "" if format_.threshold == "never" else format_.threshold
+        table.add_row(format_.name, format_.content, format_.opens_in, cases_of(format_), threshold)
+    Console(markup=False).print(table)
+    raise typer.Exit
 
 
 def export(
     predictions: Annotated[list[Path], typer.Argument(help="Files of predictions (.npz), or folders of them.")],
-    to: Annotated[ExportTarget, typer.Option("--to", help="Format to write.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="Format to write; --formats lists them.")],
     out: Annotated[Path, typer.Option(help="File for a single prediction; folder for several.")],
     threshold: Annotated[
         float | None, typer.Option(help="Instances with at least this score are positive: regions, segments, colours.")
@@ -38,10 +43,14 @@ def export(
     size: Annotated[int | None, typer.Option(help="Longest side of a png, in pixels. [default: 2048]")] = None,
     column: Column = None,
     deidentify: Annotated[
-        bool, typer.Option(help="DICOM: take nothing from the image that tells who the patient is.")
+        bool, typer.Option(help="DICOM: take nothing from the image that identifies the patient.")
     ] = True,
     replace_uids: Annotated[
         bool, typer.Option("--replace-uids", help="DICOM: also replace UIDs; the file no longer finds its image.")
+    ] = False,
+    formats: Annotated[
+        bool,
+        typer.Option("--formats", help="List the formats and stop.", is_eager=True, callback=_print_formats),
     ] = False,
 ) -> None:
     """Write score maps as files that other programs open: QuPath, OHIF, 3D Slicer, ASAP, spreadsheets.
@@ -71,7 +80,7 @@ def export(
         task = bars.add_task("exporting", total=None)
         done = export_predictions(
             predictions,
-            to.value,
+            to,
             out,
             image=image,
             threshold=threshold,

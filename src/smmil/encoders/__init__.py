@@ -1,8 +1,7 @@
 """Pixels of one instance -> vector: pretrained networks with their normalisation, resolution and licence."""
 
-from smmil.encoders.encoder import Encoder
+from smmil.encoders.encoder import Encoder, encode_stream
 from smmil.encoders.loading import load_encoder
-from smmil.encoders.stream import encode_stream
 from smmil.encoders.table import EncoderInfo, encoder_info, encoder_table, list_encoders
 
 __all__ = [

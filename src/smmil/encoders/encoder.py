@@ -1,10 +1,17 @@
-"""A pretrained network that turns tiles into feature vectors: the same bits whatever the batch and the threads."""
+"""Encoder: a pretrained network that turns tiles into feature vectors, in batches or as a stream.
+
+Features are bit-identical whatever the batch size and the number of threads.
+"""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
+from queue import Full, Queue
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,36 +19,36 @@ import torch
 from torch import Tensor, nn
 
 from smmil.encoders.table import Colour
-from smmil.errors import DataError
+from smmil.errors import ConfigError, DataError
 
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_order(work: Callable[[Thing], Result], things: Iterable[Thing], threads: int) -> Iterator[Result]:
-    """work(thing) of every thing, in order; `threads` of them at a time, never far ahead of who takes the results.
+def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """work(item) of every item, in order, on `threads` threads, at most 2 `threads` items ahead of the consumer.
 
     Inside a worker torch computes on one thread: splitting one sum among threads would change its rounding
     with their number, and threads that share one layer wait for each other after every layer.
     """
     if threads == 1:
-        yield from map(work, things)
+        yield from map(work, items)
         return
     try:
         # The number of threads belongs to each thread in OpenMP, so every worker sets its own.
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from _taken(pool, work, things, 2 * threads)
+            yield from _results(pool, work, items, 2 * threads)
     finally:
         torch.set_num_threads(threads)  # for threads that begin later
 
 
-def _taken(
-    pool: ThreadPoolExecutor, work: Callable[[Thing], Result], things: Iterable[Thing], limit: int
+def _results(
+    pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], limit: int
 ) -> Iterator[Result]:
     waiting: deque[Future[Result]] = deque()
     try:
-        for thing in things:
-            waiting.append(pool.submit(work, thing))
+        for item in items:
+            waiting.append(pool.submit(work, item))
             if len(waiting) == limit:
                 yield waiting.popleft().result()
         while waiting:
@@ -189,3 +196,74 @@ def _as_half(features: np.ndarray, name: str) -> np.ndarray:
             f"encoder {name}: some features are not finite in 16 bits; check the weights, or use autocast=False"
         )
     return half
+
+
+def encode_stream(encoder: Encoder, tiles: Iterable[np.ndarray], batch_size: int = 32, ahead: int = 2) -> np.ndarray:
+    """float16 (n, dim) for tiles (side, side, 3) that come one by one, as `Encoder.encode` would give, in their order.
+
+    `tiles` is consumed by a thread of its own, at most `ahead` batches of `batch_size` tiles in advance;
+    an error in it ends the encoding and is raised here. Neither number changes the features.
+    """
+    if batch_size < 1 or ahead < 1:
+        raise ConfigError(f"encode_stream: batch_size={batch_size}, ahead={ahead}; both must be at least 1")
+    limit = max(1, ahead * batch_size // encoder.group)
+    with closing(read_ahead(_groups(tiles, encoder.group), limit)) as groups:
+        return encoder.join(encoder.encode_groups(groups))
+
+
+@dataclass(frozen=True)
+class _End:
+    """Marks the end of the queue, with the exception that ended the reading, if any."""
+
+    problem: BaseException | None = None
+
+
+def read_ahead(items: Iterable[Any], limit: int) -> Generator[Any, None, None]:
+    """The items, fetched by a thread of its own, at most `limit` before they are asked for."""
+    queue: Queue[Any] = Queue(limit)
+    stop = Event()
+    reader = Thread(target=_read, args=(items, queue, stop), name="smmil-reader", daemon=True)
+    reader.start()
+    try:
+        while not isinstance(item := queue.get(), _End):
+            yield item
+        if item.problem is not None:
+            raise item.problem
+    finally:
+        stop.set()
+        reader.join()
+
+
+def _read(items: Iterable[Any], queue: "Queue[Any]", stop: Event) -> None:
+    end = _End()
+    try:
+        for item in items:
+            _offer(item, queue, stop)
+            if stop.is_set():
+                return
+    except BaseException as problem:  # noqa: BLE001 - raised again in the thread that asked for the items
+        end = _End(problem)
+    _offer(end, queue, stop)
+
+
+def _offer(item: Any, queue: "Queue[Any]", stop: Event) -> None:
+    """Wait for room in the queue, but not after the consumer has stopped."""
+    while not stop.is_set():
+        try:
+            queue.put(item, timeout=0.1)
+            return
+        except Full:
+            continue
+
+
+def _groups(tiles: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    source = iter(tiles)
+    while group := list(islice(source, size)):
+        yield check_tiles(_stack(group))
+
+
+def _stack(group: list[np.ndarray]) -> np.ndarray:
+    shapes = sorted({(tile.shape, str(tile.dtype)) for tile in group})
+    if len(shapes) > 1:
+        raise DataError(f"tiles: got different kinds in one stream, {shapes[0]} and {shapes[1]}; make them alike")
+    return np.stack(group)

@@ -8,21 +8,17 @@ from typing import Any
 
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
 from smmil.exports.case import ExportCase
-from smmil.exports.dicom import write_parametric_map, write_segmentation
-from smmil.exports.geojson import write_geojson
-from smmil.exports.originals import Original, find_originals, is_table
-from smmil.exports.picture import write_png
-from smmil.exports.raster import write_nifti, write_tiff
-from smmil.exports.table import write_csv, write_parquet
+from smmil.exports.registry import FORMATS, ExportFormat
 from smmil.files import file_name
+from smmil.images.matching import Original, find_originals, is_table
 from smmil.prediction import Prediction, prediction_files
 from smmil.spreadsheet import write_rows
 
 
-def files_of(places: str | Path | Iterable[str | Path]) -> list[Path]:
-    """The files that are meant by a folder, a file, or several of them; a file that is not there is refused."""
-    named = [places] if isinstance(places, str | Path) else list(places)
-    files = [file for place in named for file in prediction_files(Path(place))]
+def _prediction_paths(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Prediction files of a folder, a file, or several of them; a missing file is refused."""
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    files = [file for path in given for file in prediction_files(Path(path))]
     for file in (file for file in files if not file.exists()):
         raise DataError(f"{file}: no such file")
     if not files:
@@ -30,13 +26,13 @@ def files_of(places: str | Path | Iterable[str | Path]) -> list[Path]:
     return files
 
 
-def readable(files: Sequence[Path]) -> tuple[list[Prediction], dict[str, str]]:
+def _load_all(files: Sequence[Path]) -> tuple[list[Prediction], dict[str, str]]:
     """The predictions, sorted by id, and {name of a file: why it cannot be used}; the same id twice is refused."""
     found: dict[str, tuple[Prediction, Path]] = {}
     failed: dict[str, str] = {}
     for path in files:
         try:
-            prediction = refuse_half_characters(Prediction.load(path))
+            prediction = _refuse_surrogates(Prediction.load(path))
         except DataError as problem:
             failed[path.name] = str(problem)
             continue
@@ -46,8 +42,8 @@ def readable(files: Sequence[Path]) -> tuple[list[Prediction], dict[str, str]]:
     return [prediction for _, (prediction, _) in sorted(found.items())], failed
 
 
-def refuse_half_characters(prediction: Prediction) -> Prediction:
-    """The prediction itself, unless its id has lone surrogates, which neither files nor their names can hold."""
+def _refuse_surrogates(prediction: Prediction) -> Prediction:
+    """Return the prediction; raise if its id has lone surrogates, which neither files nor their names can hold."""
     try:
         prediction.id.encode()
     except UnicodeEncodeError:
@@ -59,29 +55,6 @@ def refuse_half_characters(prediction: Prediction) -> Prediction:
 
 
 _FAILURES = "export_failures.csv"
-
-
-@dataclass(frozen=True)
-class Format:
-    """How a format is written, what its files end with (the first is our choice), and what it takes or must have."""
-
-    write: Callable[[ExportCase, Path], None]
-    endings: tuple[str, ...]
-    takes: frozenset[str] = frozenset()
-    needs: frozenset[str] = frozenset()
-
-
-_CUT, _SIZED, _IMAGE = frozenset({"threshold"}), frozenset({"size"}), frozenset({"image"})
-FORMATS = {
-    "geojson": Format(write_geojson, (".geojson", ".json"), takes=_CUT),
-    "dicom-pm": Format(write_parametric_map, ("_map.dcm", ".dcm"), needs=_IMAGE),
-    "dicom-seg": Format(write_segmentation, ("_seg.dcm", ".dcm"), takes=_CUT, needs=_IMAGE | _CUT),
-    "nifti": Format(write_nifti, ("_heat.nii.gz", ".nii.gz", ".nii"), needs=_IMAGE),
-    "tiff": Format(write_tiff, (".tif", ".tiff")),
-    "csv": Format(write_csv, (".csv",), takes=_CUT),
-    "parquet": Format(write_parquet, (".parquet",), takes=_CUT),
-    "png": Format(write_png, (".png",), takes=_CUT | _SIZED),
-}
 
 
 @dataclass(frozen=True)
@@ -106,10 +79,10 @@ def export(
     keep_uids: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
-    """Write predictions (files, folders of them, or one Prediction) as one of FORMATS, atomically.
+    """Write predictions (files, folders of them, or one Prediction) as one of the registered formats, atomically.
 
     out    the file for a single case (or an existing folder); for several cases a folder, one file each
-    image  slide or CT series of a single case (an Original tells its pixel size too); for several, a folder with an
+    image  slide or CT series of a single case (an Original gives its pixel size too); for several, a folder with an
            entry named like each case's id; for one or several, a CSV table with the columns id and slide (or image,
            path, file), and mpp if you like
     See `ExportCase` for the other options. A single case that cannot be read or written is an error; of several, the
@@ -118,37 +91,37 @@ def export(
     format_ = FORMATS[check_choice(to, FORMATS, "--to")]
     original = image if isinstance(image, Original) or image is None else Original(Path(image))
     place = None if original is None else original.path
-    _check_options(to, format_, place, threshold, size, deidentify, keep_uids)
-    wishes: dict[str, Any] = {"threshold": threshold, "column": column, "deidentify": deidentify}
-    wishes |= {"keep_uids": keep_uids}
-    wishes |= {} if size is None else {"size": size}
-    files = [] if isinstance(predictions, Prediction) else files_of(predictions)
+    _check_options(format_, place, threshold, size, deidentify, keep_uids)
+    options: dict[str, Any] = {"threshold": threshold, "column": column, "deidentify": deidentify}
+    options |= {"keep_uids": keep_uids}
+    options |= {} if size is None else {"size": size}
+    files = [] if isinstance(predictions, Prediction) else _prediction_paths(predictions)
     if len(files) > 1:
-        return _several(files, format_, Path(out), place, wishes, progress)
+        return _several(files, format_, Path(out), place, options, progress)
     one = predictions if isinstance(predictions, Prediction) else Prediction.load(files[0])
     done = Exported()
-    path = _single_path(Path(out), refuse_half_characters(one).id, to, format_)
-    _write(format_, _single_case(one, original, wishes), path, done)
+    path = _single_path(Path(out), _refuse_surrogates(one).id, format_)
+    _write(format_, _single_case(one, original, options), path, done)
     return done
 
 
 def _several(
     files: list[Path],
-    format_: Format,
+    format_: ExportFormat,
     out: Path,
     images: Path | None,
-    wishes: dict[str, Any],
+    options: dict[str, Any],
     progress: Callable[[int, int], None] | None,
 ) -> Exported:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: {len(files)} predictions need a folder, and this is a file; name a folder")
-    cases, failed = readable(files)
+    cases, failed = _load_all(files)
     table = None if images is None else find_originals(images, [case.id for case in cases], "--image")
     done = Exported(failed=failed)
     for count, prediction in enumerate(cases, 1):
         path = out / (file_name(prediction.id) + format_.endings[0])
         try:
-            _write(format_, _case(prediction, table, images, wishes), path, done)
+            _write(format_, _case(prediction, table, images, options), path, done)
         except SmmilError as problem:
             done.failed[prediction.id] = str(problem)
         if progress is not None:
@@ -157,30 +130,30 @@ def _several(
     return done
 
 
-def _single_case(prediction: Prediction, image: Original | None, wishes: dict[str, Any]) -> ExportCase:
+def _single_case(prediction: Prediction, image: Original | None, options: dict[str, Any]) -> ExportCase:
     """The case with the image itself, or the one that a table names for it."""
     if image is None:
-        return ExportCase(prediction, **wishes)
+        return ExportCase(prediction, **options)
     if not is_table(image.path):
-        return ExportCase(prediction, image.path, mpp=image.mpp, **wishes)
-    return _case(prediction, find_originals(image.path, [prediction.id], "--image"), image.path, wishes)
+        return ExportCase(prediction, image.path, mpp=image.mpp, **options)
+    return _case(prediction, find_originals(image.path, [prediction.id], "--image"), image.path, options)
 
 
 def _case(
-    prediction: Prediction, table: dict[str, Original] | None, where: Path | None, wishes: dict[str, Any]
+    prediction: Prediction, table: dict[str, Original] | None, where: Path | None, options: dict[str, Any]
 ) -> ExportCase:
     """The case with the image that was found for it; an error when images were given and none is its own."""
     if table is None:
-        return ExportCase(prediction, **wishes)
+        return ExportCase(prediction, **options)
     if prediction.id not in table:
         raise DataError(
             f"{prediction.id}: no image of this name in {where}; name its slide or folder like the case, or give "
             "--image a table of id,slide"
         )
-    return ExportCase(prediction, table[prediction.id].path, mpp=table[prediction.id].mpp, **wishes)
+    return ExportCase(prediction, table[prediction.id].path, mpp=table[prediction.id].mpp, **options)
 
 
-def _write(format_: Format, case: ExportCase, path: Path, done: Exported) -> None:
+def _write(format_: ExportFormat, case: ExportCase, path: Path, done: Exported) -> None:
     """Write one case and note it; never over the image that is read."""
     if case.image is not None and path.exists() and path.samefile(case.image):
         raise ConfigError(f"--out {path}: this is the image itself; choose another name or folder")
@@ -189,40 +162,47 @@ def _write(format_: Format, case: ExportCase, path: Path, done: Exported) -> Non
     done.notes.extend((case.id, note) for note in case.notes)
 
 
-def _single_path(out: Path, id_: str, to: str, format_: Format) -> Path:
+def _single_path(out: Path, id_: str, format_: ExportFormat) -> Path:
     if out.is_dir():
         return out / (file_name(id_) + format_.endings[0])
     if not out.name.lower().endswith(format_.endings):
         plain = [ending for ending in format_.endings if ending.startswith(".")]
-        raise ConfigError(f"--out {out}: a {to} file ends with {' or '.join(plain)}; or name an existing folder")
+        raise ConfigError(
+            f"--out {out}: a {format_.name} file ends with {' or '.join(plain)}; or name an existing folder"
+        )
     return out
 
 
 def _check_options(
-    to: str,
-    format_: Format,
+    format_: ExportFormat,
     image: Path | None,
     threshold: float | None,
     size: int | None,
     deidentify: bool,
     keep_uids: bool,
 ) -> None:
-    """An option that would be ignored is refused, as is one that is missing or makes no sense."""
-    for name, value in (("threshold", threshold), ("size", size)):
-        if value is not None and name not in format_.takes:
-            users = ", ".join(other for other, f in FORMATS.items() if name in f.takes)
-            raise ConfigError(f"--{name} {value}: {to} has no use for it; it is for {users}")
-    for name, missing in (("threshold", threshold is None), ("image", image is None)):
-        if missing and name in format_.needs:
-            what = "a score above which an instance is positive" if name == "threshold" else "the DICOM or NIfTI source"
-            raise ConfigError(f"--to {to}: needs --{name}, {what}")
+    """Refuse an option that would be ignored, one that is missing, and one that makes no sense."""
+    to = format_.name
+    if threshold is not None and format_.threshold == "never":
+        raise _unused(f"--threshold {threshold}", to, [f.name for f in FORMATS.values() if f.threshold != "never"])
+    if size is not None and not format_.sized:
+        raise _unused(f"--size {size}", to, [f.name for f in FORMATS.values() if f.sized])
+    if threshold is None and format_.threshold == "needed":
+        raise ConfigError(f"--to {to}: needs --threshold, a score above which an instance is positive")
+    if image is None and format_.needs_image:
+        raise ConfigError(f"--to {to}: needs --image, the DICOM or NIfTI source")
     if threshold is not None and not isfinite(threshold):
         raise ConfigError(f"--threshold {threshold}: must be a finite number")
     if size is not None and not 16 <= size <= 20_000:
         raise ConfigError(f"--size {size}: must be from 16 to 20000 pixels")
-    if not deidentify and not to.startswith("dicom"):
-        raise ConfigError(f"--no-deidentify: {to} has no use for it; it is for dicom-pm, dicom-seg")
-    if not keep_uids and (not deidentify or not to.startswith("dicom")):
-        raise ConfigError("--replace-uids: is part of the de-identification of dicom-pm and dicom-seg only")
+    dicom = [f.name for f in FORMATS.values() if f.refers_to_dicom]
+    if not deidentify and to not in dicom:
+        raise _unused("--no-deidentify", to, dicom)
+    if not keep_uids and (not deidentify or to not in dicom):
+        raise ConfigError(f"--replace-uids: is part of the de-identification of {' and '.join(dicom)} only")
     if image is not None and not image.exists():
         raise DataError(f"--image {image}: no such file or folder")
+
+
+def _unused(option: str, to: str, users: Sequence[str]) -> ConfigError:
+    return ConfigError(f"{option}: {to} has no use for it; it is for {', '.join(users)}")

@@ -1,18 +1,17 @@
 """One case to export: its prediction, the image it belongs to, and the options."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.instances import instance_score
-from smmil.exports.same_scan import other_scan
 from smmil.images import Slide, Volume, open_slide, open_volume
+from smmil.images.matching import Difference, scan_difference, slide_difference
 from smmil.prediction import Prediction
 from smmil.redact import provenance
 
@@ -106,43 +105,28 @@ class ExportCase:
             yield None
             return
         with open_slide(self.image, self.mpp) as slide:
-            self._refuse_other(slide)
+            self._check(slide_difference(self.prediction, slide), "slide")
             yield slide
-
-    def _refuse_other(self, slide: Slide) -> None:
-        """The prediction may know its slide: a map over another one would point at nothing."""
-        told = self.prediction.meta.get("slide")
-        remembered = told if isinstance(told, dict) else {}
-        self._refuse_unequal("pixels", remembered.get("size"), slide.size)
-        self._refuse_unequal("bounds (x, y, width, height)", remembered.get("bounds"), slide.bounds)
-
-    def _refuse_unequal(self, what: str, told: Any, found: tuple[int, ...]) -> None:
-        if told is not None and tuple(told) != tuple(found):
-            raise DataError(
-                f"{self.id}: was made from a slide of {what} {_times(told)}, but {self.image} has {_times(found)}; "
-                "give the slide it was made from"
-            )
 
     def volume(self, what: str) -> Volume:
         """The scan with its geometry; an error that asks for it when no image was given."""
         volume = open_volume(self.need_image(what, "the folder of its DICOM series or its NIfTI file"))
-        other = other_scan(self.prediction, volume)
+        self._check(scan_difference(self.prediction, volume), "scan")
+        return volume
+
+    def _check(self, other: Difference | None, kind: str) -> None:
+        """Raise when the image is not the one behind the prediction: a map over another one would point at nothing."""
         if other is not None:
             raise DataError(
-                f"{self.id}: was made from a scan with {other.told}, but {self.image} has {other.found}; "
-                "give the scan it was made from"
+                f"{self.id}: was made from a {kind} with {other.expected}, but {self.image} has {other.found}; "
+                f"give the {kind} it was made from"
             )
-        return volume
 
     def need_image(self, what: str, kind: str) -> Path:
         """The image, without which this export has no place in the patient."""
         if self.image is None:
             raise ConfigError(f"{self.id}: {what} needs the image the case was made from; give --image {kind}")
         return self.image
-
-
-def _times(numbers: Sequence[int]) -> str:
-    return " × ".join(str(number) for number in numbers)
 
 
 def _from_log_odds(scores: np.ndarray, column: int | None) -> np.ndarray:

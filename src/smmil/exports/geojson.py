@@ -25,6 +25,7 @@ def write_geojson(case: ExportCase, path: Path) -> None:
     Coordinates are level-0 pixels minus the corner of the slide's bounds, as QuPath counts them. Features are
     written one by one, so a slide of a million tiles needs no more memory than its arrays.
     """
+    case.need_slide("GeoJSON")
     facts = slide_facts(case)
     rectangles = boxes(case, facts)
     key = digest(case.id, json.dumps(case.facts, sort_keys=True), rectangles.tobytes(), case.score.tobytes())

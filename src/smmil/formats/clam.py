@@ -11,9 +11,17 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import file_name
 from smmil.formats import hdf5
-from smmil.formats.content import Stored, check_shapes
-from smmil.formats.neighbours import GRID, INFERRED, as_text, inferred, no_edges, spaced
-from smmil.formats.writing import WritePlan, footprint, h5_bytes, planar, unheld
+from smmil.formats.content import (
+    GRID,
+    INFERRED,
+    Stored,
+    check_shapes,
+    empty_edges,
+    frame_from_coords,
+    frame_json,
+    frame_with_step,
+)
+from smmil.formats.writing import WritePlan, coords_2d, h5_bytes, lost_facts, square_frame
 from smmil.frame import Frame
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
@@ -66,13 +74,15 @@ def _stored(path: Path, features: np.ndarray, coords: np.ndarray, side: float | 
     check_shapes({"features": features, "coords": coords, "y_inst": None})
     side = side or _side_from_patch_file(path)
     if side is not None:
-        return Stored(path.stem, features, coords, frame=as_text(spaced((side,) * coords.shape[1], coords)), rule=GRID)
-    frame = inferred(coords)
+        return Stored(
+            path.stem, features, coords, frame=frame_json(frame_with_step((side,) * coords.shape[1], coords)), rule=GRID
+        )
+    frame = frame_from_coords(coords)
     if frame is None:
         note = {"step": "unknown: one instance and no patch file"}
-        return Stored(path.stem, features, coords, no_edges(), rule='{"kind": "edges"}', provenance=json.dumps(note))
+        return Stored(path.stem, features, coords, empty_edges(), rule='{"kind": "edges"}', provenance=json.dumps(note))
     return Stored(
-        path.stem, features, coords, frame=as_text(frame), rule=GRID, provenance=json.dumps({"step": INFERRED})
+        path.stem, features, coords, frame=frame_json(frame), rule=GRID, provenance=json.dumps({"step": INFERRED})
     )
 
 
@@ -117,9 +127,11 @@ def provenance(_path: Path) -> dict[str, Any]:
 
 def plan(stored: Stored, facts: dict[str, Any]) -> WritePlan:
     """The three files of a case; CLAM holds square patches on a plane, and nothing about encoder or pixel size."""
-    coords, frame = planar(stored, "CLAM"), footprint(stored, "CLAM")
+    coords, frame = coords_2d(stored, "CLAM"), square_frame(stored, "CLAM")
     name = file_name(stored.id)
-    notes = unheld(stored, facts, spaced(frame.patch, coords), keeps=("patch_size", "level0_width", "level0_height"))
+    notes = lost_facts(
+        stored, facts, frame_with_step(frame.patch, coords), keeps=("patch_size", "level0_width", "level0_height")
+    )
     size = [facts[name] for name in ("level0_width", "level0_height") if facts.get(name)]
     if len(size) < 2:
         size = (coords.max(0) + np.ceil(frame.patch)).astype(int).tolist()

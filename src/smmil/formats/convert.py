@@ -13,11 +13,10 @@ import torch
 from smmil.bag import Bag
 from smmil.errors import DataError, check_choice
 from smmil.files import digest, file_name, read_json, remove_leftovers, replacing, write_json
-from smmil.formats import all_facts, clam, find_reader, load, stamp, torchmil, trident, write_bag
-from smmil.formats.content import Stored, begins_formula, int8
+from smmil.formats import all_facts, choose_reader, clam, read_stored, stamp, torchmil, trident, write_bag
+from smmil.formats.content import Stored, as_int8, begins_formula, frame_json, refuse_isolated
 from smmil.formats.hdf5 import boundary
 from smmil.formats.inspection import find_bags
-from smmil.formats.neighbours import as_text, refuse_isolated
 from smmil.formats.writing import WritePlan
 from smmil.frame import Frame
 from smmil.spreadsheet import write_rows
@@ -113,16 +112,17 @@ class _Work:
         self.done.notes += [(stored.id, note) for note in plan.notes]
 
     def _plan(self, path: Path) -> tuple[Stored, WritePlan]:
-        stored = self._with_labels(load(path), path)
+        reader = choose_reader(path)
+        stored = self._with_labels(read_stored(path, reader), path)
         if begins_formula(stored.id):
             raise DataError(f"its name {stored.id!r} would be a formula in the tables of a study; rename the file")
-        facts = all_facts(path, stored)
+        facts = all_facts(path, reader, stored)
         if self.encoder is not None:
             _refuse_other("encoder", facts.get("encoder"), self.encoder)
             facts["encoder"] = self.encoder
-        stored = _sized(stored, self.mpp, find_reader(path).name)
+        stored = _sized(stored, self.mpp, reader.name)
         refuse_isolated(stored.graph(), json.loads(stored.rule), stored.coords, stored.parsed_frame())
-        label = self.labels.get(stored.id, find_reader(path).label(path))
+        label = self.labels.get(stored.id, reader.label(path))
         if label is not None:
             self.done.labels[stored.id] = label
         return stored, _planned(self.to, stored, facts, label)
@@ -134,7 +134,7 @@ class _Work:
             return stored
         if len(labels) != len(stored.features):
             raise DataError(f"{len(labels):,} instance labels beside it for {len(stored.features):,} instances")
-        return replace(stored, y_inst=int8(labels))
+        return replace(stored, y_inst=as_int8(labels))
 
     def _place(self, plan: WritePlan, source: Path) -> bool:
         """Write the files that are not there yet; whether any had to be written."""
@@ -210,7 +210,7 @@ def _sized(stored: Stored, mpp: float | None, format_: str) -> Stored:
         _refuse_other("mpp", frame.spacing[0], mpp)
         return stored
     sized = Frame(frame.patch, (mpp,) * len(frame.patch), "um", frame.stride)
-    return replace(stored, frame=as_text(sized))
+    return replace(stored, frame=frame_json(sized))
 
 
 def _refuse_other(name: str, stated: Any, given: Any) -> None:

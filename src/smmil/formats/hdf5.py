@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
-from smmil.formats.content import stored_type
+from smmil.formats.content import check_shapes, stored_type
 
 # What h5py, numpy, torch and zarr raise on damaged files.
 _DAMAGE = (
@@ -40,7 +40,7 @@ _DAMAGE = (
 
 @contextmanager
 def boundary(path: Path) -> Iterator[None]:
-    """Inside, a library may raise what it likes; outside there is one line about `path`."""
+    """Turn whatever a library raises inside into one DataError that names the file."""
     try:
         yield
     except FileNotFoundError:
@@ -104,8 +104,24 @@ def dataset(file: h5py.File, name: str, like: str | None = None) -> np.ndarray |
     return stored_type(like, array)
 
 
+def bag_arrays(file: h5py.File) -> dict[str, Any]:
+    """The datasets of a file in TRIDENT's or our own layout, checked, as arguments of `Stored`."""
+    arrays = {name: dataset(file, name) for name in ("features", "coords", "y_inst")}
+    check_shapes(arrays)
+    pairs, weight = dataset(file, "edges"), dataset(file, "edge_weight")
+    return {**arrays, "edges": None if pairs is None or weight is None else (pairs, weight)}
+
+
+def text(value: Any) -> str:
+    """An attribute as text, stored as bytes or as a string."""
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
 def numbers(attributes: Any, name: str) -> np.ndarray | None:
-    """A numeric attribute as an array; None when it is absent or a text."""
+    """A numeric attribute as an array; None when it is absent or a text ('None').
+
+    The text itself is never read: in a damaged file, HDF5 can search for it for ever.
+    """
     if name not in attributes or attributes.get_id(name).get_type().get_class() == h5py.h5t.STRING:
         return None
     return np.asarray(attributes[name], dtype=np.float64)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.formats import all_facts, find_reader, hdf5, lazyslide
-from smmil.formats.content import Stored
+from smmil.formats import all_facts, choose_reader, find_reader, hdf5, lazyslide
+from smmil.formats.content import ALARM_FROM, ALARM_SHARE, Stored, nearest_distance
 from smmil.formats.hdf5 import boundary
-from smmil.formats.neighbours import ALARM_FROM, ALARM_SHARE, nearest_distance
 from smmil.graph import Graph
 
 _ENDINGS = (*hdf5.ENDINGS, ".pt", ".npy", ".csv")
@@ -90,11 +89,11 @@ def describe(path: str | Path) -> dict[str, Any]:
     """What a feature file holds, as plain JSON values; only a file that cannot be read at all is an error."""
     path = Path(path)
     with boundary(path):
-        reader = find_reader(path)
+        reader = choose_reader(path)
         stored = reader.load(path)
         facts = {"file": str(path), "format": reader.name, "id": stored.id, **_rows(stored), **_place(stored)}
         facts.update(_neighbours(stored, stored.graph()))
-        facts["provenance"] = all_facts(path, stored)
+        facts["provenance"] = all_facts(path, reader, stored)
         facts["checksum"] = _checksum(stored)
         facts["instance_labels"] = _counts(stored.y_inst)
         facts["extreme_rows"] = _extremes(stored)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra
-from smmil.formats.content import Stored, check_shapes, stored_type
-from smmil.formats.neighbours import GRID, as_text, spaced
+from smmil.formats.content import GRID, Stored, check_shapes, frame_json, frame_with_step, stored_type
 from smmil.frame import Frame
 
 _GROUP_FILES = ("zarr.json", ".zgroup")
@@ -44,7 +43,7 @@ def load(path: Path) -> Stored:
     check_shapes({"features": features, "coords": coords, "y_inst": None})
     frame = _frame(attributes, region, boxes, coords)
     facts = json.dumps(_facts(attributes, region, table_name))
-    return Stored(store.stem, features, coords, frame=as_text(frame), rule=GRID, provenance=facts)
+    return Stored(store.stem, features, coords, frame=frame_json(frame), rule=GRID, provenance=facts)
 
 
 def _opened(store: Path) -> Any:
@@ -171,7 +170,7 @@ def _frame(attributes: dict[str, Any], region: str, boxes: np.ndarray, coords: n
         raise DataError(f"tiles of {len(sizes)} different sizes; a bag needs one footprint")
     mpp = (attributes.get("slide_properties") or {}).get("mpp")
     spacing, unit = ((float(mpp),) * 2, "um") if mpp else (None, "px")
-    frame = spaced(tuple(sizes[0].tolist()), coords, spacing, unit)
+    frame = frame_with_step(tuple(sizes[0].tolist()), coords, spacing, unit)
     spec = (attributes.get("tile_spec") or {}).get(region)
     if not spec:
         return frame

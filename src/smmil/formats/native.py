@@ -1,12 +1,11 @@
-"""The house's own feature file: HDF5 in TRIDENT's layout, plus frame, graph rule, provenance and a checksum.
+"""smmil's own feature file: HDF5 in TRIDENT's layout, plus frame, graph rule, provenance and a checksum.
 
 features (n, d)   as given, float16 or float32, contiguous       attributes: name, encoder
 coords   (n, k)   int64, or float64 when not whole numbers       attributes: TRIDENT's (patch_size_level0, …)
 edges, edge_weight, y_inst                                       only when needed
 root attributes   smmil_format, id, frame, graph, provenance (JSON) and sha256 over all of the above
 
-A file of TRIDENT itself has none of the root attributes and reads too. The label of a bag is not in the file: labels
-belong to the manifest.
+The label of a bag is not in the file: labels belong to the manifest.
 """
 
 import json
@@ -21,10 +20,18 @@ import torch
 from smmil.bag import Bag
 from smmil.errors import DataError
 from smmil.files import replacing
-from smmil.formats import trident
-from smmil.formats.content import Stored, check_shapes, int8, refuse_not_finite, stored_type
-from smmil.formats.hdf5 import OURS, boundary, dataset
-from smmil.formats.neighbours import full_rule, refuse_isolated
+from smmil.formats import hdf5
+from smmil.formats.content import (
+    Stored,
+    as_int8,
+    check_shapes,
+    frame_json,
+    full_rule,
+    refuse_isolated,
+    refuse_not_finite,
+    stored_type,
+)
+from smmil.formats.trident import coords_attributes
 from smmil.frame import Frame
 
 FORMAT = 1
@@ -32,39 +39,26 @@ FORMAT = 1
 
 def provenance(path: Path) -> dict[str, Any]:
     """Where the features come from, without reading them."""
-    with boundary(path), h5py.File(path, "r", locking=False) as file:
-        texts = _texts(file)
-        return json.loads(texts["provenance"]) if "provenance" in texts else trident.provenance(file)
+    with h5py.File(path, "r", locking=False) as file:
+        return json.loads(_texts(file)["provenance"])
 
 
 def load(path: Path) -> Stored:
     """Content of the file as arrays and texts; one read per dataset, in the stored type."""
     with h5py.File(path, "r", locking=False) as file:
-        arrays = {name: dataset(file, name) for name in ("features", "coords", "y_inst")}
-        check_shapes(arrays)
-        pairs, weight = dataset(file, "edges"), dataset(file, "edge_weight")
-        texts = _texts(file)
-        return Stored(
-            id=texts.get("id", path.stem),
-            **arrays,  # type: ignore[arg-type]
-            edges=None if pairs is None or weight is None else (pairs, weight),
-            frame=texts["frame"],
-            rule=texts["graph"],
-            provenance=texts.get("provenance", "{}"),
-            sha256=texts.get("sha256"),
-        )
+        arrays, texts = hdf5.bag_arrays(file), _texts(file)
+    rule = texts.pop("graph")
+    return Stored(**arrays, **texts, rule=rule)
 
 
-def _texts(file: h5py.File) -> dict[str, str]:
-    """The JSON texts of a native file, or what TRIDENT's attributes say in their place."""
-    present = [name for name in OURS if name in file.attrs]
-    if not present:
-        return trident.texts(file)
-    if len(present) < len(OURS):
-        raise DataError(f"attribute {next(n for n in OURS if n not in present)!r} is missing, the file is damaged")
+def _texts(file: h5py.File) -> dict[str, Any]:
+    """The texts in the attributes of the file; an error when one is missing or the format is another."""
+    missing = [name for name in hdf5.OURS if name not in file.attrs]
+    if missing:
+        raise DataError(f"attribute {missing[0]!r} is missing, the file is damaged")
     if (version := int(file.attrs["smmil_format"])) != FORMAT:
         raise DataError(f"written in format {version}, this smmil reads format {FORMAT}; upgrade smmil")
-    return {name: trident.text(file.attrs[name]) for name in OURS[1:]}
+    return {name: hdf5.text(file.attrs[name]) for name in hdf5.OURS[1:]}
 
 
 def write_bag(
@@ -77,7 +71,7 @@ def write_bag(
     provenance  plain JSON: encoder, recipe, licence, mpp, versions
     """
     path, rule = Path(path), full_rule(graph)
-    with boundary(path):
+    with hdf5.boundary(path):
         stored = _to_store(bag, rule, dict(provenance or {}))
         check_shapes({"features": stored.features, "coords": stored.coords, "y_inst": stored.y_inst})
         refuse_not_finite(stored.features)
@@ -97,8 +91,8 @@ def _to_store(bag: Bag, rule: dict[str, Any], provenance: dict[str, Any]) -> Sto
         np.ascontiguousarray(bag.x.detach().cpu().numpy()),
         None if bag.coords is None else np.ascontiguousarray(stored_type("coords", bag.coords.cpu().numpy())),
         _own_edges(bag) if rule["kind"] == "edges" else None,
-        None if bag.y_inst is None else int8(bag.y_inst.cpu().numpy()),
-        json.dumps(None if bag.frame is None else bag.frame.to_dict(), sort_keys=True),
+        None if bag.y_inst is None else as_int8(bag.y_inst.cpu().numpy()),
+        frame_json(bag.frame),
         json.dumps(rule, sort_keys=True),
         json.dumps(provenance, sort_keys=True),
     )
@@ -129,7 +123,7 @@ def _fill(file: h5py.File, stored: Stored, frame: Frame | None) -> None:
     encoder = json.loads(stored.provenance).get("encoder")
     file.create_dataset("features", data=stored.features).attrs.update(name=stored.id, encoder=str(encoder))
     if stored.coords is not None:
-        file.create_dataset("coords", data=stored.coords).attrs.update(trident.attributes(stored.id, frame))
+        file.create_dataset("coords", data=stored.coords).attrs.update(coords_attributes(stored.id, frame))
     if stored.edges is not None:
         file.create_dataset("edges", data=stored.edges[0])
         file.create_dataset("edge_weight", data=stored.edges[1])

@@ -12,11 +12,8 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import file_name
 from smmil.formats import hdf5
-from smmil.formats.content import Stored, check_shapes
-from smmil.formats.hdf5 import open_for_texts
-from smmil.formats.neighbours import GRID, as_text, nearest_distance, spaced
-from smmil.formats.trident import text
-from smmil.formats.writing import WritePlan, encoder_of, folder_name, footprint, h5_bytes, planar, unheld
+from smmil.formats.content import GRID, Stored, check_shapes, frame_json, frame_with_step, nearest_distance
+from smmil.formats.writing import WritePlan, coords_2d, encoder_name, folder_name, h5_bytes, lost_facts, square_frame
 from smmil.frame import Frame
 
 OLD_PIXELS, OLD_UM = 224.0, 256.0
@@ -33,8 +30,8 @@ def load(path: Path) -> Stored:
             raise DataError("there is no dataset 'coords': features of a whole slide or patient, not of tiles")
         check_shapes({"features": features, "coords": coords, "y_inst": None})
         side, um_per_unit = _tile(path, file.attrs, coords)
-    frame = spaced((side,) * coords.shape[1], coords, (um_per_unit,) * coords.shape[1], "um")
-    return Stored(path.stem, features, coords, frame=as_text(frame), rule=GRID)
+    frame = frame_with_step((side,) * coords.shape[1], coords, (um_per_unit,) * coords.shape[1], "um")
+    return Stored(path.stem, features, coords, frame=frame_json(frame), rule=GRID)
 
 
 def _tile(path: Path, attributes: Any, coords: np.ndarray) -> tuple[float, float]:
@@ -56,15 +53,17 @@ def _tile(path: Path, attributes: Any, coords: np.ndarray) -> tuple[float, float
 
 
 def _unit(path: Path) -> str:
-    with open_for_texts(path) as file:
-        return text(file.attrs.get("unit", ""))
+    with hdf5.open_for_texts(path) as file:
+        return hdf5.text(file.attrs.get("unit", ""))
 
 
 def provenance(path: Path) -> dict[str, Any]:
     """Extractor, version and tile size, as far as the file names them."""
-    with open_for_texts(path) as file:
+    with hdf5.open_for_texts(path) as file:
         names = {"extractor": "encoder", "stamp_version": "stamp_version", "code_hash": "code_hash"}
-        facts: dict[str, Any] = {ours: text(file.attrs[name]) for name, ours in names.items() if name in file.attrs}
+        facts: dict[str, Any] = {
+            ours: hdf5.text(file.attrs[name]) for name, ours in names.items() if name in file.attrs
+        }
         for name in ("tile_size_um", "tile_size_px"):
             if (value := hdf5.number(file.attrs, name)) is not None:
                 facts[name] = int(value) if value.is_integer() else value
@@ -82,7 +81,7 @@ def in_pixels(stored: Stored, mpp: float) -> Stored:
     stride = None if np.array_equal(patch, step) else tuple(step.tolist())
     new = Frame(tuple(patch.tolist()), (mpp,) * coords.shape[1], "um", stride)
     return Stored(
-        stored.id, stored.features, exact, stored.edges, stored.y_inst, as_text(new), stored.rule, stored.provenance
+        stored.id, stored.features, exact, stored.edges, stored.y_inst, frame_json(new), stored.rule, stored.provenance
     )
 
 
@@ -95,18 +94,18 @@ def _near_whole(values: np.ndarray) -> np.ndarray:
 
 def plan(stored: Stored, facts: dict[str, Any]) -> WritePlan:
     """The file of a case; pixels need a known size to become micrometres."""
-    coords, frame = planar(stored, "STAMP"), footprint(stored, "STAMP")
+    coords, frame = coords_2d(stored, "STAMP"), square_frame(stored, "STAMP")
     if frame.spacing is None or frame.unit != "um":
         raise DataError("STAMP stores micrometres, but the size of a pixel is not known here; give --mpp")
     um = frame.spacing[0]
     placed, side = _smallest_float(coords * um), frame.patch[0] * um
-    kept = spaced((side / um,) * 2, coords, (um,) * 2, "um")
-    notes = unheld(stored, facts, kept, KEEPS)
+    kept = frame_with_step((side / um,) * 2, coords, (um,) * 2, "um")
+    notes = lost_facts(stored, facts, kept, KEEPS)
     if um != 1.0:
         notes.append(f"lost: pixels as unit, {um:g} um each (read it again with --mpp {um:g} to have them back)")
     if stored.features.dtype != np.float16:
         notes.append(f"differs: features stay {stored.features.dtype}, STAMP itself writes float16")
-    encoder = encoder_of(facts, notes)
+    encoder = encoder_name(facts, notes)
     attributes = _attributes(facts, encoder, side, frame.patch[0], notes)
     arrays = {"coords": placed, "feats": stored.features}
     return WritePlan(

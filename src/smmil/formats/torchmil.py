@@ -14,9 +14,20 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import file_name
 from smmil.formats import hdf5
-from smmil.formats.content import Stored, check_shapes, int8, stored_type
-from smmil.formats.neighbours import ALARM_FROM, GRID, INFERRED, as_text, inferred, no_edges, spaced
-from smmil.formats.writing import WritePlan, encoder_of, folder_name, footprint, unheld
+from smmil.formats.content import (
+    ALARM_FROM,
+    GRID,
+    INFERRED,
+    Stored,
+    as_int8,
+    check_shapes,
+    empty_edges,
+    frame_from_coords,
+    frame_json,
+    frame_with_step,
+    stored_type,
+)
+from smmil.formats.writing import WritePlan, encoder_name, folder_name, lost_facts, square_frame
 from smmil.frame import Frame
 
 _NPY = b"\x93NUMPY"
@@ -41,7 +52,7 @@ def load(path: Path) -> Stored:
     if features is None or features.dtype.kind != "f":
         raise DataError(f"features must hold floating point numbers, got {getattr(features, 'dtype', 'nothing')}")
     coords = None if coords is None else stored_type("coords", coords)
-    y_inst = None if labels is None else int8(np.nan_to_num(labels.reshape(len(labels), -1)[:, 0], nan=-1))
+    y_inst = None if labels is None else as_int8(np.nan_to_num(labels.reshape(len(labels), -1)[:, 0], nan=-1))
     check_shapes({"features": features, "coords": coords, "y_inst": y_inst})
     return _placed(Stored(path.stem, features, coords, y_inst=y_inst), _nominal_size(root))
 
@@ -52,19 +63,19 @@ def _placed(bag: Stored, size: float | None) -> Stored:
     if bag.coords is None:
         rule = CHAIN if size is None else '{"kind": "none"}'
     elif (frame := _frame(bag.coords, size)) is None:
-        rule, edges = '{"kind": "edges"}', no_edges()
+        rule, edges = '{"kind": "edges"}', empty_edges()
     elif size is None or frame.patch[0] != size:
         note = {"step": INFERRED}
     return Stored(
-        bag.id, bag.features, bag.coords, edges, bag.y_inst, as_text(frame), rule, provenance=json.dumps(note)
+        bag.id, bag.features, bag.coords, edges, bag.y_inst, frame_json(frame), rule, provenance=json.dumps(note)
     )
 
 
 def _frame(coords: np.ndarray, size: float | None) -> Frame | None:
     """The folder's patch size counts at some magnification: where coordinates lie further apart, they are right."""
     if size is None:
-        return inferred(coords)
-    frame = spaced((size,) * coords.shape[1], coords)
+        return frame_from_coords(coords)
+    frame = frame_with_step((size,) * coords.shape[1], coords)
     return frame if frame.step <= frame.patch or len(coords) < ALARM_FROM else Frame(frame.step)
 
 
@@ -112,7 +123,9 @@ def plan(stored: Stored, facts: dict[str, Any], label: int | None = None) -> Wri
         raise DataError("torchmil needs coordinates, which this case does not have; convert it to native")
     if stored.coords is not None and not is_scan:
         return _slide(stored, stored.coords, facts, label)
-    notes = [note for note in unheld(stored, facts, None, ("encoder",)) if not note.startswith("lost: neighbourhood")]
+    notes = [
+        note for note in lost_facts(stored, facts, None, ("encoder",)) if not note.startswith("lost: neighbourhood")
+    ]
     if stored.coords is not None:
         notes.append("lost: coordinates of the slices (torchmil counts them)")
     return _plan("", "slice_labels", stored, facts, label, notes)
@@ -120,18 +133,18 @@ def plan(stored: Stored, facts: dict[str, Any], label: int | None = None) -> Wri
 
 def _slide(stored: Stored, coords: np.ndarray, facts: dict[str, Any], label: int | None) -> WritePlan:
     """torchmil divides coordinates by the size in the folder's name, so the name must be the step."""
-    frame = footprint(stored, "torchmil")
+    frame = square_frame(stored, "torchmil")
     step = frame.step[0]
     if not step.is_integer():
         raise DataError(f"torchmil names its folder after a whole step, got {step:g}; convert it to native")
-    notes = unheld(stored, facts, _frame(coords, step), ("encoder",))
+    notes = lost_facts(stored, facts, _frame(coords, step), ("encoder",))
     return _plan(f"patches_{step:.0f}/", "patch_labels", stored, facts, label, notes)
 
 
 def _plan(
     root: str, labels: str, stored: Stored, facts: dict[str, Any], label: int | None, notes: list[str]
 ) -> WritePlan:
-    encoder, name = encoder_of(facts, notes), file_name(stored.id)
+    encoder, name = encoder_name(facts, notes), file_name(stored.id)
     if folder_name(encoder) != encoder:
         notes.append(f"lost: the name {encoder!r} of the encoder, written as {folder_name(encoder)!r}")
     arrays = {f"features/features_{folder_name(encoder)}": stored.features}

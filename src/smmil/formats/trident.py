@@ -10,62 +10,43 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.files import file_name
-from smmil.formats.content import Stored
-from smmil.formats.hdf5 import open_for_texts
-from smmil.formats.neighbours import GRID
-from smmil.formats.writing import WritePlan, encoder_of, folder_name, footprint, h5_bytes, planar, unheld
+from smmil.formats import hdf5
+from smmil.formats.content import GRID, Stored, frame_json
+from smmil.formats.writing import WritePlan, coords_2d, encoder_name, folder_name, h5_bytes, lost_facts, square_frame
 from smmil.frame import Frame
 
 FACTS = ("patch_size", "level0_magnification", "target_magnification", "level0_width", "level0_height")
 _MAGNIFICATIONS = ((0.16, 80), (0.2, 60), (0.3, 40), (0.6, 20), (1.2, 10), (2.4, 5))
 
 
-def text(value: Any) -> str:
-    """An attribute as text, whichever way it was stored."""
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+def load(path: Path) -> Stored:
+    """Features and coordinates with footprint and step from the attributes of the coordinates."""
+    with h5py.File(path, "r", locking=False) as file:
+        arrays = hdf5.bag_arrays(file)
+        if arrays["coords"] is None:
+            raise DataError("there is no dataset 'coords'; for bags without positions use write_bag(..., graph='none')")
+        stated = file["coords"].attrs
+        frame, facts = _frame(stated, arrays["coords"].shape[1]), _slide_facts(stated)
+    return Stored(path.stem, **arrays, frame=frame_json(frame), rule=GRID, provenance=json.dumps(facts))
 
 
-def number(attributes: Any, name: str) -> float | None:
-    """A numeric attribute; None when it is absent or a text ('None').
-
-    The text itself is never read: in a damaged file, HDF5 can search for it for ever.
-    """
-    if name not in attributes or attributes.get_id(name).get_type().get_class() == h5py.h5t.STRING:
-        return None
-    return float(attributes[name])
-
-
-def texts(file: h5py.File) -> dict[str, str]:
-    """Frame and graph rule of a file without smmil's own attributes."""
-    if "coords" not in file:
-        raise DataError("there is no dataset 'coords'; for bags without positions use write_bag(..., graph='none')")
-    frame = _frame(file["coords"].attrs, file["coords"].shape[-1])
-    return {"frame": json.dumps(frame.to_dict()), "graph": GRID}
-
-
-def provenance(file: h5py.File) -> dict[str, Any]:
-    """What such a file says about its origin: the encoder."""
-    encoder = text(file["features"].attrs.get("encoder", "None"))
+def provenance(path: Path) -> dict[str, Any]:
+    """The encoder, where the file names it."""
+    with hdf5.open_for_texts(path) as file:
+        encoder = hdf5.text(file["features"].attrs.get("encoder", "None"))
     return {} if encoder == "None" else {"encoder": encoder}
 
 
-def stated(path: Path) -> dict[str, Any]:
-    """The same from a path; safe for damaged files."""
-    with open_for_texts(path) as file:
-        return provenance(file)
-
-
-def slide_facts(path: Path) -> dict[str, Any]:
-    """Patch size at target magnification, magnifications and the size of the slide, as far as a file states them."""
-    with h5py.File(path, "r", locking=False) as file:
-        sizes = {name: number(file["coords"].attrs, name) for name in FACTS}
+def _slide_facts(attributes: Any) -> dict[str, Any]:
+    """Patch size at target magnification, magnifications and the size of the slide, as far as they are stated."""
+    sizes = {name: hdf5.number(attributes, name) for name in FACTS}
     return {name: int(v) if v.is_integer() else v for name, v in sizes.items() if v is not None}
 
 
 def _frame(attributes: Any, axes: int) -> Frame:
     """Footprint and step in level-0 pixels; the overlap is given at target magnification and is scaled up."""
-    level0, target = number(attributes, "patch_size_level0"), number(attributes, "patch_size")
-    overlap = number(attributes, "overlap") or 0.0
+    level0, target = hdf5.number(attributes, "patch_size_level0"), hdf5.number(attributes, "patch_size")
+    overlap = hdf5.number(attributes, "overlap") or 0.0
     if level0 is None:
         raise DataError("coords has no attribute 'patch_size_level0', so the step is unknown; extract this case again")
     if overlap and target is None:
@@ -74,7 +55,7 @@ def _frame(attributes: Any, axes: int) -> Frame:
     return Frame(patch=(level0,) * axes, stride=(step,) * axes)
 
 
-def attributes(name: str, frame: Frame | None, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def coords_attributes(name: str, frame: Frame | None, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What TRIDENT's own tools look for on `coords`; without facts, target magnification is taken to be level 0."""
     facts = facts or {}
     side = None if frame is None else frame.patch[0]
@@ -106,12 +87,12 @@ def _plain(value: Any) -> Any:
 
 def plan(stored: Stored, facts: dict[str, Any]) -> WritePlan:
     """Patch file and feature file of a case, in the folder that TRIDENT names after magnification, size and overlap."""
-    coords, frame = planar(stored, "TRIDENT"), footprint(stored, "TRIDENT")
+    coords, frame = coords_2d(stored, "TRIDENT"), square_frame(stored, "TRIDENT")
     known = {**facts, **_magnification(frame, facts)}
-    stated = attributes(stored.id, frame, known)
+    stated = coords_attributes(stored.id, frame, known)
     kept = Frame(frame.patch, stride=frame.stride)
-    notes = unheld(stored, facts, kept, keeps=("encoder", *FACTS))
-    encoder = encoder_of(facts, notes)
+    notes = lost_facts(stored, facts, kept, keeps=("encoder", *FACTS))
+    encoder = encoder_name(facts, notes)
     if frame.step[0] > frame.patch[0]:
         raise DataError("TRIDENT knows no gaps between patches; convert it to native")
     job = f"{stated['target_magnification']:g}x_{stated['patch_size']:g}px_{stated['overlap']:g}px_overlap"

@@ -12,8 +12,7 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.files import file_name
-from smmil.formats.content import Stored
-from smmil.formats.neighbours import full_rule
+from smmil.formats.content import Stored, full_rule
 from smmil.frame import Frame
 
 UNKNOWN = "unknown"
@@ -35,7 +34,7 @@ def folder_name(encoder: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", encoder).lstrip(".") or UNKNOWN
 
 
-def encoder_of(facts: Mapping[str, Any], notes: list[str]) -> str:
+def encoder_name(facts: Mapping[str, Any], notes: list[str]) -> str:
     """Name of the encoder; when nobody knows it, "unknown" with a note."""
     encoder = facts.get("encoder")
     if encoder is None:
@@ -57,7 +56,7 @@ def h5_bytes(
     return buffer.getvalue()
 
 
-def planar(stored: Stored, target: str) -> np.ndarray:
+def coords_2d(stored: Stored, target: str) -> np.ndarray:
     """Coordinates with two axes, or an error: that is all the target can hold."""
     if stored.coords is None:
         raise DataError(f"{target} needs coordinates, which this case does not have; convert it to native")
@@ -68,7 +67,7 @@ def planar(stored: Stored, target: str) -> np.ndarray:
     return stored.coords
 
 
-def footprint(stored: Stored, target: str) -> Frame:
+def square_frame(stored: Stored, target: str) -> Frame:
     """The frame of a case with square patches and equal steps, or an error: that is all the target can hold."""
     frame = stored.parsed_frame()
     if frame is None:
@@ -81,7 +80,7 @@ def footprint(stored: Stored, target: str) -> Frame:
     return Frame(frame.patch[:1] * 2, frame.spacing, frame.unit, frame.stride and frame.stride[:1] * 2)
 
 
-def unheld(stored: Stored, facts: Mapping[str, Any], kept: Frame | None, keeps: tuple[str, ...] = ()) -> list[str]:
+def lost_facts(stored: Stored, facts: Mapping[str, Any], kept: Frame | None, keeps: tuple[str, ...] = ()) -> list[str]:
     """What is lost when only features, coordinates, the frame `kept` and these facts survive."""
     notes = []
     frame = stored.parsed_frame()

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.formats.content import Stored, check_shapes, stored_type
-from smmil.formats.neighbours import GRID, as_text, spaced
+from smmil.formats.content import GRID, Stored, check_shapes, frame_json, frame_with_step, stored_type
 
 PLACE = ("minx", "miny", "width", "height")
 _LONGEST_HEADER = 1 << 16
@@ -39,8 +38,8 @@ def load(path: Path) -> Stored:
     features = table[probs].to_numpy(np.float32, copy=True)
     coords = stored_type("coords", table[["minx", "miny"]].to_numpy().copy())
     check_shapes({"features": features, "coords": coords, "y_inst": None})
-    frame = spaced(_footprint(table), coords)
-    return Stored(path.stem, features, coords, frame=as_text(frame), rule=GRID, provenance=json.dumps(_facts(probs)))
+    frame = frame_with_step(_footprint(table), coords)
+    return Stored(path.stem, features, coords, frame=frame_json(frame), rule=GRID, provenance=json.dumps(_facts(probs)))
 
 
 def _footprint(table: Any) -> tuple[float, float]:

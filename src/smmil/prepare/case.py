@@ -156,7 +156,8 @@ def finished(job: PrepareJob, source: str) -> dict[str, Any] | None:
 
 def _make(job: PrepareJob, points: Points | None, source: str) -> dict[str, Any] | None:
     """Read, encode, draw, and write the bag last: a bag that is there has its preview. None when there is no tissue."""
-    encoder = encoder_of(job.recipe.encoder, job.weights, job.device, job.recipe.autocast, job.recipe.encoder_pixels)
+    recipe = job.recipe
+    encoder = job.encoder or encoder_of(recipe.encoder, job.weights, job.device, recipe.autocast, recipe.encoder_pixels)
     if job.recipe.kind == "ct":
         return _make_scan(job, encoder, source)
     with open_slide(job.case.source, job.case.mpp, job.recipe.reader) as slide:

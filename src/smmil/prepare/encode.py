@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import import_module
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -13,30 +12,16 @@ import torch
 
 from smmil.bag import Bag
 from smmil.encoders import Encoder, encode_stream, load_encoder
-from smmil.errors import ConfigError, DataError
+from smmil.errors import DataError
 from smmil.frame import Frame
 from smmil.images import DamagedTile, Slide
 from smmil.prepare.recipe import Recipe
 
-_NAMESPACES = ("timm", "hf-hub")
-
 
 @lru_cache(maxsize=1)
 def encoder_of(name: str, weights: Path | None, device: str, autocast: bool, pixels: int | None = None) -> Encoder:
-    """The encoder, loaded once per process; `package.module:function` gives an encoder of your own."""
-    module, colon, function = name.partition(":")
-    if not colon or module in _NAMESPACES or not module.replace(".", "_").isidentifier():
-        return load_encoder(name, weights=weights, device=device, autocast=autocast, pixels=pixels)
-    for option, idle in (("--weights", weights), ("--encoder-pixels", pixels), ("autocast", autocast or None)):
-        if idle is not None:
-            raise ConfigError(f"{option}: the encoder {name!r} is your own and settles that itself; leave it out")
-    try:
-        made = getattr(import_module(module), function)()
-    except (ImportError, AttributeError) as problem:
-        raise ConfigError(f"encoder {name!r}: {problem}; expected package.module:function") from None
-    if not isinstance(made, Encoder):
-        raise ConfigError(f"encoder {name!r}: gives {type(made).__name__}; expected a smmil.encoders.Encoder")
-    return made
+    """The encoder of a recipe, loaded once per process."""
+    return load_encoder(name, weights=weights, device=device, autocast=autocast, pixels=pixels)
 
 
 @dataclass(eq=False)

@@ -1,11 +1,11 @@
 """Slides and scans below the folders a user names, and the table of labels that goes with them."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from smmil.errors import ConfigError, DataError
 from smmil.images.dicom_file import is_dicom, kind_of, read_tags
+from smmil.images.matching import ImageSource
 from smmil.images.opening import SUFFIXES
 
 _SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", *SUFFIXES)
@@ -15,19 +15,6 @@ _FEATURES = (".h5", ".hdf5", ".npz", ".npy", ".pt", ".safetensors")
 _TEXTS = (".csv", ".parquet", ".xlsx", ".txt", ".xml", ".json", ".geojson", ".yaml", ".yml")
 ENDINGS = _SLIDES + _SCANS + _DICOM
 _LOOKS = 5
-
-
-@dataclass(frozen=True)
-class ImageSource:
-    """A file or folder with the pixels of one case; `name` is its path below the folder given, without ending."""
-
-    path: Path
-    name: str
-    kind: str | None
-
-    @property
-    def stem(self) -> str:
-        return self.name.rpartition("/")[2]
 
 
 def find_sources(roots: Iterable[str | Path], skip: Path | None = None) -> list[ImageSource]:

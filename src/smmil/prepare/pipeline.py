@@ -10,12 +10,15 @@ import pandas as pd
 
 from smmil.config import checked
 from smmil.data.manifest import Manifest
+from smmil.encoders import Encoder, load_encoder
+from smmil.encoders.loading import Network
 from smmil.errors import ConfigError
 from smmil.executors import Outcome, run_tasks
 from smmil.files import read_json, remove_leftovers, write_json
+from smmil.images.matching import ImageSource
 from smmil.prepare.case import prepare_case
 from smmil.prepare.encode import encoder_of
-from smmil.prepare.find import ImageSource, find_sources, settle_kind
+from smmil.prepare.find import find_sources, settle_kind
 from smmil.prepare.recipe import Recipe, refuse_idle
 from smmil.prepare.selection import check_classes, stray_images
 from smmil.prepare.table import PrepareCase, PreparedCase, PrepareJob, cases_from_table, cases_without_labels
@@ -114,6 +117,7 @@ def plan(
     device: str = "auto",
     coverage: float | None = None,
     positive: Sequence[str] | None = None,
+    encoder: Encoder | Network | None = None,
 ) -> PreparePlan:
     """Find the cases and check what can be checked before the first pixel is read; the encoder is loaded once.
 
@@ -122,9 +126,12 @@ def plan(
     mpp        micrometres per level-0 pixel, for files that do not say (a column mpp in `labels` wins)
     coverage   an instance is positive when more than this share of it is annotated (0.5)
     positive   names or codes that are lesions, where annotations or the column class of `points` have others as well
+    encoder    an encoder or network of your own (see `load_encoder`) in place of the recipe's; for the serial executor
     """
     out = Path(out)
     _check_numbers(mpp, coverage)
+    if encoder is not None and "encoder" in recipe.model_fields_set:
+        raise ConfigError(f"encoder: given as an object, while the recipe says {recipe.encoder!r}; leave one out")
     found = find_sources(sources, skip=out)
     if "kind" not in recipe.model_fields_set:
         recipe = _of_kind(recipe, "points" if points is not None else settle_kind(found))
@@ -133,17 +140,23 @@ def plan(
     refuse_idle({"mpp": mpp, "coverage": coverage}, recipe.kind)
     found = _fitting(found, recipe.kind)
     cases = cases_from_table(labels, found, mpp) if labels is not None else cases_without_labels(found, mpp)
-    encoder = encoder_of(recipe.encoder, _path(weights), device, recipe.autocast, recipe.encoder_pixels)
-    digest = recipe.digest(encoder.id)
+    if encoder is None:
+        own = None
+        used = encoder_of(recipe.encoder, _path(weights), device, recipe.autocast, recipe.encoder_pixels)
+    else:
+        pixels = recipe.encoder_pixels
+        own = used = load_encoder(encoder, weights=weights, device=device, autocast=recipe.autocast, pixels=pixels)
+        recipe = recipe.model_copy(update={"encoder": own.id.partition("@")[0]})
+    digest = recipe.digest(used.id)
     annotated = any(case.annotation is not None for case in cases.cases)
     note = _check_annotations(cases.cases, recipe.kind, annotated, points, coverage, positive)
-    common: dict[str, Any] = {"points": _path(points), "weights": _path(weights), "device": device}
+    common: dict[str, Any] = {"points": _path(points), "weights": _path(weights), "device": device, "encoder": own}
     common |= {"coverage": 0.5 if coverage is None else coverage, "negatives_known": annotated}
     common |= {"positive": None if positive is None else tuple(positive)}
     jobs = tuple(PrepareJob(_absolute(case), recipe, digest, out.resolve(), **common) for case in cases.cases)
     strays = [] if points is None else stray_images(points, [case.source.stem for case in cases.cases])
     notes = () if note is None else (note,)
-    return PreparePlan(jobs, recipe, encoder.id, out, (*cases.missing, *strays), cases.unlisted, notes)
+    return PreparePlan(jobs, recipe, used.id, out, (*cases.missing, *strays), cases.unlisted, notes)
 
 
 def _check_annotations(
@@ -205,6 +218,11 @@ def run(
     on_case: OnCase | None = None,
 ) -> Summary:
     """Prepare every case that is not done yet, and write manifest.csv, cases.csv and (if any) failures.csv."""
+    if executor != "serial" and any(job.encoder is not None for job in todo.jobs):
+        raise ConfigError(
+            f"executor {executor!r}: an encoder given as an object cannot leave this process; name it as "
+            "package.module:function in the recipe, or choose the executor serial"
+        )
     _claim(todo, overwrite)
     for job in todo.jobs:
         for path in (job.bag_path, job.preview_path, job.labels_path):

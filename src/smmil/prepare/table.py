@@ -1,7 +1,7 @@
 """The table of labels, and which source belongs to which of its rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 
@@ -9,9 +9,11 @@ import pandas as pd
 
 from smmil.data import manifest
 from smmil.data.tables import need_columns, read_text_table
+from smmil.encoders import Encoder
 from smmil.errors import DataError, suggest
 from smmil.formats.content import begins_formula
-from smmil.prepare.find import ImageSource, refuse_no_image
+from smmil.images.matching import ImageSource, refuse_equal_stems, source_named
+from smmil.prepare.find import refuse_no_image
 from smmil.prepare.recipe import Recipe
 
 
@@ -38,6 +40,7 @@ class PrepareJob:
 
     positive         names or codes of lesions in annotations, or names in the column class of a table of points
     negatives_known  other cases are annotated, so a case of class 0 without annotation is free of lesions
+    encoder          one given as an object; None: the recipe names it
     """
 
     case: PrepareCase
@@ -51,6 +54,7 @@ class PrepareJob:
     coverage: float = 0.5
     positive: tuple[str, ...] | None = None
     negatives_known: bool = False
+    encoder: Encoder | None = field(default=None, repr=False)
 
     @property
     def bag_path(self) -> Path:
@@ -105,7 +109,7 @@ class CaseTable:
 
 def cases_without_labels(sources: Sequence[ImageSource], mpp: float | None = None) -> CaseTable:
     """Every source is a case, named after its file."""
-    _refuse_same_stem(sources)
+    refuse_equal_stems(sources)
     return CaseTable(
         tuple(PrepareCase(_checked_id(source.stem, str(source.path)), source.path, mpp=mpp) for source in sources)
     )
@@ -167,35 +171,8 @@ def _source(row: dict[str, str], table: Path, sources: Sequence[ImageSource]) ->
     if row["path"]:
         given = table.parent / row["path"]
         refuse_no_image(given)
-        return given if given.exists() else _named(row["path"], sources)
-    return _named(row["id"], sources)
-
-
-def _named(name: str, sources: Sequence[ImageSource]) -> Path | None:
-    """The source with this relative path (with or without ending), or else with this stem, which must be unique."""
-    exact = [s for s in sources if name == s.name or (name.startswith(s.name) and s.path.name == Path(name).name)]
-    if exact and (len(exact) == 1 or "/" in name):
-        _refuse_same(exact)
-        return exact[0].path
-    alike = [source for source in sources if source.stem == name]
-    _refuse_same(alike)
-    return alike[0].path if alike else None
-
-
-def _refuse_same(sources: Sequence[ImageSource]) -> None:
-    if len(sources) > 1:
-        raise DataError(
-            f"{sources[0].path} and {sources[1].path} are both called {sources[0].stem!r}; "
-            "give them ids with their folder (folder/name), or a column path in the table of labels"
-        )
-
-
-def _refuse_same_stem(sources: Sequence[ImageSource]) -> None:
-    places: dict[str, list[ImageSource]] = {}
-    for source in sources:
-        places.setdefault(source.stem, []).append(source)
-    for alike in places.values():
-        _refuse_same(alike)
+        return given if given.exists() else source_named(row["path"], sources)
+    return source_named(row["id"], sources)
 
 
 def _near(name: str, sources: Sequence[ImageSource]) -> str:

@@ -15,6 +15,7 @@ from smmil.errors import ConfigError
 from smmil.evaluate.folders import without_nan
 from smmil.evaluate.instances import instance_score
 from smmil.files import write_text
+from smmil.images.matching import find_originals
 from smmil.images.volume import Window
 from smmil.maps import canvas
 from smmil.prediction import Prediction
@@ -36,7 +37,6 @@ from smmil.report.numbers import (
     remarks,
     value_of,
 )
-from smmil.report.originals import find_originals
 from smmil.report.pictures import AnyPicture, ScanPicture, all_pictures
 from smmil.report.sources import PredictionSource, load_sources
 from smmil.web import render, script_bundle, static_text

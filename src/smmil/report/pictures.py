@@ -12,10 +12,9 @@ import numpy as np
 
 from smmil.errors import DataError, SmmilError
 from smmil.images import DamagedTile, Slide, Thumbnail, Volume, open_slide, open_volume
+from smmil.images.matching import Original, find_originals, pixels_per_unit, refuse_other_scan, refuse_other_slide
 from smmil.images.volume import Window, parse_window, window
 from smmil.report.cases import ReportCase
-from smmil.report.matching import pixels_per_unit, refuse_other_slide, slice_numbers
-from smmil.report.originals import Original, find_originals
 
 _DARK, _LIGHT = 96, 160
 _STRIPES = 80  # along the longer side of a picture: still seen when it is made small
@@ -120,7 +119,7 @@ class ScanPicture:
 def scan_picture(original: Original, case: ReportCase, most_bytes: int, shades: Window = "brain") -> ScanPicture:
     """All slices through a window, as the largest JPEG that fits into `most_bytes` (the smallest, when none does)."""
     volume = open_volume(original.path)
-    slice_numbers(case, volume)
+    refuse_other_scan(case.id, case.predictions, volume)
     grey = _grey(volume, parse_window(shades))
     for side in _sides(len(grey)):
         sheet, across, (height, width) = _sheet(grey, side)
@@ -217,8 +216,8 @@ def _picture(case: ReportCase, files: dict[str, Original], most_bytes: int, shad
 def case_picture(original: Original, case: ReportCase, most_bytes: int) -> CasePicture:
     """The tissue of a slide as the largest JPEG that fits into `most_bytes` (the smallest one, when none does)."""
     with open_slide(original.path, original.mpp) as slide:
-        refuse_other_slide(case, slide)
-        unit = pixels_per_unit(case, slide)
+        refuse_other_slide(case.id, case.predictions, slide)
+        unit = pixels_per_unit(case.id, case.predictions, slide)
         area = _tissue_area(case, slide.size, unit)
         whole = max(1, min(_LARGEST_WHOLE, round(_SIDES_PICTURES[0] * max(slide.size) / max(area[2:]))))
         shown = slide.thumbnail(whole)

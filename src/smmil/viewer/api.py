@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smmil import __version__
-from smmil.errors import ConfigError, DataError, SmmilError
+from smmil.errors import ConfigError, SmmilError
 from smmil.exports import FORMATS, export
 from smmil.exports.case import ExportCase
-from smmil.exports.geometry import boxes, slide_facts
 from smmil.files import file_name
+from smmil.images.matching import Original
 from smmil.maps import canvas
 from smmil.prediction import Prediction
 from smmil.redact import safe_text
-from smmil.report.originals import Original
 from smmil.viewer.catalogue import CaseRow, Model, NotFound, colour_limits
 from smmil.viewer.tiles import scan_facts
 
@@ -28,10 +27,6 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 _DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][-+]?[0-9]{1,2})?", re.ASCII)
-_TABLES = ("csv", "parquet")
-_OF_SLIDES = ("geojson", "csv", "parquet", "png", "tiff")
-_OF_SCANS = ("csv", "parquet", "png", "nifti")
-_OF_DICOM = ("dicom-seg", "dicom-pm")
 
 
 def number(text: str, below: int) -> int:
@@ -175,31 +170,8 @@ class Download(NamedTuple):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def possible_formats(kind: str, case: ExportCase) -> list[str]:
-    """Formats that a case of this kind can be written to; its image is only given when it can be read and fits.
-
-    Tables can always be written; maps need places in pixels, and what lies in a patient needs the image.
-    """
-    image = case.image
-    dicom = _OF_DICOM if image is not None and (image.is_dir() or image.suffix.lower() == ".dcm") else ()
-    if kind == "slide" and _has_pixels(case):
-        return [*_OF_SLIDES, *dicom]
-    if kind == "scan" and image is not None:
-        return [*_OF_SCANS, *dicom]
-    return list(_TABLES) if kind != "none" or case.prediction.coords is None else []
-
-
-def _has_pixels(case: ExportCase) -> bool:
-    """Whether the exports know the place of its instances in the slide."""
-    try:
-        boxes(case, slide_facts(case))
-    except DataError:
-        return False
-    return True
-
-
 def needs_threshold(format_: str) -> bool:
-    return "threshold" in FORMATS[format_].needs
+    return FORMATS[format_].threshold == "needed"
 
 
 def write_download(
@@ -217,7 +189,7 @@ def write_download(
         raise ConfigError(f"{format_}: needs a threshold, a score above which an instance is positive; set one")
     # half a character, as broken file names have them, cannot be written into any file
     prediction = replace(prediction, id=prediction.id.encode("utf-8", "replace").decode())
-    cut = threshold if "threshold" in FORMATS[format_].takes else None
+    cut = None if FORMATS[format_].threshold == "never" else threshold
     own = Path(mkdtemp(dir=folder))
     try:
         target = own / f"export{FORMATS[format_].endings[0]}"

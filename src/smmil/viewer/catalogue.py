@@ -11,12 +11,12 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
+from smmil.images.matching import Original
 from smmil.maps import canvas
 from smmil.maps.raster import scattered
 from smmil.prediction import Prediction, prediction_files
 from smmil.redact import safe_text
 from smmil.report.cases import verdict
-from smmil.report.originals import Original
 from smmil.report.sources import find_sources
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
+from smmil.exports import possible_formats
 from smmil.exports.case import ExportCase
 from smmil.images import DamagedTile, Volume, open_volume
+from smmil.images.matching import Original, find_features, find_originals, refuse_other_scan
 from smmil.redact import without_names
-from smmil.report.originals import Original, find_originals
 from smmil.viewer import inspector
-from smmil.viewer.api import Download, possible_formats, write_download
+from smmil.viewer.api import Download, write_download
 from smmil.viewer.cache import ByteCache, ObjectCache, SlidePool, temporary_folder
 from smmil.viewer.catalogue import Catalogue, NotFound, read_catalogue
 from smmil.viewer.geometry import Geometry, case_geometry
 from smmil.viewer.inspector import HotPatches, hot_patches
-from smmil.viewer.pictures import find_features, refuse_foreign_scan
 from smmil.viewer.tiles import SlidePicture, jpeg, patch_pixels, slice_bytes, slide_picture, thumbnail, tile_pixels
 
 
@@ -252,7 +252,8 @@ class ViewerData:
         image = self.cases[case].image
         assert image is not None  # asked before
         volume = open_volume(image)
-        refuse_foreign_scan(self.first_export_case(case).prediction, volume)
+        prediction = self.first_export_case(case).prediction
+        refuse_other_scan(prediction.id, [prediction], volume)
         return volume
 
     def _geometry(self, case: int) -> Geometry:

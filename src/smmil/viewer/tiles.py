@@ -12,13 +12,12 @@ from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import paint
 from smmil.images import Slide, Volume, open_slide
+from smmil.images.matching import Original, refuse_other_slide
 from smmil.images.volume import PRESETS, window
 from smmil.maps import canvas, rasterize
 from smmil.prediction import Prediction
-from smmil.report.originals import Original
 from smmil.viewer.cache import USUAL_BYTES
 from smmil.viewer.catalogue import NotFound
-from smmil.viewer.pictures import refuse_foreign_slide
 
 if TYPE_CHECKING:
     from smmil.viewer.data import ViewerData
@@ -76,7 +75,7 @@ class SlidePicture:
 def slide_picture(original: Original, prediction: Prediction) -> SlidePicture:
     """Size and place of a case's slide; an error when it cannot be opened, is another one, or has no overview."""
     with open_slide(*original) as slide:
-        refuse_foreign_slide(prediction, slide)
+        refuse_other_slide(prediction.id, [prediction], slide)
         left, top, width, height = _scanned(slide)
         weight = slide.size[0] * slide.size[1] * 3 if slide.reader == "pillow" else 0
         picture = SlidePicture(original.path, (left, top), width, height, slide.mpp, max(weight, USUAL_BYTES))
