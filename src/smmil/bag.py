@@ -110,9 +110,12 @@ class BagBatch:
         """The same batch with every label removed: what a model sees in use."""
         return replace(self, y=None, y_inst=None)
 
-    def to(self, device: torch.device | str) -> "BagBatch":
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "BagBatch":
+        """The batch on another device, its features in another precision if `dtype` is given."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {k: v.to(device) for k, v in held.items() if isinstance(v, Tensor | Graph)}
+        if dtype is not None:
+            moved["x"] = moved["x"].to(dtype)
         return replace(self, **moved)
 
 

@@ -31,7 +31,7 @@ class Listener(Progress):
     def __init__(self, stop_at=None):
         self.heard, self.stop_at, self.steps = [], stop_at, 0
 
-    def said(self, text):
+    def message(self, text):
         self.heard.append(text)
 
     def step_done(self, epoch, step, loss):

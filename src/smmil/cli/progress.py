@@ -28,7 +28,7 @@ class TrainingBars(Progress):
         if self._bars.tasks:
             self._bars.stop()
         if isinstance(problem, Interrupted):
-            self.said(str(problem))
+            self.message(str(problem))
             raise typer.Exit(128 + problem.signal) from None
 
     def checked(self, done: int, total: int) -> None:
@@ -39,7 +39,7 @@ class TrainingBars(Progress):
         self._show(f"epoch {epoch + 1}", completed=done, total=total)
         self._bars.reset(self._task, total=total, completed=done)  # the time left counts from here
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def step_done(self, epoch: int, step: int, loss: float) -> None:
@@ -56,7 +56,7 @@ class TrainingBars(Progress):
         if not self._every_epoch:
             return
         alphas = "".join(f"  {name} {value:.3f}" for name, value in row.items() if name.startswith("alpha/"))
-        self.said(
+        self.message(
             f"epoch {row['epoch']:>3}  train loss {row['train_loss']:.4f}  val loss {row['val_loss']:.4f}  "
             f"val auroc {row['val_auroc']:.4f}{alphas}{'  *' if row['best'] else ''}"
         )

@@ -1,5 +1,6 @@
 """Predictions to numbers, with numpy only."""
 
+from smmil import make_callable
 from smmil.evaluate.bags import bag_metrics, reliability_curve
 from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.comparison import compare, compare_models, delong, holm
@@ -28,3 +29,5 @@ __all__ = [
     "spread",
     "summary",
 ]
+
+make_callable(__name__, summary)
