@@ -199,13 +199,15 @@ class _MemoryBags:
     """Training and validation bags in memory."""
 
     def __init__(self, train: Sequence[Bag], val: Sequence[Bag]):
-        for name, bags in (("train_bags", train), ("val_bags", val)):
-            if not len(bags):
+        for name, given in (("train_bags", train), ("val_bags", val)):
+            if not len(given):
                 raise DataError(f"smmil.fit: {name} is empty")
         table: Any = _BagTable([*train, *val])
         self.labels = table.labels
         self.split = Split(tuple(b.id for b in train), tuple(b.id for b in val))
         self.train_set, self.val_set = (BagDataset(table, ids) for ids in (self.split.train, self.split.val))
+        for bags in (self.train_set, self.val_set):
+            _labels(bags)
 
     def digest(self) -> str:
         return split_digest(self.labels, self.split)
@@ -342,7 +344,7 @@ def _trainer(
 def _loss_weights(model: nn.Module, bags: _RunBags, device: torch.device) -> dict[str, Tensor]:
     """Class weights for the number of logits that the model gives."""
     ((_, output),) = outputs(model, [bags.train_set[0]], device)
-    return class_weights([y for y in bags.train_set.labels if y is not None], output.logits.shape[1])
+    return class_weights(_labels(bags.train_set), output.logits.shape[1])
 
 
 def check_settings(config: TrainConfig) -> None:
@@ -374,17 +376,20 @@ def split_digest(labels: Mapping[str, int | None], split: Split) -> str:
 
 def model_shape(model: ModelConfig, bags: _RunBags) -> dict[str, Any]:
     """Name, options, input width and number of classes: all that is needed to create the model again."""
-    labels = dict(zip(bags.train_set.ids, bags.train_set.labels, strict=True))
-    labels |= dict(zip(bags.val_set.ids, bags.val_set.labels, strict=True))
-    missing = [id_ for id_, y in labels.items() if y is None]
-    if missing:
-        raise DataError(f"bag {missing[0]!r} has no label; training needs one for every bag")
-    classes = max(y for y in labels.values() if y is not None) + 1
+    classes = max(_labels(bags.train_set) + _labels(bags.val_set)) + 1
     n_classes = model.n_classes or (1 if classes <= 2 else classes)
     if max(n_classes, 2) < classes:
         raise ConfigError(f"model.n_classes: {n_classes} does not fit labels up to {classes - 1}; leave it out")
     in_dim = bags.train_set[0].x.shape[1]
     return {"name": model.name, "options": dict(model.options), "in_dim": in_dim, "n_classes": n_classes}
+
+
+def _labels(bags: BagDataset) -> list[int]:
+    """Labels of all bags; a bag without one is an error."""
+    for id_, label in zip(bags.ids, bags.labels, strict=True):
+        if label is None:
+            raise DataError(f"bag {id_!r} has no label; training needs one for every bag")
+    return [label for label in bags.labels if label is not None]
 
 
 def fresh_model(shape: dict[str, Any], seed: int) -> nn.Module:
