@@ -136,21 +136,21 @@ def test_class_weights_follow_the_logits_of_a_module(parts, classes):
 
 
 def test_mistakes_are_named(parts):
-    train_bags, val_bags = parts
-    unlabelled = smmil.Bag("new", train_bags[0].x)
-    for problem, error, words in (
-        (lambda: smmil.fit("abmil", train_bags, val_bags, epoch=3), ConfigError, "epoch: unknown key; did you mean epochs"),
-        (lambda: smmil.fit("abmill", train_bags, val_bags), ConfigError, "did you mean abmil"),
-        (lambda: smmil.fit(Linear(), train_bags, val_bags, out="x"), ConfigError, "out= needs the model by name"),
-        (lambda: smmil.fit(Linear(), train_bags, val_bags, options={}), ConfigError, "options= needs the model by name"),
-        (lambda: smmil.fit("abmil", train_bags, val_bags, tensorboard=True), ConfigError, "give out="),
-        (lambda: smmil.fit("abmil", train_bags, []), DataError, "val_bags is empty"),
-        (lambda: smmil.fit("abmil", train_bags, train_bags[:1]), DataError, f"{train_bags[0].id}' is given twice"),
-        (lambda: smmil.fit("abmil", [*train_bags, unlabelled], val_bags), DataError, "bag 'new' has no label"),
-        (lambda: smmil.fit(Linear(), [unlabelled], val_bags), DataError, "bag 'new' has no label"),
-    ):  # fmt: skip
+    (first, *_), val_bags = parts
+    unlabelled = smmil.Bag("new", first.x)
+    for model, bags, options, error, words in (
+        ("abmil", parts, {"epoch": 3}, ConfigError, "epoch: unknown key; did you mean epochs"),
+        ("abmill", parts, {}, ConfigError, "did you mean abmil"),
+        (Linear(), parts, {"out": "x"}, ConfigError, "out= needs the model by name"),
+        (Linear(), parts, {"options": {}}, ConfigError, "options= needs the model by name"),
+        ("abmil", parts, {"tensorboard": True}, ConfigError, "give out="),
+        ("abmil", (parts[0], []), {}, DataError, "val_bags is empty"),
+        ("abmil", (parts[0], [first]), {}, DataError, f"{first.id}' is given twice"),
+        ("abmil", ([first, unlabelled], val_bags), {}, DataError, "bag 'new' has no label"),
+        (Linear(), ([unlabelled], val_bags), {}, DataError, "bag 'new' has no label"),
+    ):
         with pytest.raises(error, match=words):
-            problem()
+            smmil.fit(model, *bags, **options)
 
 
 def test_predictions_go_where_the_model_is_in_its_precision(parts):

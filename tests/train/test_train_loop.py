@@ -78,8 +78,8 @@ def test_accumulating_batches_equals_one_large_batch_even_when_the_last_is_short
 
 
 def test_clipping_bounds_the_step(settings, ids):
-    run = trainer(settings("training.clip_norm=1e-3", "training.optimiser=sgd", "training.batch_size=10", "training.lr=1.0",
-                       "training.warmup_epochs=0"), ids)  # fmt: skip
+    one_step = ("training.optimiser=sgd", "training.batch_size=10", "training.lr=1.0", "training.warmup_epochs=0")
+    run = trainer(settings("training.clip_norm=1e-3", *one_step), ids)
     before = [p.detach().clone() for p in run.model.parameters()]
     run.train_epoch(State())
     moved = sum(((p - b) ** 2).sum() for p, b in zip(run.model.parameters(), before, strict=True)).sqrt()
