@@ -13,7 +13,7 @@ install: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[timm,slides,ct,lazyslide,tables,slurm,dask,view,onnx,fast]' --group dev
 	touch $@
 
-demo: install  ## train ABMIL and SmAP on synthetic slides, compare them, draw maps beside the truth
+demo: install  ## train ABMIL and SmAP on synthetic slides, compare them, draw maps next to the truth
 	$(BIN)/smmil demo --out ./smmil-demo
 
 lint: install  ## style, types and the order of the rooms
@@ -27,7 +27,7 @@ test: lint  ## everything that runs in minutes
 
 # Laws of the operator, the models and the metrics; no files, images or browsers.
 QUICK := tests/test_graph.py tests/test_bag.py tests/test_losses.py tests/test_prediction.py tests/test_library_door.py \
-  tests/nn tests/models/test_sm_ap.py tests/evaluate/test_bag_metrics.py tests/evaluate/test_instance_metrics.py
+  tests/nn tests/models/test_sm_family.py tests/evaluate/test_bag_metrics.py tests/evaluate/test_instance_metrics.py
 
 test-quick: install  ## a minute: laws of operator, models and metrics, while you work on them
 	$(BIN)/pytest -n 2 $(QUICK)

@@ -45,7 +45,7 @@ def feature_dtype(model: torch.nn.Module, stored: torch.dtype) -> torch.dtype:
 
 
 def place_seed(seed: int, epoch: int, step: int) -> int:
-    """A 63-bit number that depends only on the place in training."""
+    """63-bit seed of a training step, a function of its arguments only."""
     text = f"smmil {seed} {epoch} {step}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
@@ -83,7 +83,7 @@ def reproducible(threads: int | None = None) -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    """Versions that decide whether a result can be repeated to the bit."""
+    """Versions of smmil, Python and torch, on which exact results depend."""
     from smmil import __version__
 
     return {"smmil": __version__, "python": platform.python_version(), "torch": torch.__version__}
@@ -112,7 +112,7 @@ def describe(folder: str | Path = ".") -> dict[str, Any]:
 
 
 def available_cores() -> int:
-    """Cores this process may use, which containers and schedulers can make fewer than the machine has."""
+    """Number of cores this process may use; containers and schedulers can restrict it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -44,7 +44,7 @@ def predict(
         Path | None, typer.Option(help="With --model: table image,x,y, if it was trained on crops.")
     ] = None,
     mpp: Annotated[
-        float | None, typer.Option(help="With --model: micrometres per pixel, for slides that do not say.")
+        float | None, typer.Option(help="With --model: micrometres per pixel, for slides without it.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="With --model: file with the encoder's weights.")] = None,
     workers: Annotated[int | None, typer.Option(help="With --model: processes that prepare images.")] = None,
@@ -53,7 +53,7 @@ def predict(
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
-    """Write what a trained model says about each case; cases that are there already are kept.
+    """Predict every case with a trained model; complete prediction files are kept.
 
     [bold]Examples[/bold]
 
@@ -61,7 +61,7 @@ def predict(
 
       smmil predict runs/first --out predictions_val --part val
 
-      smmil predict runs/first --out elsewhere --manifest other.csv
+      smmil predict runs/first --out predictions_other --manifest other.csv
 
       smmil predict --model packages/first slide.svs --out predictions
 
@@ -94,7 +94,7 @@ def _from_run(run: Path, **options: Any) -> "Predicted":
 def _from_package(
     folder: Path, sources: list[Path], images: dict[str, Any], trust_code: bool, **options: Any
 ) -> "Predicted":
-    """Prepare what is raw, then predict; Ctrl-C says how to go on."""
+    """Prepare raw images, then predict; Ctrl-C prints how to resume."""
     from smmil.packaging import Images, load_package, predict_package
 
     package = load_package(folder, trust_code=trust_code)

@@ -70,7 +70,11 @@ def lasting_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(prefixes)}
 
 
-_OPTIMISERS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+_OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
 
 
 def make_optimiser(
@@ -222,7 +226,7 @@ class Trainer:
         terms: dict[str, Any] = {**penalty_terms(output, batch, self.settings.penalty), **self.loss_weights}
         loss, parts = total_loss(output, batch.need("y"), bag_weight=bag_weight(self.model), **terms)
         refuse_nonfinite_forward(batch, output, parts, where)
-        (loss * share).backward()
+        torch.autograd.backward(loss * share)
         if not gradients_are_finite(self.model):
             refuse_nonfinite_gradient(self.model, batch, lambda: self.forward(state, batch), where)
         state.add_losses({"loss": loss, **(parts if len(parts) > 1 else {})}, len(batch))
@@ -233,7 +237,8 @@ class Trainer:
         """Run the model in training, seeded by the place in the run; in bfloat16 if asked for."""
         seed_step(self.settings.seed, state.epoch, state.step)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast):
-            return self.model(batch)
+            output: Output = self.model(batch)
+            return output
 
     def validate(self, epoch: int) -> dict[str, float]:
         """Bag AUROC and cross-entropy over all validation bags at once: eval mode, no gradients, labels hidden."""
