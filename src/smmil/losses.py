@@ -65,7 +65,7 @@ def total_loss(
     pos_weight: Tensor | None = None,
     class_weight: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Sum of the weighted bag loss and the model's own terms, times `rest`, plus the penalty; also all terms by name."""
+    """Sum of the bag loss and the model's own terms, times `rest`, plus the penalty; and these terms by name."""
     bag = bag_loss(output.logits, y, pos_weight=pos_weight, class_weight=class_weight)
     for name in {"bag", "penalty"} & output.losses.keys():
         raise DataError(f"a model's own loss must not be called {name!r}, which is the name of a term of every model")
