@@ -21,11 +21,11 @@ NotNegative = Annotated[float, Field(ge=0)]
 IN_MEMORY = "(bags in memory)"
 
 
-class _Section(BaseModel):
+class _ConfigSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class DataConfig(_Section):
+class DataConfig(_ConfigSection):
     """Which bags, and which part of them trains, selects and tests."""
 
     manifest: str
@@ -37,7 +37,7 @@ class DataConfig(_Section):
     splits: str | None = None
 
 
-class ModelConfig(_Section):
+class ModelConfig(_ConfigSection):
     """Name of a model and its own options; `n_classes` None: one logit for labels 0/1, else one per class."""
 
     name: str
@@ -45,7 +45,7 @@ class ModelConfig(_Section):
     n_classes: Count | None = None
 
 
-class PenaltyConfig(_Section):
+class PenaltyConfig(_ConfigSection):
     """Smoothness penalty on the scores of neighbouring instances; weight 0 is no penalty. Kinds: `nn/penalty.py`.
 
     convex: the weight is taken from the rest of the loss, (1 - weight) loss + weight penalty, as in SA-MIL.
@@ -62,7 +62,7 @@ class PenaltyConfig(_Section):
         return self
 
 
-class TrainingConfig(_Section):
+class TrainingConfig(_ConfigSection):
     """How to train. The defaults are the paper's protocol.
 
     The paper's batch size depends on the data (32, 4 or 1 bags); 4, its value for slides without a transformer, fits
@@ -91,7 +91,7 @@ class TrainingConfig(_Section):
     tensorboard: bool = False
 
 
-class TrainConfig(_Section):
+class TrainConfig(_ConfigSection):
     """Everything one training run depends on."""
 
     data: DataConfig

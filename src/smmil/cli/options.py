@@ -1,12 +1,20 @@
 """Option checks that several verbs share: executors, thresholds, files that belong to another verb."""
 
 import math
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from smmil.errors import ConfigError
+
+
+class Checkpoint(StrEnum):
+    """Selected weights of a run."""
+
+    best = "best"
+    lowest_loss = "lowest_loss"
 
 
 def check_place(executor: str, workers: int | None, dask: str | None, slurm: list[str] | None = None) -> None:

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smmil.cli.options import Checkpoint
+
 if TYPE_CHECKING:
     from smmil.predict import Predicted
 
 
 class Part(StrEnum):
+    """Part of a split."""
+
     train = "train"
     val = "val"
     test = "test"
     all = "all"
-
-
-class Checkpoint(StrEnum):
-    best = "best"
-    lowest_loss = "lowest_loss"
 
 
 def predict(
