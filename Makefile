@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: demo test test-all lint bench study docs install clean
+.PHONY: demo test test-quick test-all lint bench study docs dist install clean
 
 install: .venv/installed
 
@@ -13,7 +13,7 @@ install: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[timm,slides,ct,lazyslide,tables,slurm,dask,view,onnx,fast]' --group dev
 	touch $@
 
-demo: install  ## train ABMIL and SmAP on synthetic slides, compare them, draw maps beside the truth
+demo: install  ## train ABMIL and SmAP on synthetic slides, compare them, draw maps next to the truth
 	$(BIN)/smmil demo --out ./smmil-demo
 
 lint: install  ## style, types and the order of the rooms
@@ -24,6 +24,13 @@ lint: install  ## style, types and the order of the rooms
 
 test: lint  ## everything that runs in minutes
 	$(BIN)/pytest -n 2
+
+# Laws of the operator, the models and the metrics; no files, images or browsers.
+QUICK := tests/test_graph.py tests/test_bag.py tests/test_losses.py tests/test_prediction.py tests/test_library_door.py \
+  tests/nn tests/models/test_sm_family.py tests/evaluate/test_bag_metrics.py tests/evaluate/test_instance_metrics.py
+
+test-quick: install  ## a minute: laws of operator, models and metrics, while you work on them
+	$(BIN)/pytest -n 2 $(QUICK)
 
 test-all: lint  ## the slow checks too
 	$(BIN)/pytest -n 2 -m ''
@@ -42,6 +49,12 @@ study: install  ## the published study again: make study IMAGES=folder of CRCHis
 docs: install  ## the documentation as a web site in site/
 	$(BIN)/pip install --quiet --disable-pip-version-check --group docs
 	$(BIN)/mkdocs build --strict
+
+dist: install  ## wheel and source archive in dist/, checked
+	$(BIN)/pip install --quiet --disable-pip-version-check --group release
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 clean:
 	rm -rf .venv site build dist smmil-demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

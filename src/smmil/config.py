@@ -17,11 +17,15 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
-class _Section(BaseModel):
+# data.manifest of a run on bags in memory (smmil.fit).
+IN_MEMORY = "(bags in memory)"
+
+
+class _ConfigSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class DataConfig(_Section):
+class DataConfig(_ConfigSection):
     """Which bags, and which part of them trains, selects and tests."""
 
     manifest: str
@@ -33,7 +37,7 @@ class DataConfig(_Section):
     splits: str | None = None
 
 
-class ModelConfig(_Section):
+class ModelConfig(_ConfigSection):
     """Name of a model and its own options; `n_classes` None: one logit for labels 0/1, else one per class."""
 
     name: str
@@ -41,8 +45,8 @@ class ModelConfig(_Section):
     n_classes: Count | None = None
 
 
-class PenaltyConfig(_Section):
-    """A term that punishes maps whose neighbours differ; weight 0 is no penalty. Kinds: `nn/penalty.py`.
+class PenaltyConfig(_ConfigSection):
+    """Smoothness penalty on the scores of neighbouring instances; weight 0 is no penalty. Kinds: `nn/penalty.py`.
 
     convex: the weight is taken from the rest of the loss, (1 - weight) loss + weight penalty, as in SA-MIL.
     """
@@ -58,7 +62,7 @@ class PenaltyConfig(_Section):
         return self
 
 
-class TrainingConfig(_Section):
+class TrainingConfig(_ConfigSection):
     """How to train. The defaults are the paper's protocol.
 
     The paper's batch size depends on the data (32, 4 or 1 bags); 4, its value for slides without a transformer, fits
@@ -87,7 +91,7 @@ class TrainingConfig(_Section):
     tensorboard: bool = False
 
 
-class TrainConfig(_Section):
+class TrainConfig(_ConfigSection):
     """Everything one training run depends on."""
 
     data: DataConfig
@@ -127,19 +131,19 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
 
 
 def anchored(config: TrainConfig) -> TrainConfig:
-    """The same settings with relative paths made absolute, counted from the working folder: fit to be stored."""
+    """The same settings with relative paths made absolute, to be stored."""
     content = config.model_dump()
     _resolve_paths(content, Path.cwd())
     return TrainConfig.model_validate(content)
 
 
 def checked(kind: type[Checked], content: Mapping[str, Any], where: str) -> Checked:
-    """`content` as a model of `kind`, or one line that names every wrong key."""
+    """Validate `content` as a model of `kind`; the error is one line that names every wrong key."""
     try:
         return kind.model_validate(content)
     except ValidationError as problem:
-        told = "; ".join(_explain(kind, error) for error in problem.errors())
-        raise ConfigError(f"{where}: {told}") from None
+        explained = "; ".join(_explain(kind, error) for error in problem.errors())
+        raise ConfigError(f"{where}: {explained}") from None
 
 
 def dump(config: BaseModel) -> str:
@@ -160,19 +164,19 @@ def flatten(config: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str
 
 
 def config_hash(config: TrainConfig) -> str:
-    """Fingerprint of the settings that decide what is learned; equal for equal results."""
+    """Digest of the settings that decide what is learned."""
     return digest(repr(sorted((k, v) for k, v in flatten(config).items() if k not in FREE_KEYS)))
 
 
 def differing_keys(one: TrainConfig, other: TrainConfig) -> list[str]:
-    """Dotted keys, with both values, in which two configs would learn something else."""
+    """Dotted keys, with both values, in which two configs differ and would learn something else."""
     a, b = flatten(one), flatten(other)
     keys = [k for k in sorted(a.keys() | b.keys()) if k not in FREE_KEYS and a.get(k) != b.get(k)]
     return [f"{k} ({a.get(k)!r} there, {b.get(k)!r} now)" for k in keys]
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """YAML as plain data; 1e-5 is a number, and a key given twice is an error."""
+    """Parse YAML as plain data; 1e-5 is a number, and a key given twice is an error."""
     loader = _Loader(text)
     try:
         return loader.get_single_data()
@@ -245,7 +249,7 @@ def _explain(kind: type[BaseModel], error: Any) -> str:
         return f"{dotted}: unknown key; {suggest(path[-1], _fields_at(kind, path[:-1]))}"
     if error["type"] == "missing":
         return f"{dotted}: missing; it must be given"
-    if error["type"] == "value_error":  # a check of ours, in whole words already
+    if error["type"] == "value_error":  # raised by a validator of this module, already a sentence
         return f"{dotted}: {error['ctx']['error']}" if dotted else str(error["ctx"]["error"])
     expected = error["msg"].replace("Input should be", "expected")
     for theirs, ours in _PLAIN_WORDS.items():

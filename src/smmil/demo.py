@@ -59,13 +59,13 @@ def run_demo(out: str | Path, *, progress: Progress | None = None) -> DemoResult
     The difficulty is the default of the synthetic sets. It was fixed before any model with Sm was run on them.
     """
     out, progress = Path(out), progress or Progress()
-    progress.said(f"drawing {SLIDES} synthetic slides")
+    progress.message(f"drawing {SLIDES} synthetic slides")
     labels = stained_slides(out / "data", SLIDES, seed=SEED, workers=available_cores())
     slides = _study(_prepared(out / "data" / "slides", labels, SLIDE_RECIPE, out / "bags", progress), out, progress)
     scans_table = _drawn_scans(out / "ct" / "data", progress)
     manifest = _prepared(out / "ct" / "data" / "scans", scans_table, SCAN_RECIPE, out / "ct" / "bags", progress)
     scans = _study(manifest, out / "ct", progress, batch_size=1)  # so few scans need every step they can get
-    progress.said("drawing maps and writing the pages")
+    progress.message("drawing maps and writing the pages")
     steps = _next_steps(out)
     _page(out / "ct.html", scans, out / "ct" / "data" / "scans", "CT scans", SCAN_LEAD, steps)
     steps = ["The same on CT scans: open ct.html in the folder of this page", *steps]
@@ -76,7 +76,7 @@ def run_demo(out: str | Path, *, progress: Progress | None = None) -> DemoResult
 def _drawn_scans(folder: Path, progress: Progress) -> Path:
     """The table of the demo's scans, written unless it is there (it is written last)."""
     if not (folder / "labels.csv").exists():
-        progress.said(f"drawing {SCANS} synthetic CT scans")
+        progress.message(f"drawing {SCANS} synthetic CT scans")
         synthetic_ct_scans(folder, SCANS, seed=SEED)
     return folder / "labels.csv"
 
@@ -84,7 +84,7 @@ def _drawn_scans(folder: Path, progress: Progress) -> Path:
 def _prepared(images: Path, labels: Path, recipe: Recipe, out: Path, progress: Progress) -> Path:
     """The manifest of the bags made from a folder of images."""
     todo = plan([images], out, recipe, labels=labels)
-    progress.said(f"preparing {len(todo.jobs)} cases: tiles or slices through {todo.encoder}")
+    progress.message(f"preparing {len(todo.jobs)} cases: tiles or slices through {todo.encoder}")
     done = run(todo, executor="processes", workers=available_cores())
     if done.failures or done.manifest is None:
         raise DataError(f"{out}: {len(done.failures)} cases could not be prepared, see failures.csv there")
@@ -94,7 +94,7 @@ def _prepared(images: Path, labels: Path, recipe: Recipe, out: Path, progress: P
 def _study(manifest: Path, out: Path, progress: Progress, batch_size: int = 4) -> _Study:
     """Train both models, predict validation and test cases, and measure."""
     for name in MODELS:
-        progress.said(f"training {name}")
+        progress.message(f"training {name}")
         train(_config(manifest, name, batch_size), out / "runs" / name, progress=progress)
         for part, folder in (("val", "validation"), ("test", "predictions")):
             predict_run(out / "runs" / name, out=out / folder / name, part=part)

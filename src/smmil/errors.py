@@ -1,11 +1,11 @@
-"""The few mistakes a user can make, and the words to say so."""
+"""Errors caused by user input, and the checks that raise them."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class SmmilError(Exception):
-    """Something the user can mend; the command line prints it without a traceback and exits with 2."""
+    """An error the user can correct; the command line prints it without a traceback and exits with 2."""
 
 
 class DataError(SmmilError):
@@ -13,25 +13,25 @@ class DataError(SmmilError):
 
 
 class ConfigError(SmmilError):
-    """An option, a name or a combination of settings that cannot be meant."""
+    """An option, a name or a combination of settings that is not valid."""
 
 
 class MissingExtra(SmmilError):  # noqa: N818
-    """An optional library is needed for this and not installed."""
+    """An optional library is needed and not installed."""
 
     def __init__(self, library: str, extra: str, what: str):
         super().__init__(f"{what} needs {library}, which is not installed; run: pip install 'smmil[{extra}]'")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: the nearest known words, or all of them."""
+    """End of an error message: the known words nearest to `word`, or all of them."""
     known = sorted(known)
     near = get_close_matches(word, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"choose from: {', '.join(known) or 'nothing'}"
 
 
 def check_choice(value: str, choices: Iterable[str], what: str) -> str:
-    """`value` itself, if it is one of `choices`; else an error that names the nearest ones."""
+    """Return `value` if it is one of `choices`; else raise an error that names the nearest ones."""
     choices = list(choices)
     if value not in choices:
         raise ConfigError(f"{what}: unknown value {value!r}; {suggest(str(value), choices)}")

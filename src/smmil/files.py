@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old content or the new, never half of it."""
+"""Atomic file writing, JSON, digests and file names of cases."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ _LONGEST_NAME = 180
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path in the same folder that takes the place of `path` when the block ends well.
+    """Give a temporary path in the same folder that replaces `path` when the block succeeds.
 
     The suffix is kept, since some writers choose their format by it.
     """
@@ -49,15 +49,18 @@ def remove_leftovers(folder: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, content: Any) -> None:
+    """Write a JSON file atomically, with sorted keys."""
     write_text(path, json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def read_json(path: str | Path) -> Any:
+    """Read a JSON file; what cannot be read is a DataError."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -78,7 +81,7 @@ def digest(*parts: bytes | memoryview | str) -> str:
 
 
 def file_name(id_: str) -> str:
-    """A case's id as a file name: what file systems cannot hold is written as %XX, very long ones are cut."""
+    """File name for the id of a case: characters that file systems refuse become %XX, long ids are cut."""
     name = re.sub(r'[\x00-\x1f/\\:*?"<>|%]|^\.', lambda m: f"%{ord(m[0]):02X}", id_) or "%00"
     if len(name.encode()) > _LONGEST_NAME:
         name = f"{name.encode()[: _LONGEST_NAME - 20].decode(errors='ignore')}-{digest(id_)[:16]}"

@@ -1,4 +1,4 @@
-"""What the coordinates of a bag mean."""
+"""Frame: the geometry of a bag's coordinates."""
 
 from dataclasses import dataclass
 from typing import Any

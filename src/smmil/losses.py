@@ -1,4 +1,4 @@
-"""What training minimises: the bag criterion, whatever terms a model adds itself, and a penalty on ragged maps."""
+"""Training losses: bag criterion, class weights, terms of the model and the smoothness penalty."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +42,7 @@ def _like(weight: Tensor | None, logits: Tensor) -> Tensor | None:
 
 
 def class_weights(labels: Sequence[int], n_classes: int) -> dict[str, Tensor]:
-    """Weights that make all classes count alike, as keyword arguments of `bag_loss`.
+    """Class weights inverse to class frequency, as keyword arguments of `bag_loss`.
 
     One logit: pos_weight = negatives / positives. Several: class_weight_c = n / (classes * n_c).
     """
@@ -65,7 +65,7 @@ def total_loss(
     pos_weight: Tensor | None = None,
     class_weight: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted bag loss and every term of the model's own, `rest` times, plus the penalty; and these by name."""
+    """Sum of the bag loss and the model's own terms, times `rest`, plus the penalty; and these terms by name."""
     bag = bag_loss(output.logits, y, pos_weight=pos_weight, class_weight=class_weight)
     for name in {"bag", "penalty"} & output.losses.keys():
         raise DataError(f"a model's own loss must not be called {name!r}, which is the name of a term of every model")
@@ -76,7 +76,7 @@ def total_loss(
 
 
 def penalty_terms(output: Output, batch: BagBatch, settings: PenaltyConfig) -> dict[str, Any]:
-    """The penalty on ragged maps, with its weight, as keyword arguments of `total_loss`; nothing if its weight is 0."""
+    """Weighted smoothness penalty, as keyword arguments of `total_loss`; nothing if its weight is 0."""
     if settings.weight == 0:
         return {}
     if not output.scores.requires_grad:

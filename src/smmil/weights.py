@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors with one JSON note inside and a seal over both, so that damage is noticed."""
+"""Weight files: safetensors with JSON metadata and a checksum over both."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _KEY = "smmil"
 
 
 def save_weights(path: str | Path, tensors: Mapping[str, Tensor], note: Mapping[str, Any]) -> str:
-    """Write tensors and a note atomically and give the digest of the tensors; equal content gives equal bytes."""
+    """Write tensors and metadata atomically; returns the digest of the tensors. Equal content gives equal bytes."""
     own = {name: _own(tensor) for name, tensor in tensors.items()}
     mark = tensors_digest(own)
     text = json.dumps(note, ensure_ascii=False)
@@ -29,7 +29,7 @@ def save_weights(path: str | Path, tensors: Mapping[str, Tensor], note: Mapping[
 
 
 def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and note of a file written by `save_weights`; damage of any kind is a DataError."""
+    """Read tensors and metadata of a file written by `save_weights`; damage of any kind is a DataError."""
     try:
         tensors, sealed = _read(Path(path))
         if digest(sealed["note"], sealed["tensors"]) != sealed["seal"] or tensors_digest(tensors) != sealed["tensors"]:
@@ -43,7 +43,7 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Fingerprint of names, types, shapes and values."""
+    """Digest of names, types, shapes and values."""
     parts: list[str | memoryview] = []
     for name in sorted(tensors):
         tensor = _own(tensors[name])

@@ -45,7 +45,7 @@ def test_a_group_that_forgets_a_parameter_is_refused():
         parameter_groups(model)
 
 
-def test_the_bag_loss_is_weighted_beside_the_models_own_terms():
+def test_the_bag_loss_is_weighted_next_to_the_models_own_terms():
     out = Output(torch.zeros(2, 1), torch.zeros(3, 1), {"instance": torch.tensor(0.25)})
     y = torch.tensor([0, 1])
     plain, _ = total_loss(Output(out.logits, out.scores), y)

@@ -31,7 +31,7 @@ class Listener(Progress):
     def __init__(self, stop_at=None):
         self.heard, self.stop_at, self.steps = [], stop_at, 0
 
-    def said(self, text):
+    def message(self, text):
         self.heard.append(text)
 
     def step_done(self, epoch, step, loss):
@@ -134,7 +134,7 @@ def test_changed_labels_are_noticed_when_a_run_goes_on(settings, study, tmp_path
         train(settings(f"data.splits={tmp_path / 'splits.json'}", manifest=tmp_path / "m.csv"), tmp_path / "run")
 
 
-def test_a_damaged_checkpoint_is_named_and_not_silently_begun_anew(finished, settings, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_not_silently_restarted(finished, settings, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     path = tmp_path / "run/checkpoints/last.safetensors"
     path.write_bytes(path.read_bytes()[:-9])

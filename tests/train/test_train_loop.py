@@ -13,7 +13,7 @@ from smmil.errors import DataError
 from smmil.models import Output
 from smmil.train import train
 from smmil.train.checkpoint import State
-from smmil.train.loop import TrainingJob, is_better, make_optimiser, reason_to_end, train_epoch, validate
+from smmil.train.loop import Trainer, is_better, make_optimiser, reason_to_end
 from smmil.weights import read_weights
 
 
@@ -35,15 +35,15 @@ class Spy(nn.Module):
         return Output(logits, scores)
 
 
-def job(settings, ids, *, model=None, optimiser=None, **changes):
+def trainer(settings, ids, *, model=None, optimiser=None, **changes):
     manifest = Manifest.read(settings.data.manifest)
     torch.manual_seed(0)
     model = model or Spy(6)
     bags = BagDataset(manifest, ids)
     t = settings.training
-    nothing = {"save": lambda _state: None, "keep": lambda _name, chosen: chosen}
+    nothing = {"save": lambda _state: None, "save_selected": lambda _name, chosen: chosen}
     optimiser = optimiser or make_optimiser(model.parameters(), t)
-    return TrainingJob(t, model, optimiser, bags, bags, torch.device("cpu"), **{**nothing, **changes})
+    return Trainer(t, model, optimiser, bags, bags, torch.device("cpu"), **{**nothing, **changes})
 
 
 @pytest.fixture
@@ -68,40 +68,41 @@ def marked(study, tmp_path):
 def test_accumulating_batches_equals_one_large_batch_even_when_the_last_is_short(settings, ids):
     weights = []
     for size, times in ((6, 1), (2, 3), (1, 6), (3, 2)):
-        run = job(
+        run = trainer(
             settings(f"training.batch_size={size}", f"training.accumulate={times}", "training.optimiser=sgd"), ids
         )
-        train_epoch(run, State())
+        run.train_epoch(State())
         weights.append(run.model.head.weight.detach())
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], rtol=1e-5, atol=1e-7)
 
 
 def test_clipping_bounds_the_step(settings, ids):
-    run = job(settings("training.clip_norm=1e-3", "training.optimiser=sgd", "training.batch_size=10", "training.lr=1.0",
-                       "training.warmup_epochs=0"), ids)  # fmt: skip
+    one_step = ("training.optimiser=sgd", "training.batch_size=10", "training.lr=1.0", "training.warmup_epochs=0")
+    run = trainer(settings("training.clip_norm=1e-3", *one_step), ids)
     before = [p.detach().clone() for p in run.model.parameters()]
-    train_epoch(run, State())
+    run.train_epoch(State())
     moved = sum(((p - b) ** 2).sum() for p, b in zip(run.model.parameters(), before, strict=True)).sqrt()
     assert float(moved.detach()) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_training_shows_labels_but_never_instance_labels_and_validation_shows_none(settings, ids):
-    run = job(settings(), ids)
+    run = trainer(settings(), ids)
     assert BagDataset(Manifest.read(settings().data.manifest), ids)[0].y_inst is not None
-    train_epoch(run, State())
+    run.train_epoch(State())
     assert set(run.model.seen) == {(True, True, True, False)}
     run.model.seen.clear()
-    validate(run, 0)
+    run.validate(0)
     assert set(run.model.seen) == {(False, False, False, False)}
     assert run.model.training
 
 
 def test_validation_does_not_depend_on_dropout_or_batch_size(settings, ids):
-    found = [validate(job(settings(f"training.batch_size={b}"), ids, model=Spy(6, dropout=0.9)), 0) for b in (1, 3)]
+    found = [trainer(settings(f"training.batch_size={b}"), ids, model=Spy(6, dropout=0.9)).validate(0) for b in (1, 3)]
     model = Spy(6, dropout=0.9)
     again = [
-        validate(job(settings(f"training.batch_size={b}"), ids, model=model), e) for b, e in ((1, 0), (4, 1), (10, 2))
+        trainer(settings(f"training.batch_size={b}"), ids, model=model).validate(e)
+        for b, e in ((1, 0), (4, 1), (10, 2))
     ]
     assert again[0]["auroc"] == again[1]["auroc"] == again[2]["auroc"]
     assert again[1]["loss"] == pytest.approx(again[0]["loss"], rel=1e-6)
@@ -111,12 +112,12 @@ def test_validation_does_not_depend_on_dropout_or_batch_size(settings, ids):
 def test_randomness_depends_on_the_place_and_not_on_what_was_drawn_before(settings, ids):
     weights = []
     for wasted in (0, 17):
-        run = job(settings(), ids, model=None)
+        run = trainer(settings(), ids, model=None)
         model = Spy(6, dropout=0.5)
         model.load_state_dict(run.model.state_dict())
-        run = job(settings(), ids, model=model)
+        run = trainer(settings(), ids, model=model)
         torch.rand(wasted)
-        train_epoch(run, State())
+        run.train_epoch(State())
         weights.append(model.head.weight.detach().clone())
     assert torch.equal(*weights)
 
@@ -236,7 +237,7 @@ def test_test_bags_are_never_opened_in_training(marked, settings, tmp_path):
 def test_a_nan_in_a_logit_names_epoch_batch_and_bag(settings, ids):
     model = Spy(6, spoil=ids[4])
     with pytest.raises(DataError, match=rf"epoch 1, batch \d+: the logit of bag {ids[4]} is NaN or Inf"):
-        train_epoch(job(settings(), ids, model=model), State())
+        trainer(settings(), ids, model=model).train_epoch(State())
 
 
 class Explodes(torch.autograd.Function):
@@ -262,16 +263,16 @@ def test_an_infinite_gradient_names_the_bag_it_comes_from(settings, ids):
     model.target = ids[7]
     before = model.head.weight.detach().clone()
     with pytest.raises(DataError, match=rf"epoch 1, batch \d+: the gradient of bag {ids[7]} is NaN or Inf"):
-        train_epoch(job(settings("training.batch_size=10"), ids, model=model), State())
+        trainer(settings("training.batch_size=10"), ids, model=model).train_epoch(State())
     assert torch.equal(model.head.weight, before)
 
 
 def test_a_nan_in_the_features_names_bag_and_row(settings, ids):
-    run = job(settings("training.batch_size=5"), ids)
+    run = trainer(settings("training.batch_size=5"), ids)
     bag = run.train_set[3]
     bag.x[7, 2] = math.nan
     with pytest.raises(DataError, match=f"bag {bag.id} holds NaN or Inf in row 7"):
-        train_epoch(run, State())
+        run.train_epoch(State())
 
 
 def test_a_nan_stops_the_run_and_leaves_the_last_good_checkpoint(settings, tmp_path, monkeypatch):
@@ -311,8 +312,8 @@ def test_hooks_of_a_model_run_around_every_step(settings, ids):
 
     torch.manual_seed(0)
     hooked, state, plain = Hooked(6), State(), State()
-    train_epoch(job(settings("training.batch_size=5"), ids, model=hooked), state)
-    train_epoch(job(settings("training.batch_size=5", "training.lr=1e-12"), ids), plain)
+    trainer(settings("training.batch_size=5"), ids, model=hooked).train_epoch(state)
+    trainer(settings("training.batch_size=5", "training.lr=1e-12"), ids).train_epoch(plain)
     assert [name for name, _, _ in steps] == ["before", "after"] * 2
     assert all(complete for _, complete, _ in steps)
     assert not torch.equal(steps[0][2], steps[1][2])
@@ -325,10 +326,10 @@ def test_bags_come_in_another_order_in_every_epoch(settings, ids):
     model = Spy(6)
     forward = model.forward
     model.forward = lambda batch: orders[-1].extend(batch.ids) or forward(batch)
-    run = job(settings("training.batch_size=2"), ids, model=model)
+    run = trainer(settings("training.batch_size=2"), ids, model=model)
     for _ in range(2):
         orders.append([])
-        train_epoch(run, state)
+        run.train_epoch(state)
         state.epoch, state.step = state.epoch + 1, 0
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(ids)
     assert orders[0] != orders[1]

@@ -39,8 +39,8 @@ app = typer.Typer(
 )
 
 
-def _flowing(text: str) -> str:
-    """A docstring whose paragraphs are single lines, which the terminal breaks where it ends."""
+def _unwrapped(text: str) -> str:
+    """Join the lines of each paragraph of a docstring, so that the terminal wraps them."""
     paragraphs = cleandoc(text).split("\n\n")
     return "\n\n".join(re.sub(r"\n\s*", " ", paragraph) for paragraph in paragraphs)
 
@@ -48,7 +48,7 @@ def _flowing(text: str) -> str:
 for _verb in VERBS:
     _name = _verb.replace("-", "_")
     _function = getattr(import_module(f"smmil.cli.{_name}"), _name)
-    app.command(_verb, help=_flowing(_function.__doc__))(_function)
+    app.command(_verb, help=_unwrapped(_function.__doc__))(_function)
 
 app.add_typer(import_module("smmil.cli.experiment").app, name="experiment")
 
@@ -71,24 +71,24 @@ def _smmil(
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user is one line and exit code 2, our own a traceback and 1."""
+    """Run the command line; user errors are one line and exit code 2, bugs a traceback and exit code 1."""
     try:
         app()
     except SmmilError as problem:
-        _give_up(str(problem))
+        _fail(str(problem))
     except OSError as problem:
         if problem.errno == errno.ENOSPC:
-            _give_up(f"the disk is full ({problem.filename or 'while writing'}); make room and repeat the command")
+            _fail(f"the disk is full ({problem.filename or 'while writing'}); make room and repeat the command")
         if problem.filename is None:
             raise
         if isinstance(problem, IsADirectoryError):
             place = problem.filename2 or problem.filename
-            _give_up(f"{place}: is a folder where a file is to be written; give the name of a file in it")
+            _fail(f"{place}: is a folder where a file is to be written; give the name of a file in it")
         if isinstance(problem, FileExistsError | NotADirectoryError):
-            _give_up(f"{problem.filename}: is a file where a folder is needed; choose another place, such as --out new")
-        _give_up(f"{problem.filename}: {problem.strerror}; choose a place that exists and can be written")
+            _fail(f"{problem.filename}: is a file where a folder is needed; choose another place, such as --out new")
+        _fail(f"{problem.filename}: {problem.strerror}; choose a place that exists and can be written")
 
 
-def _give_up(message: str) -> None:
+def _fail(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)

@@ -29,7 +29,7 @@ def doctor() -> None:
 
 
 def self_check() -> bool:
-    """Whether a forward and a backward pass on two small bags give finite numbers."""
+    """Check that a forward and a backward pass on two small bags give finite numbers."""
     import torch
 
     from smmil.bag import BagBatch

@@ -1,6 +1,7 @@
 """Option checks that several verbs share: executors, thresholds, files that belong to another verb."""
 
 import math
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,15 @@ import typer
 from smmil.errors import ConfigError
 
 
+class Checkpoint(StrEnum):
+    """Selected weights of a run."""
+
+    best = "best"
+    lowest_loss = "lowest_loss"
+
+
 def check_place(executor: str, workers: int | None, dask: str | None, slurm: list[str] | None = None) -> None:
-    """One line about an option that cannot be meant with this executor; `auto` takes any."""
+    """Raise an error for an option that does not fit the executor; `auto` takes any."""
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers: must be at least 1, got {workers}")
     if workers is not None and executor == "serial":
@@ -35,9 +43,7 @@ Column = Annotated[int | None, typer.Option(help="Score column, for models with 
 
 
 def check_threshold(threshold: float | None, validation: list[Path] | None = None) -> None:
-    """An instance threshold is a finite number and comes from one place."""
-    from smmil.errors import ConfigError
-
+    """Check that an instance threshold is finite and given in one way only."""
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"--threshold {threshold}: expected a finite number, such as 0.5")
     if threshold is not None and validation:
@@ -45,7 +51,7 @@ def check_threshold(threshold: float | None, validation: list[Path] | None = Non
 
 
 def right_verb(path: Path) -> str | None:
-    """What a path that is no feature file is instead, and the verb for it; None when that cannot be told."""
+    """Message that says what a path is instead of a feature file, and the verb for it; None if unknown."""
     if not path.exists():
         return None
     if path.is_dir():
@@ -77,7 +83,7 @@ def _name_files(path: Path, ending: str) -> str:
 
 
 def _image(path: Path) -> str | None:
-    """Slides and scans, told as smmil prepare tells them."""
+    """Message for slides and scans, recognised as in smmil prepare."""
     from smmil.errors import SmmilError
     from smmil.prepare.find import ENDINGS, find_sources
 

@@ -1,16 +1,12 @@
 """smmil package"""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-
-class Checkpoint(StrEnum):
-    best = "best"
-    lowest_loss = "lowest_loss"
+from smmil.cli.options import Checkpoint
 
 
 def package(

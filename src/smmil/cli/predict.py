@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smmil.cli.options import Checkpoint
+
 if TYPE_CHECKING:
     from smmil.predict import Predicted
 
 
 class Part(StrEnum):
+    """Part of a split."""
+
     train = "train"
     val = "val"
     test = "test"
     all = "all"
-
-
-class Checkpoint(StrEnum):
-    best = "best"
-    lowest_loss = "lowest_loss"
 
 
 def predict(
@@ -44,7 +43,7 @@ def predict(
         Path | None, typer.Option(help="With --model: table image,x,y, if it was trained on crops.")
     ] = None,
     mpp: Annotated[
-        float | None, typer.Option(help="With --model: micrometres per pixel, for slides that do not say.")
+        float | None, typer.Option(help="With --model: micrometres per pixel, for slides without it.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="With --model: file with the encoder's weights.")] = None,
     workers: Annotated[int | None, typer.Option(help="With --model: processes that prepare images.")] = None,
@@ -53,7 +52,7 @@ def predict(
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
-    """Write what a trained model says about each case; cases that are there already are kept.
+    """Predict every case with a trained model; complete prediction files are kept.
 
     [bold]Examples[/bold]
 
@@ -61,7 +60,7 @@ def predict(
 
       smmil predict runs/first --out predictions_val --part val
 
-      smmil predict runs/first --out elsewhere --manifest other.csv
+      smmil predict runs/first --out predictions_other --manifest other.csv
 
       smmil predict --model packages/first slide.svs --out predictions
 
@@ -94,7 +93,7 @@ def _from_run(run: Path, **options: Any) -> "Predicted":
 def _from_package(
     folder: Path, sources: list[Path], images: dict[str, Any], trust_code: bool, **options: Any
 ) -> "Predicted":
-    """Prepare what is raw, then predict; Ctrl-C says how to go on."""
+    """Prepare raw images, then predict; Ctrl-C prints how to resume."""
     from smmil.packaging import Images, load_package, predict_package
 
     package = load_package(folder, trust_code=trust_code)

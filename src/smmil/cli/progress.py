@@ -12,7 +12,7 @@ from smmil.train import Interrupted, Progress, RunResult
 
 
 class TrainingBars(Progress):
-    """Draws the news of a run on the terminal; the summary goes to standard output."""
+    """Shows the progress of a training run on the terminal; the summary goes to standard output."""
 
     def __init__(self, console: Console | None = None, *, every_epoch: bool = True):
         self.console = console or Console(stderr=True)
@@ -24,11 +24,11 @@ class TrainingBars(Progress):
         return self
 
     def __exit__(self, _kind: object, problem: BaseException | None, _trace: object) -> None:
-        """Take the bars away; training that was asked to stop says how to go on, and the exit code names the signal."""
+        """Remove the bars; interrupted training prints how to resume, and the exit code names the signal."""
         if self._bars.tasks:
             self._bars.stop()
         if isinstance(problem, Interrupted):
-            self.said(str(problem))
+            self.message(str(problem))
             raise typer.Exit(128 + problem.signal) from None
 
     def checked(self, done: int, total: int) -> None:
@@ -39,14 +39,14 @@ class TrainingBars(Progress):
         self._show(f"epoch {epoch + 1}", completed=done, total=total)
         self._bars.reset(self._task, total=total, completed=done)  # the time left counts from here
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def step_done(self, epoch: int, step: int, loss: float) -> None:
         self._show(f"epoch {epoch + 1}  loss {loss:.4f}", completed=epoch * self._steps + step)
 
     def _show(self, text: str, completed: int, total: int | None = None) -> None:
-        """Move the bar; it appears with the first news, so that an early error stands alone."""
+        """Move the bar; it appears with the first event, so that an early error is not mixed with it."""
         if not self._bars.tasks:
             self._task = self._bars.add_task(text)
             self._bars.start()
@@ -56,13 +56,13 @@ class TrainingBars(Progress):
         if not self._every_epoch:
             return
         alphas = "".join(f"  {name} {value:.3f}" for name, value in row.items() if name.startswith("alpha/"))
-        self.said(
+        self.message(
             f"epoch {row['epoch']:>3}  train loss {row['train_loss']:.4f}  val loss {row['val_loss']:.4f}  "
             f"val auroc {row['val_auroc']:.4f}{alphas}{'  *' if row['best'] else ''}"
         )
 
     def summary(self, result: RunResult) -> None:
-        """What was selected, and the next command."""
+        """Print the selected epochs and the next command."""
         table = Table()
         for column in ("weights", "epoch", "val auroc", "val loss"):
             table.add_column(column, justify="left" if column == "weights" else "right")
@@ -78,7 +78,7 @@ class TrainingBars(Progress):
 
 
 class GridBars:
-    """Draws finished runs on the terminal; failures stay as lines above the bar."""
+    """Shows finished runs of a grid on the terminal; failures stay as lines above the bar."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -94,7 +94,7 @@ class GridBars:
             self._bars.stop()
 
     def begun(self, done: int, total: int) -> None:
-        """The bar appears when everything is checked, so that an early error stands alone."""
+        """Show the bar; called after all checks, so that an early error is not mixed with it."""
         self._done = done
         self._task = self._bars.add_task("runs", total=total, completed=done)
         self._bars.start()
@@ -108,7 +108,7 @@ class GridBars:
 
 
 class CountingBar(Bars):
-    """One line with the time that is left; nothing when nobody looks at a terminal."""
+    """A counter with the remaining time; nothing when standard error is not a terminal."""
 
     def __init__(self, words: str):
         console = Console(stderr=True)
@@ -116,11 +116,11 @@ class CountingBar(Bars):
         self._work = self.add_task(words, total=None)
 
     def at(self, count: int, total: int) -> None:
-        """`count` of `total` are done."""
+        """Set the counter to `count` of `total`."""
         self.update(self._work, completed=count, total=total)
 
     def one_more(self, words: str) -> None:
-        """One more is done; how many there will be is not known."""
+        """Advance the counter by one; the total is not known."""
         self.update(self._work, advance=1, description=words)
 
     def now(self, words: str) -> None:

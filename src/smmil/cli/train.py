@@ -1,7 +1,7 @@
 """smmil train"""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -46,13 +46,9 @@ def train(
         check_settings(settings)
         typer.echo(dump(settings), nl=False)
         return
-    _train(settings, out)
-
-
-def _train(settings: Any, out: Path) -> None:
     from smmil.cli.progress import TrainingBars
-    from smmil.train import train
+    from smmil.train import train as train_run
 
     with TrainingBars() as bars:
-        result = train(settings, out, progress=bars)
+        result = train_run(settings, out, progress=bars)
     bars.summary(result)

@@ -1,5 +1,6 @@
 """Predictions to numbers, with numpy only."""
 
+from smmil import make_callable
 from smmil.evaluate.bags import reliability_curve
 from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.comparison import compare, compare_models
@@ -30,3 +31,5 @@ __all__ = [
     "summary",
     "unregister_metric",
 ]
+
+make_callable(__name__, summary)

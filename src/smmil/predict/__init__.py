@@ -1,5 +1,6 @@
-"""A model and bags to Predictions; a finished run and a manifest to files of them."""
+"""Predictions of bags by a model, and files of them for the cases of a run; the package is callable as `predict`."""
 
+from smmil import make_callable
 from smmil.predict.cases import (
     PARTS,
     Origin,
@@ -18,7 +19,6 @@ from smmil.predict.inference import (
     TrainedModel,
     load_run,
     load_trained,
-    on_device,
     outputs,
     predict,
     probabilities,
@@ -35,7 +35,6 @@ __all__ = [
     "feature_source",
     "load_run",
     "load_trained",
-    "on_device",
     "outputs",
     "predict",
     "predict_run",
@@ -47,3 +46,5 @@ __all__ = [
     "refuse_other_features",
     "write_failures",
 ]
+
+make_callable(__name__, predict)

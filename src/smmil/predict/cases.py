@@ -1,4 +1,4 @@
-"""A finished run and a manifest to prediction files; features must come from the recipe the model was trained on."""
+"""Prediction files of the cases of a manifest; features must come from the recipe the model was trained on."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from smmil.bag import BagBatch
-from smmil.config import TrainConfig, load_config
+from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import file_name, read_json, remove_leftovers
@@ -22,7 +21,7 @@ SOURCE_KEYS = ("encoder", "recipe")
 
 
 def feature_source(table: Manifest, ids: Iterable[str]) -> dict[str, Any]:
-    """Encoder and recipe that the bags share (None where their files do not say); a mixture is refused."""
+    """Encoder and recipe that all bags share (None where their files do not state them); a mixture is refused."""
     shared: dict[str, Any] = dict.fromkeys(SOURCE_KEYS)
     first = dict(shared)
     for id_ in ids:
@@ -40,7 +39,7 @@ def feature_source(table: Manifest, ids: Iterable[str]) -> dict[str, Any]:
 
 
 def image_facts(path: Path) -> dict[str, Any]:
-    """What exports and reports need of the image behind a bag: the measures of the slide or scan, the licence."""
+    """Facts of the image behind a bag that exports and reports need: size and spacing of slide or scan, licence."""
     stated = read_provenance(path)
     facts: dict[str, Any] = {"licence": stated["licence"]} if stated.get("licence") else {}
     if stated.get("positions_mm"):
@@ -52,15 +51,15 @@ def image_facts(path: Path) -> dict[str, Any]:
 
 
 def _scan_facts(stated: dict[str, Any]) -> dict[str, Any]:
-    """Size, voxels and place of a scan; bags of earlier versions do not say how many rows and columns it has."""
-    places = stated["positions_mm"]
+    """Size, spacing and position of a scan; bags of earlier versions do not state rows and columns."""
+    positions = stated["positions_mm"]
     _, rows, columns = stated.get("shape") or (None, None, None)
-    counts = {"slices": len(places), "rows": rows, "columns": columns}
-    return {**counts, "spacing_mm": stated.get("spacing_mm"), "ends_mm": [places[0], places[-1]]}
+    counts = {"slices": len(positions), "rows": rows, "columns": columns}
+    return {**counts, "spacing_mm": stated.get("spacing_mm"), "ends_mm": [positions[0], positions[-1]]}
 
 
 def refuse_other_features(facts: dict[str, Any], table: Manifest, ids: Iterable[str]) -> None:
-    """An error if a bag states another encoder or recipe than the model was trained on."""
+    """Raise an error if a bag states another encoder or recipe than the model was trained on."""
     trained = facts["features"]
     for id_ in ids:
         try:
@@ -76,6 +75,7 @@ def refuse_other_features(facts: dict[str, Any], table: Manifest, ids: Iterable[
 
 
 def refuse_other_width(facts: dict[str, Any], id_: str, width: int) -> None:
+    """Raise an error if a bag has another feature width than the model was trained on."""
     if width != facts["model"]["in_dim"]:
         raise ConfigError(
             f"{id_}: {width} features per instance, but the model was trained on {facts['model']['in_dim']}; "
@@ -88,7 +88,7 @@ PARTS = ("train", "val", "test", "all")
 
 @dataclass(frozen=True)
 class Predicted:
-    """What `predict_run` did: files written now, files that were there already, cases that failed and why."""
+    """Outcome of `predict_run`: files written now, files kept from before, cases that failed and why."""
 
     written: list[Path] = field(default_factory=list)
     kept: list[Path] = field(default_factory=list)
@@ -109,7 +109,7 @@ def predict_run(
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> Predicted:
-    """Write one file per case into `out`; a case that cannot be read is reported and the others go on.
+    """Write one prediction file per case of a run into `out`; a case that cannot be read is reported and skipped.
 
     part  train, val or test as the run split them, or all; default: test, and all with another manifest.
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
@@ -124,7 +124,7 @@ def predict_run(
 
 @dataclass(frozen=True)
 class Origin:
-    """What a Prediction tells about the training behind it, besides what the weights themselves know."""
+    """Facts of a training run that its predictions record, besides those stored with the weights."""
 
     checkpoint: str
     fold: int | None = None
@@ -133,7 +133,7 @@ class Origin:
 
 
 def origin_of(config: TrainConfig | None, checkpoint: str) -> Origin:
-    """The same from the settings of a run; a model that was brought in has none."""
+    """Origin from the settings of a run; an imported model has none."""
     if config is None:
         return Origin(checkpoint)
     return Origin(checkpoint, config.data.fold, config.training.seed, config.training.threads)
@@ -151,23 +151,25 @@ def predict_table(
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> Predicted:
-    """One file in `out` for each of these bags; `failed` are cases that have no bag, to be listed with the others."""
+    """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures."""
     refuse_other_features(trained.facts, table, ids)
-    work = _Work(trained, table, Path(out), choose_device(device), Predicted(failed=dict(failed or {})))
+    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), Predicted(failed=dict(failed or {})))
     remove_leftovers(out)
-    trained.model.to(work.device)
+    trained.model.to(predictor.device)
     with reproducible(origin.threads):
         patients = _patients(table)
         for count, id_ in enumerate(ids, 1):
-            work.one(id_, {**_meta(trained, origin, (parts or {}).get(id_)), **patients.get(id_, {})})
+            predictor.one(id_, {**_meta(trained, origin, (parts or {}).get(id_)), **patients.get(id_, {})})
             if progress is not None:
                 progress(count, len(ids))
-    write_failures(Path(out), work.done.failed)
-    return work.done
+    write_failures(Path(out), predictor.done.failed)
+    return predictor.done
 
 
 @dataclass(frozen=True)
-class _Work:
+class _CasePredictor:
+    """Predicts cases one by one into a folder and records what happened to each."""
+
     trained: TrainedModel
     table: Manifest
     out: Path
@@ -175,7 +177,7 @@ class _Work:
     done: Predicted
 
     def one(self, id_: str, meta: dict[str, Any]) -> None:
-        """Predict one case, unless its file is there already; what is wrong with it is noted."""
+        """Predict one case, unless its file is complete; a problem with its data is recorded."""
         path = self.out / case_file(id_)
         if _is_done(path, id_, meta):
             self.done.kept.append(path)
@@ -190,16 +192,16 @@ class _Work:
         bag = self.table.bag(id_)
         refuse_other_width(self.trained.facts, id_, bag.x.shape[1])
         meta = {**meta, **image_facts(self.table.path_of(id_))}
-        return predict(self.trained.model, [BagBatch.pack([bag])], meta=meta, device=self.device)[0]
+        return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
 
 
 def case_file(id_: str) -> str:
-    """Name of the file of a case's prediction."""
+    """File name of a case's prediction."""
     return file_name(id_) + ".npz"
 
 
 def _patients(table: Manifest) -> dict[str, dict[str, str]]:
-    """For every case with a patient the first id of that patient's cases: who belongs together, not who it is."""
+    """Group of every case with a patient: the first id of that patient's cases, which identifies no one."""
     column = "group" if "group" in table.table else "patient"
     if column not in table.table:
         return {}
@@ -222,7 +224,7 @@ def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
 
 
 def run_config(run_dir: Path) -> TrainConfig | None:
-    """Settings of the run; a model brought in with `smmil convert-weights` has none."""
+    """Settings of a run; a model imported with `smmil convert-weights` has none."""
     imported = not (run_dir / "config.yaml").exists() and not (run_dir / "split.json").exists()
     return None if imported else load_config(run_dir / "config.yaml")
 
@@ -230,6 +232,8 @@ def run_config(run_dir: Path) -> TrainConfig | None:
 def _own_manifest(config: TrainConfig | None, run_dir: str | Path) -> str:
     if config is None:
         raise DataError(f"{run_dir}: this model was not trained here and knows no bags; give them with --manifest")
+    if Path(config.data.manifest).name == IN_MEMORY:
+        raise DataError(f"{run_dir}: this model was trained on bags in memory; give bags with --manifest")
     return config.data.manifest
 
 
@@ -265,5 +269,5 @@ def _meta(trained: TrainedModel, origin: Origin, part: str | None) -> dict[str, 
 
 
 def write_failures(out: Path, failed: Mapping[str, str]) -> None:
-    """failures.csv with the reason for every case that failed; none when there is nothing to tell."""
+    """Write failures.csv with the reason for every case that failed; no file without failures."""
     write_rows(out / "failures.csv", ("id", "reason"), failed.items())

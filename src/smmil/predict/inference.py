@@ -1,4 +1,4 @@
-"""A trained model read from its run, and batches to Predictions."""
+"""Loading a trained model, and its Predictions of bags."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smmil.bag import BagBatch
+from smmil.bag import Bag, BagBatch
 from smmil.config import TrainConfig, load_config
 from smmil.errors import DataError, check_choice
 from smmil.models import Output, create_model
 from smmil.prediction import Prediction
+from smmil.runtime import feature_dtype
 from smmil.weights import read_weights, tensors_digest
 
 CHECKPOINTS = ("best", "lowest_loss")
@@ -28,12 +29,12 @@ class TrainedModel:
 
 
 def load_run(run_dir: str | Path, checkpoint: str = "best") -> tuple[nn.Module, TrainConfig]:
-    """The trained model of a run, ready for use, and the settings it was trained with."""
+    """Load the trained model of a run, in eval mode, and the settings it was trained with."""
     return load_trained(run_dir, checkpoint).model, load_config(Path(run_dir) / "config.yaml")
 
 
 def load_trained(run_dir: str | Path, checkpoint: str = "best") -> TrainedModel:
-    """The model of a run together with what is known about its training."""
+    """Load the model of a run together with the facts of its training."""
     check_choice(checkpoint, CHECKPOINTS, "checkpoint")
     path = Path(run_dir) / "checkpoints" / f"{checkpoint}.safetensors"
     if not path.exists():
@@ -45,7 +46,7 @@ def load_trained(run_dir: str | Path, checkpoint: str = "best") -> TrainedModel:
 
 
 def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path) -> TrainedModel:
-    """The model that `facts` describe, with these weights in it, ready for use."""
+    """Create the model that `facts` describe and load these weights into it."""
     made = facts["model"]
     model = create_model(made["name"], made["in_dim"], made["n_classes"], **made["options"])
     try:
@@ -57,46 +58,38 @@ def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path) ->
 
 def predict(
     model: nn.Module,
-    batches: Iterable[BagBatch],
+    bags: Iterable[Bag | BagBatch],
     *,
     meta: Mapping[str, Any] | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     spatial: bool = True,
 ) -> list[Prediction]:
-    """What the model says about each bag: eval mode, no gradients, no label shown to it.
+    """Predict every bag: eval mode, no gradients, labels hidden from the model; bags go one by one, batches as packed.
 
+    device   where the model is; by default found from its weights
     spatial  carry coordinates, frame and edges along (maps and energies need them)
     """
-    found = [one for batch, output in outputs(model, batches, device) for one in _unpacked(batch, output, spatial)]
+    found = [one for batch, output in outputs(model, bags, device) for one in _unpacked(batch, output, spatial)]
     facts = {"score_kind": getattr(model, "score_kind", "attention logit"), **(meta or {})}
     return [replace(prediction, meta=dict(facts)) for prediction in found]
 
 
 def outputs(
-    model: nn.Module, batches: Iterable[BagBatch], device: torch.device | str = "cpu"
+    model: nn.Module, bags: Iterable[Bag | BagBatch], device: torch.device | str | None = None
 ) -> Iterator[tuple[BagBatch, Output]]:
-    """Each batch beside the model's output for it; the model's mode is restored at the end."""
+    """Each batch together with the model's output for it; the model's mode is restored at the end."""
+    device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        for batch in batches:
+        for item in bags:
+            batch = BagBatch.pack([item]) if isinstance(item, Bag) else item
             with torch.no_grad():
-                output = model(on_device(batch.without_labels(), device, model))
+                output = model(batch.without_labels().to(device, feature_dtype(model, batch.x.dtype)))
             yield batch, output
     finally:
         for module, training in modes.items():
             module.training = training
-
-
-def on_device(batch: BagBatch, device: torch.device | str, model: nn.Module) -> BagBatch:
-    """The batch where the model is, its features as float32; a model with `reads_half` takes half precision as stored.
-
-    Such a model widens a chunk of rows at a time, so that a bag never lies in memory twice as large as on the disk.
-    """
-    batch = batch.to(device)
-    if batch.x.dtype == torch.float32 or (batch.x.dtype == torch.float16 and getattr(model, "reads_half", False)):
-        return batch
-    return replace(batch, x=batch.x.float())
 
 
 def probabilities(logits: Tensor) -> Tensor:
@@ -110,7 +103,7 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool) -> Iterator[Predic
     probs = probabilities(output.logits).cpu().numpy()
     scores = batch.split(output.scores.float().cpu())
     y_inst = None if batch.y_inst is None else batch.split(batch.y_inst)
-    places = _places(batch) if spatial else [{}] * len(batch)
+    geometry = _geometry(batch) if spatial else [{}] * len(batch)
     for b, name in enumerate(batch.ids):
         yield Prediction(
             name,
@@ -118,7 +111,7 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool) -> Iterator[Predic
             scores[b].numpy(),
             y=None if batch.y is None else int(batch.y[b]),
             y_inst=None if y_inst is None else y_inst[b].numpy(),
-            **places[b],
+            **geometry[b],
         )
 
 
@@ -128,15 +121,15 @@ def _refuse_nonfinite(batch: BagBatch, output: Output) -> None:
             raise DataError(f"{name}: the model gives NaN or Inf for this bag; check its features with: smmil inspect")
 
 
-def _places(batch: BagBatch) -> list[dict[str, Any]]:
+def _geometry(batch: BagBatch) -> list[dict[str, Any]]:
     """Coordinates, frame and edges of each bag; edges are counted from the bag's own first row."""
     found: list[dict[str, Any]] = [{"frame": frame} for frame in batch.frames]
     if batch.coords is not None:
-        for place, rows in zip(found, batch.split(batch.coords), strict=True):
-            place["coords"] = rows.cpu().numpy()
+        for fields, rows in zip(found, batch.split(batch.coords), strict=True):
+            fields["coords"] = rows.cpu().numpy()
     if batch.graph is not None:
         edges = batch.graph.edges().cpu().numpy()
         cuts = batch.graph.indptr[batch.offsets].tolist()
-        for b, place in enumerate(found):
-            place["edges"] = edges[:, cuts[b] : cuts[b + 1]] - int(batch.offsets[b])
+        for b, fields in enumerate(found):
+            fields["edges"] = edges[:, cuts[b] : cuts[b + 1]] - int(batch.offsets[b])
     return found

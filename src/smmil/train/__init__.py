@@ -1,6 +1,6 @@
-"""Training: one readable loop, one folder per run, and resuming to the bit."""
+"""Training: one loop, one folder per run, exact resuming."""
 
 from smmil.train.progress import Interrupted, Progress
-from smmil.train.run import RunResult, check_settings, train
+from smmil.train.run import FitResult, RunResult, check_settings, fit, train
 
-__all__ = ["Interrupted", "Progress", "RunResult", "check_settings", "train"]
+__all__ = ["FitResult", "Interrupted", "Progress", "RunResult", "check_settings", "fit", "train"]

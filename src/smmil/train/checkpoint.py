@@ -1,4 +1,4 @@
-"""Where training stands, in one file: model, optimiser and the place in the run."""
+"""Training checkpoints: model, optimiser and training state in one file."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ _MODEL, _OPTIMISER = "model/", "optimiser/"
 
 @dataclass
 class State:
-    """The place in a run. No random state: every step is seeded by its place.
+    """How far training is. No random state: every step is seeded by its place in the run.
 
     epoch    epochs finished, so also the number of the running one      step  its batches already done
     sums     of the running epoch: loss parts times bags, and `bags`     history  one row per finished epoch
@@ -30,11 +30,17 @@ class State:
     lowest_loss: dict[str, Any] | None = None
     ended: str | None = None
 
+    def add_losses(self, parts: dict[str, Tensor], bags: int) -> None:
+        """Add the mean losses of a batch to the sums of the running epoch."""
+        for name, value in parts.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value.detach()) * bags
+        self.sums["bags"] = self.sums.get("bags", 0) + bags
+
 
 def save_checkpoint(
     path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, state: State, identity: dict[str, Any]
 ) -> None:
-    """Write everything needed to go on exactly from here."""
+    """Write everything needed to resume exactly from here."""
     tensors = {_MODEL + name: tensor for name, tensor in model.state_dict().items()}
     numbers: dict[str, Any] = {}
     for index, memory in optimiser.state_dict()["state"].items():
@@ -45,14 +51,14 @@ def save_checkpoint(
 
 
 def peek(path: Path) -> State:
-    """The state in a checkpoint, without a model."""
+    """Read the state in a checkpoint, without a model."""
     return _state(path, read_weights(path)[1])
 
 
 def load_checkpoint(
     path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, identity: dict[str, Any]
 ) -> tuple[State, dict[str, Any]]:
-    """Put model and optimiser where they were; gives the state and the identity under which it was saved.
+    """Restore model and optimiser; returns the state and the identity under which it was saved.
 
     A checkpoint of another config or another split is refused.
     """

@@ -1,4 +1,4 @@
-"""The folder of a run: settings, split, logs and checkpoints, each file complete at any moment."""
+"""Run folders: settings, split, logs and checkpoints, each written atomically."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ _WRITTEN = ("split.json", "metrics.csv", "run.json", "timing.csv")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Names of the files of a run, and the rules for writing them."""
+    """Files of a run: their names, and when they may be written."""
 
     path: Path
 
@@ -29,10 +29,11 @@ class RunFolder:
         return self.path / "checkpoints" / "last.safetensors"
 
     def weights(self, name: str) -> Path:
+        """Weight file of a selection: best or lowest_loss."""
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     def refuse_other(self, config: TrainConfig) -> None:
-        """An error if this is the folder of another config, naming the keys."""
+        """Raise an error that names the keys if this is the folder of another config."""
         stored = self.path / "config.yaml"
         if not stored.exists() and self.last.exists():
             raise DataError(f"{self.path}: has checkpoints but no config.yaml; restore it or use another --out folder")
@@ -45,11 +46,11 @@ class RunFolder:
             raise ConfigError(f"{self.path}: holds another run: {', '.join(differing)}; use another --out folder")
 
     def _foreign_files(self) -> list[str]:
-        """Files that a run would overwrite, in a folder that is none (its config.yaml is written before them)."""
+        """Files that a run would overwrite, in a folder without config.yaml (which a run writes before them)."""
         return [name for name in _WRITTEN if (self.path / name).exists()]
 
     def claim(self, config: TrainConfig, split: dict[str, list[str]]) -> None:
-        """Make this the folder of `config`; called when everything has been checked, so that no mistake claims it."""
+        """Make this the folder of `config`; called after all checks, so that a wrong call leaves no folder."""
         for folder in (self.path, self.path / "checkpoints"):
             folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(folder)
@@ -64,7 +65,7 @@ class RunFolder:
         try:
             state = peek(self.last)
         except DataError as problem:
-            raise DataError(f"{problem}; restore it, or move it away to begin this run anew") from None
+            raise DataError(f"{problem}; restore it, or move it away to restart this run") from None
         if state.ended is None:
             return None
         for name, chosen in (("best", state.best), ("lowest_loss", state.lowest_loss)):
@@ -75,28 +76,28 @@ class RunFolder:
         return state
 
     def write_metrics(self, history: list[dict[str, Any]]) -> None:
-        """metrics.csv from the history in the checkpoint: the same bytes however often the run was interrupted."""
+        """Write metrics.csv from the history: the same bytes however often the run was interrupted."""
         write_text(self.path / "metrics.csv", table_text(history))
 
     def write_facts(self, facts: dict[str, Any]) -> None:
-        """run.json: what the run is made of and how far it is."""
+        """Write run.json: model, data, versions and status of the run."""
         write_json(self.path / "run.json", json.loads(json.dumps(facts), parse_constant=lambda _: None))
 
     def mark_finished(self, state: State) -> None:
-        """Complete run.json, in case the run was killed between its last checkpoint and saying so."""
+        """Complete run.json of a run that was killed between its last checkpoint and this file."""
         facts = read_json(self.path / "run.json")
         if facts["status"] != "finished":
             self.write_facts({**facts, **outcome(state, "finished")})
 
     def add_timing(self, epoch: int, seconds: float) -> None:
-        """One line of timing.csv; the only file with clock times, so the only one that differs between equal runs."""
+        """Add a line to timing.csv, the only file with clock times, so the only one that differs between equal runs."""
         path = self.path / "timing.csv"
         before = path.read_text(encoding="utf-8") if path.exists() else "epoch,seconds\n"
         write_text(path, f"{before}{epoch},{seconds:.3f}\n")
 
 
 def outcome(state: State, status: str) -> dict[str, Any]:
-    """How far a run is, for run.json."""
+    """Status and selected epochs of a run, for run.json."""
     return {"status": status, "ended": state.ended, "best": state.best, "lowest_loss": state.lowest_loss}
 
 
@@ -112,7 +113,7 @@ def table_text(rows: Iterable[dict[str, Any]]) -> str:
 
 
 class TensorBoardLog:
-    """Writes each epoch's numbers as TensorBoard scalars; after a resume the later epochs are written anew."""
+    """Writes each epoch's numbers as TensorBoard scalars; resuming replaces later epochs."""
 
     def __init__(self, folder: Path, epoch: int):
         try:

@@ -1,14 +1,16 @@
 """The training loop: epochs, steps, validation, learning rate, model hooks and non-finite checks.
 
-bag_weight          attribute: factor of the bag loss beside the model's own terms (CLAM: 0.7)
+A model may define these hooks:
+
+bag_weight          attribute: factor of the bag loss next to the model's own terms (CLAM: 0.7)
 parameter_groups()  method: [{"params": [...], "lr_scale": 0.1}], groups with options of their own for the optimiser;
                     `lr_scale` multiplies the learning rate of the schedule
 before_step()       method: called when the gradients are complete, before they are used (clipping of its own)
 after_step()        method: called when the weights have changed (prototypes, memory banks)
-training_state      attribute: beginnings of names in the state dict that only training needs (soft labels of training
-                    instances); they are in the checkpoint to go on from, not in the selected weights
+training_state      attribute: prefixes of state dict entries that only training needs (soft labels of training
+                    instances); they are in the checkpoint to resume from, not in the selected weights
 
-State that these methods keep belongs into buffers, so that it is saved with the weights and resuming stays exact.
+State of these hooks belongs in buffers, so that it is saved with the weights and resuming stays exact.
 """
 
 import math
@@ -28,18 +30,19 @@ from smmil.errors import DataError
 from smmil.evaluate import bag_metrics
 from smmil.losses import bag_loss, penalty_terms, total_loss
 from smmil.models import Output
-from smmil.predict import on_device, predict
-from smmil.runtime import seed_step
+from smmil.predict.inference import predict
+from smmil.runtime import feature_dtype, seed_step
 from smmil.train.checkpoint import State
 from smmil.train.progress import Progress, StopRequest
 
 
 def bag_weight(model: nn.Module) -> float:
+    """Factor of the bag loss that the model asks for; 1 by default."""
     return float(getattr(model, "bag_weight", 1.0))
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """The groups a model asks for, or all parameters in one; every parameter must be in exactly one."""
+    """Parameter groups of the model, or one group with all; every parameter must be in exactly one."""
     if not hasattr(model, "parameter_groups"):
         return [{"params": list(model.parameters())}]
     groups = [{**group, "params": list(group["params"])} for group in model.parameter_groups()]  # type: ignore[operator]
@@ -50,33 +53,39 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def before_step(model: nn.Module) -> None:
+    """Call the model's hook before an optimiser step."""
     if hasattr(model, "before_step"):
         model.before_step()  # type: ignore[operator]
 
 
 def after_step(model: nn.Module) -> None:
+    """Call the model's hook after an optimiser step."""
     if hasattr(model, "after_step"):
         model.after_step()  # type: ignore[operator]
 
 
 def lasting_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict without what only training needs."""
-    passing = tuple(getattr(model, "training_state", ()))
-    return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(passing)}
+    """The state dict without the entries that only training needs."""
+    prefixes = tuple(getattr(model, "training_state", ()))
+    return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(prefixes)}
 
 
-_KINDS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+_OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
 
 
 def make_optimiser(
     parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]], settings: TrainingConfig
 ) -> torch.optim.Optimizer:
-    """The optimiser with PyTorch's defaults apart from learning rate and weight decay; takes groups as torch does."""
-    return _KINDS[settings.optimiser](list(parameters), lr=settings.lr, weight_decay=settings.weight_decay)
+    """Create the optimiser; PyTorch's defaults apart from learning rate and weight decay."""
+    return _OPTIMISERS[settings.optimiser](list(parameters), lr=settings.lr, weight_decay=settings.weight_decay)
 
 
 def warmup_factor(epoch: int, epochs: int, start: float) -> float:
-    """Share of the full learning rate in `epoch`: from `start` in a straight line to 1 after `epochs` epochs.
+    """Learning rate factor of `epoch`: linear from `start` to 1 over `epochs` epochs.
 
     The paper's LinearLR (start 0.1, 5 epochs) is 0.1, 0.28, 0.46, 0.64, 0.82, 1, 1, …
     """
@@ -86,10 +95,7 @@ def warmup_factor(epoch: int, epochs: int, start: float) -> float:
 
 
 def set_epoch_lr(optimiser: torch.optim.Optimizer, settings: TrainingConfig, epoch: int) -> float:
-    """Give the optimiser the learning rate of `epoch`, which depends on nothing else, and return it.
-
-    A group with an `lr_scale` gets that multiple of it.
-    """
+    """Set and return the learning rate of `epoch`; a group with an `lr_scale` gets that multiple of it."""
     lr = settings.lr * warmup_factor(epoch, settings.warmup_epochs, settings.warmup_start)
     for group in optimiser.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
@@ -100,7 +106,7 @@ _ADVICE = "lower training.lr, set training.clip_norm, or look at this bag with: 
 
 
 def refuse_nonfinite_forward(batch: BagBatch, output: Output, parts: Mapping[str, Tensor], where: str) -> None:
-    """An error that names the bag if a logit or a loss of this batch is not a number."""
+    """Raise an error that names the bag if a logit or a loss of this batch is not finite."""
     if bool(torch.isfinite(output.logits).all()) and all(bool(torch.isfinite(p).all()) for p in parts.values()):
         return
     _refuse_rows(batch, where)
@@ -112,7 +118,7 @@ def refuse_nonfinite_forward(batch: BagBatch, output: Output, parts: Mapping[str
 
 
 def refuse_nonfinite_gradient(model: nn.Module, batch: BagBatch, forward: Callable[[], Output], where: str) -> NoReturn:
-    """An error that names the bags of this batch whose own gradient is not a number (or all, if only together)."""
+    """Raise an error that names the bags whose own gradient is not finite (or all, if only their sum is not)."""
     _refuse_rows(batch, where)
     wrong = [b for b in range(len(batch)) if not _finite_gradient(model, forward().logits, batch.need("y"), b)]
     named = _named(batch, wrong) if wrong else f"bags {', '.join(batch.ids)} together"
@@ -120,7 +126,7 @@ def refuse_nonfinite_gradient(model: nn.Module, batch: BagBatch, forward: Callab
 
 
 def gradients_are_finite(model: nn.Module) -> bool:
-    """Whether every gradient is a number; one pass over the parameters."""
+    """Whether every gradient is finite; one pass over the parameters."""
     sums = [p.grad.sum() for p in model.parameters() if p.grad is not None]
     return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
@@ -143,11 +149,12 @@ def _named(batch: BagBatch, which: list[int]) -> str:
 
 
 @dataclass(frozen=True)
-class TrainingJob:
-    """What stays the same while training runs; there is no test set in it.
+class Trainer:
+    """Trains one model on one split; holds what stays the same while training runs, and no test set.
 
-    save       writes the checkpoint of a state      keep   writes the weights of this epoch under a name
-    weights    class weights, as keyword arguments of the loss
+    save             writes the checkpoint of a state
+    save_selected    stores the weights of this epoch under a name, and returns the row that describes them
+    loss_weights     class weights, as keyword arguments of the loss
     """
 
     settings: TrainingConfig
@@ -157,8 +164,8 @@ class TrainingJob:
     val_set: BagDataset
     device: torch.device
     save: Callable[[State], None]
-    keep: Callable[[str, dict[str, Any]], dict[str, Any]]
-    weights: dict[str, Tensor] = field(default_factory=dict)
+    save_selected: Callable[[str, dict[str, Any]], dict[str, Any]]
+    loss_weights: dict[str, Tensor] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     stop: StopRequest = field(default_factory=StopRequest)
 
@@ -167,127 +174,113 @@ class TrainingJob:
         """Batches in an epoch."""
         return math.ceil(len(self.train_set) / self.settings.batch_size)
 
+    def fit(self, state: State) -> bool:
+        """Train from `state` to the end; False if a stop was requested before, with everything saved."""
+        while state.ended is None and self.stop.signal is None:
+            if self.train_epoch(state):
+                self.close_epoch(state, self.validate(state.epoch))
+                self.save(state)
+                self.progress.epoch_done(state.history[-1])
+        return state.ended is not None
 
-def fit(job: TrainingJob, state: State) -> bool:
-    """Train from `state` to the end; False if somebody asked to stop before, with everything saved."""
-    while state.ended is None and job.stop.signal is None:
-        if train_epoch(job, state):
-            close_epoch(job, state, validate(job, state.epoch))
-            job.save(state)
-            job.progress.epoch_done(state.history[-1])
-    return state.ended is not None
+    def train_epoch(self, state: State) -> bool:
+        """Run the rest of the current epoch; False if it was interrupted (and saved) on the way."""
+        set_epoch_lr(self.optimiser, self.settings, state.epoch)
+        self.model.train()
+        saved = time.monotonic()
+        stream = self._training_batches(state)
+        while state.step < self.steps:
+            self.optimiser_step(state, stream)
+            due = time.monotonic() - saved >= 60 * self.settings.checkpoint_minutes
+            if due or self.stop.signal is not None:
+                self.save(state)
+                saved = time.monotonic()
+            if self.stop.signal is not None:
+                return False
+        return True
 
+    def _training_batches(self, state: State) -> Iterator[BagBatch]:
+        t = self.settings
+        order = epoch_order(len(self.train_set), t.seed, state.epoch)
+        return batches(self.train_set, batch_size=t.batch_size, order=order, workers=t.workers, start=state.step)
 
-def train_epoch(job: TrainingJob, state: State) -> bool:
-    """The rest of the running epoch; False if it was interrupted (and saved) on the way."""
-    set_epoch_lr(job.optimiser, job.settings, state.epoch)
-    job.model.train()
-    saved = time.monotonic()
-    stream = _training_batches(job, state)
-    while state.step < job.steps:
-        optimiser_step(job, state, stream)
-        due = time.monotonic() - saved >= 60 * job.settings.checkpoint_minutes
-        if due or job.stop.signal is not None:
-            job.save(state)
-            saved = time.monotonic()
-        if job.stop.signal is not None:
-            return False
-    return True
+    def optimiser_step(self, state: State, stream: Iterator[BagBatch]) -> None:
+        """Change the weights once: `accumulate` batches forward and backward, as if they were one batch."""
+        t = self.settings
+        first = state.step * t.batch_size
+        bags = min(len(self.train_set), first + t.accumulate * t.batch_size) - first
+        self.optimiser.zero_grad(set_to_none=True)
+        for batch in islice(stream, t.accumulate):
+            self.accumulate_gradient(state, batch, share=len(batch) / bags)
+        before_step(self.model)
+        if t.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), t.clip_norm)
+        self.optimiser.step()
+        after_step(self.model)
 
+    def accumulate_gradient(self, state: State, batch: BagBatch, share: float) -> None:
+        """Add the gradient of one batch, weighted by its share of the bags, and its losses to the running sums."""
+        where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
+        batch = replace(batch, y_inst=None).to(self.device, feature_dtype(self.model, batch.x.dtype))
+        output = self.forward(state, batch)
+        terms: dict[str, Any] = {**penalty_terms(output, batch, self.settings.penalty), **self.loss_weights}
+        loss, parts = total_loss(output, batch.need("y"), bag_weight=bag_weight(self.model), **terms)
+        refuse_nonfinite_forward(batch, output, parts, where)
+        torch.autograd.backward(loss * share)
+        if not gradients_are_finite(self.model):
+            refuse_nonfinite_gradient(self.model, batch, lambda: self.forward(state, batch), where)
+        state.add_losses({"loss": loss, **(parts if len(parts) > 1 else {})}, len(batch))
+        state.step += 1
+        self.progress.step_done(state.epoch, state.step, float(loss.detach()))
 
-def _training_batches(job: TrainingJob, state: State) -> Iterator[BagBatch]:
-    t = job.settings
-    order = epoch_order(len(job.train_set), t.seed, state.epoch)
-    return batches(job.train_set, batch_size=t.batch_size, order=order, workers=t.workers, start=state.step)
+    def forward(self, state: State, batch: BagBatch) -> Output:
+        """Run the model in training, seeded by the place in the run; in bfloat16 if asked for."""
+        seed_step(self.settings.seed, state.epoch, state.step)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast):
+            output: Output = self.model(batch)
+            return output
 
+    def validate(self, epoch: int) -> dict[str, float]:
+        """Bag AUROC and cross-entropy over all validation bags at once: eval mode, no gradients, labels hidden."""
+        seed_step(self.settings.seed, epoch, -1)
+        t = self.settings
+        stream = batches(self.val_set, batch_size=t.batch_size, order=range(len(self.val_set)), workers=t.workers)
+        try:
+            found = bag_metrics(predict(self.model, stream, device=self.device, spatial=False))
+        except DataError as problem:
+            raise DataError(f"epoch {epoch + 1}, validation: {problem}") from None
+        return {"auroc": found["auroc"], "loss": found["loss"]}
 
-def optimiser_step(job: TrainingJob, state: State, stream: Iterator[BagBatch]) -> None:
-    """One change of the weights: `accumulate` batches forward and backward, as if they were one batch."""
-    t = job.settings
-    first = state.step * t.batch_size
-    bags = min(len(job.train_set), first + t.accumulate * t.batch_size) - first
-    job.optimiser.zero_grad(set_to_none=True)
-    for batch in islice(stream, t.accumulate):
-        accumulate_gradient(job, state, batch, share=len(batch) / bags)
-    before_step(job.model)
-    if t.clip_norm is not None:
-        nn.utils.clip_grad_norm_(job.model.parameters(), t.clip_norm)
-    job.optimiser.step()
-    after_step(job.model)
+    def close_epoch(self, state: State, validation: dict[str, float]) -> None:
+        """Add the epoch to the history, store its weights if they are the best so far, decide whether to go on."""
+        row = self._epoch_row(state, validation)
+        candidate = {"epoch": row["epoch"], "auroc": row["val_auroc"], "loss": row["val_loss"]}
+        if is_better(candidate, state.lowest_loss, "loss"):
+            state.lowest_loss = self.save_selected("lowest_loss", candidate)
+        row["best"] = int(is_better(candidate, state.best, self.settings.select))
+        if row["best"]:
+            state.best = self.save_selected("best", candidate)
+        state.history.append(row)
+        state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
+        state.ended = reason_to_end(self.settings, state)
 
-
-def accumulate_gradient(job: TrainingJob, state: State, batch: BagBatch, share: float) -> None:
-    """Add the gradient of one batch, weighted by its share of the bags, and its losses to the running sums."""
-    where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
-    batch = replace(on_device(batch, job.device, job.model), y_inst=None)
-    output = forward(job, state, batch)
-    terms: dict[str, Any] = {**penalty_terms(output, batch, job.settings.penalty), **job.weights}
-    loss, parts = total_loss(output, batch.need("y"), bag_weight=bag_weight(job.model), **terms)
-    refuse_nonfinite_forward(batch, output, parts, where)
-    (loss * share).backward()
-    if not gradients_are_finite(job.model):
-        refuse_nonfinite_gradient(job.model, batch, lambda: forward(job, state, batch), where)
-    _add_up(state, {"loss": loss, **(parts if len(parts) > 1 else {})}, len(batch))
-    state.step += 1
-    job.progress.step_done(state.epoch, state.step, float(loss.detach()))
-
-
-def forward(job: TrainingJob, state: State, batch: BagBatch) -> Output:
-    """What the model says in training, with the randomness that belongs to this place; bfloat16 if asked for."""
-    seed_step(job.settings.seed, state.epoch, state.step)
-    with torch.autocast(job.device.type, dtype=torch.bfloat16, enabled=job.settings.autocast):
-        return job.model(batch)
-
-
-def _add_up(state: State, parts: dict[str, Tensor], bags: int) -> None:
-    for name, value in parts.items():
-        state.sums[name] = state.sums.get(name, 0.0) + float(value.detach()) * bags
-    state.sums["bags"] = state.sums.get("bags", 0) + bags
-
-
-def validate(job: TrainingJob, epoch: int) -> dict[str, float]:
-    """Bag AUROC and cross-entropy over all validation bags at once: eval mode, no gradients, labels hidden."""
-    seed_step(job.settings.seed, epoch, -1)
-    t = job.settings
-    stream = batches(job.val_set, batch_size=t.batch_size, order=range(len(job.val_set)), workers=t.workers)
-    try:
-        found = bag_metrics(predict(job.model, stream, device=job.device, spatial=False))
-    except DataError as problem:
-        raise DataError(f"epoch {epoch + 1}, validation: {problem}") from None
-    return {"auroc": found["auroc"], "loss": found["loss"]}
-
-
-def close_epoch(job: TrainingJob, state: State, validation: dict[str, float]) -> None:
-    """Write the epoch into the history, keep its weights if they are the best so far, and decide whether to go on."""
-    row = epoch_row(job, state, validation)
-    candidate = {"epoch": row["epoch"], "auroc": row["val_auroc"], "loss": row["val_loss"]}
-    if is_better(candidate, state.lowest_loss, "loss"):
-        state.lowest_loss = job.keep("lowest_loss", candidate)
-    row["best"] = int(is_better(candidate, state.best, job.settings.select))
-    if row["best"]:
-        state.best = job.keep("best", candidate)
-    state.history.append(row)
-    state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
-    state.ended = reason_to_end(job.settings, state)
-
-
-def epoch_row(job: TrainingJob, state: State, validation: dict[str, float]) -> dict[str, Any]:
-    """One line of metrics.csv; nothing in it depends on the clock."""
-    bags = state.sums["bags"]
-    losses = {f"train_{name}": total / bags for name, total in state.sums.items() if name != "bags"}
-    lr = job.optimiser.param_groups[0]["lr"]
-    measured = {f"val_{name}": value for name, value in validation.items()}
-    return {"epoch": state.epoch + 1, "lr": lr, **losses, **measured, **learned_alphas(job.model)}
+    def _epoch_row(self, state: State, validation: dict[str, float]) -> dict[str, Any]:
+        """One line of metrics.csv; nothing in it depends on the clock."""
+        bags = state.sums["bags"]
+        losses = {f"train_{name}": total / bags for name, total in state.sums.items() if name != "bags"}
+        lr = self.optimiser.param_groups[0]["lr"]
+        measured = {f"val_{name}": value for name, value in validation.items()}
+        return {"epoch": state.epoch + 1, "lr": lr, **losses, **measured, **learned_alphas(self.model)}
 
 
 def learned_alphas(model: nn.Module) -> dict[str, float]:
-    """The smoothing strength of every Sm that learns it, as `alpha/<place in the model>`."""
+    """Value of every learned alpha, as `alpha/<name of the module>`."""
     learning = {name: m for name, m in model.named_modules() if getattr(m, "learned", False) and hasattr(m, "alpha")}
     return {f"alpha/{name}": float(torch.as_tensor(m.alpha).detach()) for name, m in learning.items()}
 
 
 def is_better(candidate: dict[str, Any], best: dict[str, Any] | None, select: str) -> bool:
-    """Higher AUROC wins, ties go to the lower loss (or the other way round); a full tie stays with the earlier epoch.
+    """Whether an epoch beats the best so far: by AUROC, then loss, or the other way round; the earlier wins a full tie.
 
     An AUROC that does not exist (one class only) counts as the lowest.
     """
@@ -300,7 +293,7 @@ def _rank(row: dict[str, Any], select: str) -> tuple[float, float]:
 
 
 def reason_to_end(settings: TrainingConfig, state: State) -> str | None:
-    """Why training is over after the epochs so far, or None."""
+    """Reason why training ends after the epochs so far, or None."""
     if state.epoch >= settings.epochs:
         return f"all {settings.epochs} epochs done"
     patience = settings.early_stopping

@@ -1,4 +1,4 @@
-"""Progress events and polite interruption of training."""
+"""Progress events of training, and stopping it by a signal with its state saved."""
 
 import signal
 import threading
@@ -9,26 +9,26 @@ from typing import Any
 
 
 class Progress:
-    """Receives news of a run; this one ignores them. The command line draws bars, a notebook may do otherwise."""
+    """Receives the events of a run and ignores them; override methods to show them."""
 
     def checked(self, done: int, total: int) -> None:
-        """So many of the bags have been read and found sound, before a new run begins."""
+        """`done` of `total` bags have been read and checked, before a new run starts."""
 
     def begun(self, *, epochs: int, steps: int, epoch: int, step: int) -> None:
         """Training starts at batch `step` of `epoch` (both from 0), with `steps` batches in each of `epochs`."""
 
-    def said(self, text: str) -> None:
-        """Something the user should know, in one sentence."""
+    def message(self, text: str) -> None:
+        """A message to the user, in one sentence."""
 
     def step_done(self, epoch: int, step: int, loss: float) -> None:
         """Batch `step` (counted from 1) of `epoch` is done."""
 
     def epoch_done(self, row: dict[str, Any]) -> None:
-        """One epoch is done; `row` is its line in metrics.csv."""
+        """An epoch is done; `row` is its line in metrics.csv."""
 
 
 class Interrupted(Exception):  # noqa: N818
-    """Training was asked to stop and saved its state first; `signal` is the number of the signal."""
+    """Training was stopped by a signal and has saved its state; `signal` is the number of the signal."""
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
@@ -36,7 +36,7 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class StopRequest:
-    """Remembers that somebody asked to stop; asking twice stops at once."""
+    """Records a request to stop; a second one raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

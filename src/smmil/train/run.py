@@ -1,14 +1,25 @@
-"""One training run in one folder: start, resume, or report that it is done."""
+"""Training runs: `train` from a config into a folder, `fit` from bags in memory; both resume in their folder."""
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from smmil.config import DataConfig, ModelConfig, TrainConfig, anchored, config_hash
+from smmil.bag import Bag
+from smmil.config import (
+    IN_MEMORY,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+    TrainingConfig,
+    anchored,
+    checked,
+    config_hash,
+)
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
 from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks
@@ -16,18 +27,19 @@ from smmil.errors import ConfigError, DataError
 from smmil.files import digest
 from smmil.losses import class_weights
 from smmil.models import create_model
-from smmil.predict import feature_source
+from smmil.predict.cases import SOURCE_KEYS, feature_source
+from smmil.predict.inference import load_trained, outputs
 from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
 from smmil.train.checkpoint import State, load_checkpoint, save_checkpoint
 from smmil.train.folder import RunFolder, TensorBoardLog, outcome
-from smmil.train.loop import TrainingJob, fit, lasting_state, make_optimiser, parameter_groups
+from smmil.train.loop import Trainer, lasting_state, make_optimiser, parameter_groups
 from smmil.train.progress import Interrupted, Progress, StopRequest, stop_on_signals
 from smmil.weights import save_weights
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """Where a run lies and what it selected: `best` and `lowest_loss` hold epoch, auroc and loss on validation."""
+    """Folder of a run and what it selected: `best` and `lowest_loss` hold epoch, auroc and loss on validation."""
 
     folder: Path
     history: list[dict[str, Any]]
@@ -36,112 +48,260 @@ class RunResult:
     ended: str
 
 
-def train(config: TrainConfig, out: str | Path, *, progress: Progress | None = None) -> RunResult:
-    """Train in the folder `out`, from the beginning or from where it was stopped, and give what was selected.
+@dataclass(frozen=True)
+class FitResult:
+    """The trained model, in eval mode with the weights of the best epoch, and how it got there.
 
-    Repeating the call after a crash or a kill goes on from the last checkpoint and ends with the same bytes.
+    history  one row per epoch: losses, validation AUROC and loss, learned alphas     ended  why training stopped
+    best     epoch, auroc and loss of the selected epoch, as for `lowest_loss`         folder the run folder, if any
     """
-    config, folder, progress = anchored(config), RunFolder(Path(out)), progress or Progress()
+
+    model: nn.Module
+    history: list[dict[str, Any]]
+    best: dict[str, Any]
+    lowest_loss: dict[str, Any]
+    ended: str
+    folder: Path | None = None
+
+
+def train(config: TrainConfig, out: str | Path, *, progress: Progress | None = None) -> RunResult:
+    """Train in the folder `out`, from the beginning or from where it was stopped.
+
+    Repeating the call after a crash or a kill resumes from the last checkpoint and ends with the same bytes.
+    """
+    return _train_in_folder(anchored(config), out, lambda c: _ManifestBags(c.data), progress or Progress())
+
+
+def fit(
+    model: nn.Module | str,
+    train_bags: Sequence[Bag],
+    val_bags: Sequence[Bag],
+    *,
+    options: Mapping[str, Any] | None = None,
+    n_classes: int | None = None,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **training: Any,
+) -> FitResult:
+    """Train a model on bags in memory, with the loop, the defaults and the selection of `smmil train`.
+
+    model      a module, trained in place, or the name of a model, created for these bags with `options` and `n_classes`
+    out        folder of the run: checkpoints, logs, and resuming when the call is repeated; the model must be a name
+    training   settings of `smmil.config.TrainingConfig`: epochs=50, batch_size=4, lr=1e-4, seed=0, device="auto", …
+
+    The seeds of torch, numpy and random are set at every step, so equal calls give equal weights.
+    """
+    bags, settings = _MemoryBags(train_bags, val_bags), checked(TrainingConfig, training, "smmil.fit")
+    if isinstance(model, str):
+        named = ModelConfig(name=model, options=dict(options or {}), n_classes=n_classes)
+        config = TrainConfig(data=DataConfig(manifest=IN_MEMORY), model=named, training=settings)
+        if out is not None:
+            result = _train_in_folder(config, out, lambda _: bags, progress or Progress())
+            trained = load_trained(result.folder).model.to(choose_device(settings.device))
+            return FitResult(trained, result.history, result.best, result.lowest_loss, result.ended, result.folder)
+    elif options is not None or n_classes is not None or out is not None:
+        given = {"options": options, "n_classes": n_classes, "out": out}
+        which = next(name for name, value in given.items() if value is not None)
+        raise ConfigError(f"smmil.fit: {which}= needs the model by name, such as 'sm_ap', to create it (again)")
+    if settings.tensorboard:
+        raise ConfigError("smmil.fit: tensorboard=True needs the folder of a run; give out=")
+    with reproducible(settings.threads):
+        if isinstance(model, str):
+            model = fresh_model(model_shape(named, bags), settings.seed)
+        return _fit_without_folder(model, settings, bags, progress or Progress())
+
+
+def _fit_without_folder(
+    model: nn.Module, settings: TrainingConfig, bags: "_MemoryBags", progress: Progress
+) -> FitResult:
+    model, state, selected = model.to(choose_device(settings.device)), State(), {}
+
+    def select(name: str, row: dict[str, Any]) -> dict[str, Any]:
+        if name == "best":
+            selected.update({key: value.detach().clone() for key, value in model.state_dict().items()})
+        return row
+
+    trainer = _trainer(model, settings, bags, lambda _: None, select, progress=progress)
+    progress.begun(epochs=settings.epochs, steps=trainer.steps, epoch=0, step=0)
+    trainer.fit(state)
+    model.load_state_dict(selected)
+    return FitResult(model.eval(), state.history, state.best or {}, state.lowest_loss or {}, state.ended or "")
+
+
+def _train_in_folder(
+    config: TrainConfig, out: str | Path, bags_of: Callable[[TrainConfig], "_RunBags"], progress: Progress
+) -> RunResult:
+    folder = RunFolder(Path(out))
     folder.refuse_other(config)
     state = folder.finished()
     if state is None:
         with reproducible(config.training.threads), stop_on_signals() as stop:
-            state = _Run(config, folder, progress, stop).go_on()
+            state = _Run(config, folder, bags_of(config), progress, stop).resume()
     else:
         folder.write_metrics(state.history)
         folder.mark_finished(state)
-        progress.said(f"{folder.path}: finished already ({state.ended}); nothing to do")
+        progress.message(f"{folder.path}: finished already ({state.ended}); nothing to do")
     return RunResult(folder.path, state.history, state.best or {}, state.lowest_loss or {}, state.ended or "")
 
 
-class _Run:
-    """Everything between a config and the loop."""
+class _RunBags(Protocol):
+    """Bags of a run, and what its folder records about them."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, progress: Progress, stop: StopRequest):
-        self.config, self.folder, self.progress, self.stop = config, folder, progress, stop
-        self.manifest = Manifest.read(config.data.manifest)
+    split: Split
+    train_set: BagDataset
+    val_set: BagDataset
+
+    def digest(self) -> str:
+        """Digest of the ids and labels that train and validate."""
+
+    def check(self, progress: Progress) -> None:
+        """Read every bag once before a new run starts."""
+
+    def features(self) -> dict[str, Any]:
+        """Encoder and recipe that all bags share."""
+
+    def source(self) -> dict[str, Any]:
+        """Where the bags come from, for run.json."""
+
+
+class _ManifestBags:
+    """Bags of a manifest, split as the settings say."""
+
+    def __init__(self, data: DataConfig):
+        self.manifest = Manifest.read(data.manifest)
         self.manifest.check_table()
-        self.split = choose_split(self.manifest, config.data)
+        self.split = choose_split(self.manifest, data)
+        self.path = data.manifest
+        parts = (self.split.train, self.split.val)
+        self.train_set, self.val_set = (BagDataset(self.manifest, ids, instance_labels=False) for ids in parts)
+
+    def digest(self) -> str:
+        return split_digest(self.manifest.labels, self.split)
+
+    def check(self, progress: Progress) -> None:
+        """Read every bag once. Test bags are never opened, but it is said now if their files are missing."""
+        self.manifest.select(self._used).check_files(progress.checked)
+        missing = [i for i in self.split.test if not self.manifest.path_of(i).exists()]
+        if missing:
+            progress.message(f"note: files of {len(missing)} test bags are missing, such as {missing[0]}")
+
+    def features(self) -> dict[str, Any]:
+        return feature_source(self.manifest, self._used)
+
+    def source(self) -> dict[str, Any]:
+        return {"path": self.path, "digest": self.manifest.digest()}
+
+    @property
+    def _used(self) -> tuple[str, ...]:
+        return (*self.split.train, *self.split.val)
+
+
+class _MemoryBags:
+    """Training and validation bags in memory."""
+
+    def __init__(self, train: Sequence[Bag], val: Sequence[Bag]):
+        for name, given in (("train_bags", train), ("val_bags", val)):
+            if not len(given):
+                raise DataError(f"smmil.fit: {name} is empty")
+        table: Any = _BagTable([*train, *val])
+        self.labels = table.labels
+        self.split = Split(tuple(b.id for b in train), tuple(b.id for b in val))
+        self.train_set, self.val_set = (BagDataset(table, ids) for ids in (self.split.train, self.split.val))
+        for bags in (self.train_set, self.val_set):
+            _labels(bags)
+
+    def digest(self) -> str:
+        return split_digest(self.labels, self.split)
+
+    def check(self, progress: Progress) -> None:
+        """Nothing to read: a Bag has checked itself, and the width is compared when batches are made."""
+
+    def features(self) -> dict[str, Any]:
+        return dict.fromkeys(SOURCE_KEYS)
+
+    def source(self) -> dict[str, Any]:
+        return {"path": None, "digest": self.digest()}
+
+
+class _BagTable:
+    """The part of a Manifest that a BagDataset uses, over bags in memory."""
+
+    def __init__(self, bags: Sequence[Bag]):
+        self.bags = {bag.id: bag for bag in bags}
+        self.labels = {bag.id: bag.y for bag in bags}
+        self.ids = tuple(self.bags)
+        if len(self.bags) < len(bags):
+            repeated = next(bag.id for n, bag in enumerate(bags) if bag.id in {b.id for b in bags[:n]})
+            raise DataError(f"smmil.fit: bag {repeated!r} is given twice; every bag trains or validates once")
+
+    def bag(self, id_: str, **_: Any) -> Bag:
+        return self.bags[id_]
+
+    def path_of(self, id_: str) -> str:
+        return id_
+
+
+class _Run:
+    """A run in its folder: builds model and trainer, saves, logs and resumes."""
+
+    def __init__(self, config: TrainConfig, folder: RunFolder, bags: _RunBags, progress: Progress, stop: StopRequest):
+        self.config, self.folder, self.bags, self.progress, self.stop = config, folder, bags, progress, stop
         self.identity = {
             "config": config_hash(config),
-            "split": split_digest(self.manifest, self.split),
+            "split": bags.digest(),
             "versions": versions() | {"source": source_digest()},
         }
         self.board: TensorBoardLog | None = None
         self.since = time.monotonic()
 
-    def go_on(self) -> State:
-        """Train to the end; raises Interrupted if somebody asked to stop."""
-        job, state = self._prepare()
+    def resume(self) -> State:
+        """Train to the end, from the last checkpoint if there is one; raises Interrupted when stopped by a signal."""
+        trainer, state = self._prepare()
         if self.config.training.tensorboard:
             self.board = TensorBoardLog(self.folder.path / "tensorboard", state.epoch)
-        self.progress.begun(epochs=job.settings.epochs, steps=job.steps, epoch=state.epoch, step=state.step)
+        self.progress.begun(epochs=trainer.settings.epochs, steps=trainer.steps, epoch=state.epoch, step=state.step)
         self.folder.write_metrics(state.history)
         self._write_facts(state, "running")
         self.since = time.monotonic()
-        complete = fit(job, state)
+        complete = trainer.fit(state)
         if self.board is not None:
             self.board.close()
         self._write_facts(state, "finished" if complete else "interrupted")
         if not complete:
-            self._tell_interrupted(state)
+            where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
+            message = f"stopped before {where}; everything is saved, the same command goes on from there"
+            raise Interrupted(f"{self.folder.path}: {message}", self.stop.signal or 0)
         return state
 
-    def _prepare(self) -> tuple[TrainingJob, State]:
-        used = (*self.split.train, *self.split.val)
-        train_set, val_set = (
-            BagDataset(self.manifest, ids, instance_labels=False) for ids in (self.split.train, self.split.val)
-        )
-        device = choose_device(self.config.training.device)
-        self.shape = model_shape(self.config.model, train_set, [*train_set.labels, *val_set.labels])
-        self.model = fresh_model(self.shape, self.config.training.seed).to(device)
-        self.optimiser = make_optimiser(parameter_groups(self.model), self.config.training)
+    def _prepare(self) -> tuple[Trainer, State]:
+        training = self.config.training
+        device = choose_device(training.device)
+        self.shape = model_shape(self.config.model, self.bags)
+        self.model = fresh_model(self.shape, training.seed).to(device)
         resumes = self.folder.last.exists()
         if not resumes:
-            self.manifest.select(used).check_files(self.progress.checked)
-            self._mention_missing_test_bags()
-        self.features = feature_source(self.manifest, used)
-        job = self._job(train_set, val_set, device)
-        state = self._resumed() if resumes else State()
-        self.folder.claim(self.config, self.split.to_dict())
-        return job, state
+            self.bags.check(self.progress)
+        self.features = self.bags.features()
+        hooks = {"progress": self.progress, "stop": self.stop}
+        trainer = _trainer(self.model, training, self.bags, self._save, self._save_selected, **hooks)
+        self.optimiser = trainer.optimiser
+        state = self._restored() if resumes else State()
+        self.folder.claim(self.config, self.bags.split.to_dict())
+        return trainer, state
 
-    def _mention_missing_test_bags(self) -> None:
-        """Test bags are never opened in training, but their absence is better known now than at prediction."""
-        missing = [i for i in self.split.test if not self.manifest.path_of(i).exists()]
-        if missing:
-            self.progress.said(f"note: files of {len(missing)} test bags are missing, such as {missing[0]}")
-
-    def _job(self, train_set: BagDataset, val_set: BagDataset, device: torch.device) -> TrainingJob:
-        balanced = self.config.training.class_weights
-        labels = [y for y in train_set.labels if y is not None]
-        return TrainingJob(
-            settings=self.config.training,
-            model=self.model,
-            optimiser=self.optimiser,
-            train_set=train_set,
-            val_set=val_set,
-            device=device,
-            save=self._save,
-            keep=self._keep,
-            weights=class_weights(labels, self.shape["n_classes"]) if balanced else {},
-            progress=self.progress,
-            stop=self.stop,
-        )
-
-    def _resumed(self) -> State:
+    def _restored(self) -> State:
         state, saved = load_checkpoint(self.folder.last, self.model, self.optimiser, self.identity)
-        self.progress.said(f"{self.folder.path}: goes on at epoch {state.epoch + 1}, batch {state.step + 1}")
+        self.progress.message(f"{self.folder.path}: goes on at epoch {state.epoch + 1}, batch {state.step + 1}")
         if saved["versions"] != self.identity["versions"]:
-            self.progress.said(f"begun with {saved['versions']}, now {self.identity['versions']}: bits may differ")
+            self.progress.message(f"begun with {saved['versions']}, now {self.identity['versions']}: bits may differ")
         return state
 
     def _save(self, state: State) -> None:
         save_checkpoint(self.folder.last, self.model, self.optimiser, state, self.identity)
         if state.step == 0:
-            self._close_epoch(state)
+            self._log_epoch(state)
 
-    def _close_epoch(self, state: State) -> None:
+    def _log_epoch(self, state: State) -> None:
         self.folder.write_metrics(state.history)
         now = time.monotonic()
         self.folder.add_timing(state.epoch, now - self.since)
@@ -149,7 +309,7 @@ class _Run:
         if self.board is not None:
             self.board.add(state.history[-1])
 
-    def _keep(self, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    def _save_selected(self, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
         facts = {"model": self.shape, "features": self.features, "selected_by": name, **chosen, **self.identity}
         return {**chosen, "weights": save_weights(self.folder.weights(name), lasting_state(self.model), facts)}
 
@@ -159,20 +319,37 @@ class _Run:
             "model": self.shape,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "features": self.features,
-            "manifest": {"path": self.config.data.manifest, "digest": self.manifest.digest()},
-            "bags": {part: len(ids) for part, ids in self.split.to_dict().items()},
+            "manifest": self.bags.source(),
+            "bags": {part: len(ids) for part, ids in self.bags.split.to_dict().items()},
             **self.identity,
         }
         self.folder.write_facts(facts)
 
-    def _tell_interrupted(self, state: State) -> None:
-        where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
-        message = f"stopped before {where}; everything is saved, the same command goes on from there"
-        raise Interrupted(f"{self.folder.path}: {message}", self.stop.signal or 0)
+
+def _trainer(
+    model: nn.Module,
+    settings: TrainingConfig,
+    bags: _RunBags,
+    save: Callable[[State], None],
+    save_selected: Callable[[str, dict[str, Any]], dict[str, Any]],
+    **hooks: Any,
+) -> Trainer:
+    """The trainer of a model that is on its device."""
+    device = choose_device(settings.device)
+    optimiser = make_optimiser(parameter_groups(model), settings)
+    weights = _loss_weights(model, bags, device) if settings.class_weights else {}
+    sets = bags.train_set, bags.val_set
+    return Trainer(settings, model, optimiser, *sets, device, save, save_selected, loss_weights=weights, **hooks)
+
+
+def _loss_weights(model: nn.Module, bags: _RunBags, device: torch.device) -> dict[str, Tensor]:
+    """Class weights for the number of logits that the model gives."""
+    ((_, output),) = outputs(model, [bags.train_set[0]], device)
+    return class_weights(_labels(bags.train_set), output.logits.shape[1])
 
 
 def check_settings(config: TrainConfig) -> None:
-    """Everything that can be wrong before a bag is read: the model and its options, the table and the split."""
+    """Check what can be checked before a bag is read: the model and its options, the table and the split."""
     create_model(config.model.name, 1, config.model.n_classes or 1, **config.model.options)
     manifest = Manifest.read(config.data.manifest)
     manifest.check_table()
@@ -192,30 +369,31 @@ def choose_split(manifest: Manifest, data: DataConfig) -> Split:
     return splits[data.fold]
 
 
-def split_digest(manifest: Manifest, split: Split) -> str:
-    """Fingerprint of who trains and validates with which label; labels of the test set play no part."""
-    used = [(part, id_, manifest.labels[id_]) for part in ("train", "val") for id_ in getattr(split, part)]
+def split_digest(labels: Mapping[str, int | None], split: Split) -> str:
+    """Digest of the ids that train and validate with their labels; labels of the test set play no part."""
+    used = [(part, id_, labels[id_]) for part in ("train", "val") for id_ in getattr(split, part)]
     return digest(repr(used), repr(split.test))
 
 
-def model_shape(model: ModelConfig, train_set: BagDataset, labels: list[int | None]) -> dict[str, Any]:
-    """Name, options, input width and number of classes: all that is needed to build the model again."""
-    missing = [id_ for id_, y in zip(train_set.ids, labels, strict=False) if y is None]
-    if missing:
-        raise DataError(f"bag {missing[0]!r} has no label; training needs one for every bag")
-    classes = max(y for y in labels if y is not None) + 1
+def model_shape(model: ModelConfig, bags: _RunBags) -> dict[str, Any]:
+    """Name, options, input width and number of classes: all that is needed to create the model again."""
+    classes = max(_labels(bags.train_set) + _labels(bags.val_set)) + 1
     n_classes = model.n_classes or (1 if classes <= 2 else classes)
     if max(n_classes, 2) < classes:
         raise ConfigError(f"model.n_classes: {n_classes} does not fit labels up to {classes - 1}; leave it out")
-    return {
-        "name": model.name,
-        "options": dict(model.options),
-        "in_dim": train_set[0].x.shape[1],
-        "n_classes": n_classes,
-    }
+    in_dim = bags.train_set[0].x.shape[1]
+    return {"name": model.name, "options": dict(model.options), "in_dim": in_dim, "n_classes": n_classes}
+
+
+def _labels(bags: BagDataset) -> list[int]:
+    """Labels of all bags; a bag without one is an error."""
+    for id_, label in zip(bags.ids, bags.labels, strict=True):
+        if label is None:
+            raise DataError(f"bag {id_!r} has no label; training needs one for every bag")
+    return [label for label in bags.labels if label is not None]
 
 
 def fresh_model(shape: dict[str, Any], seed: int) -> nn.Module:
-    """The untrained model that belongs to a seed."""
+    """Create the untrained model that belongs to a seed."""
     seed_step(seed, -1, 0)
     return create_model(shape["name"], shape["in_dim"], shape["n_classes"], **shape["options"])
