@@ -1,9 +1,11 @@
 # Everything a newcomer needs: `make demo` and `make test` create .venv and install what they use.
 PYTHON ?= python3
 BIN := .venv/bin
-export PYTHONDONTWRITEBYTECODE := 1
+# Compiled modules are kept, but not beside the sources: tests start many processes.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
-.PHONY: demo test test-all lint bench study docs install clean
+.PHONY: demo test test-quick test-all lint bench study docs install clean
 
 install: .venv/installed
 
@@ -24,6 +26,10 @@ lint: install  ## style, types and the order of the rooms
 
 test: lint  ## everything that runs in minutes
 	$(BIN)/pytest -n 2
+
+test-quick: install  ## a minute for the inner loop: laws of operator, models and metrics
+	$(BIN)/pytest -n 2 tests/nn tests/contracts/test_every_model.py tests/evaluate tests/test_graph.py tests/test_bag.py \
+		-k 'not can_be_learned'
 
 test-all: lint  ## the slow checks too
 	$(BIN)/pytest -n 2 -m ''
