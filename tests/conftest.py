@@ -1,5 +1,17 @@
+import os
+import shutil
+
 import pytest
 import torch
+
+MEMORY_FOLDER, NEEDED_BYTES = "/dev/shm", 4 << 30
+
+
+def pytest_configure(config):
+    """Keep temporary files in memory where there is room: on a disk every atomic write waits for it."""
+    roomy = os.access(MEMORY_FOLDER, os.W_OK) and shutil.disk_usage(MEMORY_FOLDER).free >= NEEDED_BYTES
+    if roomy and not config.option.basetemp:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY_FOLDER)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,7 +13,7 @@ from smmil.synthetic.slides import CELL, MPP, boxes_of, stained_picture, stained
 @pytest.fixture(scope="module")
 def slides(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stained")
-    return stained_slides(folder, 4, seed=1, patches=(20, 30))
+    return stained_slides(folder, 4, seed=1, patches=(10, 14))
 
 
 def test_the_table_names_slides_that_open_and_lesions_that_lie_on_tissue(slides):
@@ -33,14 +33,14 @@ def _boxes(path):
 
 
 def test_the_same_arguments_give_the_same_bytes_with_any_number_of_workers(slides, tmp_path):
-    again = stained_slides(tmp_path, 4, seed=1, patches=(20, 30), workers=2)
+    again = stained_slides(tmp_path, 4, seed=1, patches=(10, 14), workers=2)
     for path in sorted((slides.parent / "slides").iterdir()):
         assert path.read_bytes() == (again.parent / "slides" / path.name).read_bytes()
 
 
 def test_slides_of_another_set_are_not_taken_for_these(slides):
     with pytest.raises(DataError, match="another set"):
-        stained_slides(slides.parent, 5, seed=1, patches=(20, 30))
+        stained_slides(slides.parent, 5, seed=1, patches=(10, 14))
     with pytest.raises(ConfigError, match="n >= 1"):
         stained_slides(slides.parent / "none", 0)
 
@@ -49,7 +49,7 @@ def test_a_lost_slide_is_drawn_again_as_it_was(slides):
     path = sorted((slides.parent / "slides").iterdir())[0]
     before = path.read_bytes()
     path.unlink()
-    stained_slides(slides.parent, 4, seed=1, patches=(20, 30))
+    stained_slides(slides.parent, 4, seed=1, patches=(10, 14))
     assert path.read_bytes() == before
 
 

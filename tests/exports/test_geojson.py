@@ -170,13 +170,15 @@ def test_ids_depend_on_scores_and_places_only(tmp_path):
     assert (tmp_path / "a.geojson").read_bytes() == (tmp_path / "b.geojson").read_bytes()
 
 
-def test_a_hundred_thousand_tiles_take_less_than_ten_seconds(tmp_path):
-    cells = np.stack(np.meshgrid(np.arange(400), np.arange(250)), -1).reshape(-1, 2)
+@pytest.mark.parametrize("columns", [80, pytest.param(400, marks=pytest.mark.slow)])
+def test_a_hundred_thousand_tiles_take_less_than_ten_seconds(tmp_path, columns):
+    """A fifth of them take less than a fifth of that."""
+    cells = np.stack(np.meshgrid(np.arange(columns), np.arange(250)), -1).reshape(-1, 2)
     scores = np.sin(cells[:, 0] / 9) * np.cos(cells[:, 1] / 7)
     prediction = Prediction("big", [0.5], scores, coords=cells * 512, frame=Frame((512, 512)), meta=META)
     started = time.process_time()  # of one core, however busy the machine is
     export(prediction, "geojson", tmp_path / "a.geojson", threshold=0.2)
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 10 * columns / 400
     content = json.loads((tmp_path / "a.geojson").read_text(), parse_constant=refuse)
     regions = of_kind(content, "annotation")
     assert sum(f["properties"]["measurements"]["tiles"] for f in regions) == (scores >= 0.2).sum()
