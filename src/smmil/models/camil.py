@@ -40,14 +40,14 @@ class CAMIL(nn.Module):
     score       t or m: what the attention network reads for the map; None: what the pool is weighed by (article t,
                 released m). The other reading uses a network trained on the first.
     knn         None: the bag's graph with its weights, and itself as much as the heaviest neighbour. A number (7 in the
-                released program): the nearest by coordinates, weighed by likeness of features as released, and itself;
-                found anew at every call
+                released program): the nearest by coordinates, weighted by similarity of features as released, and
+                itself; searched at every call
     self_loops  False: an instance is no neighbour of its own
     conv        of the values in the attention: sequence, as Nyström attention is meant; heads, as the released program
                 has it by a slip of layout; None: sequence for the article, heads for released
     dim, heads  width of the views, over all heads; features of another width are projected first (linear, ReLU)
     landmarks   segments whose means stand for the sequence; iterations of the pseudo-inverse between them
-    sm          {where: early} smooths the embedded instances before they meet (in the article's form a LayerNorm reads
+    sm          {where: early} smooths the embedded instances before attention (in the article's form a LayerNorm reads
                 them next, so there is no layer to normalise spectrally); {where: late} the attention logits; other
                 options as in `SmoothAt`
 
@@ -252,7 +252,7 @@ class _HeadMixingAttention(NystromAttention):
 
     In the original Nyström attention a convolution of 33 taps runs along the sequence; a port to channels-last layout
     lets it run over the heads instead, in as many groups of channels as there are heads. Only the middle 2·heads - 1
-    taps ever meet a head; all are kept, so that weights of that port fit.
+    taps ever reach a head; all are kept, so that weights of that port fit.
     """
 
     def __init__(self, dim: int, *, heads: int = 8, head_dim: int = 64, kernel: int = 33, **options: Any):

@@ -43,10 +43,10 @@ class CLAM(nn.Module):
     """Gated attention pooling with a loss that separates the most attended instances from the least attended ones.
 
     branches    single: one attention map for all classes; multi: a map, a bag vector and a classifier per class
-    inst_loss   svm (smooth SVM, as in the article) or ce (cross-entropy, what the released program does unasked)
+    inst_loss   svm (smooth SVM, as in the article) or ce (cross-entropy, the default of the released program)
     subtyping   classes exclude each other: the most attended instances are also shown to the other classes as negatives
     size        width of the attention network: small 256, big 384
-    dropout     behind the embedding; any value but 0 also silences a quarter of the attention units, as released
+    dropout     behind the embedding; any value but 0 also drops a quarter of the attention units, as released
     k           instances taken from either end, at most half of the bag, so that no instance is both; none if n = 1
     bag_weight  share of the bag loss in the total; the instance loss has the rest
     sm          SmCLAM: {where: early} smooths the embedded instances, which attention, pooling and instance classifiers
@@ -113,7 +113,7 @@ class CLAM(nn.Module):
         return torch.stack([self._cluster(*case) for case in cases]).mean()
 
     def _cluster(self, h: Tensor, scores: Tensor, label: int) -> Tensor:
-        """How badly the instance classifiers tell the two ends of one bag's attention apart."""
+        """Loss of the instance classifiers on the most and the least attended instances of one bag."""
         k = min(self.k, len(h) // 2)
         total = h.new_zeros((), dtype=compute_dtype(self))
         if k == 0:

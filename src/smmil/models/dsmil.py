@@ -20,7 +20,7 @@ _SCORES = {"similarity": "similarity to the critical instance", "instance": "ins
 
 
 class DSMIL(nn.Module):
-    """Find the most suspicious instance, weigh all others by their likeness to it, classify the weighted sum.
+    """Attention by similarity to the highest scoring instance of each class, and a classifier of the weighted sum.
 
     Two streams read the features directly. The first classifies every instance; its highest logit per class marks the
     critical instance. The second pools the bag with softmax(q·q_critical / √query_dim) and classifies it, all classes
@@ -30,12 +30,12 @@ class DSMIL(nn.Module):
     average    in use, the bag's logits are the mean of both streams (article) or the second alone (False: released
                program). In training they are the second stream's, since each stream has a loss of its own
     nonlinear  queries from two layers with ReLU and tanh, or from one linear layer
-    passing_v  pool ReLU(linear(x)) instead of x; dropout_v, which needs it, silences some features before it
+    passing_v  pool ReLU(linear(x)) instead of x; dropout_v, which needs it, is dropout on the features before it
     sm         SmDSMIL: {where: early} smooths the features before both streams; {where: late} the instance logits;
                other options as in `SmoothAt`
 
     The total loss is half the bag loss (second stream) and half the same criterion on the highest instance logits.
-    A likeness says "as the critical instance", which in a negative bag is a normal one: its top is not a lesion.
+    Similarity is to the critical instance, which in a negative bag is a normal one: the top of its map is no lesion.
     Weights start orthogonal, biases at 0. Time and memory grow with n.
     """
 
@@ -74,10 +74,10 @@ class DSMIL(nn.Module):
         found = self.sm("late", self.instance(x).to(dtype), batch)
         critical = segment_argmax(found, batch.offsets)
         top = found.gather(0, critical)
-        alike = _similarity(self.query(x), critical, batch).to(dtype)
-        z = weighted_sums(self.value(x), segment_softmax(alike, batch.offsets), batch.offsets)
+        similarity = _similarity(self.query(x), critical, batch).to(dtype)
+        z = weighted_sums(self.value(x), segment_softmax(similarity, batch.offsets), batch.offsets)
         logits = self.head(z.flatten(1))
-        scores = alike if self.score == "similarity" else found
+        scores = similarity if self.score == "similarity" else found
         if self.training:
             missed = _bag_criterion(top, need_labels(batch, self.n_classes))
             return Output(logits, scores, {"max": (1 - self.bag_weight) * missed})

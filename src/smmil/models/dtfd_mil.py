@@ -23,7 +23,7 @@ _SCORES = {"class_activation": "class activation", "instance": "instance logit"}
 
 
 class DTFDMIL(nn.Module):
-    """Cut a bag at random into pseudo-bags, classify each by attention, then classify the bag from what they yield.
+    """Attention pooling in two tiers: over random pseudo-bags, then over the vectors distilled from each of them.
 
     Tier 1 embeds the instances, pools every pseudo-bag by gated attention and classifies it; each pseudo-bag inherits
     the label of its bag (term `tier1` of the losses). It hands a few vectors per pseudo-bag to tier 2, a second
@@ -40,13 +40,13 @@ class DTFDMIL(nn.Module):
                      as one pseudo-bag; instance: ⟨W₁-W₀, h_n⟩
     residual_blocks  extra layers h + relu(B relu(A h)) in the embedding
     sm               SmDTFD: {where: early} smooths the embedded instances inside each pseudo-bag, over the edges that
-                     lie in it, with degrees counted anew (a random cut leaves few: a quarter for 4 pseudo-bags), and
+                     lie in it, with degrees recomputed (a random cut leaves few: a quarter for 4 pseudo-bags), and
                      over the whole bag for the scores; {where: bag} once over the whole bag, before the cut;
                      {where: late} the attention logits of tier 1, over the whole bag; other options as in `SmoothAt`
 
     Scores come from tier 1 and do not depend on the cut. The factor N makes them comparable between bags of different
     size; their mean over a bag is its tier-1 logit without the bias. With C > 1 classes there is one column per class,
-    its W against the mean of the others (two classes: ±(W₁-W₀)). maxs and maxmins look at the last class.
+    its W against the mean of the others (two classes: ±(W₁-W₀)). maxs and maxmins use the last class.
 
     Bag logits depend a little on the order in which instances are stored, through the cut; scores do not.
 

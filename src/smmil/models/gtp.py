@@ -30,7 +30,7 @@ class GTP(nn.Module):
     content and not in size), both with weight 1.
 
     Scores are GraphCAM as published, one map per class, without its scaling for display: relevance × gradient of the
-    attention maps tells how much each cluster speaks for the class, and a patch gets the mean over its clusters. They
+    attention maps is how much each cluster supports the class, and a patch gets the mean over its clusters. They
     are never negative, and need a backward pass through the blocks (100 tokens, whatever n), also under `no_grad`.
     With one logit the map is that of class 1, whose logit o it is. Relevance and gradient both start from o: the map
     grows with o², and a bag that is surely negative gets high scores too. Rank inside bags, or choose another start.

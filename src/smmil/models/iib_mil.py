@@ -21,16 +21,16 @@ _FALLING = (0.95, 0.8, 200)  # from, to, visits
 
 
 class IIBMIL(nn.Module):
-    """Encode all instances together, classify each of them and the bag, and find out which labels to trust.
+    """Transformer blocks with a bag classifier and an instance classifier trained on disambiguated soft labels.
 
     Blocks of a deep MLP, a transformer layer and a look back at the raw features encode the instances. A few learned
-    queries read the bag for its logits. A second classifier judges every instance; it is taught soft labels that begin
-    at the bag's label and, after a warm-up, drift to the class whose prototype the instance resembles (loss `instance`,
+    queries read the bag for its logits. A second classifier scores every instance, trained on soft labels that begin at
+    the bag's label and, after a warm-up, drift to the class whose prototype the instance resembles (loss `instance`,
     added to the bag loss). Prototypes follow the instances most certainly of the class of their bag.
 
     Scores are log-odds of the instance classifier: its logit with n_classes=1, else one column per class (two classes:
-    ± the difference of its logits). Comparable across bags. The transformer tells each instance what bag it is in, so
-    the whole of a positive bag may light up.
+    ± the difference of its logits). Comparable across bags. The transformer mixes the instances of a bag, so that
+    all instances of a positive bag may score high.
 
     dim, depth        width and number of blocks: 256, 3 (NSCLC), 32, 8 (LUAD) or 256, 4 (RCC) in the authors' settings
     queries           that read the bag
@@ -45,7 +45,7 @@ class IIBMIL(nn.Module):
     instance_weight   factor of the instance loss; the authors' is not published
     sm                {where: early} smooths the features, which every block reads; {where: late} the logits of the
                       instance classifier; other options as in `SmoothAt`
-    The instance loss is a mean over the bags of the mean over their instances, so that bags count alike.
+    The instance loss is a mean over the bags of the mean over their instances, so that bags count equally.
 
     Prototypes and soft labels move in `after_step`, which the training loop calls; in a loop of your own call it behind
     optimizer.step(), or they move at the next forward pass that finds the weights changed. Soft labels are kept for
@@ -108,18 +108,20 @@ class IIBMIL(nn.Module):
         x = h = self.sm("early", batch.x.to(dtype), batch)
         for block in self.blocks:
             h = block(h, x, batch.offsets)
-        judged = self.sm("late", self.instance_head(h).to(dtype), batch)
+        instance_logits = self.sm("late", self.instance_head(h).to(dtype), batch)
         logits = self.head(self.decoder(h, batch.offsets))
-        losses = {"instance": self.instance_weight * self._instance_loss(h, judged, batch)} if self.training else {}
-        return Output(logits, _class_log_odds(judged), losses)
+        losses = (
+            {"instance": self.instance_weight * self._instance_loss(h, instance_logits, batch)} if self.training else {}
+        )
+        return Output(logits, _class_log_odds(instance_logits), losses)
 
     def after_step(self) -> None:
         """Move prototypes and soft labels by what the batches of this step showed."""
         self.memory.settle()
 
-    def _instance_loss(self, h: Tensor, judged: Tensor, batch: BagBatch) -> Tensor:
+    def _instance_loss(self, h: Tensor, instance_logits: Tensor, batch: BagBatch) -> Tensor:
         self._settle_if_weights_changed()
-        log_p = _class_log_probs(judged)
+        log_p = _class_log_probs(instance_logits)
         odds = _class_log_odds(log_p)
         losses = []
         self._refuse_changed(batch)

@@ -48,7 +48,7 @@ _BUCKETS = _CLASS + 1
 
 
 class SETMIL(nn.Module):
-    """Put the patches back on their map, halve it, look at it at three scales, and let a class token read the result.
+    """Patches on their spatial grid, reduced to a token map, a pyramid of three window sizes, and a transformer.
 
     Features stand on a grid of cells, empty ones zero. Windows of 5 × 5 cells become tokens, one per 2 × 2 cells;
     windows of 3, 5 and 7 tokens are joined to one pyramid; transformer blocks with relative positions mix these with a
@@ -250,7 +250,7 @@ def _map_pairs(side: int, device: torch.device | str = "cpu") -> Pairs:
     """Pairs with a bias among a class token and a side × side map in raster order; kinds as in `_relative_bias`.
 
     A number added to a whole row leaves its softmax alone. So far pairs, nearly all, count as 0; the class token's own
-    row, where all are alike, needs none; what remains is each token's 37 neighbours and its look at the class token.
+    row, where all are alike, needs none; what remains is each token's 37 neighbours and its pair with the class token.
     """
     offsets, bucket = (t.to(device) for t in _near_offsets())
     cell = torch.arange(side * side, device=device)
@@ -264,7 +264,7 @@ def _map_pairs(side: int, device: torch.device | str = "cpu") -> Pairs:
 
 
 def _relative_bias(table: Tensor) -> Tensor:
-    """What pairs add beyond far pairs: kinds 0, 1, 2 are the near buckets, 3 is a look at the class token.
+    """What pairs add beyond far pairs: kinds 0, 1, 2 are the near buckets, 3 is the pair with the class token.
 
     table (heads, 8): buckets −3 … 3 and that of the class token. Distances are not negative: the first three are idle.
     """

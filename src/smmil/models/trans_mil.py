@@ -32,7 +32,7 @@ class TransMIL(nn.Module):
     dropout     behind each attention layer
     ppeg        fold: the sequence is folded to s × s as in the original, its first instances repeated at the end to
                 fill the square; chain: convolutions along the sequence and nothing repeated, for CT
-    sm          {where: early} smooths the embedded instances before they meet; other options as in `SmoothAt`. They are
+    sm          {where: early} smooths the embedded instances before attention; other options as in `SmoothAt`. They are
                 next read by a LayerNorm, so there is no layer to normalise spectrally
     The result depends on the order of the instances: by the fold, the segments of landmarks, and the convolutions.
     Bags are processed one by one, also in a batch. Time grows with n · landmarks, memory with n.

@@ -9,7 +9,7 @@ from smmil.nn.transformer import TransformerEncoder
 
 
 class TransformerABMIL(nn.Module):
-    """Let every instance look at all others of its bag, then pool by attention.
+    """Transformer over the instances of a bag, then attention pooling.
 
     trans_dim  width inside the transformer (the paper's key, query and value dimension, over all heads)
     head_dim   width of one head instead, for the reading "128 per head" (then set trans_dim=512)

@@ -187,10 +187,9 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiable itself: with `create_graph` autograd records it, and keeps the weights of all chunks."""
         *inputs, out = ctx.saved_tensors
         drop = _Dropout(ctx.dropout, ctx.seed, grad.device)
-        if torch.is_grad_enabled():  # create_graph: a second derivative is wanted, for which all weights are needed
-            return *_dense_gradients(inputs, ctx.pairs, drop, grad), None, None, None
         return *_chunked_gradients(inputs, out, ctx.pairs, drop, grad), None, None, None
 
 
@@ -215,20 +214,6 @@ def _chunked_gradients(
         if pairs is not None:
             grad_bias += _by_kind(slope, pairs, rows, bias.shape[1])
     return grad_q, grad_k, grad_v, grad_bias
-
-
-def _dense_gradients(
-    inputs: list[Tensor], pairs: Pairs | None, drop: _Dropout, grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Gradients that can be differentiated again, from the definition with the same dropout."""
-    q, k, v, bias = inputs
-    weights = _dense_weights(q, k, bias, pairs)
-    kept = [drop.kept(weights[:, rows]) for rows in _chunks(q, k)]
-    if kept[0] is not None:
-        weights = weights * torch.cat([part for part in kept if part is not None], dim=1) * drop.factor
-    wanted = [t for t in inputs if t.requires_grad]
-    found = iter(torch.autograd.grad(weights @ v, wanted, grad, create_graph=True, allow_unused=True))
-    return tuple(next(found) if t.requires_grad else None for t in inputs)
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor, pairs: Pairs | None, rows: slice) -> Tensor:
