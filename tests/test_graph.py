@@ -7,6 +7,7 @@ from bags import STEP, grid_coords, random_graph
 
 from smmil.errors import DataError
 from smmil.graph import KINDS, Graph, _weight_dtype, chain_graph, grid_graph, join, knn_graph, radius_graph
+from smmil.sparse import plain_product
 
 
 def slow_grid(coords, step, neighbours):
@@ -263,3 +264,11 @@ def test_the_transposed_of_a_copied_graph_is_found_again():
 def test_weights_are_float32_where_there_is_no_float64():
     assert _weight_dtype(torch.device("mps")) == torch.float32
     assert _weight_dtype(torch.device("cuda")) == torch.float64
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_a_product_by_gather_and_scatter_is_the_matrix_product(kind):
+    graph = random_graph(20)
+    graph = graph if kind is None else graph.normalized(kind)
+    x = torch.randn(20, 3, dtype=torch.float64)
+    assert torch.allclose(plain_product(x, *graph.csr), graph.dense() @ x, atol=1e-14)

@@ -149,3 +149,60 @@ def test_lonely_instances_can_be_asked_to_fade():
 def test_impossible_sizes_are_refused(options):
     with pytest.raises(ConfigError, match="at least 1"):
         create_model("abmil", **{"in_dim": 4, **options})
+
+
+CITIZENS = [("abmil", {}), ("sm_ap", {}), ("sm_ap", {"where": "mid", "gated": True}), ("sm_ap", {"where": "late"})]
+
+
+@pytest.mark.parametrize(("name", "options"), CITIZENS)
+def test_compiled_models_have_no_graph_breaks_and_the_same_gradients(name, options):
+    torch.manual_seed(0)
+    model = create_model(name, 16, dim=12, att_dim=6, **options).eval()
+    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+    batch = BagBatch.pack([grid_bag(23)]).without_labels()
+    found = []
+    for one in (whole, model):
+        out = one(batch)
+        total = out.logits.sum() + out.scores.square().sum()
+        found.append([out.logits, out.scores, *torch.autograd.grad(total, list(model.parameters()), allow_unused=True)])
+    for got, wanted in zip(*found, strict=True):
+        assert (got is None) == (wanted is None)
+        assert got is None or torch.allclose(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "options"), CITIZENS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_layers_can_be_quantized(name, options):
+    torch.manual_seed(0)
+    model = create_model(name, 16, spectral_norm=False, **options).eval()  # torch quantizes no parametrised layer
+    small = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    got, wanted = small(BATCH), model(BATCH)
+    assert not torch.equal(got.logits, wanted.logits)
+    assert torch.allclose(got.logits, wanted.logits, atol=0.02)
+    assert torch.allclose(got.scores, wanted.scores, atol=0.05)
+
+
+class LowRank(torch.nn.Module):
+    """A frozen layer plus a trained product of two thin matrices."""
+
+    def __init__(self, layer, rank=2):
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = torch.nn.Linear(layer.in_features, rank, bias=False)
+        self.up = torch.nn.Linear(rank, layer.out_features, bias=False)
+
+    def forward(self, x):
+        return self.layer(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize(("name", "options"), CITIZENS)
+def test_an_embedding_with_a_low_rank_update_is_used_and_trained(name, options):
+    torch.manual_seed(0)
+    model, same = (create_model(name, 16, **options).eval() for _ in range(2))
+    same.load_state_dict(model.state_dict())
+    model.embed = LowRank(model.embed)
+    with torch.no_grad():
+        same.embed.weight += model.embed.up.weight @ model.embed.down.weight
+    assert torch.allclose(model(BATCH).logits, same(BATCH).logits, atol=1e-5)
+    model(BATCH).logits.sum().backward()
+    assert model.embed.down.weight.grad.abs().max() > 0

@@ -44,7 +44,7 @@ class _Traceable(nn.Module):
         graph = None
         if edges is not None and edge_weight is not None:
             graph = _graph_of(edges, edge_weight, features.shape[0])
-        offsets = torch.zeros(2, dtype=torch.long)  # of a single bag: never read
+        offsets = torch.tensor([0, 1]) * features.shape[0]
         out = self.model(BagBatch(("bag",), features, offsets, (None,), graph=graph))
         return out.logits, out.scores
 
