@@ -14,7 +14,7 @@ from smmil.cli.package import package as package_command
 from smmil.cli.predict import predict as predict_command
 from smmil.config import load_config
 from smmil.errors import ConfigError, DataError
-from smmil.packaging import Images, load_package, predict_package, raw, write_package
+from smmil.packaging import Images, load_package, loading, predict_package, write_package
 from smmil.predict import predict_run
 from smmil.prediction import Prediction, load_predictions
 from smmil.prepare import load_recipe, plan, run
@@ -75,7 +75,7 @@ def test_a_damaged_slide_is_listed_and_the_others_go_on(loaded, unseen, tmp_path
 
 
 def test_other_weights_of_the_encoder_are_refused_before_a_pixel_is_read(loaded, unseen, tmp_path, monkeypatch):
-    monkeypatch.setattr(raw, "plan", lambda *a, **o: replace(plan(*a, **o), encoder="mean@2"))
+    monkeypatch.setattr(loading, "plan", lambda *a, **o: replace(plan(*a, **o), encoder="mean@2"))
     with pytest.raises(ConfigError, match="its weights here give mean@2, but the model was trained on mean@1"):
         predict_package(loaded, unseen, out=tmp_path / "p")
     assert not (tmp_path / "p").exists()

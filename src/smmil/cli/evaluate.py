@@ -1,7 +1,5 @@
 """smmil evaluate: metrics from prediction files."""
 
-from collections.abc import Callable
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,23 +88,20 @@ def _p(value: float) -> str:
 _POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "mean over bags"}
 
 
-def metrics_list() -> Any:
-    """One row per registered metric: name, better side, explanation."""
+def _list_metrics(wanted: bool) -> None:
+    """Print one row per registered metric (name, better side, explanation) and exit."""
+    if not wanted:
+        return
+    from rich.console import Console
+
     from smmil.evaluate.metrics import METRICS
 
     sides = {1: "higher", -1: "lower", 0: "neither"}
     table = _table("Metrics", ["name", "better", "what it is"], [])
     for metric in METRICS.values():
         table.add_row(metric.name, sides[metric.direction], metric.explanation)
-    return table
-
-
-def _list_metrics(wanted: bool) -> None:
-    if wanted:
-        from rich.console import Console
-
-        Console().print(metrics_list())
-        raise typer.Exit
+    Console().print(table)
+    raise typer.Exit
 
 
 def evaluate(
@@ -224,27 +219,23 @@ def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | No
 
 def metrics_table(results: dict[str, dict[str, Any]]) -> Any:
     """One rich table: a row per metric, a column per model."""
+    from smmil.evaluate.metrics import metrics_of
+
     table = _table("Evaluation", ["", "metric"], list(results))
-    for part, words, metrics in _parts():
-        inside = [part(found) for found in results.values()]
+    groups = {"bags": metrics_of("bag"), **dict.fromkeys(_POOLS.values(), metrics_of("instance"))}
+    for heading, metrics in {**groups, "energy": metrics_of("energy")}.items():
+        inside = [_by_heading(found)[heading] for found in results.values()]
         measured = [m for m in metrics if m.same_as is None and any(m.key in values for values in inside)]
         for row, metric in enumerate(measured):
             label = " = ".join(m.key.replace("_", " ") for m in metrics if metric.name in (m.name, m.same_as))
             cells = [number(values.get(metric.key)) for values in inside]
-            table.add_row(words if row == 0 else "", label, *cells, end_section=metric is measured[-1])
+            table.add_row("" if row else heading, label, *cells, end_section=metric is measured[-1])
     return table
 
 
-def _parts() -> list[tuple[Callable[[dict[str, Any]], dict[str, Any]], str, list[Any]]]:
-    """Sections of the table: where their values are in the results, heading, metrics."""
-    from smmil.evaluate.metrics import metrics_of
-
-    def pooled(pool: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        return lambda found: found["instance"][pool]
-
-    bags, instances, energies = (metrics_of(level) for level in ("bag", "instance", "energy"))
-    parts = [(pooled(pool), words, instances) for pool, words in _POOLS.items()]
-    return [(itemgetter("bag"), "bags", bags), *parts, (itemgetter("energy"), "energy", energies)]
+def _by_heading(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    pools = {_POOLS[pool]: values for pool, values in found["instance"].items()}
+    return {"bags": found["bag"], **pools, "energy": found["energy"]}
 
 
 def remarks(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -263,9 +254,8 @@ def remarks(results: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _notes(found: dict[str, Any]) -> list[tuple[str, str]]:
-    parts = {"bags": found["bag"], **{_POOLS[p]: m for p, m in found["instance"].items()}, "energy": found["energy"]}
     first: dict[str, str] = {}
-    for where, part in parts.items():
+    for where, part in _by_heading(found).items():
         for note in part["notes"]:
             first.setdefault(note, where)
     return [(where, note) for note, where in first.items()]

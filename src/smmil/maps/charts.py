@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.evaluate import friedman_nemenyi
 from smmil.evaluate.instances import gather, instance_score, known_instances
+from smmil.evaluate.significance import friedman_nemenyi
 from smmil.maps import canvas
 from smmil.maps.raster import truth_values
 from smmil.prediction import Prediction
