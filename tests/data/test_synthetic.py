@@ -79,6 +79,8 @@ def test_distractors_stand_alone():
     assert alone.sum() == 12
     assert label(alone, TOUCHING)[1] == 12
     assert label(alone | sick, TOUCHING)[1] == 13
+    most = isolated_cells(rng, mask, sick, mask.size)
+    assert label(most | sick, TOUCHING)[1] == most.sum() + 1
 
 
 def test_a_lesion_of_a_scan_is_one_run_of_slices():

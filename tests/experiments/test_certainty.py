@@ -294,3 +294,11 @@ def test_both_values_of_a_pair_are_over_the_folds_that_both_have(judged):
     page = pairs_markdown(pairs, "Each beside its partner", 50)
     assert f"| strong | {row['value']:.3f}‡ | weak | {row['reference_value']:.3f}‡ | {row['difference']:+.3f} " in page
     assert "fewer runs than planned; a difference is taken over the folds both have: s · strong (1 of 2)" in page
+
+
+def test_p_by_holm_is_bold_below_five_percent_only(judged):
+    results, out = judged
+    pairs = pair_differences(results, out, ["bag_auroc"], {"strong": "weak", "copy": "weak"}, n=50)
+    page = pairs_markdown(pairs.assign(p_holm=[0.049, 0.051]), "Pairs", 50)
+    assert "| **0.049** |" in page
+    assert "| 0.051 |" in page

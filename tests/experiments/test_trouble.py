@@ -48,7 +48,7 @@ def test_a_folder_that_cannot_be_used_fails_its_run_only(tmp_path):
     assert report.done == [second.label]
     assert list(report.failed) == [first.label]
     assert "FileExistsError" in report.failed[first.label]
-    assert "mend" in report.failed[first.label]
+    assert "repair" in report.failed[first.label]
     states = run_states(study, tmp_path)
     assert [len(states[s]) for s in ("done", "running", "failed", "missing")] == [1, 0, 1, 0]
     (tmp_path / "runs" / first.key).unlink()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from smmil.bag import Bag
-from smmil.data.tables import check_instance_labels, need_columns, read_instance_labels, read_text_table
+from smmil.data.tables import check_instance_labels, first_few, need_columns, read_instance_labels, read_text_table
 from smmil.errors import DataError, suggest
 from smmil.files import digest, replacing
 from smmil.formats import read_bag
@@ -273,22 +273,22 @@ def _id_problems(table: pd.DataFrame) -> Iterator[str]:
         yield f"{empty} rows have an empty id; give every bag a name"
     yield from _formula_problems(table)
     if (pathless := table["id"][table["path"] == ""].tolist()) != []:
-        yield f"no path for {_some(pathless)}"
+        yield f"no path for {first_few(pathless)}"
     if (twice := [i for i, n in Counter(table["id"]).items() if n > 1 and i]) != []:
-        yield f"duplicate id: {_some(twice)}; every bag needs its own id"
+        yield f"duplicate id: {first_few(twice)}; every bag needs its own id"
     places: dict[str, list[str]] = {}
     for id_, path in zip(table["id"], table["path"], strict=True):
         places.setdefault(os.path.normpath(path) if path else f"no path for {id_}", []).append(id_)
     if (shared := [f"{path} ({', '.join(ids[:3])})" for path, ids in places.items() if len(set(ids)) > 1]) != []:
-        yield f"the same file under several ids: {_some(shared)}; a bag must not be in the table twice"
+        yield f"the same file under several ids: {first_few(shared)}; a bag must not be in the table twice"
 
 
 def _formula_problems(table: pd.DataFrame) -> Iterator[str]:
     """Ids and patients that a spreadsheet would compute: they are part of every table smmil writes."""
     for column in ("id", "group", "patient"):
-        names = [name for name in table[column] if begins_formula(name)] if column in table else []
+        names = [repr(name) for name in table[column] if begins_formula(name)] if column in table else []
         if names:
-            yield f"{column} {_some(list(map(repr, names)))} would be a formula in a spreadsheet; begin it otherwise"
+            yield f"{column} {first_few(names)} would be a formula in a spreadsheet; begin it otherwise"
 
 
 def _split_problems(table: pd.DataFrame) -> Iterator[str]:
@@ -302,7 +302,7 @@ def _split_problems(table: pd.DataFrame) -> Iterator[str]:
         places = marked.groupby(group, sort=True)["split"].agg(lambda s: sorted(set(s)))
         leaks = [f"{g} ({', '.join(p)})" for g, p in places.items() if len(p) > 1]
         if leaks:
-            yield f"patient in two splits: {_some(leaks)}; keep all bags of a patient together"
+            yield f"patient in two splits: {first_few(leaks)}; keep all bags of a patient together"
 
 
 def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
@@ -310,7 +310,7 @@ def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
         return
     words = sorted({text for text in table["label"] if text and not is_index(text)})
     if words:
-        problem = f"labels must be class indices 0..C-1, got {_some(list(map(repr, words)))}"
+        problem = f"labels must be class indices 0..C-1, got {first_few(list(map(repr, words)))}"
         numbers = any(char.isdigit() for word in words for char in word)
         mapping = ", ".join(f"{word} = {i}" for i, word in enumerate(words[:5]))
         yield f"{problem}; correct these rows" if numbers else f"{problem}; map them, such as {mapping}"
@@ -318,12 +318,12 @@ def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
     if not training:
         return
     if (unlabelled := table["id"][table["label"] == ""].tolist()) != []:
-        yield f"no label for {_some(unlabelled)}; add it or leave the rows out"
+        yield f"no label for {first_few(unlabelled)}; add it or leave the rows out"
     classes = sorted({int(text.removesuffix(".0")) for text in table["label"] if text})
     if len(classes) == 1:
         yield f"only one class ({classes[0]}) in the column label; training needs at least two"
     elif classes and classes != list(range(len(classes))):
-        yield f"labels must be 0..C-1 without gaps, got {_some(list(map(str, classes)))}; renumber them"
+        yield f"labels must be 0..C-1 without gaps, got {first_few(list(map(str, classes)))}; renumber them"
 
 
 def missing_files(manifest: "Manifest") -> list[str]:
@@ -331,9 +331,9 @@ def missing_files(manifest: "Manifest") -> list[str]:
     wanted = [manifest.path_of(i) for i in manifest.ids]
     wanted += [p for i in manifest.ids if (p := manifest.instance_labels_of(i)) is not None]
     missing = [str(p) for p in wanted if not p.exists()]
-    return (
-        [f"{len(missing)} files are missing: {_some(missing)}; paths count from {manifest.folder}"] if missing else []
-    )
+    if not missing:
+        return []
+    return [f"{len(missing)} files are missing: {first_few(missing)}; paths count from {manifest.folder}"]
 
 
 def file_problems(manifest: "Manifest", progress: Progress | None = None) -> list[str]:
@@ -355,11 +355,6 @@ def _width_problems(widths: dict[str, int]) -> list[str]:
     example = {width: id_ for id_, width in reversed(widths.items())}
     listed = ", ".join(f"{width} ({example[width]})" for width in sorted(example))
     return [f"bags of different feature width: {listed}; use one encoder for all"]
-
-
-def _some(items: list[str], most: int = 5) -> str:
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
 
 
 def _counted(words: Any) -> dict[str, int]:

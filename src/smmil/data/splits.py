@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from smmil.data.manifest import Manifest
+from smmil.data.tables import first_few
 from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_json
 
@@ -226,8 +227,7 @@ def refuse_leaks(manifest: Manifest, split: Split) -> None:
             places.setdefault(manifest.groups[i], set()).add(part)
     leaks = sorted(f"{g} ({', '.join(sorted(p))})" for g, p in places.items() if len(p) > 1)
     if leaks:
-        more = f" and {len(leaks) - 5} more" if len(leaks) > 5 else ""
-        raise DataError(f"{manifest.name}: patient in two splits: {', '.join(leaks[:5])}{more}; keep each in one part")
+        raise DataError(f"{manifest.name}: patient in two splits: {first_few(leaks)}; keep each in one part")
 
 
 def save_splits(path: str | Path, splits: Sequence[Split]) -> None:

@@ -1,6 +1,6 @@
 """Small files of a study: CSV tables as text, and instance labels (one whole number per instance, -1 unknown)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,12 @@ import pandas as pd
 from smmil.errors import DataError, suggest
 
 _SIGNS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+def first_few(items: Sequence[str], most: int = 5) -> str:
+    """The first items of a list, and how many more there are."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
 
 
 def read_text_table(path: str | Path, absent: str, **options: Any) -> pd.DataFrame:

@@ -11,7 +11,7 @@ mean carries no information; positions do. What is found here says how a method 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from scipy.ndimage import gaussian_filter
 
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.files import digest, replacing
+from smmil.synthetic.slide_files import derived_uid, dicom_dataset
 
 _CT_IMAGE = "1.2.840.10008.5.1.4.1.1.2"
 _EXPLICIT_LITTLE_ENDIAN = "1.2.840.10008.1.2.1"
@@ -82,11 +83,6 @@ def _positions(n: int, distance: float, origin: Sequence[float], orientation: Se
     return np.asarray(origin, dtype=np.float64) + np.arange(n)[:, None] * distance * normal
 
 
-def _uid(*parts: str) -> str:
-    """A valid identifier of the form 2.25.<128 bit number>."""
-    return f"2.25.{int(digest(*parts)[:32], 16)}"
-
-
 def _header(
     root: str,
     patient: str,
@@ -106,9 +102,9 @@ def _header(
         "PatientName": patient,
         "PatientID": patient,
         "PatientPosition": "HFS",
-        "StudyInstanceUID": _uid("study", root),
-        "SeriesInstanceUID": _uid("series", root),
-        "FrameOfReferenceUID": _uid("frame", root),
+        "StudyInstanceUID": derived_uid("study", root),
+        "SeriesInstanceUID": derived_uid("series", root),
+        "FrameOfReferenceUID": derived_uid("frame", root),
         "SeriesNumber": 1,
         "AcquisitionNumber": 1,
         "KVP": 120,
@@ -137,22 +133,19 @@ def _decimal(value: float) -> str:
 
 def _dataset(header: dict[str, Any]) -> Any:
     try:
-        from pydicom.dataset import Dataset, FileMetaDataset
+        from pydicom.dataset import FileMetaDataset
     except ImportError:
         raise MissingExtra("pydicom", "ct", "writing DICOM") from None
-    dataset: Any = Dataset()
-    meta: Any = FileMetaDataset()
-    for keyword, value in header.items():
-        setattr(dataset, keyword, value)
+    dataset, meta = dicom_dataset(**header), cast(Any, FileMetaDataset())
     meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = _CT_IMAGE, _EXPLICIT_LITTLE_ENDIAN
-    meta.ImplementationClassUID, meta.ImplementationVersionName = _uid("smmil"), "SMMIL"
+    meta.ImplementationClassUID, meta.ImplementationVersionName = derived_uid("smmil"), "SMMIL"
     dataset.file_meta = meta
     return dataset
 
 
 def _write_slice(path: Path, shared: Any, root: str, number: int, position: np.ndarray, pixels: np.ndarray) -> None:
     """Fill in what differs from slice to slice, and write."""
-    shared.SOPInstanceUID = shared.file_meta.MediaStorageSOPInstanceUID = _uid("slice", root, str(number))
+    shared.SOPInstanceUID = shared.file_meta.MediaStorageSOPInstanceUID = derived_uid("slice", root, str(number))
     shared.InstanceNumber = number
     shared.ImagePositionPatient = [_decimal(v) for v in position]
     shared.PixelData = pixels.tobytes()

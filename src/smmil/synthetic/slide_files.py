@@ -39,12 +39,15 @@ def write_dicom(folder: Path, levels: list[np.ndarray], *, mpp: float, tile: int
 def _instance(level: np.ndarray, base: np.ndarray, depth: int, mpp: float, key: str) -> Any:
     """Header of one level: patient, series and geometry, without pixels."""
     kind = ["ORIGINAL", "PRIMARY", "VOLUME", "NONE"] if depth == 0 else ["DERIVED", "PRIMARY", "VOLUME", "RESAMPLED"]
-    dataset = _filled(**_study(key), **_series(key, depth, kind), **_geometry(level, base, mpp, kind), **_optics())
+    dataset = dicom_dataset(
+        **_study(key), **_series(key, depth, kind), **_geometry(level, base, mpp, kind), **_optics()
+    )
     dataset.file_meta = _file_meta(dataset.SOPInstanceUID)
     return dataset
 
 
-def _filled(**attributes: Any) -> Any:
+def dicom_dataset(**attributes: Any) -> Any:
+    """A pydicom data set with these attributes."""
     from pydicom.dataset import Dataset
 
     dataset = Dataset()
@@ -59,11 +62,11 @@ def _file_meta(instance: str) -> Any:
     meta: Any = FileMetaDataset()
     meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = _WSI_CLASS, instance
     # Set here, or the writing library puts its own version into the file.
-    meta.ImplementationClassUID, meta.ImplementationVersionName = _uid("smmil"), "SMMIL"
+    meta.ImplementationClassUID, meta.ImplementationVersionName = derived_uid("smmil"), "SMMIL"
     return meta
 
 
-def _uid(*parts: Any) -> str:
+def derived_uid(*parts: Any) -> str:
     """An identifier under the root for derived UUIDs: the same parts, the same identifier."""
     return f"2.25.{int(digest(*(str(part) for part in parts))[:32], 16)}"
 
@@ -71,7 +74,7 @@ def _uid(*parts: Any) -> str:
 def _study(key: str) -> dict[str, Any]:
     return {
         "SOPClassUID": _WSI_CLASS,
-        "StudyInstanceUID": _uid(key, "study"),
+        "StudyInstanceUID": derived_uid(key, "study"),
         "StudyID": "1",
         "StudyDate": _DATE,
         "StudyTime": _TIME,
@@ -89,9 +92,9 @@ def _study(key: str) -> dict[str, Any]:
 
 
 def _specimen(key: str) -> Any:
-    return _filled(
+    return dicom_dataset(
         SpecimenIdentifier="SYNTHETIC",
-        SpecimenUID=_uid(key, "specimen"),
+        SpecimenUID=derived_uid(key, "specimen"),
         IssuerOfTheSpecimenIdentifierSequence=[],
         SpecimenPreparationSequence=[],
     )
@@ -99,10 +102,10 @@ def _specimen(key: str) -> Any:
 
 def _series(key: str, depth: int, kind: list[str]) -> dict[str, Any]:
     return {
-        "SOPInstanceUID": _uid(key, "instance", depth),
-        "SeriesInstanceUID": _uid(key, "series"),
-        "FrameOfReferenceUID": _uid(key, "frame"),
-        "PyramidUID": _uid(key, "pyramid"),
+        "SOPInstanceUID": derived_uid(key, "instance", depth),
+        "SeriesInstanceUID": derived_uid(key, "series"),
+        "FrameOfReferenceUID": derived_uid(key, "frame"),
+        "PyramidUID": derived_uid(key, "pyramid"),
         "PositionReferenceIndicator": "SLIDE_CORNER",
         "Modality": "SM",
         "SeriesNumber": 1,
@@ -128,9 +131,9 @@ def _geometry(level: np.ndarray, base: np.ndarray, mpp: float, kind: list[str]) 
     height, width = level.shape[:2]
     full = [side * mpp / 1000 for side in base.shape[:2]]
     spacing = [f"{full[0] / height:.12g}", f"{full[1] / width:.12g}"]
-    measures = _filled(PixelSpacing=spacing, SliceThickness="0.001", SpacingBetweenSlices="0.001")
-    frames = _filled(FrameType=kind)
-    origin = _filled(XOffsetInSlideCoordinateSystem="0", YOffsetInSlideCoordinateSystem="0")
+    measures = dicom_dataset(PixelSpacing=spacing, SliceThickness="0.001", SpacingBetweenSlices="0.001")
+    frames = dicom_dataset(FrameType=kind)
+    origin = dicom_dataset(XOffsetInSlideCoordinateSystem="0", YOffsetInSlideCoordinateSystem="0")
     return {
         "TotalPixelMatrixColumns": width,
         "TotalPixelMatrixRows": height,
@@ -141,7 +144,7 @@ def _geometry(level: np.ndarray, base: np.ndarray, mpp: float, kind: list[str]) 
         "ImagedVolumeHeight": full[0],
         "ImagedVolumeDepth": 0.001,
         "SharedFunctionalGroupsSequence": [
-            _filled(PixelMeasuresSequence=[measures], WholeSlideMicroscopyImageFrameTypeSequence=[frames])
+            dicom_dataset(PixelMeasuresSequence=[measures], WholeSlideMicroscopyImageFrameTypeSequence=[frames])
         ],
         "DimensionOrganizationType": "TILED_FULL",
         "DimensionOrganizationSequence": [],
@@ -149,7 +152,7 @@ def _geometry(level: np.ndarray, base: np.ndarray, mpp: float, kind: list[str]) 
 
 
 def _optics() -> dict[str, Any]:
-    path = _filled(
+    path = dicom_dataset(
         OpticalPathIdentifier="1",
         IlluminationTypeCodeSequence=[_code("111744", "DCM", "Brightfield illumination")],
         IlluminationColorCodeSequence=[_code("414298005", "SCT", "Full Spectrum")],
@@ -158,7 +161,7 @@ def _optics() -> dict[str, Any]:
 
 
 def _code(value: str, scheme: str, meaning: str) -> Any:
-    return _filled(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
+    return dicom_dataset(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
 
 
 def _add_pixels(dataset: Any, level: np.ndarray, tile: int, compression: str) -> None:

@@ -47,10 +47,14 @@ def write_source(name: str, root: str | Path, out: str | Path, **options: Any) -
     return source(root, out, **options)
 
 
-def some(items: Collection[str], shown: int = 5) -> str:
-    """The first few of many names, and how many more there are."""
-    listed = sorted(items)
-    return ", ".join(listed[:shown]) + (f" and {len(listed) - shown} more" if len(listed) > shown else "")
+def some(items: Collection[str], most: int = 5) -> str:
+    """The first names in alphabetical order, and how many more there are."""
+    return tables.first_few(sorted(items), most)
+
+
+def count_lines(lists: Iterable[tuple[str, Collection[str]]]) -> list[str]:
+    """One line for each kind of case that occurs: its number and the first names."""
+    return [f"{len(names)} {kind} ({some(names)})" for kind, names in lists if names]
 
 
 def settle(name: str, missing: Iterable[str], allow: bool) -> list[str]:

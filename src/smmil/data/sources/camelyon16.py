@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import by_stem, need_folder, relative, settle, some, write_study
+from smmil.data.sources import by_stem, count_lines, need_folder, relative, settle, write_study
 from smmil.errors import DataError
 
 # normal_086 turned out to hold tumour and is tumor_111; test_049 is a copy of another slide. Both were withdrawn.
@@ -70,7 +70,7 @@ def _missing(used: list[str], labels: dict[str, str], outlines: dict[str, Path])
         ("labels in reference.csv", {stem for stem in used if not labels[stem]}),
         ("lesion annotations", {stem for stem in used if labels[stem] == "1" and stem not in outlines}),
     )
-    return [f"{len(names)} {what} ({some(names)})" for what, names in lists if names]
+    return count_lines(lists)
 
 
 def _row(stem: str, slide: Path, label: str, outline: Path | None, out: str | Path) -> dict[str, str]:

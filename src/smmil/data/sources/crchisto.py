@@ -8,11 +8,11 @@ from smmil.data.manifest import Manifest
 from smmil.data.sources import (
     apply_split,
     by_stem,
+    count_lines,
     need_folder,
     read_text_table,
     relative,
     settle,
-    some,
     write_study,
 )
 from smmil.errors import DataError
@@ -55,7 +55,7 @@ def crchisto(
 
 def _missing(listed: set[str], images: set[str]) -> list[str]:
     lists = (("images", listed - images), ("images without a nucleus in nuclei.csv", images - listed))
-    return [f"{len(names)} {what} ({some(names)})" for what, names in lists if names]
+    return count_lines(lists)
 
 
 def _write_points(path: Path, nuclei: pd.DataFrame) -> None:

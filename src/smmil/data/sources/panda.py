@@ -9,6 +9,7 @@ from smmil.data.sources import (
     Rows,
     apply_split,
     by_stem,
+    count_lines,
     need_folder,
     read_text_table,
     relative,
@@ -73,7 +74,7 @@ def _check(path: Path, table: pd.DataFrame) -> None:
 def _missing(ids: list[str], images: set[str]) -> list[str]:
     """Lines on images without a file and on image files without a row."""
     lists = (("images", set(ids) - images), ("rows in train.csv for images", images - set(ids)))
-    return [f"{len(names)} {what} ({some(names)})" for what, names in lists if names]
+    return count_lines(lists)
 
 
 def _patients(path: str | Path | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from smmil.annotations.labels import ANY, read_slice_labels, write_slice_labels
 from smmil.data.manifest import Manifest
-from smmil.data.sources import Rows, apply_split, need_folder, relative, settle, some, write_study
+from smmil.data.sources import Rows, apply_split, count_lines, need_folder, relative, settle, some, write_study
 from smmil.errors import DataError
 from smmil.files import replacing
 from smmil.images.dicom_file import explained
@@ -149,7 +149,7 @@ def _missing(index: pd.DataFrame, labels: pd.DataFrame, everything: bool) -> lis
     lists = [("labels of slices", found - set(labels.index))]
     if everything:
         lists.append(("slices", set(labels.index) - found))
-    return [f"{len(names)} {what} ({some(names)})" for what, names in lists if names]
+    return count_lines(lists)
 
 
 def _row(study: str, rows: pd.DataFrame, labels: pd.DataFrame) -> dict[str, str]:
