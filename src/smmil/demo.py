@@ -66,9 +66,8 @@ def run_demo(out: str | Path, *, progress: Progress | None = None) -> DemoResult
     manifest = _prepared(out / "ct" / "data" / "scans", scans_table, SCAN_RECIPE, out / "ct" / "bags", progress)
     scans = _study(manifest, out / "ct", progress, batch_size=1)  # so few scans need every step they can get
     progress.message("drawing maps and writing the pages")
-    steps = _next_steps(out)
-    _page(out / "ct.html", scans, out / "ct" / "data" / "scans", "CT scans", SCAN_LEAD, steps)
-    steps = ["The same on CT scans: open ct.html in the folder of this page", *steps]
+    _page(out / "ct.html", scans, out / "ct" / "data" / "scans", "CT scans", SCAN_LEAD, _next_steps())
+    steps = _next_steps("The same on CT scans: open `ct.html`")
     page = _page(out / "report.html", slides, out / "data" / "slides", "slides", SLIDE_LEAD, steps)
     return DemoResult(page, slides.results)
 
@@ -113,7 +112,7 @@ def _config(manifest: Path, model: str, batch_size: int) -> TrainConfig:
     )
 
 
-def _page(path: Path, study: _Study, images: Path, what: str, lead: str, next_steps: list[str]) -> Path:
+def _page(path: Path, study: _Study, images: Path, what: str, lead: str, next_steps: Section) -> Path:
     """The report of both models, with the demo's own sections."""
     notes = [*leaders(study.results), *_notes(study.results, what)]
     return write_report(
@@ -121,12 +120,12 @@ def _page(path: Path, study: _Study, images: Path, what: str, lead: str, next_st
         path,
         slides=images,
         validation=[study.folder / "validation" / name for name in MODELS],
-        title=f"smmil demo: ABMIL and SmAP on synthetic {what}",
+        title=f"smmil demo: ABMIL and SmAP on {what}",
         lead=lead,
         sections=[
             Section("Maps next to the truth", pictures=list(_maps(study))),
             Section("Which model leads", items=notes),
-            Section("What to do next", items=next_steps, ordered=True),
+            next_steps,
         ],
         licences={SLIDE_RECIPE.encoder: encoder_info(SLIDE_RECIPE.encoder).licence},
     ).page
@@ -157,12 +156,13 @@ def _notes(results: dict[str, dict[str, Any]], what: str) -> list[str]:
     ]
 
 
-def _next_steps(out: Path) -> list[str]:
-    manifest = out / "bags" / "manifest.csv"
-    return [
-        f"See what was taken as tissue: the pictures in {out / 'bags' / 'previews'}",
-        f"Look into a bag: smmil inspect {out / 'bags' / 'bags' / 'stained_0000.h5'}",
-        f"Train another model: smmil train --manifest {manifest} --model sm_tap --out runs/sm_tap",
-        f"Maps for QuPath: smmil export {out / 'predictions' / 'sm_ap'} --to geojson --out maps",
-        "Your own slides: smmil prepare slides --labels labels.csv --out study; see docs/prepare.md",
+def _next_steps(*first: str) -> Section:
+    steps = [
+        *first,
+        "See what was taken as tissue: the pictures in `bags/previews`",
+        "Look into a bag: `smmil inspect bags/bags/stained_0000.h5`",
+        "Train another model: `smmil train --manifest bags/manifest.csv --model sm_tap --out runs/sm_tap`",
+        "Maps for QuPath: `smmil export predictions/sm_ap --to geojson --out geojson`",
+        "Your own slides: `smmil prepare slides --labels labels.csv --out study`; see docs/prepare.md",
     ]
+    return Section("What to do next", ["Commands are for a terminal in the folder of this page."], steps, ordered=True)

@@ -36,6 +36,7 @@ def test_the_demo_leaves_a_page_predictions_and_maps(tmp_path, monkeypatch):
         auroc = first.results[name]["instance"]["positive_bags"]["auroc"]
         assert f">{auroc:.3f}<small>" in page
     assert page.count('<script type="text/plain" id="p') > 0  # slides below the maps
+    assert str(tmp_path) not in page
     for name in demo.MODELS:
         test = load_predictions(tmp_path / "demo/predictions" / name)
         assert {p.y for p in test} == {0, 1}
