@@ -79,7 +79,7 @@ def _name_files(path: Path, ending: str) -> str:
 def _image(path: Path) -> str | None:
     """Slides and scans, told as smmil prepare tells them."""
     from smmil.errors import SmmilError
-    from smmil.prepare.find import ENDINGS, find_sources
+    from smmil.prepare.table import ENDINGS, find_sources
 
     if path.is_file() and not path.name.lower().endswith(ENDINGS):
         return None

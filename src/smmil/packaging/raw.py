@@ -15,7 +15,7 @@ from smmil.formats import find_reader
 from smmil.packaging.loading import Package
 from smmil.predict import Predicted, predict_table, write_failures
 from smmil.prepare import PreparePlan, plan, run
-from smmil.prepare.find import find_sources
+from smmil.prepare.table import find_sources
 
 PREPARED = "prepared"
 _TAKES = {"slide": "slides", "ct": "CT scans", "points": "crops around points of slides"}
