@@ -14,7 +14,7 @@ from PIL import Image
 from smmil.errors import ConfigError, DataError
 from smmil.images import need_mpp, open_slide
 from smmil.images.openslide_slide import OpenSlideSlide
-from smmil.images.slide import settle_mpp
+from smmil.images.slide import choose_mpp
 
 REAL = Path(os.environ.get("SMMIL_DATA", "")) / "cmu_small_svs" / "cmu_small_region.svs"
 needs_real = pytest.mark.skipif(
@@ -51,15 +51,15 @@ def test_a_pixel_size_that_contradicts_the_file_is_used_and_noted(tmp_path):
 
 
 def test_pixel_sizes_are_believed_only_when_a_microscope_could_have_them():
-    assert settle_mpp((0.25, 0.252), None) == (pytest.approx(0.251), ())
-    mean, notes = settle_mpp((0.25, 0.26), None)
+    assert choose_mpp((0.25, 0.252), None) == (pytest.approx(0.251), ())
+    mean, notes = choose_mpp((0.25, 0.26), None)
     assert mean == pytest.approx(0.255)
     assert "not square" in notes[0]
-    assert settle_mpp((352.8, 352.8), None)[0] is None
-    assert "352.8" in settle_mpp((352.8, 352.8), None)[1][0]
+    assert choose_mpp((352.8, 352.8), None)[0] is None
+    assert "352.8" in choose_mpp((352.8, 352.8), None)[1][0]
     for wrong in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="--mpp"):
-            settle_mpp((None, None), wrong)
+            choose_mpp((None, None), wrong)
 
 
 @pytest.mark.parametrize("max_side", [1000, 300, 100, 77, 9])

@@ -81,9 +81,9 @@ def test_a_file_that_hides_its_orientation_or_unit_is_noted_and_refused_when_str
     array = voxels().transpose(2, 1, 0).astype(np.int16)
     path = write(tmp_path / "scan.nii", array, unit="unknown", code=0)
     notes = open_volume(path).notes
-    assert "does not tell its orientation" in notes[0]
+    assert "states no orientation" in notes[0]
     assert "taken as mm" in notes[1]
-    with pytest.raises(DataError, match="does not tell its orientation"):
+    with pytest.raises(DataError, match="states no orientation"):
         open_volume(path, strict=True)
 
 

@@ -6,8 +6,7 @@ from PIL import Image
 from prepare import makers
 
 from smmil.errors import ConfigError, DataError
-from smmil.prepare.find import find_sources, settle_kind
-from smmil.prepare.table import cases_from_table, cases_without_labels
+from smmil.prepare.table import cases_from_table, cases_without_labels, common_kind, find_sources
 
 
 def image(path):
@@ -105,9 +104,9 @@ def test_slides_and_scans_are_told_apart_and_not_mixed(tmp_path):
     image(tmp_path / "png" / "a.png")
     kinds = {s.name: s.kind for s in find_sources([tmp_path])}
     assert kinds == {"ct/scan": "ct", "wsi/slide": "slide", "png/a": "slide"}
-    assert settle_kind(find_sources([tmp_path / "ct"])) == "ct"
+    assert common_kind(find_sources([tmp_path / "ct"])) == "ct"
     with pytest.raises(ConfigError, match=r"both slides .* and scans .* --kind"):
-        settle_kind(find_sources([tmp_path]))
+        common_kind(find_sources([tmp_path]))
 
 
 def test_a_folder_without_images_and_no_folder_at_all_are_told(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from smmil.errors import ConfigError
-from smmil.prepare import Recipe, load_recipe, refuse_idle
+from smmil.prepare import Recipe, load_recipe, refuse_unused
 
 CHANGES = [
     {"tile_um": 128.0},
@@ -108,9 +108,9 @@ def test_a_refusal_is_one_plain_sentence(content, message):
 )
 def test_choices_of_another_kind_are_refused_as_they_were_typed(chosen, kind, words):
     with pytest.raises(ConfigError, match=words):
-        refuse_idle(chosen, kind)
+        refuse_unused(chosen, kind)
 
 
 def test_choices_of_this_kind_and_choices_not_made_are_let_pass():
-    refuse_idle({"windows": ("brain",), "tile_um": None, "encoder": "resnet18", "kind": "ct"}, "ct")
-    refuse_idle({"tile_um": 9.0, "tissue": {"share": 0.1}, "overlap_um": 1.0, "mpp": 0.5, "windows": None}, "slide")
+    refuse_unused({"windows": ("brain",), "tile_um": None, "encoder": "resnet18", "kind": "ct"}, "ct")
+    refuse_unused({"tile_um": 9.0, "tissue": {"share": 0.1}, "overlap_um": 1.0, "mpp": 0.5, "windows": None}, "slide")

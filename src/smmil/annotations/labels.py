@@ -22,8 +22,8 @@ _DAMAGE = (
 
 
 @contextmanager
-def explained(path: Path, what: str) -> Iterator[None]:
-    """Inside, a library may raise what it likes; outside there is one line that names the file."""
+def annotation_errors(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a library raises into one DataError that names the file."""
     try:
         yield
     except FileNotFoundError:
@@ -50,7 +50,7 @@ ANY = "any"
 def read_slice_labels(path: str | Path) -> pd.DataFrame:
     """0 or 1 for every slice (index: its SOPInstanceUID) and every subtype (columns, `any` among them)."""
     path = Path(path)
-    with explained(path, "RSNA's table of slice labels"):
+    with annotation_errors(path, "RSNA's table of slice labels"):
         table = pd.read_csv(path, dtype={"ID": str, "Label": str}, keep_default_na=False, encoding="utf-8-sig")
         for column in ("ID", "Label"):
             if column not in table:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from smmil.annotations.labels import explained
+from smmil.annotations.labels import annotation_errors
 from smmil.errors import DataError, MissingExtra
 from smmil.images.opening import MAX_PIXELS
 
@@ -25,7 +25,7 @@ Block = tuple[int, int, np.ndarray]
 class LabelImage:
     """A label image that was opened, not decoded: its size, and the codes that mean lesion (None: all but 0).
 
-    codes  those that may occur (None: any one beside 0)       first_channel  codes are in the red channel, as in PANDA
+    codes  those that may occur (None: any besides 0)       first_channel  codes are in the red channel, as in PANDA
     """
 
     path: Path
@@ -38,7 +38,7 @@ class LabelImage:
     def lesions(self, boxes: np.ndarray) -> Iterator[Block]:
         """left, top and a yes/no array for every block that touches a box (x0, y0, x1, y1 in pixels of the image)."""
         seen: set[int] = set()
-        with explained(self.path, "a label image"):
+        with annotation_errors(self.path, "a label image"):
             for left, top, block in self._blocks(boxes):
                 codes = self._plain(block)
                 seen |= set(np.unique(codes).tolist())
@@ -81,7 +81,7 @@ def open_mask(path: str | Path, kind: str = "label-image", positive: Collection[
     """Open a label image; `kind` is one of PANDA's providers or label-image, `positive` the codes of lesions."""
     path = Path(path)
     chosen = None if positive is None else tuple(int(code) for code in positive)
-    with explained(path, "a label image"):
+    with annotation_errors(path, "a label image"):
         width, height = _tiff_size(path) if path.suffix.lower() in (".tif", ".tiff") else _plain_size(path)
         if kind in PANDA:
             codes, cancer = PANDA[kind]

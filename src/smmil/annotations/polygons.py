@@ -11,7 +11,7 @@ from xml.parsers import expat
 import numpy as np
 import pandas as pd
 
-from smmil.annotations.labels import explained, read_bytes
+from smmil.annotations.labels import annotation_errors, read_bytes
 from smmil.errors import DataError, MissingExtra
 
 LESIONS = ("_0", "_1", "tumor", "tumour", "lesion", "cancer", "metastasis", "metastases", "positive")
@@ -117,11 +117,11 @@ def joined(drawn: Sequence[Drawn], positive: Collection[str] | None, notes: Iter
             area = area.difference(shapely.union_all(parts["hole"]))
     except shapely.errors.ShapelyError as problem:
         raise DataError(f"polygons cannot be joined ({problem}); draw them again") from None
-    told = _told(repaired, flat, len(parts["other"]))
-    return Shapes(area, (*notes, *told))
+    repairs = _repair_notes(repaired, flat, len(parts["other"]))
+    return Shapes(area, (*notes, *repairs))
 
 
-def _told(repaired: int, flat: int, other: int) -> list[str]:
+def _repair_notes(repaired: int, flat: int, other: int) -> list[str]:
     counts = (
         (repaired, "crossed themselves; areas enclosed an odd number of times count"),
         (flat, "have no area and count for nothing"),
@@ -150,7 +150,7 @@ _WITH_AREA = ("polygon", "rectangle", "spline")
 def read_asap(path: str | Path, positive: Collection[str] | None = None) -> Shapes:
     """The lesions of an ASAP file: groups _0, _1 and Tumor without _2 and Exclusion, or the groups in `positive`."""
     path = Path(path)
-    with explained(path, "ASAP annotations"):
+    with annotation_errors(path, "ASAP annotations"):
         collector = _Collector()
         collector.feed(read_bytes(path))
         return joined(collector.drawn, positive, collector.notes())
@@ -210,7 +210,7 @@ def _refuse_doctype(*_: object) -> NoReturn:
 def read_geojson(path: str | Path, positive: Collection[str] | None = None) -> Shapes:
     """The lesions of a GeoJSON file: a FeatureCollection, a list of features, one feature or one geometry."""
     path = Path(path)
-    with explained(path, "GeoJSON"):
+    with annotation_errors(path, "GeoJSON"):
         drawn, flat = [], 0
         for name, geometry in _geometries(json.loads(read_bytes(path))):
             found = list(_polygons(geometry, name))
@@ -275,7 +275,7 @@ def read_boxes(path: str | Path, positive: Collection[str] | None = None) -> Sha
     A class 0 marks what is no lesion, a class 1 a lesion; words follow the rules of `smmil.annotations.polygons`.
     """
     path = Path(path)
-    with explained(path, "a table of boxes"):
+    with annotation_errors(path, "a table of boxes"):
         table = read_table(path)
         corners = _corners(table)
         names = [{"1": "positive"}.get(name, name) for name in _names(table)]

@@ -40,7 +40,7 @@ def inspect(
 
 
 def _facts_or_reason(path: Path, alone: bool) -> dict[str, Any]:
-    """What is in a file, or why it cannot be told; a single file that cannot be read is an error of the command."""
+    """What is in a file, or why it cannot be read; a single file that cannot be read is an error of the command."""
     from smmil.cli.options import right_verb
     from smmil.errors import DataError
 

@@ -85,7 +85,7 @@ def _name_files(path: Path, ending: str) -> str:
 def _image(path: Path) -> str | None:
     """Message for slides and scans, recognised as in smmil prepare."""
     from smmil.errors import SmmilError
-    from smmil.prepare.find import ENDINGS, find_sources
+    from smmil.prepare.table import ENDINGS, find_sources
 
     if path.is_file() and not path.name.lower().endswith(ENDINGS):
         return None

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from smmil.prepare import PreparePlan, Summary
 
 
-class Kind(StrEnum):
+class ImageKind(StrEnum):
     auto = "auto"
     slide = "slide"
     ct = "ct"
     points = "points"
 
 
-class Executor(StrEnum):
+class PrepareExecutor(StrEnum):
     auto = "auto"
     serial = "serial"
     processes = "processes"
@@ -34,7 +34,7 @@ def prepare(
         Path | None,
         typer.Option(help="Table id,label with optional columns patient, split, path, annotation, tissue, mpp."),
     ] = None,
-    kind: Annotated[Kind, typer.Option(help="What the images are; auto: told from the files.")] = Kind.auto,
+    kind: Annotated[ImageKind, typer.Option(help="What the images are; auto: from the files.")] = ImageKind.auto,
     recipe: Annotated[Path | None, typer.Option(help="YAML file with the choices below; options win over it.")] = None,
     encoder: Annotated[str | None, typer.Option(help="Encoder; efficientnet-lite0 comes with the program.")] = None,
     weights: Annotated[Path | None, typer.Option(help="File with the encoder's weights, where it needs one.")] = None,
@@ -62,7 +62,9 @@ def prepare(
         list[str] | None,
         typer.Option(help="Class or code in annotations, or class of points, that is a lesion; may be repeated."),
     ] = None,
-    executor: Annotated[Executor, typer.Option(help="Where to work; auto: one process per core.")] = Executor.auto,
+    executor: Annotated[
+        PrepareExecutor, typer.Option(help="Where to work; auto: one process per core.")
+    ] = PrepareExecutor.auto,
     workers: Annotated[int | None, typer.Option(help="Number of worker processes.")] = None,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
     device: Annotated[str, typer.Option(help="Device of the encoder: auto, cpu, cuda, cuda:1.")] = "auto",
@@ -88,11 +90,11 @@ def prepare(
       smmil train --manifest study/manifest.csv --model sm_ap --out run
     """
     from smmil.cli.options import check_place
-    from smmil.prepare import load_recipe, plan, refuse_idle
+    from smmil.prepare import load_recipe, plan, refuse_unused
 
     check_place(executor.value, workers, dask)
     chosen = {
-        "kind": None if kind is Kind.auto else kind.value,
+        "kind": None if kind is ImageKind.auto else kind.value,
         "encoder": encoder,
         "encoder_pixels": encoder_pixels,
         "tile_um": tile_um,
@@ -116,7 +118,7 @@ def prepare(
         coverage=coverage,
         positive=positive or None,
     )
-    refuse_idle(chosen, todo.recipe.kind)
+    refuse_unused(chosen, todo.recipe.kind)
     _announce(todo)
     if dry_run:
         _show_dry(todo)
@@ -125,11 +127,11 @@ def prepare(
     _finish(_run(todo, executor=place, workers=count, address=dask, overwrite=overwrite), todo)
 
 
-def _place(executor: Executor, workers: int | None, dask: str | None, cases: int) -> tuple[str, int | None]:
+def _place(executor: PrepareExecutor, workers: int | None, dask: str | None, cases: int) -> tuple[str, int | None]:
     """Where to work: one process per core, unless there is one case or core only, or the user chose otherwise."""
     from smmil.runtime import available_cores
 
-    if executor is not Executor.auto:
+    if executor is not PrepareExecutor.auto:
         return executor.value, workers
     if dask is not None:
         return "dask", workers
@@ -178,9 +180,9 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
 
         def on_case(outcome: Any) -> None:
             id_, reason = outcome.task.case.id, why_not(outcome)
-            said = f"failed: {id_}: {reason}" if reason else f"{id_}: {outcome.value.instances:,} instances"
+            line = f"failed: {id_}: {reason}" if reason else f"{id_}: {outcome.value.instances:,} instances"
             bars.update(bar, advance=1, description=id_)
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
         try:
             return run(todo, on_case=on_case, **options)

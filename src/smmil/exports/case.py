@@ -24,7 +24,7 @@ class ExportCase:
     """What an export works from.
 
     image       the slide, or the folder of the CT series, that the instances were cut from; None: not at hand
-    threshold   instances with at least this score are called positive; None: nobody is called anything
+    threshold   instances with at least this score are called positive; None: no instance is
     column      score column of models with more than two
     size        longest side of pictures, in pixels
     deidentify  leave out whatever DICOM headers of the image say about a person

@@ -20,20 +20,20 @@ from smmil.images.dicom_series import DicomSlices
 from smmil.images.geometry import Turn
 from smmil.redact import in_words, plain
 
-# Dates are compulsory; a fixed one keeps the bytes reproducible and is nobody's.
+# Dates are compulsory; a fixed one keeps the bytes reproducible and identifies nobody.
 _DATE, _TIME = "20000101", "000000"
 _BASIC_PROFILE = ("113100", "Basic Application Confidentiality Profile")
 _RETAINED_UIDS = ("113110", "Retain UIDs Option")
 
 
 def finish(made: Any, case: ExportCase) -> None:
-    """Provenance, de-identification marks, and fixed values in place of times and random identifiers."""
+    """Set provenance, de-identification marks, and fixed values in place of times and random identifiers."""
     made.DerivationDescription = derivation(case)
     made.InstanceCreationDate = made.ContentDate = made.SeriesDate = _DATE
     made.InstanceCreationTime = made.ContentTime = made.SeriesTime = _TIME
     for equipment in made.get("ContributingEquipmentSequence", ()):
         equipment.pop("ContributionDateTime", None)
-    _settle_dimensions(made)
+    _fix_dimension_uids(made)
     if case.deidentify:
         _mark_deidentified(made, case.keep_uids)
 
@@ -52,7 +52,7 @@ def _text(text: str, longest: int) -> str:
     return plain(unicodedata.normalize("NFC", text).replace("\\", "/"), longest).strip() or "unknown"
 
 
-def _settle_dimensions(made: Any) -> None:
+def _fix_dimension_uids(made: Any) -> None:
     """highdicom draws this identifier at random; here it follows from that of the file."""
     uid = derived_uid("dimensions of", str(made.SOPInstanceUID))
     for item in (*made.DimensionOrganizationSequence, *made.get("DimensionIndexSequence", ())):
@@ -90,7 +90,7 @@ class Canvas:
 
 
 def write_parametric_map(case: ExportCase, path: Path) -> None:
-    """The scores as float32 frames over the frames of the image, marked as research, with window and meaning."""
+    """Write the scores as float32 frames over the frames of the image, marked as research, with window and meaning."""
     highdicom = _library()
     canvas = _canvas(case, None, "dicom-pm")
     low, high = float(case.score.min()), float(case.score.max())
@@ -106,7 +106,7 @@ def write_parametric_map(case: ExportCase, path: Path) -> None:
         intercept=0.0,
     )
     window = highdicom.VOILUTTransformation(window_center=_decimal((low + high) / 2), window_width=_decimal(high - low))
-    with _explained(case):
+    with _highdicom_errors(case):
         made = highdicom.pm.ParametricMap(
             canvas.sources,
             np.where(np.isnan(canvas.heat), padding, canvas.heat),
@@ -124,14 +124,14 @@ def write_parametric_map(case: ExportCase, path: Path) -> None:
 
 
 def write_segmentation(case: ExportCase, path: Path) -> None:
-    """The instances that reach the threshold as one binary segment; a case without any gives an empty segment."""
+    """Write the instances that reach the threshold as one binary segment; a case without any gives an empty segment."""
     if case.positive is None:
         raise ConfigError(f"{case.id}: dicom-seg shows what reaches a threshold; give --threshold")
     highdicom = _library()
     canvas = _canvas(case, np.flatnonzero(case.positive), "dicom-seg")
     if not case.positive.any():
         case.notes.append("no instance reaches the threshold: the segment is empty")
-    with _explained(case):
+    with _highdicom_errors(case):
         made = highdicom.seg.Segmentation(
             canvas.sources,
             (~np.isnan(canvas.heat)).astype(np.uint8),
@@ -251,13 +251,13 @@ def _library() -> Any:
 
 
 @contextmanager
-def _explained(case: ExportCase) -> Iterator[None]:
-    """The one boundary: what highdicom raises about a source image leaves as a DataError that names the image."""
+def _highdicom_errors(case: ExportCase) -> Iterator[None]:
+    """Turn what highdicom raises about a source image into a DataError that names the image."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except _REFUSALS as problem:
-        # A stripped header holds nothing personal, so what is said about it may be repeated; else only its kind.
+        # A stripped header holds nothing personal, so the message may be repeated; else only its type.
         reason = " ".join(str(problem).split()) if case.deidentify else type(problem).__name__
         raise DataError(f"{case.image}: no DICOM map can refer to it ({reason}); export the image again") from None

@@ -1,7 +1,7 @@
-"""Headers of the images that a DICOM export refers to, stripped to geometry and identifiers before anyone sees them.
+"""Headers of the images that a DICOM export refers to, stripped to geometry and identifiers.
 
-What is kept is listed here by name, and numbers are parsed and written anew; so nothing else in a source file, known
-or private, can reach an export.
+What is kept is listed here by name, and numbers are parsed and formatted again, so that nothing else in a source file,
+known or private, can reach an export.
 """
 
 import re
@@ -11,8 +11,8 @@ from typing import Any
 
 from smmil.errors import DataError, MissingExtra
 from smmil.files import digest
-from smmil.images.dicom_file import explained
-from smmil.images.opening import is_dicom, largest_level
+from smmil.images.dicom_file import dicom_errors, is_dicom
+from smmil.images.opening import largest_level
 
 WSI_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"
 _UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "FrameOfReferenceUID")
@@ -39,11 +39,11 @@ def slide_file(path: Path) -> Path | None:
     """The file of level 0 of a DICOM slide; None when the path is something else."""
     if path.is_dir():
         return largest_level(path)
-    return path if is_dicom(path) else None
+    return path if path.is_file() and is_dicom(path) else None
 
 
 def derived_uid(*parts: str) -> str:
-    """An identifier that follows from the parts and tells nothing about them."""
+    """An identifier that follows from the parts and does not reveal them."""
     return f"2.25.{int(digest(*parts)[:32], 16)}"
 
 
@@ -52,7 +52,7 @@ def _header(path: Path, deidentify: bool, keep_uids: bool) -> Any:
         from pydicom import dcmread
     except ModuleNotFoundError:
         raise MissingExtra("pydicom", "ct", "reading DICOM") from None
-    with explained(path):
+    with dicom_errors(path):
         source = dcmread(path, stop_before_pixels=True)
         if deidentify:
             return _stripped(source, keep_uids)
@@ -106,7 +106,7 @@ def _copy_numbers(source: Any, kept: Any) -> None:
 
 
 def _numbers(value: Any, name: str, count: int) -> Any:
-    """Numbers as pydicom wants them, said in at most 16 characters."""
+    """Numbers as pydicom wants them, in at most 16 characters."""
     values = [float(v) for v in value] if count > 1 else [float(value)]
     if len(values) != count:
         raise DataError(f"{name} has {len(values)} numbers, expected {count}; export the image again")

@@ -20,7 +20,7 @@ UNDECIDED = {"name": "smmil tile", "color": [130, 130, 130]}
 
 
 def write_geojson(case: ExportCase, path: Path) -> None:
-    """Every instance as a tile with its measurements; with a threshold also the merged regions above it.
+    """Write every instance as a tile with its measurements; with a threshold also the merged regions above it.
 
     Coordinates are level-0 pixels minus the corner of the slide's bounds, as QuPath counts them. Features are
     written one by one, so a slide of a million tiles needs no more memory than its arrays.

@@ -9,14 +9,14 @@ from smmil.errors import DataError
 from smmil.exports.case import ExportCase
 from smmil.images.volume import Volume
 
-# Sizes of pixels closer than this are the same size, said with fewer digits.
+# Relative difference of pixel sizes that comes from writing them with fewer digits.
 _SAME_SIZE = 0.01
 _NEAR_WHOLE = 1e-3
 
 
 @dataclass(frozen=True)
 class SlideFacts:
-    """What is known about the slide; None where nobody says.
+    """What is known about the slide; None where unknown.
 
     size    (width, height) of level 0           bounds  (x, y, width, height) of the scanned area in it
     mpp     micrometres per level-0 pixel
@@ -38,8 +38,8 @@ def slide_facts(case: ExportCase) -> SlideFacts:
         if slide is not None:
             return SlideFacts(slide.size, slide.bounds, slide.mpp or _pixel_size(case))
     meta = case.prediction.meta
-    told = {**meta, **slide_meta} if isinstance(slide_meta := meta.get("slide"), dict) else meta
-    size, bounds = _whole_numbers(told.get("size"), 2), _whole_numbers(told.get("bounds"), 4)
+    recorded = {**meta, **slide_meta} if isinstance(slide_meta := meta.get("slide"), dict) else meta
+    size, bounds = _whole_numbers(recorded.get("size"), 2), _whole_numbers(recorded.get("bounds"), 4)
     if bounds is None:
         case.notes.append(
             "the slide was not given (--image), so its bounds are unknown: coordinates count from its corner"
@@ -158,7 +158,7 @@ def _pixels(size: tuple[int, int], r: int) -> int:
 
 
 def extent(boxes: np.ndarray, size: tuple[int, int] | None) -> tuple[int, int]:
-    """(width, height) of the slide; when nobody knows it, just large enough for all instances."""
+    """(width, height) of the slide; if unknown, just large enough for all instances."""
     if size is not None:
         return size
     right, bottom = np.ceil(boxes[:, 2:].max(0)).astype(int)

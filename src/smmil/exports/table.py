@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def write_csv(case: ExportCase, path: Path) -> None:
-    """The table as CSV (UTF-8); where the scores come from is repeated in every row, since CSV has no header for it.
+    """Write the table as CSV (UTF-8); provenance is repeated in every row, since CSV has no header for it.
 
     Texts that a spreadsheet would compute begin with ' instead.
     """
@@ -28,7 +28,7 @@ def write_csv(case: ExportCase, path: Path) -> None:
 
 
 def write_parquet(case: ExportCase, path: Path) -> None:
-    """The table as Parquet; where the scores come from is JSON under the key `smmil` of the file's metadata."""
+    """Write the table as Parquet; provenance is JSON under the key `smmil` of the file's metadata."""
     import pyarrow
     from pyarrow import parquet
 

@@ -64,7 +64,7 @@ def _load(path: Path) -> Any:
 
 
 def _flat(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Tensors of nested mappings; numbers and words beside them (epoch, settings) are not weights."""
+    """Tensors of nested mappings; other entries (epoch, settings) are not weights."""
     flat: dict[str, Tensor] = {}
     for key, value in content.items():
         if isinstance(value, Mapping):
@@ -76,7 +76,7 @@ def _flat(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Imported:
-    """A model of ours with somebody else's weights; `dropped` are names the published program stores and never uses."""
+    """A model of smmil with published weights; `dropped` are names the published program stores and never uses."""
 
     model: nn.Module
     shape: dict[str, Any]
@@ -98,21 +98,21 @@ def import_weights(path: str | Path, layout: str) -> Imported:
     try:
         model.load_state_dict(tensors)
     except RuntimeError as problem:
-        told = _misfits(table, tensors, model.state_dict()) or " ".join(str(problem).split())
-        raise DataError(f"{path}: does not fit {table.title}: {told}") from None
+        problems = _misfits(table, tensors, model.state_dict()) or " ".join(str(problem).split())
+        raise DataError(f"{path}: does not fit {table.title}: {problems}") from None
     shape = {"name": table.model, "options": made.options, "in_dim": made.in_dim, "n_classes": made.n_classes}
     return Imported(model.eval(), shape, dropped)
 
 
 def _misfits(table: Layout, given: Tensors, wanted: Tensors) -> str:
     """What is missing, superfluous or of another shape, by our names and theirs."""
-    told = [f"{table.both_names(name)} is missing" for name in wanted if name not in given]
-    told += [f"{table.both_names(name)} has no place" for name in given if name not in wanted]
+    problems = [f"{table.both_names(name)} is missing" for name in wanted if name not in given]
+    problems += [f"{table.both_names(name)} has no place" for name in given if name not in wanted]
     for name in sorted(set(given) & set(wanted)):
         sizes = [" x ".join(map(str, tensors[name].shape)) for tensors in (given, wanted)]
         if sizes[0] != sizes[1]:
-            told.append(f"{table.both_names(name)} is {sizes[0]}, expected {sizes[1]}")
-    return "; ".join(told[:4]) + (f"; and {len(told) - 4} more" if len(told) > 4 else "")
+            problems.append(f"{table.both_names(name)} is {sizes[0]}, expected {sizes[1]}")
+    return "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
 
 
 def convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:

@@ -52,11 +52,11 @@ class Layout:
             else:
                 found[matched] = tensor
         if unknown or not found:
-            raise DataError(f"{where}: not a checkpoint of {self.title}: {_told(unknown or ['no weights at all'])}")
+            raise DataError(f"{where}: not a checkpoint of {self.title}: {_listed(unknown or ['no weights at all'])}")
         return self.arrange(found), dropped
 
     def both_names(self, ours: str) -> str:
-        """A weight by our name and, as far as the rules tell, by theirs, which is the one its owner knows."""
+        """A weight by our name and, where the rules have it, by theirs."""
         for pattern, template in self.rules:
             match = re.fullmatch(_reversed(template), ours) if isinstance(template, str) else None
             if match:
@@ -71,7 +71,7 @@ class Layout:
         return None
 
 
-def _told(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return f"unexpected {', '.join(names[:4])}{more}"
 

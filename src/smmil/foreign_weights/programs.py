@@ -208,7 +208,7 @@ SETMIL = Layout(
     model="set_mil",
     rules=(
         (r"cls_token", "token"),
-        (r"pos_embed", None),  # a table of sines, not trained, computed anew here
+        (r"pos_embed", None),  # a table of sines, not trained, computed here
         *(
             linear(rf"{part}\.{layer}", f"{ours}.{name}")
             for part, ours in PARTS.items()

@@ -33,7 +33,7 @@ def is_pt(path: Path) -> bool:
 
 
 def load_h5(path: Path) -> Stored:
-    """Features and coordinates; the footprint lies in the patch file, else the step is told from the coordinates."""
+    """Features and coordinates; footprint from the patch file, else the step is inferred from the coordinates."""
     with h5py.File(path, "r", locking=False) as file:
         features = hdf5.dataset(file, "features", "features")
         coords = hdf5.dataset(file, "coords", "coords")
@@ -44,11 +44,11 @@ def load_h5(path: Path) -> Stored:
 
 
 def load_pt(path: Path) -> Stored:
-    """Features of a tensor file; coordinates from the HDF5 file of the same name beside it, where there is one."""
+    """Features of a tensor file; coordinates from the HDF5 file of the same name next to it, where there is one."""
     features = _tensor(path)
-    for beside in (path.parent.parent / "h5_files" / f"{path.stem}.h5", *_patch_files(path)):
-        if beside.is_file():
-            with h5py.File(beside, "r", locking=False) as file:
+    for companion in (path.parent.parent / "h5_files" / f"{path.stem}.h5", *_patch_files(path)):
+        if companion.is_file():
+            with h5py.File(companion, "r", locking=False) as file:
                 coords = hdf5.dataset(file, "coords", "coords")
                 side = None if coords is None else _level0_side(file["coords"].attrs)
             if coords is not None:
@@ -87,7 +87,7 @@ def _stored(path: Path, features: np.ndarray, coords: np.ndarray, side: float | 
 
 
 def _patch_files(path: Path) -> list[Path]:
-    """Where CLAM leaves the coordinates: beside the feature folders, or one folder further up."""
+    """Where CLAM leaves the coordinates: next to the feature folders, or one folder further up."""
     return [folder / "patches" / f"{path.stem}.h5" for folder in path.absolute().parents[1:3]]
 
 

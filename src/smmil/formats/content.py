@@ -76,7 +76,7 @@ def _from_coords(rule: Mapping[str, Any], coords: np.ndarray, frame: Frame | Non
 
 
 def refuse_isolated(graph: Graph | None, rule: Mapping[str, Any], coords: np.ndarray | None, frame: Frame | None):
-    """An error when most instances have no neighbour: smoothing would do nothing, without anybody noticing."""
+    """An error when most instances have no neighbour: smoothing would silently do nothing."""
     if graph is None or coords is None or graph.n < ALARM_FROM or graph.isolated_share <= ALARM_SHARE:
         return
     apart = nearest_distance(coords)
@@ -119,7 +119,7 @@ def frame_with_step(
 
 
 def frame_from_coords(coords: np.ndarray, spacing: tuple[float, ...] | None = None, unit: str = "px") -> Frame | None:
-    """A frame whose patches touch, from the coordinates alone; None when they cannot tell (a single instance)."""
+    """A frame whose patches touch, from the coordinates alone; None for a single instance."""
     apart = nearest_distance(coords)
     return Frame((apart,) * coords.shape[1], spacing, unit) if apart > 0 else None
 
@@ -129,7 +129,7 @@ def frame_json(frame: Frame | None) -> str:
 
 
 def empty_edges() -> tuple[np.ndarray, np.ndarray]:
-    """A stored neighbourhood without a single pair: what a bag has whose step nobody knows."""
+    """A stored neighbourhood without a single pair: for a bag with an unknown step."""
     return np.zeros((2, 0), dtype=np.int64), np.zeros(0)
 
 

@@ -61,8 +61,8 @@ def convert(
     beside   labels of the instances of a bag file that lie outside it, or None; they are written where the target can
              hold them and listed as lost where it cannot
 
-    Files that hold the right content already are kept, so an interrupted call can be repeated; files of somebody else
-    are never overwritten. Failures, notes, and labels the target cannot hold are written as tables beside the result.
+    Files that hold the right content already are kept, so an interrupted call can be repeated; foreign files
+    are never overwritten. Failures, notes, and labels the target cannot hold are written as tables next to the result.
     """
     check_choice(to, TARGETS, "target format")
     if mpp is not None and not 0 < mpp < float("inf"):
@@ -72,7 +72,7 @@ def convert(
         raise DataError(
             f"{source}: no feature file found; expected .h5, .pt, .npy in a folder features_…, .zarr or .csv"
         )
-    work = _Work(to, Path(out), mpp, encoder, dict(labels or {}), beside, Converted(others=others))
+    work = _Conversion(to, Path(out), mpp, encoder, dict(labels or {}), beside, Converted(others=others))
     try:
         for count, path in enumerate(paths, 1):
             work.one(path)
@@ -84,7 +84,7 @@ def convert(
 
 
 @dataclass
-class _Work:
+class _Conversion:
     to: str
     out: Path
     mpp: float | None
@@ -128,7 +128,7 @@ class _Work:
         return stored, _planned(self.to, stored, facts, label)
 
     def _with_labels(self, stored: Stored, path: Path) -> Stored:
-        """The case with the instance labels beside its file, which win over those inside, as in a manifest."""
+        """The case with the instance labels next to its file, which override those inside, as in a manifest."""
         labels = None if self.beside is None else self.beside(path)
         if labels is None:
             return stored
@@ -161,7 +161,7 @@ class _Work:
         return True
 
     def write_tables(self) -> None:
-        """What happened, as tables beside the files; a table without rows is removed."""
+        """What happened, as tables next to the files; a table without rows is removed."""
         if not self.out.is_dir():
             if not self.done.failed:
                 return

@@ -20,7 +20,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class WritePlan:
-    """Files of one case in a target format (relative path to content), and what must be said about them.
+    """Files of one case in a target format (relative path to content), and notes on what was lost or assumed.
 
     Notes begin with "lost:" (the format cannot hold it), "assumed:" (it wants more than is known) or "differs:".
     """
@@ -35,7 +35,7 @@ def folder_name(encoder: str) -> str:
 
 
 def encoder_name(facts: Mapping[str, Any], notes: list[str]) -> str:
-    """Name of the encoder; when nobody knows it, "unknown" with a note."""
+    """Name of the encoder; if unknown, "unknown" with a note."""
     encoder = facts.get("encoder")
     if encoder is None:
         notes.append(f"assumed: the encoder is called {UNKNOWN!r}, the source does not name it (give --encoder)")

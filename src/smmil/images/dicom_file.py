@@ -78,7 +78,7 @@ _QUIET = threading.Lock()
 
 @dataclass(frozen=True)
 class SliceHeader:
-    """What one slice tells about itself; positions and directions in mm, LPS."""
+    """Header of one slice; positions and directions in mm, LPS."""
 
     path: Path
     rows: int
@@ -95,8 +95,8 @@ class SliceHeader:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """The one boundary: whatever pydicom or a decoder raises leaves as a DataError that names the file."""
+def dicom_errors(path: Path) -> Iterator[None]:
+    """Turn whatever pydicom or a decoder raises into a DataError that names the file."""
     from pydicom.errors import BytesLengthException, InvalidDicomError
 
     try:
@@ -118,7 +118,7 @@ def read_tags(path: Path) -> dict[str, Any]:
         from pydicom import dcmread
     except ImportError:
         raise MissingExtra("pydicom", "ct", "reading DICOM") from None
-    with explained(path):
+    with dicom_errors(path):
         _refuse_deflated(path)
         tags = dcmread(path, stop_before_pixels=True, specific_tags=list(_HEADER))
         # pydicom turns bytes into values when they are first asked for; do it here, inside the boundary.
@@ -154,7 +154,7 @@ def kind_of(tags: dict[str, Any]) -> str:
 
 def slice_header(path: Path, tags: dict[str, Any]) -> SliceHeader:
     """The tags of a CT slice checked one by one; the error says which one is missing or senseless."""
-    with explained(path):
+    with dicom_errors(path):
         _refuse_other_pictures(tags)
         rows, columns = _size(tags)
         spacing = _numbers(tags, "PixelSpacing", 2)
@@ -241,7 +241,7 @@ def read_hu(header: SliceHeader) -> np.ndarray:
 def _stored(header: SliceHeader) -> np.ndarray:
     from pydicom import dcmread
 
-    with explained(header.path):
+    with dicom_errors(header.path):
         _refuse_deflated(header.path)
         dataset = dcmread(header.path, specific_tags=[*_HEADER, "PixelData"])
         tags = {name: dataset[name].value for name in _HEADER if name in dataset}

@@ -83,7 +83,7 @@ def _files(path: str | Path | Sequence[str | Path]) -> tuple[list[Path], str]:
 
 def _refuse_false_claim(file: Path) -> None:
     if file.suffix.lower() in _CLAIMS:
-        raise DataError(f"{file}: not a DICOM file (the mark DICM is missing); copy it again or move it elsewhere")
+        raise DataError(f"{file}: not a DICOM file (the mark DICM is missing); copy it again or move it out")
 
 
 def _series_uid(file: Path, tags: dict[str, Any]) -> str:

@@ -108,7 +108,7 @@ def _lean(step: np.ndarray, normal: np.ndarray) -> tuple[str, ...]:
 
 
 def _sideways(positions: np.ndarray, along: np.ndarray) -> tuple[str, ...]:
-    """Slices that leave the straight line from the first to the last, which no affine can tell."""
+    """Slices that leave the straight line from the first to the last, which no affine describes."""
     if len(along) < 3:
         return ()
     share = ((along - along[0]) / (along[-1] - along[0]))[:, None]

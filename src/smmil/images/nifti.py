@@ -26,8 +26,8 @@ _MM_PER = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """The one boundary: whatever nibabel raises leaves as a DataError that names the file."""
+def nifti_errors(path: Path) -> Iterator[None]:
+    """Turn whatever nibabel raises into a DataError that names the file."""
     from nibabel.filebasedimages import ImageFileError
     from nibabel.spatialimages import HeaderDataError
     from nibabel.wrapstruct import WrapStructError
@@ -56,7 +56,7 @@ class NiftiSlices:
         return values.reshape(values.shape[:3])
 
     def __call__(self, index: int) -> np.ndarray:
-        with explained(self.path):
+        with nifti_errors(self.path):
             count = self.values.shape[self.axis]
             values = self.values.take(count - 1 - index if self.turn.flip_slices else index, axis=self.axis)
             hu = values.astype(np.float64) * self.stored.slope + self.stored.inter
@@ -72,7 +72,7 @@ def open_nifti(path: Path, *, strict: bool = False) -> Volume:
         import nibabel
     except ImportError:
         raise MissingExtra("nibabel", "ct", "reading NIfTI") from None
-    with explained(path):
+    with nifti_errors(path):
         image: Any = nibabel.load(path)
         shape = _shape(path, image)
         affine, notes = _placed(image)
@@ -109,9 +109,9 @@ def _placed(image: Any) -> tuple[np.ndarray, tuple[str, ...]]:
         raise DataError("the affine does not describe a volume; write the file again with its geometry")
     notes = []
     if "sform_code" in header and int(header["sform_code"]) == 0 and int(header["qform_code"]) == 0:
-        notes.append("the file does not tell its orientation (sform and qform codes are 0); left and right are assumed")
+        notes.append("the file states no orientation (sform and qform codes are 0); left and right are assumed")
     if unit not in _MM_PER:
-        notes.append("the file does not tell its unit of length; taken as mm")
+        notes.append("the file states no unit of length; taken as mm")
     return affine, tuple(notes)
 
 

@@ -10,24 +10,17 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra, check_choice
+from smmil.images.dicom_file import is_dicom
 from smmil.images.openslide_slide import OpenSlideSlide, library
-from smmil.images.slide import Slide, settle_mpp
+from smmil.images.slide import Slide, choose_mpp
 
 _WSI_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"
 _ASKED = ["SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixColumns"]
 
 
-def is_dicom(path: Path) -> bool:
-    """Whether a file carries DICOM's mark (after a preamble of 128 bytes)."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
-
-
 def largest_level(folder: Path) -> Path:
     """The file of level 0 in a folder that holds one DICOM slide; label and overview images are passed over."""
-    files = [path for path in sorted(folder.iterdir()) if is_dicom(path)]
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and is_dicom(path)]
     levels = [(*level, path) for path in files if (level := _level(path)) is not None]
     if not levels:
         raise DataError(f"{folder}: no DICOM slide in this folder; give the folder with the .dcm files of one slide")
@@ -69,7 +62,7 @@ class PlainSlide(Slide):
         with _opened(self.path) as image:
             self.size = image.size
             self.notes = _notes(image)
-        self.mpp, notes = settle_mpp((None, None), mpp)
+        self.mpp, notes = choose_mpp((None, None), mpp)
         self.notes += notes
         self.downsamples, self.level_sizes = (1.0,), (self.size,)
         self.bounds = (0, 0, *self.size)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, MissingExtra
-from smmil.images.slide import DamagedTile, Slide, settle_mpp
+from smmil.images.slide import DamagedTile, Slide, choose_mpp
 from smmil.images.tiff_slide import TiffTiles, check_tile_table
 
 # A single tile of more pixels is not a tile but a trap (or an untiled image): decoding it needs gigabytes.
@@ -43,7 +43,7 @@ class OpenSlideSlide(Slide):
         )
         self.bounds = _bounds(properties, self.size)
         stated = (_number(properties, "openslide.mpp-x"), _number(properties, "openslide.mpp-y"))
-        self.mpp, self.notes = settle_mpp(stated, mpp)
+        self.mpp, self.notes = choose_mpp(stated, mpp)
         tiled = properties.get("openslide.vendor") in _TILED_TIFF
         self._tiles = TiffTiles(self._file, self.level_sizes) if tiled and (fast or reader == "tifffile") else None
         self._trusted: dict[int, bool] = {}

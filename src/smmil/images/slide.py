@@ -74,7 +74,7 @@ def _averaging(start: float, step: float, count: int, size: int) -> "csr_array":
 _BELIEVABLE = (0.02, 20.0)
 
 
-def settle_mpp(stated: tuple[float | None, float | None], given: float | None) -> tuple[float | None, tuple[str, ...]]:
+def choose_mpp(stated: tuple[float | None, float | None], given: float | None) -> tuple[float | None, tuple[str, ...]]:
     """The pixel size to use and the notes about it, from (x, y) in the file and the user's own value, which wins."""
     if given is not None and not (isfinite(given) and given > 0):
         raise ConfigError(f"--mpp: must be a positive number of micrometres per pixel, got {given}")

@@ -110,7 +110,7 @@ def check_tile_table(path: Path) -> None:
     for largest in _of_pages(path, lambda page: max(page.databytecounts, default=0)):
         if largest > length:
             raise DataError(
-                f"{path}: a tile is said to have {largest:,} bytes, the file has {length:,}; copy the slide again"
+                f"{path}: a tile claims to have {largest:,} bytes, the file has {length:,}; copy the slide again"
             )
 
 

@@ -83,7 +83,7 @@ def open_volume(path: str | Path | Sequence[str | Path], *, series: str | None =
 
     path    a folder is searched through all its subfolders; a list of files is taken as it is, in any order
     series  which one, when there are several: the key that the error lists, or the SeriesInstanceUID
-    strict  refuse gaps and uneven distances between slices, and a NIfTI file that does not tell its orientation;
+    strict  refuse gaps and uneven distances between slices, and a NIfTI file that does not state its orientation;
             else they are in `notes`
     """
     from smmil.images import dicom_series, nifti

@@ -2,7 +2,7 @@
 
 from smmil.prepare.case import prepare_case
 from smmil.prepare.pipeline import PreparePlan, Summary, plan, run, why_not
-from smmil.prepare.recipe import Recipe, TissueRecipe, load_recipe, refuse_idle
+from smmil.prepare.recipe import Recipe, TissueRecipe, load_recipe, refuse_unused
 from smmil.prepare.table import PrepareCase, PreparedCase, PrepareJob
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "load_recipe",
     "plan",
     "prepare_case",
-    "refuse_idle",
+    "refuse_unused",
     "run",
     "why_not",
 ]

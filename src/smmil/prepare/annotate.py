@@ -1,4 +1,4 @@
-"""Annotations to instance labels: what share of every instance an expert marked, kept in a file beside the bag."""
+"""Annotations to instance labels: what share of every instance an expert marked, kept in a file next to the bag."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from smmil.annotations.coverage import pixel_share, polygon_share
-from smmil.annotations.labels import ANY, explained, labels_in_order, read_slice_labels
+from smmil.annotations.labels import ANY, annotation_errors, labels_in_order, read_slice_labels
 from smmil.annotations.masks import PANDA, SUFFIXES, open_mask
 from smmil.annotations.polygons import is_boxes, read_asap, read_boxes, read_geojson, read_table
 from smmil.bag import Bag
@@ -99,7 +99,7 @@ def read_labels(path: str | Path) -> InstanceLabels:
     """What `write_labels` wrote."""
     path = Path(path)
     labels = read_instance_labels(path)
-    with explained(path, "instance labels"):
+    with annotation_errors(path, "instance labels"):
         table = pd.read_csv(path, keep_default_na=False)
         share = table["share"].to_numpy(np.float64)
         about = json.loads(table["about"].iloc[0])
@@ -126,7 +126,7 @@ def _kind(path: Path) -> str:
 
 
 def _kind_of_table(path: Path) -> str:
-    with explained(path, "a table"):
+    with annotation_errors(path, "a table"):
         columns = set(read_table(path).columns)
     if {"id", "label"} <= columns:
         return "rsna"
@@ -200,7 +200,7 @@ def _of_scan(
         if slices is None or len(slices) != bag.n:
             got = "none" if slices is None else f"{len(slices)}"
             raise DataError(f"{path}: labels per slice need the name of each of {bag.n} slices, got {got}")
-        with explained(path, "labels of slices"):
+        with annotation_errors(path, "labels of slices"):
             marked = labels_in_order(read_slice_labels(path), slices, positive or (ANY,))
         return marked.astype(np.float64), {}
     return _voxel_share(bag, path, _codes(positive)), {}
@@ -232,7 +232,7 @@ def _voxel_share(bag: Bag, path: Path, positive: Collection[int] | None) -> np.n
 
 
 def _origin(bag: Bag, path: Path) -> dict[str, Any]:
-    with explained(path, "an annotation"):
+    with annotation_errors(path, "an annotation"):
         content = path.read_bytes()
     return {"annotation": path.name, "digest": digest(content), "coords": _coords_digest(bag)}
 

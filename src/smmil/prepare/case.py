@@ -38,8 +38,8 @@ _BLOCKS = 32
 def fingerprint(path: str | Path) -> str:
     """Checksum of a file or folder by sizes and 32 blocks spread over every file; names and dates do not count.
 
-    The header, the end and places between are read, so a file that was scanned, cut or compressed anew differs; a few
-    flipped bits elsewhere need not. An .mrxs file counts together with the folder beside it.
+    The header, the end and places between are read, so a file that was scanned, cut or compressed again differs; a few
+    flipped bits between them need not. An .mrxs file counts together with the folder of the same name.
     """
     path = Path(path)
     folder = path.with_suffix("") if path.suffix.lower() == ".mrxs" else path

@@ -82,6 +82,6 @@ def encode_slices(pictures: Iterable[np.ndarray], encoder: Encoder) -> Encoded:
 
 
 def encoder_facts(encoder: Encoder) -> dict[str, Any]:
-    """Who made the features, for a bag file: the id under `encoder`, the rest beside it."""
+    """Provenance of the features for a bag file: the id under `encoder`, the rest under `encoder_facts`."""
     facts = encoder.provenance()
     return {"encoder": facts.pop("id"), "licence": facts.pop("licence"), "encoder_facts": facts}

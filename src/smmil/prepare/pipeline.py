@@ -18,10 +18,17 @@ from smmil.files import read_json, remove_leftovers, write_json
 from smmil.images.matching import ImageSource
 from smmil.prepare.case import prepare_case
 from smmil.prepare.encode import encoder_of
-from smmil.prepare.find import find_sources, settle_kind
-from smmil.prepare.recipe import Recipe, refuse_idle
+from smmil.prepare.recipe import Recipe, refuse_unused
 from smmil.prepare.selection import check_classes, stray_images
-from smmil.prepare.table import PrepareCase, PreparedCase, PrepareJob, cases_from_table, cases_without_labels
+from smmil.prepare.table import (
+    PrepareCase,
+    PreparedCase,
+    PrepareJob,
+    cases_from_table,
+    cases_without_labels,
+    common_kind,
+    find_sources,
+)
 from smmil.runtime import available_cores
 from smmil.spreadsheet import write_rows
 
@@ -43,7 +50,7 @@ class Summary:
 def record(
     out: Path, outcomes: Sequence[Outcome[PrepareJob, PreparedCase]], missing: Sequence[tuple[str, str]] = ()
 ) -> Summary:
-    """Write manifest.csv, cases.csv and, if there are any, failures.csv; what was mended is no longer listed."""
+    """Write manifest.csv, cases.csv and, if there are any, failures.csv (of this run only)."""
     failures = [(o.task.case.id, str(o.task.case.source), reason) for o in outcomes if (reason := why_not(o))]
     failures += [(id_, "", reason) for id_, reason in missing]
     write_rows(out / "cases.csv", _COLUMNS, map(_row, outcomes))
@@ -76,7 +83,7 @@ def _row(outcome: Outcome[PrepareJob, PreparedCase]) -> tuple[Any, ...]:
 
 
 def _manifest_table(done: Sequence[Outcome[PrepareJob, PreparedCase]]) -> pd.DataFrame:
-    """Columns that smmil train reads; those that nobody filled are left out."""
+    """Columns that smmil train reads; empty ones are left out."""
     rows = []
     for outcome in done:
         job, case = outcome.task, outcome.task.case
@@ -134,10 +141,10 @@ def plan(
         raise ConfigError(f"encoder: given as an object, while the recipe says {recipe.encoder!r}; leave one out")
     found = find_sources(sources, skip=out)
     if "kind" not in recipe.model_fields_set:
-        recipe = _of_kind(recipe, "points" if points is not None else settle_kind(found))
+        recipe = _of_kind(recipe, "points" if points is not None else common_kind(found))
     if (recipe.kind == "points") != (points is not None):
         raise ConfigError("--points: a table of points and the kind 'points' belong together; give both")
-    refuse_idle({"mpp": mpp, "coverage": coverage}, recipe.kind)
+    refuse_unused({"mpp": mpp, "coverage": coverage}, recipe.kind)
     found = _fitting(found, recipe.kind)
     cases = cases_from_table(labels, found, mpp) if labels is not None else cases_without_labels(found, mpp)
     if encoder is None:
@@ -167,7 +174,7 @@ def _check_annotations(
     coverage: float | None,
     positive: Sequence[str] | None,
 ) -> str | None:
-    """Refuse what nobody would look at; a note about classes of points that nobody asked for."""
+    """Refuse columns and options without effect; return a note about classes of points that were not asked for."""
     for column, idle in (("mpp", kind == "ct"), ("tissue", kind != "slide")):
         for case in (case for case in cases if idle and getattr(case, column) is not None):
             raise ConfigError(f"{case.id}: the column {column} of the table has no meaning here; leave it out")

@@ -147,7 +147,7 @@ _TYPED = {"windows": "--window", "tissue": "--tissue-share"}
 _CASES = {"slide": "slides", "points": "crops around points", "ct": "CT scans"}
 
 
-def refuse_idle(chosen: Mapping[str, Any], kind: str) -> None:
+def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
     """Refuse choices made for this run that change nothing for its kind of cases; a recipe file may serve several."""
     for name in (name for name, value in chosen.items() if value is not None and name not in _SHARED):
         own = "tile_um" if name in ("tile_px", "tile_mpp") else name

@@ -118,7 +118,7 @@ def stray_images(path: str | Path, known: Iterable[str]) -> list[tuple[str, str]
 
 
 def check_classes(path: str | Path, positive: Collection[str] | None) -> str | None:
-    """Refuse names of lesions that the table does not have; a note when it has classes that nobody asked for."""
+    """Refuse names of lesions that the table does not have; a note when it has classes that were not asked for."""
     table = _table(Path(path))
     if positive is None:
         unused = "class" in table and "label" not in table
@@ -237,7 +237,7 @@ def slice_pictures(volume: Volume, recipe: Recipe) -> Iterator[np.ndarray]:
 
 
 def _square(channels: np.ndarray) -> np.ndarray:
-    """Channels last, and black beside a slice that is not square, so that resizing keeps its proportions."""
+    """Channels last, and black next to a slice that is not square, so that resizing keeps its proportions."""
     _, rows, columns = channels.shape
     side = max(rows, columns)
     if rows != columns:

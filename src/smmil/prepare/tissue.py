@@ -102,7 +102,7 @@ def _without_small(mask: np.ndarray, pixels: float) -> np.ndarray:
 
 
 def mask_from_image(slide: Slide, path: Path) -> TissueMask:
-    """A mask that somebody drew over the whole slide, at any resolution: tissue is where it is not black."""
+    """A mask drawn over the whole slide, at any resolution: tissue is where it is not black."""
     image = _read_image(path)
     mask = np.asarray(image.reshape(*image.shape[:2], -1).any(2))
     rows, columns = mask.shape
@@ -117,7 +117,7 @@ def mask_from_image(slide: Slide, path: Path) -> TissueMask:
 
 
 def _read_image(path: Path) -> np.ndarray:
-    """Pixels of a PNG or TIFF mask; whatever the reading library says is told in one line."""
+    """Pixels of a PNG or TIFF mask; an error of the reading library becomes a DataError."""
     from PIL import Image, UnidentifiedImageError
 
     damage: Sequence[Any] = (OSError, ValueError, SyntaxError, EOFError, UnidentifiedImageError, MemoryError)

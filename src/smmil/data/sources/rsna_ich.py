@@ -12,7 +12,7 @@ from smmil.data.manifest import Manifest
 from smmil.data.sources import Rows, apply_split, count_lines, need_folder, relative, settle, some, write_study
 from smmil.errors import DataError
 from smmil.files import replacing
-from smmil.images.dicom_file import explained
+from smmil.images.dicom_file import dicom_errors
 from smmil.images.dicom_series import find_series
 
 COLUMNS = ("file", "bytes", "slice", "series", "study", "patient")
@@ -90,7 +90,7 @@ def _study_and_patient(path: Path) -> tuple[str, str]:
     """Study and patient of a slice; used for public data sets with pseudonymous patients only."""
     from pydicom import dcmread
 
-    with explained(path):
+    with dicom_errors(path):
         tags = dcmread(path, stop_before_pixels=True, specific_tags=["StudyInstanceUID", "PatientID"])
         study, patient = str(tags.get("StudyInstanceUID", "")), str(tags.get("PatientID", ""))
         if not study or not patient:
