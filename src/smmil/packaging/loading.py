@@ -19,7 +19,7 @@ from smmil.formats import find_reader
 from smmil.packaging.facts import FORMAT
 from smmil.predict import Origin, Predicted, TrainedModel, predict_table, rebuilt, write_failures
 from smmil.prepare import PreparePlan, Recipe, load_recipe, plan, run
-from smmil.prepare.find import find_sources
+from smmil.prepare.table import find_sources
 from smmil.weights import read_weights
 
 SUMS = "SHA256SUMS"
