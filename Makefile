@@ -26,8 +26,8 @@ test: lint  ## everything that runs in minutes
 	$(BIN)/pytest -n 2
 
 # Laws of the operator, the models and the metrics; no files, images or browsers.
-QUICK := tests/test_graph.py tests/test_bag.py tests/test_losses.py tests/test_prediction.py tests/test_library_door.py \
-  tests/nn tests/models/test_sm_family.py tests/evaluate/test_bag_metrics.py tests/evaluate/test_instance_metrics.py
+QUICK := tests/test_graph.py tests/test_bag.py tests/test_losses.py tests/test_prediction.py tests/nn \
+  tests/models/test_sm_family.py tests/evaluate --ignore=tests/evaluate/test_evaluate_command.py
 
 test-quick: install  ## a minute: laws of operator, models and metrics, while you work on them
 	$(BIN)/pytest -n 2 $(QUICK)
