@@ -135,9 +135,14 @@ def test_class_weights_follow_the_logits_of_a_module(parts, classes):
     assert weighted != smmil.fit(plain, uneven, parts[1], **QUICK).history[0]["train_loss"]
 
 
+def test_bags_in_memory_are_never_handed_to_workers(parts, monkeypatch):
+    monkeypatch.setattr("smmil.data.loader._started", lambda *_: pytest.fail("a worker was started"))
+    assert len(smmil.fit(Linear(), *parts, workers=2, **QUICK).history) == 3
+
+
 def test_mistakes_are_named(parts):
     (first, *_), val_bags = parts
-    unlabelled = smmil.Bag("new", first.x)
+    unlabelled, narrow = smmil.Bag("new", first.x), smmil.Bag("narrow", first.x[:, :4], y=0)
     for model, bags, options, error, words in (
         ("abmil", parts, {"epoch": 3}, ConfigError, "epoch: unknown key; did you mean epochs"),
         ("abmill", parts, {}, ConfigError, "did you mean abmil"),
@@ -148,6 +153,7 @@ def test_mistakes_are_named(parts):
         ("abmil", (parts[0], [first]), {}, DataError, f"{first.id}' is given twice"),
         ("abmil", ([first, unlabelled], val_bags), {}, DataError, "bag 'new' has no label"),
         (Linear(), ([unlabelled], val_bags), {}, DataError, "bag 'new' has no label"),
+        ("abmil", ([first, narrow], val_bags), {}, DataError, f"narrow: 4 features .* but bag {first.id} has 6"),
     ):
         with pytest.raises(error, match=words):
             smmil.fit(model, *bags, **options)
