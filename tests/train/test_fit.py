@@ -159,9 +159,8 @@ def test_mistakes_are_named(parts):
             smmil.fit(model, *bags, **options)
 
 
-def test_predictions_go_where_the_model_is_in_its_precision(parts):
-    """Bags one by one or packed, in float32 or float64: the same probabilities."""
-    model = smmil.create_model("sm_ap", 6)
+@pytest.mark.parametrize("model", [smmil.create_model("sm_ap", 6), Linear()])
+def test_bags_one_by_one_or_packed_in_the_precision_of_the_model_give_the_same_probabilities(parts, model):
     single = smmil.predict(model, parts[1])
     packed = smmil.predict(model, [smmil.BagBatch.pack(parts[1])])
     double = smmil.predict(model.double(), parts[1])
