@@ -27,9 +27,12 @@ lint: install  ## style, types and the order of the rooms
 test: lint  ## everything that runs in minutes
 	$(BIN)/pytest -n 2
 
-test-quick: install  ## a minute for the inner loop: laws of operator, models and metrics
-	$(BIN)/pytest -n 2 tests/nn tests/contracts/test_every_model.py tests/evaluate tests/test_graph.py tests/test_bag.py \
-		-k 'not can_be_learned'
+# Laws of the operator, the models and the metrics; no files, images or browsers.
+QUICK := tests/test_graph.py tests/test_bag.py tests/test_losses.py tests/test_prediction.py tests/nn \
+  tests/models/test_sm_family.py tests/evaluate --ignore=tests/evaluate/test_evaluate_command.py
+
+test-quick: install  ## a minute: laws of operator, models and metrics, while you work on them
+	$(BIN)/pytest -n 2 $(QUICK)
 
 test-all: lint  ## the slow checks too
 	$(BIN)/pytest -n 2 -m ''

@@ -42,8 +42,8 @@ class Linear(nn.Module):
 
 
 def test_fit_in_memory_equals_train_from_files_to_the_bit(settings, parts, tmp_path):
-    filed = train(settings(), tmp_path / "run")
-    fitted = smmil.fit("sm_ap", *parts, options=SMALL, **QUICK)
+    filed = train(settings("training.seed=5"), tmp_path / "run")
+    fitted = smmil.fit("sm_ap", *parts, options=SMALL, seed=5, **QUICK)
     assert fitted.history == filed.history
     assert tensors_digest(fitted.model.state_dict()) == filed.best["weights"]
     assert fitted.best == {key: filed.best[key] for key in ("epoch", "auroc", "loss")}
@@ -135,9 +135,14 @@ def test_class_weights_follow_the_logits_of_a_module(parts, classes):
     assert weighted != smmil.fit(plain, uneven, parts[1], **QUICK).history[0]["train_loss"]
 
 
+def test_bags_in_memory_are_never_handed_to_workers(parts, monkeypatch):
+    monkeypatch.setattr("smmil.data.loader._started", lambda *_: pytest.fail("a worker was started"))
+    assert len(smmil.fit(Linear(), *parts, workers=2, **QUICK).history) == 3
+
+
 def test_mistakes_are_named(parts):
     (first, *_), val_bags = parts
-    unlabelled = smmil.Bag("new", first.x)
+    unlabelled, narrow = smmil.Bag("new", first.x), smmil.Bag("narrow", first.x[:, :4], y=0)
     for model, bags, options, error, words in (
         ("abmil", parts, {"epoch": 3}, ConfigError, "epoch: unknown key; did you mean epochs"),
         ("abmill", parts, {}, ConfigError, "did you mean abmil"),
@@ -148,14 +153,14 @@ def test_mistakes_are_named(parts):
         ("abmil", (parts[0], [first]), {}, DataError, f"{first.id}' is given twice"),
         ("abmil", ([first, unlabelled], val_bags), {}, DataError, "bag 'new' has no label"),
         (Linear(), ([unlabelled], val_bags), {}, DataError, "bag 'new' has no label"),
+        ("abmil", ([first, narrow], val_bags), {}, DataError, f"narrow: 4 features .* but bag {first.id} has 6"),
     ):
         with pytest.raises(error, match=words):
             smmil.fit(model, *bags, **options)
 
 
-def test_predictions_go_where_the_model_is_in_its_precision(parts):
-    """Bags one by one or packed, in float32 or float64: the same probabilities."""
-    model = smmil.create_model("sm_ap", 6)
+@pytest.mark.parametrize("model", [smmil.create_model("sm_ap", 6), Linear()])
+def test_bags_one_by_one_or_packed_in_the_precision_of_the_model_give_the_same_probabilities(parts, model):
     single = smmil.predict(model, parts[1])
     packed = smmil.predict(model, [smmil.BagBatch.pack(parts[1])])
     double = smmil.predict(model.double(), parts[1])

@@ -58,7 +58,7 @@ def _scan_facts(stated: dict[str, Any]) -> dict[str, Any]:
     return {**counts, "spacing_mm": stated.get("spacing_mm"), "ends_mm": [positions[0], positions[-1]]}
 
 
-def refuse_other_features(facts: dict[str, Any], table: Manifest, ids: Iterable[str]) -> None:
+def _refuse_other_features(facts: dict[str, Any], table: Manifest, ids: Iterable[str]) -> None:
     """Raise an error if a bag states another encoder or recipe than the model was trained on."""
     trained = facts["features"]
     for id_ in ids:
@@ -74,7 +74,7 @@ def refuse_other_features(facts: dict[str, Any], table: Manifest, ids: Iterable[
                 )
 
 
-def refuse_other_width(facts: dict[str, Any], id_: str, width: int) -> None:
+def _refuse_other_width(facts: dict[str, Any], id_: str, width: int) -> None:
     """Raise an error if a bag has another feature width than the model was trained on."""
     if width != facts["model"]["in_dim"]:
         raise ConfigError(
@@ -83,7 +83,7 @@ def refuse_other_width(facts: dict[str, Any], id_: str, width: int) -> None:
         )
 
 
-PARTS = ("train", "val", "test", "all")
+_PARTS = ("train", "val", "test", "all")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def predict_run(
     table = Manifest.read(manifest or _own_manifest(config, run_dir))
     table.check_table(training=False)
     ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
-    origin = origin_of(config, checkpoint)
+    origin = _origin(config, checkpoint)
     return predict_table(trained, table, ids, origin, out=out, parts=parts, device=device, progress=progress)
 
 
@@ -132,7 +132,7 @@ class Origin:
     threads: int | None = None
 
 
-def origin_of(config: TrainConfig | None, checkpoint: str) -> Origin:
+def _origin(config: TrainConfig | None, checkpoint: str) -> Origin:
     """Origin from the settings of a run; an imported model has none."""
     if config is None:
         return Origin(checkpoint)
@@ -152,7 +152,7 @@ def predict_table(
     progress: Callable[[int, int], None] | None = None,
 ) -> Predicted:
     """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures."""
-    refuse_other_features(trained.facts, table, ids)
+    _refuse_other_features(trained.facts, table, ids)
     predictor = _CasePredictor(trained, table, Path(out), choose_device(device), Predicted(failed=dict(failed or {})))
     remove_leftovers(out)
     trained.model.to(predictor.device)
@@ -190,7 +190,7 @@ class _CasePredictor:
 
     def _predict(self, id_: str, meta: dict[str, Any]) -> Prediction:
         bag = self.table.bag(id_)
-        refuse_other_width(self.trained.facts, id_, bag.x.shape[1])
+        _refuse_other_width(self.trained.facts, id_, bag.x.shape[1])
         meta = {**meta, **image_facts(self.table.path_of(id_))}
         return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
 
@@ -239,8 +239,10 @@ def _own_manifest(config: TrainConfig | None, run_dir: str | Path) -> str:
 
 def _chosen_ids(run_dir: Path, table: Manifest, part: str) -> tuple[list[str], dict[str, str]]:
     """Ids to predict, and the part each case of the run's split belongs to."""
-    check_choice(part, PARTS, "part")
-    split = read_json(run_dir / "split.json") if (run_dir / "split.json").exists() else {name: [] for name in PARTS[:3]}
+    check_choice(part, _PARTS, "part")
+    split = (
+        read_json(run_dir / "split.json") if (run_dir / "split.json").exists() else {name: [] for name in _PARTS[:3]}
+    )
     parts = {id_: name for name, members in split.items() for id_ in members}
     ids = list(table.ids) if part == "all" else split[part]
     missing = sorted(set(ids) - set(table.ids))

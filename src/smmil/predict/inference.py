@@ -16,7 +16,7 @@ from smmil.prediction import Prediction
 from smmil.runtime import feature_dtype
 from smmil.weights import read_weights, tensors_digest
 
-CHECKPOINTS = ("best", "lowest_loss")
+_CHECKPOINTS = ("best", "lowest_loss")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def load_run(run_dir: str | Path, checkpoint: str = "best") -> tuple[nn.Module, 
 
 def load_trained(run_dir: str | Path, checkpoint: str = "best") -> TrainedModel:
     """Load the model of a run together with the facts of its training."""
-    check_choice(checkpoint, CHECKPOINTS, "checkpoint")
+    check_choice(checkpoint, _CHECKPOINTS, "checkpoint")
     path = Path(run_dir) / "checkpoints" / f"{checkpoint}.safetensors"
     if not path.exists():
         raise DataError(
@@ -92,7 +92,7 @@ def outputs(
             module.training = training
 
 
-def probabilities(logits: Tensor) -> Tensor:
+def _probabilities(logits: Tensor) -> Tensor:
     """Bag probabilities in float64: sigmoid of one logit, softmax of several."""
     logits = logits.double()
     return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
@@ -100,7 +100,7 @@ def probabilities(logits: Tensor) -> Tensor:
 
 def _unpacked(batch: BagBatch, output: Output, spatial: bool) -> Iterator[Prediction]:
     _refuse_nonfinite(batch, output)
-    probs = probabilities(output.logits).cpu().numpy()
+    probs = _probabilities(output.logits).cpu().numpy()
     scores = batch.split(output.scores.float().cpu())
     y_inst = None if batch.y_inst is None else batch.split(batch.y_inst)
     geometry = _geometry(batch) if spatial else [{}] * len(batch)

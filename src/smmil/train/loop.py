@@ -105,7 +105,7 @@ def set_epoch_lr(optimiser: torch.optim.Optimizer, settings: TrainingConfig, epo
 _ADVICE = "lower training.lr, set training.clip_norm, or look at this bag with: smmil inspect"
 
 
-def refuse_nonfinite_forward(batch: BagBatch, output: Output, parts: Mapping[str, Tensor], where: str) -> None:
+def _refuse_nonfinite_forward(batch: BagBatch, output: Output, parts: Mapping[str, Tensor], where: str) -> None:
     """Raise an error that names the bag if a logit or a loss of this batch is not finite."""
     if bool(torch.isfinite(output.logits).all()) and all(bool(torch.isfinite(p).all()) for p in parts.values()):
         return
@@ -117,7 +117,9 @@ def refuse_nonfinite_forward(batch: BagBatch, output: Output, parts: Mapping[str
     raise DataError(f"{where}: loss term {terms} is NaN or Inf, among bags {', '.join(batch.ids)}; {_ADVICE}")
 
 
-def refuse_nonfinite_gradient(model: nn.Module, batch: BagBatch, forward: Callable[[], Output], where: str) -> NoReturn:
+def _refuse_nonfinite_gradient(
+    model: nn.Module, batch: BagBatch, forward: Callable[[], Output], where: str
+) -> NoReturn:
     """Raise an error that names the bags whose own gradient is not finite (or all, if only their sum is not)."""
     _refuse_rows(batch, where)
     wrong = [b for b in range(len(batch)) if not _finite_gradient(model, forward().logits, batch.need("y"), b)]
@@ -125,7 +127,7 @@ def refuse_nonfinite_gradient(model: nn.Module, batch: BagBatch, forward: Callab
     raise DataError(f"{where}: the gradient of {named} is NaN or Inf; {_ADVICE}")
 
 
-def gradients_are_finite(model: nn.Module) -> bool:
+def _gradients_are_finite(model: nn.Module) -> bool:
     """Whether every gradient is finite; one pass over the parameters."""
     sums = [p.grad.sum() for p in model.parameters() if p.grad is not None]
     return not sums or bool(torch.isfinite(torch.stack(sums)).all())
@@ -225,10 +227,10 @@ class Trainer:
         output = self.forward(state, batch)
         terms: dict[str, Any] = {**penalty_terms(output, batch, self.settings.penalty), **self.loss_weights}
         loss, parts = total_loss(output, batch.need("y"), bag_weight=bag_weight(self.model), **terms)
-        refuse_nonfinite_forward(batch, output, parts, where)
+        _refuse_nonfinite_forward(batch, output, parts, where)
         torch.autograd.backward(loss * share)
-        if not gradients_are_finite(self.model):
-            refuse_nonfinite_gradient(self.model, batch, lambda: self.forward(state, batch), where)
+        if not _gradients_are_finite(self.model):
+            _refuse_nonfinite_gradient(self.model, batch, lambda: self.forward(state, batch), where)
         state.add_losses({"loss": loss, **(parts if len(parts) > 1 else {})}, len(batch))
         state.step += 1
         self.progress.step_done(state.epoch, state.step, float(loss.detach()))
@@ -270,10 +272,10 @@ class Trainer:
         losses = {f"train_{name}": total / bags for name, total in state.sums.items() if name != "bags"}
         lr = self.optimiser.param_groups[0]["lr"]
         measured = {f"val_{name}": value for name, value in validation.items()}
-        return {"epoch": state.epoch + 1, "lr": lr, **losses, **measured, **learned_alphas(self.model)}
+        return {"epoch": state.epoch + 1, "lr": lr, **losses, **measured, **_learned_alphas(self.model)}
 
 
-def learned_alphas(model: nn.Module) -> dict[str, float]:
+def _learned_alphas(model: nn.Module) -> dict[str, float]:
     """Value of every learned alpha, as `alpha/<name of the module>`."""
     learning = {name: m for name, m in model.named_modules() if getattr(m, "learned", False) and hasattr(m, "alpha")}
     return {f"alpha/{name}": float(torch.as_tensor(m.alpha).detach()) for name, m in learning.items()}

@@ -1,5 +1,6 @@
 """Training runs: `train` from a config into a folder, `fit` from bags in memory; both resume in their folder."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,28 +93,27 @@ def fit(
     The seeds of torch, numpy and random are set at every step, so equal calls give equal weights.
     """
     bags, settings = _MemoryBags(train_bags, val_bags), checked(TrainingConfig, training, "smmil.fit")
-    if isinstance(model, str):
-        named = ModelConfig(name=model, options=dict(options or {}), n_classes=n_classes)
-        config = TrainConfig(data=DataConfig(manifest=IN_MEMORY), model=named, training=settings)
-        if out is not None:
-            result = _train_in_folder(config, out, lambda _: bags, progress or Progress())
-            trained = load_trained(result.folder).model.to(choose_device(settings.device))
-            return FitResult(trained, result.history, result.best, result.lowest_loss, result.ended, result.folder)
-    elif options is not None or n_classes is not None or out is not None:
-        given = {"options": options, "n_classes": n_classes, "out": out}
-        which = next(name for name, value in given.items() if value is not None)
-        raise ConfigError(f"smmil.fit: {which}= needs the model by name, such as 'sm_ap', to create it (again)")
-    if settings.tensorboard:
-        raise ConfigError("smmil.fit: tensorboard=True needs the folder of a run; give out=")
-    with reproducible(settings.threads):
-        if isinstance(model, str):
-            model = fresh_model(model_shape(named, bags), settings.seed)
-        return _fit_without_folder(model, settings, bags, progress or Progress())
+    progress = progress or Progress()
+    if not isinstance(model, str):
+        for name, value in {"options": options, "n_classes": n_classes, "out": out}.items():
+            if value is not None:
+                raise ConfigError(f"smmil.fit: {name}= needs the model by name, such as 'sm_ap', to create it (again)")
+        return _fit_without_folder(model, settings, bags, progress)
+    named = ModelConfig(name=model, options=dict(options or {}), n_classes=n_classes)
+    if out is None:
+        with reproducible(settings.threads):
+            created = fresh_model(model_shape(named, bags), settings.seed)
+        return _fit_without_folder(created, settings, bags, progress)
+    config = TrainConfig(data=DataConfig(manifest=IN_MEMORY), model=named, training=settings)
+    result = _train_in_folder(config, out, lambda _: bags, progress)
+    return FitResult(load_trained(result.folder).model.to(choose_device(settings.device)), **vars(result))
 
 
 def _fit_without_folder(
     model: nn.Module, settings: TrainingConfig, bags: "_MemoryBags", progress: Progress
 ) -> FitResult:
+    if settings.tensorboard:
+        raise ConfigError("smmil.fit: tensorboard=True needs the folder of a run; give out=")
     model, state, selected = model.to(choose_device(settings.device)), State(), {}
 
     def select(name: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -121,9 +121,10 @@ def _fit_without_folder(
             selected.update({key: value.detach().clone() for key, value in model.state_dict().items()})
         return row
 
-    trainer = _trainer(model, settings, bags, lambda _: None, select, progress=progress)
-    progress.begun(epochs=settings.epochs, steps=trainer.steps, epoch=0, step=0)
-    trainer.fit(state)
+    with reproducible(settings.threads):
+        trainer = _trainer(model, settings, bags, lambda _: None, select, progress=progress)
+        progress.begun(epochs=settings.epochs, steps=trainer.steps, epoch=0, step=0)
+        trainer.fit(state)
     model.load_state_dict(selected)
     return FitResult(model.eval(), state.history, state.best or {}, state.lowest_loss or {}, state.ended or "")
 
@@ -206,9 +207,12 @@ class _MemoryBags:
         table: Any = _BagTable([*train, *val])
         self.labels = table.labels
         self.split = Split(tuple(b.id for b in train), tuple(b.id for b in val))
-        self.train_set, self.val_set = (BagDataset(table, ids) for ids in (self.split.train, self.split.val))
-        for bags in (self.train_set, self.val_set):
+        sets = [BagDataset(table, ids, cache_bytes=sys.maxsize) for ids in (self.split.train, self.split.val)]
+        for bags in sets:
             _labels(bags)
+            for n in range(len(bags)):
+                bags[n]  # compares the widths, and leaves nothing for worker processes to read
+        self.train_set, self.val_set = sets
 
     def digest(self) -> str:
         return split_digest(self.labels, self.split)
