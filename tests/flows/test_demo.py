@@ -2,19 +2,22 @@
 
 from functools import partial
 
+import pytest
+
 from smmil import demo
 from smmil.config import TrainingConfig
 from smmil.prediction import load_predictions
 
 
-def _toy(monkeypatch):
-    """Few and small images, two epochs, one process: what the executors promise is tested where they are."""
+def _toy(monkeypatch, processes):
+    """Few and small images and two epochs; workers of their own cost more than all the rest."""
     monkeypatch.setattr(demo, "SLIDES", 20)
     monkeypatch.setattr(demo, "SCANS", 12)
     monkeypatch.setattr(demo, "stained_slides", partial(demo.stained_slides, patches=(14, 20)))
     monkeypatch.setattr(demo, "synthetic_ct_scans", partial(demo.synthetic_ct_scans, slices=(12, 14), size=48))
-    monkeypatch.setattr(demo, "available_cores", lambda: 1)
-    monkeypatch.setattr(demo, "run", lambda todo, **_given: _run_here(todo))
+    if not processes:
+        monkeypatch.setattr(demo, "available_cores", lambda: 1)
+        monkeypatch.setattr(demo, "run", lambda todo, **_given: _run_here(todo))
     monkeypatch.setattr(demo, "SLIDE_RECIPE", demo.SLIDE_RECIPE.model_copy(update={"encoder_pixels": 32}))
     monkeypatch.setattr(demo, "SCAN_RECIPE", demo.SCAN_RECIPE.model_copy(update={"encoder_pixels": 32}))
     monkeypatch.setattr(demo, "TrainingConfig", lambda **given: TrainingConfig(**{**given, "epochs": 2, "threads": 1}))
@@ -23,9 +26,10 @@ def _toy(monkeypatch):
 _run_here = partial(demo.run, executor="serial")
 
 
-def test_the_demo_leaves_a_page_predictions_and_maps(tmp_path, monkeypatch):
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_demo_leaves_a_page_predictions_and_maps(tmp_path, monkeypatch, processes):
     monkeypatch.chdir(tmp_path)
-    _toy(monkeypatch)
+    _toy(monkeypatch, processes)
     first = demo.run_demo("demo")
     page = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
     assert "SmAP" in page
