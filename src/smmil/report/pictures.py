@@ -20,12 +20,12 @@ _DARK, _LIGHT = 96, 160
 _STRIPES = 80  # along the longer side of a picture: still seen when it is made small
 
 
-def lost_pixels(shown: Thumbnail) -> np.ndarray:
+def lost_pixels(thumbnail: Thumbnail) -> np.ndarray:
     """(rows, columns) bool: pixels of the thumbnail that stand for damage."""
-    lost = np.zeros(shown.image.shape[:2], bool)
-    for x, y, width, height in shown.damaged:
-        left, top = int(x / shown.scale), int(y / shown.scale)
-        right, bottom = (int(np.ceil(end / shown.scale - 1e-6)) for end in (x + width, y + height))
+    lost = np.zeros(thumbnail.image.shape[:2], bool)
+    for x, y, width, height in thumbnail.damaged:
+        left, top = int(x / thumbnail.scale), int(y / thumbnail.scale)
+        right, bottom = (int(np.ceil(end / thumbnail.scale - 1e-6)) for end in (x + width, y + height))
         lost[top:bottom, left:right] = True
     return lost
 
@@ -40,20 +40,20 @@ def hatched(image: np.ndarray, lost: np.ndarray) -> np.ndarray:
     return np.where(lost[..., None], grey[..., None], image)
 
 
-def describe(lost: np.ndarray, slide: Slide, shown: Thumbnail) -> str:
+def describe(lost: np.ndarray, slide: Slide, thumbnail: Thumbnail) -> str:
     """How much is lost and why; an error when nothing is left to show."""
-    reason = _reason(slide, shown)
+    reason = _reason(slide, thumbnail)
     if lost.all():
         raise DataError(f"{slide.path}: the slide is damaged, nothing here can be decoded ({reason}); copy it again")
     share = max(1, round(100 * lost.mean()))
     return f"the slide is damaged: {share} % of its picture cannot be decoded ({reason}) and is hatched; copy it again"
 
 
-def _reason(slide: Slide, shown: Thumbnail) -> str:
-    x, y, width, height = shown.damaged[0]
+def _reason(slide: Slide, thumbnail: Thumbnail) -> str:
+    x, y, width, height = thumbnail.damaged[0]
     side = max(width, height)
     try:
-        slide.read(x, y, side, max(1, round(side / shown.scale)))
+        slide.read(x, y, side, max(1, round(side / thumbnail.scale)))
     except DamagedTile as damage:
         return damage.reason
     return "its reader does not say why"
@@ -220,10 +220,10 @@ def case_picture(original: Original, case: ReportCase, most_bytes: int) -> CaseP
         unit = pixels_per_unit(case.id, case.predictions, slide)
         area = _tissue_area(case, slide.size, unit)
         whole = max(1, min(_LARGEST_WHOLE, round(_SIDES_PICTURES[0] * max(slide.size) / max(area[2:]))))
-        shown = slide.thumbnail(whole)
-        lost, covered = _cut(lost_pixels(shown), shown.scale, area)
-        damage = describe(lost, slide, shown) if lost.any() else None
-    image = hatched(_cut(shown.image, shown.scale, area)[0], lost)
+        thumbnail = slide.thumbnail(whole)
+        lost, covered = _cut(lost_pixels(thumbnail), thumbnail.scale, area)
+        damage = describe(lost, slide, thumbnail) if lost.any() else None
+    image = hatched(_cut(thumbnail.image, thumbnail.scale, area)[0], lost)
     left, top, width, height = (value / unit for value in covered)
     return CasePicture(fitting_jpeg(image, _SIDES_PICTURES, most_bytes), (left, top, width, height), damage)
 
