@@ -35,3 +35,17 @@ def test_bags_are_split_at_their_offsets_and_a_single_bag_is_the_whole_tensor():
     assert all(torch.equal(a, b) for a, b in zip(split_bags(x, OFFSETS), pieces(x), strict=True))
     (whole,) = split_bags(x, torch.empty(2, dtype=torch.long, device="meta"))  # offsets that cannot be read
     assert whole is x
+
+
+def test_second_derivatives():
+    x = torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
+    for reduce in (segment_sum, segment_mean, segment_softmax):
+        assert torch.autograd.gradgradcheck(lambda t, reduce=reduce: reduce(t, OFFSETS).sin(), (x,))
+
+
+def test_a_traced_program_reduces_the_same(monkeypatch):
+    x = torch.randn(9, 3, dtype=torch.float64)
+    wanted = [reduce(x, OFFSETS) for reduce in (segment_sum, segment_mean, segment_softmax)]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for reduce, true in zip((segment_sum, segment_mean, segment_softmax), wanted, strict=True):
+        assert torch.allclose(reduce(x, OFFSETS), true)

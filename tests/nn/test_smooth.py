@@ -438,3 +438,14 @@ def test_the_switch_holds_inside_its_block_only():
             assert [kernels.mode(name) for name in kernels.NAMES] == ["off"] * len(kernels.NAMES)
         assert kernels.mode("sm_numba") == "always"
     assert kernels.mode("sm_numba") == before
+
+
+@every_kind
+@pytest.mark.parametrize("operator", [sm, sm_exact])
+def test_gradients_that_can_be_differentiated_again_are_the_same(kind, operator):
+    p, u = GRAPHS["random"].normalized(kind), signal(GRAPHS["random"]).requires_grad_()
+    alpha = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
+    total = operator(u, p, alpha).sin().sum()
+    once = torch.autograd.grad(total, (u, alpha), retain_graph=True)
+    again = torch.autograd.grad(total, (u, alpha), create_graph=True)
+    assert all(torch.allclose(a, b, rtol=1e-11, atol=1e-12) for a, b in zip(once, again, strict=True))
