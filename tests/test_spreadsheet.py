@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from smmil.spreadsheet import inert, write_rows
+from smmil.files import inert, write_rows
 
 
 def rows_of(path):

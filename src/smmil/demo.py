@@ -15,7 +15,7 @@ from smmil.predict import predict_run
 from smmil.prediction import Prediction, load_predictions
 from smmil.prepare import Recipe, plan, run
 from smmil.report import Picture, Section, write_report
-from smmil.report.comparison import leaders
+from smmil.report.numbers import leaders
 from smmil.runtime import available_cores
 from smmil.synthetic.ct import synthetic_ct_scans
 from smmil.synthetic.slides import stained_slides

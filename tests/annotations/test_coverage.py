@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import shapely
 
-from smmil.annotations.coverage import pixel_share, polygon_share
+from smmil.annotations.masks import pixel_share, polygon_share
 from smmil.annotations.polygons import Drawn, joined, ring
 
 

@@ -21,7 +21,7 @@ from smmil.prediction import Prediction, load_predictions
 from smmil.prepare import load_recipe, plan, run
 from smmil.synthetic import synthetic_slides
 from smmil.train import train
-from smmil.train.checkpoint import peek
+from smmil.train.folder import peek
 
 OLD = Path(__file__).parents[1] / "data_0_1"
 MODELS = ("abmil", "sm_ap")

@@ -7,7 +7,7 @@ from evaluate.cases import chain, drawing, random_cases
 
 from smmil.errors import ConfigError
 from smmil.evaluate import froc
-from smmil.evaluate.detection import lesions, peaks
+from smmil.evaluate.instances import lesions, peaks
 from smmil.prediction import Prediction
 
 SLIDE = drawing(

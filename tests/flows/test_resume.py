@@ -10,7 +10,7 @@ import pytest
 
 from smmil.config import load_config
 from smmil.synthetic import synthetic_slides, write_synthetic
-from smmil.train.checkpoint import peek
+from smmil.train.folder import peek
 
 SAME = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "checkpoints/last.safetensors",
         "metrics.csv", "split.json", "config.yaml", "run.json")  # fmt: skip

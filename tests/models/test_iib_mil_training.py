@@ -9,7 +9,7 @@ from literal_iib_mil import loss_of, make, make_batch, shake
 
 from smmil.bag import BagBatch
 from smmil.errors import DataError
-from smmil.train.checkpoint import State, load_checkpoint, save_checkpoint
+from smmil.train.folder import State, load_checkpoint, save_checkpoint
 
 IDENTITY = {"config": "c", "split": "s", "versions": {}}
 

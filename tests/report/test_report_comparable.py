@@ -9,8 +9,7 @@ from report.lesion_cases import save_all, slide_case
 from smmil.evaluate import summary
 from smmil.evaluate.folders import summarize_models
 from smmil.report import write_report
-from smmil.report.comparison import leaders
-from smmil.report.numbers import other_cases, other_instances
+from smmil.report.numbers import leaders, other_cases, other_instances
 
 
 def cases(p=0.0, noise=0.5):

@@ -11,7 +11,7 @@ from smmil.evaluate import summary
 from smmil.maps import score_map
 from smmil.prediction import Prediction
 from smmil.report import Picture, Section, write_report
-from smmil.report.comparison import leaders
+from smmil.report.numbers import leaders
 
 VOID = {"meta", "img", "br", "link", "input"}
 EVIL = """<script>alert("1")</script> & 'x' "y" ü 切片 </table>"""

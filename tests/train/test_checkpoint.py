@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from smmil.errors import ConfigError, DataError
-from smmil.train.checkpoint import State, load_checkpoint, peek, save_checkpoint
+from smmil.train.folder import State, load_checkpoint, peek, save_checkpoint
 from smmil.weights import read_weights, save_weights
 
 IDENTITY = {"config": "c", "split": "s", "versions": {"torch": "x"}}

@@ -12,7 +12,7 @@ from smmil.data import BagDataset, Manifest
 from smmil.errors import DataError
 from smmil.models import Output
 from smmil.train import train
-from smmil.train.checkpoint import State
+from smmil.train.folder import State
 from smmil.train.loop import Trainer, is_better, make_optimiser, reason_to_end
 from smmil.weights import read_weights
 

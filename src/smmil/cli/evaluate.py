@@ -210,7 +210,7 @@ def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | No
     if csv is not None:
         from pandas import DataFrame
 
-        from smmil.spreadsheet import cell
+        from smmil.files import cell
 
         write_text(csv, DataFrame(long_table(results)).map(cell).to_csv(index=False, lineterminator="\n"))
     for path in (path for path in (json, csv) if path is not None):

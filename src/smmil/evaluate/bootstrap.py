@@ -8,9 +8,9 @@ import numpy as np
 from smmil.errors import ConfigError, check_choice
 from smmil.evaluate import ranking
 from smmil.evaluate.bags import labelled_table, units_of
-from smmil.evaluate.detection import FrocCurve, usable
 from smmil.evaluate.instances import (
     POOLS,
+    FrocCurve,
     Known,
     bags_of_pool,
     case_of_row,
@@ -19,6 +19,7 @@ from smmil.evaluate.instances import (
     known_instances,
     score_kind,
     undirected_pairs,
+    usable,
 )
 from smmil.evaluate.metrics import METRICS, USUAL, Metric, PooledMetric, ScoredLabels, bag_values, full_name
 from smmil.evaluate.resampling import Resampling, check_plan, classes_of_units, facts, few_units, interval

@@ -7,15 +7,17 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate.bags import labelled_table
-from smmil.evaluate.detection import RATES, FrocCurve, share_at
 from smmil.evaluate.instances import (
     POOLS,
+    RATES,
+    FrocCurve,
     Known,
     bags_of_pool,
     gather,
     instance_score,
     known_instances,
     score_kind,
+    share_at,
     undirected_pairs,
 )
 from smmil.evaluate.metrics import Metric, ScoredLabels, bag_values, class_counts, metrics_of

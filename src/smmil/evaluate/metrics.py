@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate import bags, detection, instances, ranking
+from smmil.evaluate import bags, instances, ranking
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.ranking import Counts, OperatingPoints, defined, exact_mean
 
@@ -327,6 +327,6 @@ for _metric in (
            "mean squared step between neighbours, scores scaled to [0, 1]",
            instances.minmax_energy, "arrays", per_case=True, pools=()),
     Metric("froc", "lesion", "FROC", 1, "mean share of lesions found at ¼, ½, 1, 2, 4 and 8 false alarms per bag",
-           detection.mean_share, "arrays", title="FROC (lesions found at ¼ to 8 false alarms)", interval=True),
+           instances.mean_share, "arrays", title="FROC (lesions found at ¼ to 8 false alarms)", interval=True),
 ):  # fmt: skip
     register_metric(_metric)

@@ -1,12 +1,197 @@
-"""Independent tasks run one after another, in several processes, or on a Dask cluster: always the same results."""
+"""Tasks in processes of this machine: a killed worker is replaced and its task retried."""
 
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, TypeVar
 
-from smmil.errors import ConfigError, check_choice
-from smmil.executors.processes import Outcome, Task, Value, attempt
+from smmil.errors import ConfigError, SmmilError, check_choice
 
 __all__ = ["EXECUTORS", "Outcome", "Task", "Value", "run_tasks"]
+
+Task = TypeVar("Task")
+Value = TypeVar("Value")
+# Tries in parallel; one more follows in a single worker, in case all together needed too much memory.
+_TRIES = 2
+_GRACE_S = 5.0
+_TERMINATED = 128 + signal.SIGTERM  # exit code of a shell: the worker ended on request
+Job = tuple[int, Any]
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Task, Value]):
+    """Result of one task: a value, or an error in one line."""
+
+    index: int
+    task: Task
+    value: Value | None = None
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+def attempt(function: Callable[[Task], Value], index: int, task: Task) -> Outcome[Task, Value]:
+    """Run one task. Errors of the user and a lack of memory become a text; any other exception is a bug and is raised.
+
+    Errors travel as text, since not every exception survives the way between processes.
+    """
+    try:
+        return Outcome(index, task, value=function(task))
+    except SmmilError as problem:
+        return Outcome(index, task, error=str(problem))
+    except MemoryError as problem:
+        return Outcome(index, task, error=f"out of memory ({problem or 'no details'}); use fewer workers")
+
+
+def worker_lost(index: int, task: Task, times: int) -> Outcome[Task, Value]:
+    """Outcome of a task whose worker was killed every time."""
+    return Outcome(
+        index, task, error=f"the worker was killed {times} times (out of memory?); give it more memory and repeat"
+    )
+
+
+class _Worker:
+    """A spawned process, the pipe to it, and its current job."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        # Not forked: locks held by threads of this process would stay locked for ever in the copy.
+        fresh = multiprocessing.get_context("spawn")
+        self.pipe, other = fresh.Pipe()
+        self.process = fresh.Process(target=_worker_main, args=(other, function), daemon=True)
+        self.process.start()
+        other.close()
+        self.job: Job | None = None
+
+    def give(self, job: Job) -> None:
+        self.job = job
+        # A worker killed at this moment is noticed when its result is received.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send(job)
+
+    def receive(self) -> Outcome[Any, Any] | None:
+        """Receive the outcome of the job; None when the worker was killed or terminated; other exit codes are bugs."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+        code = self.process.exitcode or 0  # negative: the number of the signal that killed it
+        if code > 0 and code != _TERMINATED:
+            raise RuntimeError(f"task {self.job}: a worker stopped with exit code {code}; its own message is above")
+        return None
+
+    def end(self) -> None:
+        """Terminate the process, so that it removes its temporary files; kill it after a grace period."""
+        self.process.terminate()
+        self.process.join(_GRACE_S)
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def run_in_processes(
+    function: Callable[[Any], Any],
+    tasks: Sequence[Any],
+    workers: int | None,
+    on_done: Callable[[Outcome[Any, Any]], Any],
+) -> list[Outcome[Any, Any]]:
+    """See `run_tasks`. Tasks whose worker was killed twice are repeated at the end in a single worker."""
+    workers = workers or _cores()
+    outcomes, remaining = _round(function, deque(enumerate(tasks)), workers, _TRIES, on_done)
+    more, hopeless = _round(function, deque(remaining), 1, 1, on_done)
+    given_up: list[Outcome[Any, Any]] = [worker_lost(index, task, _TRIES + 1) for index, task in hopeless]
+    for outcome in given_up:
+        on_done(outcome)
+    return outcomes + more + given_up
+
+
+def _round(
+    function: Callable[[Any], Any],
+    todo: deque[Job],
+    workers: int,
+    tries: int,
+    on_done: Callable[[Outcome[Any, Any]], Any],
+) -> tuple[list[Outcome[Any, Any]], list[Job]]:
+    """All jobs, each in up to `tries` workers: the outcomes, and the jobs whose workers were all killed."""
+    outcomes: list[Outcome[Any, Any]] = []
+    lost_jobs: list[Job] = []
+    deaths = dict.fromkeys((index for index, _ in todo), 0)
+    pool: list[_Worker] = []
+    try:
+        while todo or any(worker.job for worker in pool):
+            _assign_jobs(pool, function, todo, workers)
+            for worker in _wait_for_workers(pool):
+                job, outcome = worker.job, worker.receive()
+                assert job is not None
+                if outcome is not None:
+                    worker.job = None
+                    outcomes.append(outcome)
+                    on_done(outcome)
+                    continue
+                pool.remove(worker)
+                worker.end()
+                deaths[job[0]] += 1
+                (todo if deaths[job[0]] < tries else lost_jobs).append(job)
+    finally:
+        for worker in pool:
+            worker.end()
+    return outcomes, lost_jobs
+
+
+def _assign_jobs(pool: list[_Worker], function: Callable[[Any], Any], todo: deque[Job], workers: int) -> None:
+    """Give jobs to idle workers and start new workers, up to the limit, while jobs remain."""
+    for worker in pool:
+        if worker.job is None and todo:
+            worker.give(todo.popleft())
+    while todo and len(pool) < workers:
+        pool.append(_Worker(function))
+        pool[-1].give(todo.popleft())
+
+
+def _wait_for_workers(pool: list[_Worker]) -> list[_Worker]:
+    """Wait for workers that have a result or are dead (a pipe with a closed end is ready too)."""
+    busy: dict[Any, _Worker] = {worker.pipe: worker for worker in pool if worker.job is not None}
+    return [busy[pipe] for pipe in wait(list(busy))]
+
+
+def _worker_main(pipe: Connection, function: Callable[[Any], Any]) -> None:
+    """Main function of a worker process: run jobs until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process decides
+    signal.signal(signal.SIGTERM, _exit_on_terminate)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            index, task = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(attempt(function, index, task))
+
+
+def _exit_on_terminate(*_: Any) -> None:
+    """Unwind, so that temporary files are removed; errors on the way out are not printed."""
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (the process ends here)
+    sys.exit(_TERMINATED)
+
+
+def _end_with_parent() -> None:
+    """End this worker as soon as the main process is dead."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 
 EXECUTORS = ("serial", "processes", "dask")
 OnDone = Callable[[Outcome[Task, Value]], Any]
@@ -50,8 +235,6 @@ def _runner(executor: str, address: str | None) -> Callable[..., list[Outcome[An
     if executor == "serial":
         return _serial
     if executor == "processes":
-        from smmil.executors.processes import run_in_processes
-
         return run_in_processes
     from functools import partial
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
-from smmil.executors.processes import Outcome, attempt, worker_lost
+from smmil.executors import Outcome, attempt, worker_lost
 
 _TRIES = 3
 _CONNECT_S = 10

@@ -12,8 +12,7 @@ from smmil.evaluate.resampling import FEW
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
 from smmil.experiments.results import SURE, p_text
 from smmil.experiments.study import FAMILIES, GROUPS
-from smmil.files import write_text
-from smmil.spreadsheet import inert
+from smmil.files import inert, write_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame

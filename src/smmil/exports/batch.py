@@ -9,10 +9,9 @@ from typing import Any
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
 from smmil.exports.case import ExportCase
 from smmil.exports.registry import FORMATS, ExportFormat
-from smmil.files import file_name
+from smmil.files import file_name, write_rows
 from smmil.images.matching import Original, find_originals, is_table
 from smmil.prediction import Prediction, prediction_files
-from smmil.spreadsheet import write_rows
 
 
 def _prediction_paths(paths: str | Path | Iterable[str | Path]) -> list[Path]:

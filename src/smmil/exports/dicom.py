@@ -17,7 +17,7 @@ from smmil.exports.dicom_source import WSI_CLASS, derived_uid, slide_file, sourc
 from smmil.exports.geometry import boxes, paint, reduced_shape, reduction, scan_heat, slide_facts
 from smmil.files import digest, replacing
 from smmil.images.dicom_series import DicomSlices
-from smmil.images.geometry import Turn
+from smmil.images.volume import Turn
 from smmil.redact import in_words, plain
 
 # Dates are compulsory; a fixed one keeps the bytes reproducible and identifies nobody.

@@ -8,10 +8,9 @@ from typing import Literal
 from smmil.errors import ConfigError, DataError
 from smmil.exports.case import ExportCase
 from smmil.exports.dicom import write_parametric_map, write_segmentation
-from smmil.exports.geojson import write_geojson
 from smmil.exports.geometry import boxes, slide_facts
+from smmil.exports.instances import write_csv, write_geojson, write_parquet
 from smmil.exports.raster import write_nifti, write_png, write_tiff
-from smmil.exports.table import write_csv, write_parquet
 
 ImageNeed = Literal["never", "optional", "image", "dicom"]
 ThresholdNeed = Literal["never", "optional", "needed"]

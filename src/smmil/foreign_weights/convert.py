@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from smmil.errors import DataError, check_choice
 from smmil.foreign_weights import LAYOUTS
-from smmil.foreign_weights.layout import Layout, Tensors
-from smmil.foreign_weights.programs import PROGRAMS
+from smmil.foreign_weights.programs import PROGRAMS, Layout, Tensors
 from smmil.models import create_model
 from smmil.runtime import versions
 from smmil.weights import read_weights, save_weights, tensors_digest

@@ -15,13 +15,17 @@ from smmil.formats.content import (
     GRID,
     INFERRED,
     Stored,
+    WritePlan,
     check_shapes,
+    coords_2d,
     empty_edges,
     frame_from_coords,
     frame_json,
     frame_with_step,
+    h5_bytes,
+    lost_facts,
+    square_frame,
 )
-from smmil.formats.writing import WritePlan, coords_2d, h5_bytes, lost_facts, square_frame
 from smmil.frame import Frame
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"

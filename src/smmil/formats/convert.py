@@ -12,14 +12,12 @@ import torch
 
 from smmil.bag import Bag
 from smmil.errors import DataError, check_choice
-from smmil.files import digest, file_name, read_json, remove_leftovers, replacing, write_json
+from smmil.files import digest, file_name, read_json, remove_leftovers, replacing, write_json, write_rows
 from smmil.formats import all_facts, choose_reader, clam, read_stored, stamp, torchmil, trident, write_bag
-from smmil.formats.content import Stored, as_int8, begins_formula, frame_json, refuse_isolated
+from smmil.formats.content import Stored, WritePlan, as_int8, begins_formula, frame_json, refuse_isolated
 from smmil.formats.hdf5 import boundary
 from smmil.formats.inspection import find_bags
-from smmil.formats.writing import WritePlan
 from smmil.frame import Frame
-from smmil.spreadsheet import write_rows
 
 TARGETS = ("native", "trident", "clam", "stamp", "torchmil")
 LEDGER, FAILURES, NOTES, LABELS = (

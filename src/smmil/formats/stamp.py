@@ -12,8 +12,21 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import file_name
 from smmil.formats import hdf5
-from smmil.formats.content import GRID, Stored, check_shapes, frame_json, frame_with_step, nearest_distance
-from smmil.formats.writing import WritePlan, coords_2d, encoder_name, folder_name, h5_bytes, lost_facts, square_frame
+from smmil.formats.content import (
+    GRID,
+    Stored,
+    WritePlan,
+    check_shapes,
+    coords_2d,
+    encoder_name,
+    folder_name,
+    frame_json,
+    frame_with_step,
+    h5_bytes,
+    lost_facts,
+    nearest_distance,
+    square_frame,
+)
 from smmil.frame import Frame
 
 OLD_PIXELS, OLD_UM = 224.0, 256.0

@@ -19,15 +19,19 @@ from smmil.formats.content import (
     GRID,
     INFERRED,
     Stored,
+    WritePlan,
     as_int8,
     check_shapes,
     empty_edges,
+    encoder_name,
+    folder_name,
     frame_from_coords,
     frame_json,
     frame_with_step,
+    lost_facts,
+    square_frame,
     stored_type,
 )
-from smmil.formats.writing import WritePlan, encoder_name, folder_name, lost_facts, square_frame
 from smmil.frame import Frame
 
 _NPY = b"\x93NUMPY"

@@ -11,8 +11,18 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import file_name
 from smmil.formats import hdf5
-from smmil.formats.content import GRID, Stored, frame_json
-from smmil.formats.writing import WritePlan, coords_2d, encoder_name, folder_name, h5_bytes, lost_facts, square_frame
+from smmil.formats.content import (
+    GRID,
+    Stored,
+    WritePlan,
+    coords_2d,
+    encoder_name,
+    folder_name,
+    frame_json,
+    h5_bytes,
+    lost_facts,
+    square_frame,
+)
 from smmil.frame import Frame
 
 FACTS = ("patch_size", "level0_magnification", "target_magnification", "level0_width", "level0_height")

@@ -10,7 +10,7 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError
 from smmil.files import digest
-from smmil.images import geometry
+from smmil.images import volume
 from smmil.images.dicom_file import SliceHeader, is_dicom, kind_of, read_hu, read_tags, slice_header
 from smmil.images.volume import Volume
 
@@ -40,7 +40,7 @@ class DicomSlices:
     """Reads slice by slice from the files, turned as the volume is shown."""
 
     headers: tuple[SliceHeader, ...]
-    turn: geometry.Turn
+    turn: volume.Turn
 
     def __call__(self, index: int) -> np.ndarray:
         return np.ascontiguousarray(self.turn.show(read_hu(self.headers[index])))
@@ -126,7 +126,7 @@ def _refuse_mixtures(headers: Sequence[SliceHeader]) -> None:
     _refuse_odd(headers, lambda h: (h.rows, h.columns), "rows and columns")
     _refuse_odd(headers, lambda h: h.orientation.ravel(), "an orientation of")
     _refuse_odd(headers, lambda h: h.pixel_mm, "a pixel spacing in mm of")
-    pairs = geometry.doubles(np.stack([h.position for h in headers]), headers[0].orientation)
+    pairs = volume.doubles(np.stack([h.position for h in headers]), headers[0].orientation)
     if pairs:
         one, other = (headers[i].path for i in pairs[0])
         raise DataError(
@@ -146,14 +146,14 @@ def _refuse_odd(headers: Sequence[SliceHeader], trait: Callable[[SliceHeader], A
         )
 
 
-def _pile(headers: Sequence[SliceHeader]) -> geometry.Stack:
+def _pile(headers: Sequence[SliceHeader]) -> volume.Stack:
     # Directions may differ in the last digit from slice to slice; take those of a slice that no file name decides on.
     chosen = min(headers, key=lambda h: tuple(h.position))
     positions = np.stack([h.position for h in headers])
-    return geometry.stack(positions, chosen.orientation, chosen.pixel_mm, chosen.thickness_mm or 1.0)
+    return volume.stack(positions, chosen.orientation, chosen.pixel_mm, chosen.thickness_mm or 1.0)
 
 
-def _remarks(headers: Sequence[SliceHeader], pile: geometry.Stack) -> list[str]:
+def _remarks(headers: Sequence[SliceHeader], pile: volume.Stack) -> list[str]:
     remarks = [*pile.uneven, *pile.remarks]
     if len(headers) == 1:
         known = "SliceThickness" if headers[0].thickness_mm else "1 mm, since SliceThickness is missing too"
@@ -165,12 +165,12 @@ def _remarks(headers: Sequence[SliceHeader], pile: geometry.Stack) -> list[str]:
     return remarks
 
 
-def _volume(name: str, headers: Sequence[SliceHeader], pile: geometry.Stack, notes: tuple[str, ...]) -> Volume:
-    turn = geometry.turned(pile.affine, (headers[0].columns, headers[0].rows, len(headers)))
+def _volume(name: str, headers: Sequence[SliceHeader], pile: volume.Stack, notes: tuple[str, ...]) -> Volume:
+    turn = volume.turned(pile.affine, (headers[0].columns, headers[0].rows, len(headers)))
     order = pile.order[::-1] if turn.flip_slices else pile.order
     ordered = tuple(headers[i] for i in order)
     rows, columns = (headers[0].rows, headers[0].columns)[:: -1 if turn.swap else 1]
-    along = np.stack([h.position for h in ordered]) @ geometry.slice_normal(turn.affine)
+    along = np.stack([h.position for h in ordered]) @ volume.slice_normal(turn.affine)
     return Volume(
         name=name,
         shape=(len(ordered), rows, columns),
@@ -178,6 +178,6 @@ def _volume(name: str, headers: Sequence[SliceHeader], pile: geometry.Stack, not
         positions_mm=along,
         distance_mm=pile.distance_mm,
         source=DicomSlices(ordered, turn),
-        notes=notes if geometry.plane(turn.affine) == "axial" else (*notes, f"{geometry.plane(turn.affine)} slices"),
+        notes=notes if volume.plane(turn.affine) == "axial" else (*notes, f"{volume.plane(turn.affine)} slices"),
         sop_uids=tuple(h.sop_uid for h in ordered),
     )

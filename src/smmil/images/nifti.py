@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra
-from smmil.images import geometry
+from smmil.images import volume
 from smmil.images.volume import Volume
 
 LARGEST_VOLUME = 2**30
@@ -48,7 +48,7 @@ class NiftiSlices:
     path: Path
     stored: Any = field(repr=False)
     axis: int
-    turn: geometry.Turn
+    turn: volume.Turn
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -79,7 +79,7 @@ def open_nifti(path: Path, *, strict: bool = False) -> Volume:
         if strict and notes:
             raise DataError(f"{'; '.join(notes)}; write the file again with its geometry, or allow it")
         axis, moved, sizes = _axial(affine, shape)
-        turn = geometry.turned(moved, sizes)
+        turn = volume.turned(moved, sizes)
         return _volume(path, image, axis, turn, sizes, notes)
 
 
@@ -126,11 +126,11 @@ def _axial(affine: np.ndarray, shape: tuple[int, int, int]) -> tuple[int, np.nda
 
 
 def _volume(
-    path: Path, image: Any, axis: int, turn: geometry.Turn, sizes: tuple[int, int, int], notes: tuple[str, ...]
+    path: Path, image: Any, axis: int, turn: volume.Turn, sizes: tuple[int, int, int], notes: tuple[str, ...]
 ) -> Volume:
     columns, rows = sizes[:2][:: -1 if turn.swap else 1]
-    distance = geometry.plane_spacing(turn.affine)[2]
-    start = float((geometry.LPS_TO_RAS @ turn.affine)[:3, 3] @ geometry.slice_normal(turn.affine))
+    distance = volume.plane_spacing(turn.affine)[2]
+    start = float((volume.LPS_TO_RAS @ turn.affine)[:3, 3] @ volume.slice_normal(turn.affine))
     return Volume(
         name=path.name,
         shape=(sizes[2], rows, columns),

@@ -10,12 +10,11 @@ import torch
 from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.files import file_name, read_json, remove_leftovers
+from smmil.files import file_name, read_json, remove_leftovers, write_rows
 from smmil.formats import read_provenance
 from smmil.predict.inference import TrainedModel, load_trained, predict
 from smmil.prediction import Prediction
 from smmil.runtime import choose_device, reproducible, versions
-from smmil.spreadsheet import write_rows
 
 SOURCE_KEYS = ("encoder", "recipe")
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from smmil.annotations.coverage import pixel_share, polygon_share
 from smmil.annotations.labels import ANY, annotation_errors, labels_in_order, read_slice_labels
-from smmil.annotations.masks import PANDA, SUFFIXES, open_mask
+from smmil.annotations.masks import PANDA, SUFFIXES, open_mask, pixel_share, polygon_share
 from smmil.annotations.polygons import is_boxes, read_asap, read_boxes, read_geojson, read_table
 from smmil.bag import Bag
 from smmil.data.tables import read_instance_labels

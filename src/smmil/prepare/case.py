@@ -1,4 +1,4 @@
-"""One case: its pixels become one bag file, instance labels and a preview, or nothing at all."""
+"""One picture per case to see at a glance what was taken as tissue and where the instances are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from smmil.files import digest, replacing
 from smmil.formats import read_bag, read_provenance, write_bag
 from smmil.frame import Frame
 from smmil.images import Slide, open_slide
-from smmil.images.volume import open_volume
+from smmil.images.volume import Volume, open_volume, parse_window, window
 from smmil.prepare.annotate import annotate_case, negative_case, write_labels
 from smmil.prepare.encode import Encoded, encode_slices, encode_tiles, encoder_facts, encoder_of
-from smmil.prepare.preview import scan_preview, slide_preview
+from smmil.prepare.recipe import Recipe
 from smmil.prepare.selection import (
     Points,
     Selection,
@@ -29,7 +29,72 @@ from smmil.prepare.selection import (
     slide_facts,
 )
 from smmil.prepare.table import PreparedCase, PrepareJob
+from smmil.prepare.tissue import TissueMask
 from smmil.runtime import versions
+
+_SIDE = 1024
+_OUTLINE, _TILE, _DAMAGED = (0, 90, 200), (0, 130, 60), (220, 0, 0)
+_ACROSS, _SLICE = 5, 160
+
+
+def slide_preview(path: Path, slide: Slide, selection: Selection, damaged: list[tuple[float, float]]) -> None:
+    """The slide with the outline of its tissue (blue), its tiles (green) and damaged tiles (red)."""
+    from PIL import Image, ImageDraw
+
+    small = slide.thumbnail(_SIDE)
+    picture = small.image.copy()
+    if selection.mask is not None:
+        picture[_outline(selection.mask, picture.shape[:2], small.scale)] = _OUTLINE
+    image = Image.fromarray(picture)
+    draw = ImageDraw.Draw(image)
+    _boxes(draw, selection.coords, selection.footprint, small.scale, _TILE)
+    _boxes(draw, np.array(damaged).reshape(-1, 2), selection.footprint, small.scale, _DAMAGED)
+    _save(path, image)
+
+
+def _outline(mask: TissueMask, shape: tuple[int, int], scale: float) -> np.ndarray:
+    """Thumbnail pixels of tissue that touch a pixel without."""
+    from scipy.ndimage import binary_erosion
+
+    rows, columns = (
+        np.floor(((np.arange(n) + 0.5) * scale - mask.origin[axis]) / mask.scale[axis]).astype(np.int64)
+        for n, axis in zip(shape, (1, 0), strict=True)
+    )
+    around = np.pad(mask.mask, 1)  # whatever lies outside the mask falls into its empty border
+    rows, columns = (np.clip(v, -1, n) + 1 for v, n in zip((rows, columns), mask.mask.shape, strict=True))
+    tissue = around[np.ix_(rows, columns)]
+    return tissue & ~binary_erosion(tissue, np.ones((3, 3)))
+
+
+def _boxes(draw: Any, coords: np.ndarray, footprint: int, scale: float, colour: tuple[int, int, int]) -> None:
+    first = np.rint(coords / scale).astype(int)
+    last = np.maximum(first, np.rint((coords + footprint) / scale).astype(int) - 1)
+    for corners in np.hstack([first, last]).tolist():
+        draw.rectangle(corners, outline=colour)
+
+
+def scan_preview(path: Path, volume: Volume, recipe: Recipe) -> None:
+    """Up to 20 slices, evenly spread from the first to the last, through the first window."""
+    from PIL import Image
+
+    chosen = np.unique(np.linspace(0, len(volume) - 1, min(len(volume), 4 * _ACROSS)).round().astype(int))
+    rows = -(-len(chosen) // _ACROSS)
+    sheet = Image.new("L", (_SLICE * min(_ACROSS, len(chosen)), _SLICE * rows))
+    for place, index in enumerate(chosen.tolist()):
+        shades = window(volume.slice_hu(index), *parse_window(recipe.windows[0]))
+        tile = Image.fromarray((shades * 255).round().astype(np.uint8))
+        tile.thumbnail((_SLICE, _SLICE))
+        sheet.paste(tile, (place % _ACROSS * _SLICE, place // _ACROSS * _SLICE))
+    _save(path, sheet)
+
+
+def _save(path: Path, image: Any) -> None:
+    try:
+        with replacing(path) as temporary:
+            image.save(temporary, "PNG")
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be written ({problem}); check the folder and the free space") from None
+
 
 _BLOCK = 65536
 _BLOCKS = 32

@@ -14,7 +14,7 @@ from smmil.encoders import Encoder, load_encoder
 from smmil.encoders.loading import Network
 from smmil.errors import ConfigError
 from smmil.executors import Outcome, run_tasks
-from smmil.files import read_json, remove_leftovers, write_json
+from smmil.files import read_json, remove_leftovers, write_json, write_rows
 from smmil.images.matching import ImageSource
 from smmil.prepare.case import prepare_case
 from smmil.prepare.encode import encoder_of
@@ -30,7 +30,6 @@ from smmil.prepare.table import (
     find_sources,
 )
 from smmil.runtime import available_cores
-from smmil.spreadsheet import write_rows
 
 _COLUMNS = ("id", "status", "instances", "damaged", "mpp_level0", "mpp_read", "notes")
 

@@ -1,6 +1,6 @@
 """Predictions and numbers to one self-contained HTML page."""
 
-from smmil.report.comparison import Picture, Section
 from smmil.report.document import WrittenReport, write_report
+from smmil.report.numbers import Picture, Section
 
 __all__ = ["Picture", "Section", "WrittenReport", "write_report"]

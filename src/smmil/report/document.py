@@ -23,12 +23,12 @@ from smmil.redact import safe_text, without_names
 from smmil.report.cards import INTENDED_USE, caveats, data_card, model_card
 from smmil.report.cases import ReportCase, all_cases
 from smmil.report.charts import SLOTS, figures
-from smmil.report.comparison import Section
 from smmil.report.numbers import (
     CASES,
     INSTANCES,
     Results,
     Row,
+    Section,
     interval_of,
     measure,
     metric_rows,

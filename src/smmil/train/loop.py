@@ -32,7 +32,7 @@ from smmil.losses import bag_loss, penalty_terms, total_loss
 from smmil.models import Output
 from smmil.predict.inference import predict
 from smmil.runtime import feature_dtype, seed_step
-from smmil.train.checkpoint import State
+from smmil.train.folder import State
 from smmil.train.progress import Progress, StopRequest
 
 

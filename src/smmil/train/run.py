@@ -31,8 +31,7 @@ from smmil.models import create_model
 from smmil.predict.cases import SOURCE_KEYS, feature_source
 from smmil.predict.inference import load_trained, outputs
 from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
-from smmil.train.checkpoint import State, load_checkpoint, save_checkpoint
-from smmil.train.folder import RunFolder, TensorBoardLog, outcome
+from smmil.train.folder import RunFolder, State, TensorBoardLog, load_checkpoint, outcome, save_checkpoint
 from smmil.train.loop import Trainer, lasting_state, make_optimiser, parameter_groups
 from smmil.train.progress import Interrupted, Progress, StopRequest, stop_on_signals
 from smmil.weights import save_weights

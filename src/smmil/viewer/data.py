@@ -19,8 +19,7 @@ from smmil.viewer import inspector
 from smmil.viewer.api import Download, write_download
 from smmil.viewer.cache import ByteCache, ObjectCache, SlidePool, temporary_folder
 from smmil.viewer.catalogue import Catalogue, NotFound, read_catalogue
-from smmil.viewer.geometry import Geometry, case_geometry
-from smmil.viewer.inspector import HotPatches, hot_patches
+from smmil.viewer.inspector import Geometry, HotPatches, case_geometry, hot_patches
 from smmil.viewer.tiles import SlidePicture, jpeg, patch_pixels, slice_bytes, slide_picture, thumbnail, tile_pixels
 
 
