@@ -393,7 +393,6 @@ BOUND = {
     "camil": "landmarks are means of as many rows as the size of the bag allows",
     "dtfd_mil": "the cut into pseudo-bags is drawn for the size of the bag",
     "gtp": "GraphCAM propagates relevance by gradients of its own (score=attention can be exported)",
-    "iib_mil": "attention over queries is unrolled for the size of the bag",
     "set_mil": "the board's side is read from the coordinates",
     "trans_mil": "the sequence is padded to a square of the bag's size",
 }

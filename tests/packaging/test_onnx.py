@@ -35,6 +35,7 @@ EXPORTED = [
     ("deep_graph_surv", {}),
     ("deep_graph_surv", {"variant": "gin"}),
     ("gtp", {"score": "attention"}),
+    ("iib_mil", {}),
 ]
 
 
@@ -200,7 +201,7 @@ def test_a_model_that_cannot_be_exported_is_named_and_leaves_no_file(name, optio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["camil", "gtp", "iib_mil", "set_mil", "trans_mil"])
+@pytest.mark.parametrize("name", ["camil", "gtp", "set_mil", "trans_mil"])
 def test_models_bound_to_one_size_give_an_error_and_never_a_wrong_file(name, tmp_path):
     with pytest.raises(ConfigError, match=f"^model {name}: cannot be written as ONNX .*use --no-onnx$"):
         export_onnx(create_model(name, 16), name, 16, tmp_path / "model.onnx")
