@@ -8,18 +8,20 @@ from typing import Any
 from smmil.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
 from smmil.encoders.table import encoder_info
 from smmil.errors import DataError
-from smmil.evaluate import summary
+from smmil.evaluate.folders import summary
 from smmil.files import write_json
-from smmil.maps import side_by_side
-from smmil.predict import predict_run
+from smmil.maps.overlay import side_by_side
+from smmil.predict.cases import predict_run
 from smmil.prediction import Prediction, load_predictions
-from smmil.prepare import Recipe, plan, run
-from smmil.report import Picture, Section, write_report
-from smmil.report.numbers import leaders
+from smmil.prepare.pipeline import plan, run
+from smmil.prepare.recipe import Recipe
+from smmil.report.document import write_report
+from smmil.report.numbers import Picture, Section, leaders
 from smmil.runtime import available_cores
 from smmil.synthetic.ct import synthetic_ct_scans
 from smmil.synthetic.slides import stained_slides
-from smmil.train import Progress, train
+from smmil.train.progress import Progress
+from smmil.train.run import train
 
 MODELS = ("abmil", "sm_ap")
 SLIDES, SCANS, SEED, SHOWN = 80, 30, 0, 6

@@ -16,8 +16,7 @@ def _print_formats(wanted: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from smmil.exports import FORMATS
-    from smmil.exports.registry import cases_of
+    from smmil.exports.registry import FORMATS, cases_of
 
     table = Table("--to", "holds", "opens in", "for", "--threshold", box=None)
     for format_ in FORMATS.values():
@@ -72,7 +71,7 @@ def export(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from smmil.exports import export as export_predictions
+    from smmil.exports.batch import export as export_predictions
 
     console = Console(stderr=True)
     columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -33,8 +33,8 @@ def package(
 
     Go on with: smmil predict --model packages/first slide.svs --out predictions
     """
-    from smmil.packaging import write_package
     from smmil.packaging.card import RAW_SOURCES
+    from smmil.packaging.writing import write_package
 
     done = write_package(
         run,

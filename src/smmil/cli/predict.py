@@ -10,7 +10,7 @@ import typer
 from smmil.cli.options import Checkpoint
 
 if TYPE_CHECKING:
-    from smmil.predict import Predicted
+    from smmil.predict.cases import Predicted
 
 
 class Part(StrEnum):
@@ -84,7 +84,7 @@ def predict(
 
 def _from_run(run: Path, **options: Any) -> "Predicted":
     from smmil.cli.progress import CountingBar
-    from smmil.predict import predict_run
+    from smmil.predict.cases import predict_run
 
     with CountingBar("predicting") as bar:
         return predict_run(run, progress=bar.at, **options)
@@ -94,7 +94,7 @@ def _from_package(
     folder: Path, sources: list[Path], images: dict[str, Any], trust_code: bool, **options: Any
 ) -> "Predicted":
     """Prepare raw images, then predict; Ctrl-C prints how to resume."""
-    from smmil.packaging import Images, load_package, predict_package
+    from smmil.packaging.loading import Images, load_package, predict_package
 
     package = load_package(folder, trust_code=trust_code)
     from smmil.cli.progress import CountingBar

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from smmil.prepare import PreparePlan, Summary
+    from smmil.prepare.pipeline import PreparePlan, Summary
 
 
 class ImageKind(StrEnum):
@@ -90,7 +90,8 @@ def prepare(
       smmil train --manifest study/manifest.csv --model sm_ap --out run
     """
     from smmil.cli.options import check_place
-    from smmil.prepare import load_recipe, plan, refuse_unused
+    from smmil.prepare.pipeline import plan
+    from smmil.prepare.recipe import load_recipe, refuse_unused
 
     check_place(executor.value, workers, dask)
     chosen = {
@@ -171,7 +172,7 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.progress import TimeRemainingColumn as Left
 
-    from smmil.prepare import run, why_not
+    from smmil.prepare.pipeline import run, why_not
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left())

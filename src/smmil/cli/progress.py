@@ -8,7 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from smmil.train import Interrupted, Progress, RunResult
+from smmil.train.progress import Interrupted, Progress
+from smmil.train.run import RunResult
 
 
 class TrainingBars(Progress):

@@ -39,7 +39,7 @@ def report(
       smmil report predictions --slides slides/ --title "Lymph nodes, second reading"
     """
     from smmil.errors import ConfigError
-    from smmil.report import write_report
+    from smmil.report.document import write_report
 
     check_threshold(threshold, validation)
     if resamples < 0 or resamples == 1:

@@ -41,13 +41,13 @@ def train(
         raise ConfigError("no model; give --model sm_ap (smmil models lists all), or a config file that names it")
     settings = load_config(config, [*given, *(set_ or [])])
     if dry_run:
-        from smmil.train import check_settings
+        from smmil.train.run import check_settings
 
         check_settings(settings)
         typer.echo(dump(settings), nl=False)
         return
     from smmil.cli.progress import TrainingBars
-    from smmil.train import train as train_run
+    from smmil.train.run import train as train_run
 
     with TrainingBars() as bars:
         result = train_run(settings, out, progress=bars)

@@ -44,7 +44,7 @@ def view(
 
       smmil view predictions --slides ct/ --port 0 --no-open
     """
-    from smmil.viewer import serve
+    from smmil.viewer.serving import serve
 
     check_threshold(threshold)
     from smmil.cli.progress import CountingBar

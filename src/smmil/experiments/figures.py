@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
-from smmil.evaluate import spread
 from smmil.evaluate.metrics import direction, metric_name
+from smmil.evaluate.ranking import spread
 from smmil.experiments import plots
 from smmil.experiments.datasets import agreeing_pairs, share_of
 from smmil.experiments.plots import by_difficulty, differences, examples, histograms, maps, rank_figure

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smmil.evaluate import friedman_nemenyi
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.metrics import metric_name
+from smmil.evaluate.significance import friedman_nemenyi
 from smmil.experiments.results import SURE, p_text
 from smmil.files import replacing, write_text
 from smmil.maps import canvas

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smmil.evaluate import mean_ranks
 from smmil.evaluate.metrics import direction, metric_name
+from smmil.evaluate.significance import mean_ranks
 from smmil.experiments.paper import cell_notes, our_names, paper_numbers, paper_table
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smmil.errors import DataError
-from smmil.evaluate import spread
+from smmil.evaluate.ranking import spread
 from smmil.files import replacing
 from smmil.prediction import Prediction, load_predictions
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from smmil.config import TrainConfig
 from smmil.errors import DataError, SmmilError
-from smmil.evaluate import froc, summary
-from smmil.evaluate.folders import without_nan
+from smmil.evaluate.folders import summary, without_nan
 from smmil.evaluate.instances import POOLS
+from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import metrics_of
 from smmil.files import digest, read_json, remove_leftovers, write_json, write_text
-from smmil.predict import predict_run
+from smmil.predict.cases import predict_run
 from smmil.prediction import Prediction, load_predictions
 from smmil.train.progress import Interrupted
 from smmil.train.run import train

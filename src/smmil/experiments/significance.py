@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.evaluate import holm
 from smmil.evaluate.bags import resampled_in_words, units_of
 from smmil.evaluate.bootstrap import Settings, statistic
 from smmil.evaluate.metrics import PooledMetric
 from smmil.evaluate.resampling import Resampling, gap, interval
+from smmil.evaluate.significance import holm
 from smmil.experiments.results import chosen_rows
 from smmil.experiments.study import FAMILIES
 from smmil.prediction import Prediction, load_predictions

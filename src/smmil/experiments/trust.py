@@ -13,8 +13,9 @@ from torch import nn
 from smmil.bag import Bag, BagBatch
 from smmil.data.manifest import Manifest
 from smmil.errors import DataError
-from smmil.evaluate import bootstrap_ci, instance_metrics
+from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.instances import bags_of_pool, instance_score
+from smmil.evaluate.levels import instance_metrics
 from smmil.evaluate.ranking import exact_mean
 from smmil.experiments.datasets import POSITIONS, RANDOM, PreparedSet, positions_only, prepare, random_labels
 from smmil.experiments.results import chosen_rows
@@ -23,7 +24,7 @@ from smmil.experiments.study import Dataset, Study, headline
 from smmil.experiments.writing import for_spreadsheets, markdown_cell
 from smmil.files import write_text
 from smmil.graph import Graph
-from smmil.predict import load_run, predict
+from smmil.predict.inference import load_run, predict
 from smmil.prediction import Prediction, load_predictions
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)

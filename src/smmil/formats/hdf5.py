@@ -6,7 +6,7 @@ import pickle
 import struct
 import tokenize
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from smmil.errors import DataError, SmmilError
 from smmil.formats.content import check_shapes, stored_type
+from smmil.frame import Frame
 
 # What h5py, numpy, torch and zarr raise on damaged files.
 _DAMAGE = (
@@ -168,3 +169,33 @@ class _HeapGuard(io.FileIO):
             if index == 0 and length == 0:
                 raise OSError("damaged text in the file")
             place += length if index == 0 else 16 + -(-length // 8) * 8
+
+
+def coords_attributes(name: str, frame: Frame | None, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Attributes of `coords` as TRIDENT writes them, which native files share; without facts, target magnification is taken to be level 0."""
+    facts = facts or {}
+    side = None if frame is None else frame.patch[0]
+    target = facts.get("patch_size", side)
+    known: dict[str, Any] = {
+        "patch_size": target,
+        "patch_size_level0": side,
+        "level0_magnification": facts.get("level0_magnification"),
+        "target_magnification": facts.get("target_magnification"),
+        "overlap": None if frame is None else _overlap(frame, target),
+        "name": name,
+        "level0_width": facts.get("level0_width"),
+        "level0_height": facts.get("level0_height"),
+    }
+    return {key: _plain(value) for key, value in known.items()}
+
+
+def _overlap(frame: Frame, target: float) -> float:
+    """Overlap in pixels at target magnification."""
+    overlap = (frame.patch[0] - frame.step[0]) * target / frame.patch[0]
+    return round(overlap) if abs(overlap - round(overlap)) < 1e-6 else overlap
+
+
+def _plain(value: Any) -> Any:
+    if value is None:
+        return "None"
+    return np.int64(value) if isinstance(value, int | float) and float(value).is_integer() else value

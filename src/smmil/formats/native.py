@@ -31,7 +31,6 @@ from smmil.formats.content import (
     refuse_not_finite,
     stored_type,
 )
-from smmil.formats.trident import coords_attributes
 from smmil.frame import Frame
 
 FORMAT = 1
@@ -123,7 +122,7 @@ def _fill(file: h5py.File, stored: Stored, frame: Frame | None) -> None:
     encoder = json.loads(stored.provenance).get("encoder")
     file.create_dataset("features", data=stored.features).attrs.update(name=stored.id, encoder=str(encoder))
     if stored.coords is not None:
-        file.create_dataset("coords", data=stored.coords).attrs.update(coords_attributes(stored.id, frame))
+        file.create_dataset("coords", data=stored.coords).attrs.update(hdf5.coords_attributes(stored.id, frame))
     if stored.edges is not None:
         file.create_dataset("edges", data=stored.edges[0])
         file.create_dataset("edge_weight", data=stored.edges[1])

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 
 from smmil.errors import DataError
 from smmil.files import file_name
@@ -65,41 +64,11 @@ def _frame(attributes: Any, axes: int) -> Frame:
     return Frame(patch=(level0,) * axes, stride=(step,) * axes)
 
 
-def coords_attributes(name: str, frame: Frame | None, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What TRIDENT's own tools look for on `coords`; without facts, target magnification is taken to be level 0."""
-    facts = facts or {}
-    side = None if frame is None else frame.patch[0]
-    target = facts.get("patch_size", side)
-    known: dict[str, Any] = {
-        "patch_size": target,
-        "patch_size_level0": side,
-        "level0_magnification": facts.get("level0_magnification"),
-        "target_magnification": facts.get("target_magnification"),
-        "overlap": None if frame is None else _overlap(frame, target),
-        "name": name,
-        "level0_width": facts.get("level0_width"),
-        "level0_height": facts.get("level0_height"),
-    }
-    return {key: _plain(value) for key, value in known.items()}
-
-
-def _overlap(frame: Frame, target: float) -> float:
-    """Overlap in pixels at target magnification."""
-    overlap = (frame.patch[0] - frame.step[0]) * target / frame.patch[0]
-    return round(overlap) if abs(overlap - round(overlap)) < 1e-6 else overlap
-
-
-def _plain(value: Any) -> Any:
-    if value is None:
-        return "None"
-    return np.int64(value) if isinstance(value, int | float) and float(value).is_integer() else value
-
-
 def plan(stored: Stored, facts: dict[str, Any]) -> WritePlan:
     """Patch file and feature file of a case, in the folder that TRIDENT names after magnification, size and overlap."""
     coords, frame = coords_2d(stored, "TRIDENT"), square_frame(stored, "TRIDENT")
     known = {**facts, **_magnification(frame, facts)}
-    stated = coords_attributes(stored.id, frame, known)
+    stated = hdf5.coords_attributes(stored.id, frame, known)
     kept = Frame(frame.patch, stride=frame.stride)
     notes = lost_facts(stored, facts, kept, keeps=("encoder", *FACTS))
     encoder = encoder_name(facts, notes)

@@ -12,13 +12,14 @@ from smmil.config import TrainConfig
 from smmil.data.manifest import Manifest
 from smmil.encoders import encoder_info, list_encoders
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate import bootstrap_ci
+from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.metrics import METRICS
 from smmil.files import digest, read_json
 from smmil.formats import read_provenance
-from smmil.predict import TrainedModel, load_trained, run_config
+from smmil.predict.cases import run_config
+from smmil.predict.inference import TrainedModel, load_trained
 from smmil.prediction import Prediction, load_predictions
-from smmil.prepare import Recipe, load_recipe
+from smmil.prepare.recipe import Recipe, load_recipe
 from smmil.redact import redacted, refuse_folders
 
 _ENCODER_FACTS = ("dim", "pixels", "mean", "std", "mpp", "source", "autocast")

@@ -17,8 +17,10 @@ from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_text
 from smmil.formats import find_reader
 from smmil.packaging.facts import FORMAT
-from smmil.predict import Origin, Predicted, TrainedModel, predict_table, rebuilt, write_failures
-from smmil.prepare import PreparePlan, Recipe, load_recipe, plan, run
+from smmil.predict.cases import Origin, Predicted, predict_table, write_failures
+from smmil.predict.inference import TrainedModel, rebuilt
+from smmil.prepare.pipeline import PreparePlan, plan, run
+from smmil.prepare.recipe import Recipe, load_recipe
 from smmil.prepare.table import find_sources
 from smmil.weights import read_weights
 

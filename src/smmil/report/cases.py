@@ -10,8 +10,8 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
-from smmil.maps import canvas, rasterize
-from smmil.maps.raster import Extent, dot_places, dots_extent, scattered, truth_values
+from smmil.maps import canvas
+from smmil.maps.raster import Extent, dot_places, dots_extent, rasterize, scattered, truth_values
 from smmil.prediction import Prediction
 from smmil.redact import safe_text
 

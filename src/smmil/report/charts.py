@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.evaluate import reliability_curve
-from smmil.evaluate.bags import labelled_table
+from smmil.evaluate.bags import labelled_table, reliability_curve
 from smmil.evaluate.ranking import OperatingPoints, operating_points
 from smmil.maps.charts import Histogram, score_shares
 from smmil.prediction import Prediction

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import DataError
-from smmil.evaluate import froc
 from smmil.evaluate.bootstrap import add_intervals
 from smmil.evaluate.folders import summarize_models
 from smmil.evaluate.instances import usable
+from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import METRICS, Level, Metric, PooledMetric, metrics_of
 from smmil.prediction import Prediction
 

@@ -27,7 +27,7 @@ from smmil.bag import BagBatch
 from smmil.config import TrainingConfig
 from smmil.data.loader import BagDataset, batches, epoch_order
 from smmil.errors import DataError
-from smmil.evaluate import bag_metrics
+from smmil.evaluate.levels import bag_metrics
 from smmil.losses import bag_loss, penalty_terms, total_loss
 from smmil.models import Output
 from smmil.predict.inference import predict

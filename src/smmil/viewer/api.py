@@ -12,8 +12,9 @@ import numpy as np
 
 from smmil import __version__
 from smmil.errors import ConfigError, SmmilError
-from smmil.exports import FORMATS, export
+from smmil.exports.batch import export
 from smmil.exports.case import ExportCase
+from smmil.exports.registry import FORMATS
 from smmil.files import file_name
 from smmil.images.matching import Original
 from smmil.maps import canvas

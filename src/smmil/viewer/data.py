@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
-from smmil.exports import possible_formats
 from smmil.exports.case import ExportCase
+from smmil.exports.registry import possible_formats
 from smmil.images import DamagedTile, Volume, open_volume
 from smmil.images.matching import Original, find_features, find_originals, refuse_other_scan
 from smmil.redact import without_names

@@ -14,7 +14,8 @@ from smmil.exports.geometry import paint
 from smmil.images import Slide, Volume, open_slide
 from smmil.images.matching import Original, refuse_other_slide
 from smmil.images.volume import PRESETS, window
-from smmil.maps import canvas, rasterize
+from smmil.maps import canvas
+from smmil.maps.raster import rasterize
 from smmil.prediction import Prediction
 from smmil.viewer.cache import USUAL_BYTES
 from smmil.viewer.catalogue import NotFound
