@@ -9,9 +9,8 @@ from bags import grid_bag
 from smmil.bag import BagBatch
 from smmil.config import PenaltyConfig, load_config
 from smmil.errors import ConfigError, DataError
-from smmil.losses import bag_loss, class_weights, penalty_terms, total_loss
+from smmil.losses import PENALTIES, bag_loss, class_weights, penalty_terms, smoothness_penalty, total_loss
 from smmil.models import Output
-from smmil.nn.penalty import PENALTIES, smoothness_penalty
 
 
 def sigmoid(v):

@@ -20,7 +20,7 @@ from smmil.report.numbers import Picture, Section, leaders
 from smmil.runtime import available_cores
 from smmil.synthetic.ct import synthetic_ct_scans
 from smmil.synthetic.slides import stained_slides
-from smmil.train.progress import Progress
+from smmil.train.loop import Progress
 from smmil.train.run import train
 
 MODELS = ("abmil", "sm_ap")

@@ -2,7 +2,7 @@ import itertools
 
 import torch
 
-from smmil.nn.attention import GatedAttention, weighted_sums
+from smmil.nn.pool import GatedAttention, weighted_sums
 
 OFFSETS = torch.tensor([0, 1, 4, 9])
 

@@ -9,8 +9,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from smmil.errors import ConfigError
 from smmil.graph import Graph, chain_graph, grid_graph, join
 from smmil.nn import gnn
-from smmil.nn.gnn import ChebConv, GENConv, GINConv, chebyshev_terms, softmax_aggregate, softmax_aggregate_by_edge
-from smmil.nn.neighbours import Neighbours, nearest
+from smmil.nn.gnn import (
+    ChebConv,
+    GENConv,
+    GINConv,
+    Neighbours,
+    chebyshev_terms,
+    nearest,
+    softmax_aggregate,
+    softmax_aggregate_by_edge,
+)
 
 N = 49
 BOTH_WAYS = [softmax_aggregate, softmax_aggregate_by_edge]

@@ -5,7 +5,7 @@ from bags import STEP, chain_bag, grid_coords, random_graph
 
 from smmil.errors import DataError
 from smmil.graph import grid_graph, join
-from smmil.nn.neighbours import Neighbours, nearest
+from smmil.nn.gnn import Neighbours, nearest
 
 
 def heard(neighbours, i):

@@ -9,7 +9,7 @@ from bags import grid_bag, mixed_bags
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError
-from smmil.nn.penalty import PENALTIES, smoothness_penalty
+from smmil.losses import PENALTIES, smoothness_penalty
 
 
 def literal(bags, parts, kind):

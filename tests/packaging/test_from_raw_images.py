@@ -167,14 +167,14 @@ class TestWordsForTheUserOfAPackage:
 
     def test_a_slide_with_too_many_damaged_tiles(self, loaded, unseen, tmp_path, monkeypatch):
         from smmil.images.slide import DamagedTile
-        from smmil.prepare import encode
+        from smmil.prepare import selection
 
         def torn(reading, coords):
             for index, (x, y) in enumerate(coords):
                 reading._note(index, len(coords), DamagedTile(str(unseen[0]), x, y, "torn"))
                 yield from ()
 
-        monkeypatch.setattr(encode._Reading, "tiles", torn)
+        monkeypatch.setattr(selection._Reading, "tiles", torn)
         (reason,) = predict_package(loaded, unseen[:1], out=tmp_path / "p", device="cpu").failed.values()
         assert "copy or scan the slide again" in reason
         assert "raise" not in reason

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from smmil.errors import DataError
 from smmil.report import write_report
-from smmil.report.cards import model_card
-from smmil.report.sources import PredictionSource, load_sources
+from smmil.report.sources import PredictionSource, load_sources, model_card
 
 
 def folder_with_damage(tmp_path):

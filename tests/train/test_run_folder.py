@@ -16,7 +16,7 @@ from smmil.config import config_hash
 from smmil.data import Manifest
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.train import Interrupted, Progress, train
-from smmil.train.progress import StopRequest, stop_on_signals
+from smmil.train.loop import StopRequest, stop_on_signals
 from smmil.weights import read_weights
 
 SAME = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "checkpoints/last.safetensors",

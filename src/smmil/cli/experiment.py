@@ -53,7 +53,7 @@ def run(
     from smmil.cli.options import check_place
     from smmil.cli.progress import GridBars
     from smmil.experiments.runner import run_study
-    from smmil.train.progress import Interrupted
+    from smmil.train.loop import Interrupted
 
     check_place(executor.value, workers, address, slurm)
     study = _study(config, data, toy, check=True)

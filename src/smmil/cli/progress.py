@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from smmil.train.progress import Interrupted, Progress
+from smmil.train.loop import Interrupted, Progress
 from smmil.train.run import RunResult
 
 

@@ -22,7 +22,7 @@ from smmil.evaluate.metrics import metrics_of
 from smmil.files import digest, read_json, remove_leftovers, write_json, write_text
 from smmil.predict.cases import predict_run
 from smmil.prediction import Prediction, load_predictions
-from smmil.train.progress import Interrupted
+from smmil.train.loop import Interrupted
 from smmil.train.run import train
 
 FORMAT = 1  # of result.json; a new one has metrics computed again, without training

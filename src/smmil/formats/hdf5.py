@@ -172,7 +172,7 @@ class _HeapGuard(io.FileIO):
 
 
 def coords_attributes(name: str, frame: Frame | None, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Attributes of `coords` as TRIDENT writes them, which native files share; without facts, target magnification is taken to be level 0."""
+    """Attributes of `coords` in TRIDENT's layout; without facts, the target magnification is that of level 0."""
     facts = facts or {}
     side = None if frame is None else frame.patch[0]
     target = facts.get("patch_size", side)

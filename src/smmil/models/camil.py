@@ -13,10 +13,10 @@ from smmil.bag import BagBatch
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.graph import Graph
 from smmil.models import Output
-from smmil.nn.attention import weighted_sums
-from smmil.nn.neighbours import Neighbours, nearest
+from smmil.nn.gnn import Neighbours, nearest
 from smmil.nn.nystrom import NystromAttention
 from smmil.nn.parameters import compute_dtype
+from smmil.nn.pool import weighted_sums
 from smmil.nn.segment import segment_softmax, segment_sum
 from smmil.nn.smooth_at import SmoothAt
 

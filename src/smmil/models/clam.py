@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.models import Output, need_labels
-from smmil.nn.attention import GatedAttention, weighted_sums
 from smmil.nn.parameters import compute_dtype
+from smmil.nn.pool import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_softmax, split_bags
 from smmil.nn.smooth_at import SmoothAt
 

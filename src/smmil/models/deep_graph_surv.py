@@ -9,10 +9,9 @@ from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.graph import Graph
 from smmil.models import Output
-from smmil.nn.attention import GatedAttention, weighted_sums
-from smmil.nn.gnn import ChebConv, GINConv, chebyshev_terms
-from smmil.nn.neighbours import Neighbours
+from smmil.nn.gnn import ChebConv, GINConv, Neighbours, chebyshev_terms
 from smmil.nn.parameters import compute_dtype
+from smmil.nn.pool import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_softmax
 from smmil.nn.smooth_at import SmoothAt
 

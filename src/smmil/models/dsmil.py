@@ -11,8 +11,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.models import Output, need_labels
-from smmil.nn.attention import weighted_sums
 from smmil.nn.parameters import compute_dtype
+from smmil.nn.pool import weighted_sums
 from smmil.nn.segment import segment_argmax, segment_softmax, split_bags
 from smmil.nn.smooth_at import SmoothAt
 

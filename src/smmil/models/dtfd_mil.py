@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.models import Output, need_labels
-from smmil.nn.attention import GatedAttention, weighted_sums
 from smmil.nn.parameters import compute_dtype, linear_bias
+from smmil.nn.pool import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_ids, segment_mean, segment_softmax, split_bags
 from smmil.nn.smooth_at import SmoothAt
 

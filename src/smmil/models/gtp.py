@@ -12,9 +12,9 @@ from smmil.bag import BagBatch
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.graph import Graph
 from smmil.models import Output
-from smmil.nn.attention import weighted_sums
 from smmil.nn.graphcam import CAM_STARTS, TokenTransformer, TransformerTrace, graph_cam
 from smmil.nn.parameters import compute_dtype, linear_bias
+from smmil.nn.pool import weighted_sums
 from smmil.nn.segment import segment_sum, split_bags
 from smmil.nn.smooth_at import SmoothAt
 

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError
 from smmil.models import Output
-from smmil.nn.attention import GatedAttention, weighted_sums
-from smmil.nn.gnn import GENConv
-from smmil.nn.neighbours import Neighbours, nearest
+from smmil.nn.gnn import GENConv, Neighbours, nearest
 from smmil.nn.parameters import compute_dtype
+from smmil.nn.pool import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_softmax
 from smmil.nn.smooth_at import SmoothAt
 

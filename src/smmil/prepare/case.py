@@ -17,11 +17,15 @@ from smmil.frame import Frame
 from smmil.images import Slide, open_slide
 from smmil.images.volume import Volume, open_volume, parse_window, window
 from smmil.prepare.annotate import annotate_case, negative_case, write_labels
-from smmil.prepare.encode import Encoded, encode_slices, encode_tiles, encoder_facts, encoder_of
 from smmil.prepare.recipe import Recipe
 from smmil.prepare.selection import (
+    Encoded,
     Points,
     Selection,
+    encode_slices,
+    encode_tiles,
+    encoder_facts,
+    encoder_of,
     read_points,
     select_points,
     select_tiles,

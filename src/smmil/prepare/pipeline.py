@@ -17,9 +17,8 @@ from smmil.executors import Outcome, run_tasks
 from smmil.files import read_json, remove_leftovers, write_json, write_rows
 from smmil.images.matching import ImageSource
 from smmil.prepare.case import prepare_case
-from smmil.prepare.encode import encoder_of
 from smmil.prepare.recipe import Recipe, refuse_unused
-from smmil.prepare.selection import check_classes, stray_images
+from smmil.prepare.selection import check_classes, encoder_of, stray_images
 from smmil.prepare.table import (
     PrepareCase,
     PreparedCase,

@@ -20,7 +20,6 @@ from smmil.images.volume import Window
 from smmil.maps import canvas
 from smmil.prediction import Prediction
 from smmil.redact import safe_text, without_names
-from smmil.report.cards import INTENDED_USE, caveats, data_card, model_card
 from smmil.report.cases import ReportCase, all_cases
 from smmil.report.charts import SLOTS, figures
 from smmil.report.numbers import (
@@ -38,7 +37,7 @@ from smmil.report.numbers import (
     value_of,
 )
 from smmil.report.pictures import AnyPicture, ScanPicture, all_pictures
-from smmil.report.sources import PredictionSource, load_sources
+from smmil.report.sources import INTENDED_USE, PredictionSource, caveats, data_card, load_sources, model_card
 from smmil.web import render, script_bundle, static_text
 
 LARGEST_MB = 30.0

@@ -1,14 +1,16 @@
-"""Load the models of a report: runs, folders of predictions or files to named lists of predictions."""
+"""Models of a report: their predictions, model card, data card and caveats."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from smmil.errors import DataError
+from smmil.evaluate.bags import units_of
 from smmil.evaluate.folders import named_folders
 from smmil.files import read_json
 from smmil.prediction import Prediction, prediction_files
+from smmil.redact import safe_text, without_names
 
 
 @dataclass(frozen=True)
@@ -104,3 +106,167 @@ def _distinct(names: Iterable[str]) -> list[str]:
             shown = f"{name} ({count})"
         given.append(shown)
     return given
+
+
+UNSTATED = "not stated"
+_OF_THE_MODEL = ("model", "score_kind", "checkpoint", "epoch", "seed", "weights", "config")
+INTENDED_USE = (
+    "Research use only. Not a medical device: not for diagnosis, treatment or any decision about a patient.",
+    "Scores show where a model looked, not where disease is. A hot region is a hint, its absence proves nothing.",
+    "Numbers hold for cases like these: same scanners, staining, patients and way of choosing them.",
+)
+
+
+def model_card(source: PredictionSource, licences: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(fact, value) rows of one model; missing facts are called not stated. No other field of the meta is shown."""
+    meta, run = _common(source.predictions), source.run
+    features = _mapping(meta.get("features")) or _mapping(run.get("features"))
+    split, made = _mapping(meta.get("split")), _mapping(run.get("model"))
+    encoder = features.get("encoder")
+    rows = [
+        ("Model", meta.get("model") or made.get("name")),
+        ("Options", _pairs(_mapping(made.get("options")))),
+        ("Parameters", f"{run['parameters']:,}" if isinstance(run.get("parameters"), int) else None),
+        ("Scores are", meta.get("score_kind")),
+        ("Encoder", encoder),
+        ("Encoder licence", _licence(meta, features, encoder, licences)),
+        ("Features made by recipe", _short(features.get("recipe"))),
+        ("Trained until", _pairs({"checkpoint": meta.get("checkpoint"), "epoch": meta.get("epoch")})),
+        ("Seed", meta.get("seed")),
+        (
+            "Split",
+            _pairs(
+                {
+                    "part": " + ".join(parts_of(source.predictions)),
+                    "fold": split.get("fold"),
+                    "id": _short(split.get("digest")),
+                }
+            ),
+        ),
+        ("Split sizes (cases)", _pairs(_sizes(_mapping(run.get("bags"))))),
+        ("Weights (SHA-256)", _short(meta.get("weights"))),
+        ("Settings (SHA-256)", _short(meta.get("config") or run.get("config"))),
+        ("Software", _pairs(_mapping(meta.get("versions")) or _mapping(run.get("versions")))),
+    ]
+    return [(name, UNSTATED if value in (None, "") else safe_text(value)) for name, value in rows]
+
+
+def _distinct_values(predictions: Sequence[Prediction], key: str) -> list[Any]:
+    """Values under a key of the predictions' meta, each once, in the order of the cases."""
+    found: list[Any] = []
+    for stated in (p.meta.get(key) for p in predictions):
+        if stated is not None and stated not in found:
+            found.append(stated)
+    return found
+
+
+def _common(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The meta of the first prediction; facts on which predictions differ are called several."""
+    changing = {key: len(_distinct_values(predictions, key)) for key in _OF_THE_MODEL}
+    several = {key: f"several ({count})" for key, count in changing.items() if count > 1}
+    return {**predictions[0].meta, **several}
+
+
+def data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
+    """Size and labels of the cases in this report; of patients only their number."""
+    labels = [p.y for p in predictions if p.y is not None]
+    counts = {f"class {label}:": labels.count(label) for label in sorted(set(labels))}
+    instances = sum(p.n for p in predictions)
+    known = sum(int((p.y_inst >= 0).sum()) for p in predictions if p.y_inst is not None)
+    positive = sum(int((p.y_inst > 0).sum()) for p in predictions if p.y_inst is not None)
+    sizes = sorted(p.n for p in predictions)
+    units, notes = units_of(predictions)
+    patients = UNSTATED if notes and len(set(units)) == len(predictions) else f"{len(set(units)):,}"
+    return [
+        ("Cases", f"{len(predictions):,}"),
+        ("Labels", _pairs(counts) or "none"),
+        ("Without label", f"{len(predictions) - len(labels):,}"),
+        ("Patients", patients),
+        ("Instances", f"{instances:,} (per case {sizes[0]:,} to {sizes[-1]:,}, median {sizes[len(sizes) // 2]:,})"),
+        ("Instance labels", f"{known:,} known, {positive:,} of them positive" if known else "none"),
+        ("Parts of the split", _parts(predictions)),
+        ("Coordinates", _coordinates(predictions)),
+    ]
+
+
+def _licence(meta: dict[str, Any], features: dict[str, Any], encoder: Any, licences: Mapping[str, str]) -> str:
+    named = str(encoder).split("@")[0]  # name@revision
+    stated = features.get("licence") or meta.get("licence") or licences.get(named)
+    return str(stated) if stated else f"{UNSTATED}; check the terms of the encoder before use"
+
+
+def parts_of(predictions: Sequence[Prediction]) -> list[str]:
+    """Parts of the split that the cases come from, as far as they are stated."""
+    parts = {_mapping(p.meta.get("split")).get("part") for p in predictions}
+    return sorted(str(part) for part in parts if part)
+
+
+def _parts(predictions: Sequence[Prediction]) -> str:
+    parts = [_mapping(p.meta.get("split")).get("part") or UNSTATED for p in predictions]
+    return _pairs({str(part): parts.count(part) for part in dict.fromkeys(parts)})
+
+
+def _coordinates(predictions: Sequence[Prediction]) -> str:
+    frames = {p.frame for p in predictions}
+    if len(frames) > 1:
+        return f"{len(frames)} different frames"
+    frame = next(iter(frames))
+    if frame is None:
+        return UNSTATED
+    size = " x ".join(f"{v:g}" for v in frame.patch)
+    spacing = "size unknown" if frame.spacing is None else f"{frame.spacing[0]:g} {frame.unit.replace('um', 'µm')}"
+    return f"instances of {size} steps, one step = {spacing}"
+
+
+def _sizes(bags: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of the parts in the order of their use."""
+    return {part: bags.get(part) for part in ("train", "val", "test")}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+
+
+def _short(digest: Any) -> str | None:
+    return None if digest in (None, "") else safe_text(digest)[:12]
+
+
+_MOST_NAMED = 10
+
+
+def caveats(sources: Sequence[PredictionSource]) -> list[tuple[str, str]]:
+    """(headline, sentence) for cases seen in training, weights that were mixed, and predictions that were left out."""
+    mixed = [found for source in sources if (found := _mixed(source))]
+    missing = [found for source in sources if (found := _left_out(source))]
+    return [*_seen_before(sources), *mixed, *missing]
+
+
+def _seen_before(sources: Sequence[PredictionSource]) -> list[tuple[str, str]]:
+    """A warning where a model is judged on cases it was trained or selected on."""
+    seen = [(s.name, [part for part in parts_of(s.predictions) if part in ("train", "val")]) for s in sources]
+    names = [f"{name} ({' and '.join(parts)})" for name, parts in seen if parts]
+    text = f"{', '.join(names)} includes cases the model was trained or selected on. Use --part test."
+    return [("Not a fair test", text)] if names else []
+
+
+def _mixed(source: PredictionSource) -> tuple[str, str] | None:
+    """A warning where one folder holds predictions of several trained models."""
+    count = len(_distinct_values(source.predictions, "weights"))
+    text = f"the predictions of {source.name} come from {count} different weights; its numbers describe none of them."
+    return ("Not one model", text) if count > 1 else None
+
+
+def _left_out(source: PredictionSource) -> tuple[str, str] | None:
+    """A warning where predictions could not be read; their files are named after their cases."""
+    reasons = [
+        f"{safe_text(path.stem)} ({safe_text(without_names(reason, path.stem, path))})"
+        for path, reason in source.left_out.items()
+    ]
+    if not reasons:
+        return None
+    more = f" and {len(reasons) - _MOST_NAMED} more" if len(reasons) > _MOST_NAMED else ""
+    return "Not all cases", f"{source.name} lacks {', '.join(reasons[:_MOST_NAMED])}{more}."

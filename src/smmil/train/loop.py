@@ -1,4 +1,4 @@
-"""The training loop: epochs, steps, validation, learning rate, model hooks and non-finite checks.
+"""The training loop: epochs, steps, validation, progress events, interruption and non-finite checks.
 
 A model may define these hooks:
 
@@ -14,10 +14,14 @@ State of these hooks belongs in buffers, so that it is saved with the weights an
 """
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -33,7 +37,60 @@ from smmil.models import Output
 from smmil.predict.inference import predict
 from smmil.runtime import feature_dtype, seed_step
 from smmil.train.folder import State
-from smmil.train.progress import Progress, StopRequest
+
+
+class Progress:
+    """Receives the events of a run and ignores them; override methods to show them."""
+
+    def checked(self, done: int, total: int) -> None:
+        """`done` of `total` bags have been read and checked, before a new run starts."""
+
+    def begun(self, *, epochs: int, steps: int, epoch: int, step: int) -> None:
+        """Training starts at batch `step` of `epoch` (both from 0), with `steps` batches in each of `epochs`."""
+
+    def message(self, text: str) -> None:
+        """A message to the user, in one sentence."""
+
+    def step_done(self, epoch: int, step: int, loss: float) -> None:
+        """Batch `step` (counted from 1) of `epoch` is done."""
+
+    def epoch_done(self, row: dict[str, Any]) -> None:
+        """An epoch is done; `row` is its line in metrics.csv."""
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Training was stopped by a signal and has saved its state; `signal` is the number of the signal."""
+
+    def __init__(self, message: str, signal_number: int):
+        super().__init__(message)
+        self.signal = signal_number
+
+
+class StopRequest:
+    """Records a request to stop; a second one raises KeyboardInterrupt at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def ask(self, number: int, _frame: FrameType | None = None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turn SIGINT and SIGTERM into a StopRequest inside the block; outside the main thread signals are left alone."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def bag_weight(model: nn.Module) -> float:

@@ -32,8 +32,16 @@ from smmil.predict.cases import SOURCE_KEYS, feature_source
 from smmil.predict.inference import load_trained, outputs
 from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
 from smmil.train.folder import RunFolder, State, TensorBoardLog, load_checkpoint, outcome, save_checkpoint
-from smmil.train.loop import Trainer, lasting_state, make_optimiser, parameter_groups
-from smmil.train.progress import Interrupted, Progress, StopRequest, stop_on_signals
+from smmil.train.loop import (
+    Interrupted,
+    Progress,
+    StopRequest,
+    Trainer,
+    lasting_state,
+    make_optimiser,
+    parameter_groups,
+    stop_on_signals,
+)
 from smmil.weights import save_weights
 
 
