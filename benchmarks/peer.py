@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from smmil.bag import Bag
-from smmil.encoders.networks import prepare_torchvision
+from smmil.encoders.networks import _prepare_torchvision
 
-prepare_torchvision("torchmil")  # its torchmetrics imports it, which fails beside a torch without CUDA
+_prepare_torchvision("torchmil")  # its torchmetrics imports it, which fails beside a torch without CUDA
 
 
 def adjacency(bag: Bag, dense: bool = False) -> torch.Tensor:

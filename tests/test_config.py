@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from smmil.config import TrainConfig, config_hash, differing_keys, dump, flatten, load_config
+from smmil.config import TrainConfig, _flatten, config_hash, differing_keys, dump, load_config
 from smmil.errors import ConfigError
 
 LEAST = "data:\n  manifest: bags.csv\nmodel:\n  name: abmil\n"
@@ -136,7 +136,7 @@ def test_only_what_changes_the_result_changes_the_hash(tmp_path):
 
 def test_flat_keys_are_dotted():
     config = TrainConfig.model_validate({"data": {"manifest": "a"}, "model": {"name": "b", "options": {"c": {"d": 1}}}})
-    assert flatten(config)["model.options.c.d"] == 1
+    assert _flatten(config)["model.options.c.d"] == 1
 
 
 def test_importing_the_config_does_not_load_torch():

@@ -9,7 +9,7 @@ from bags import grid_bag
 from smmil.bag import BagBatch
 from smmil.config import PenaltyConfig, load_config
 from smmil.errors import ConfigError, DataError
-from smmil.losses import PENALTIES, bag_loss, class_weights, penalty_terms, smoothness_penalty, total_loss
+from smmil.losses import PENALTIES, _smoothness_penalty, bag_loss, class_weights, penalty_terms, total_loss
 from smmil.models import Output
 
 
@@ -102,7 +102,7 @@ def ragged():
 def test_a_penalty_is_added_with_its_weight():
     output, batch = ragged()
     loss, parts = total_loss(output, batch.y, **penalty_terms(output, batch, PenaltyConfig(weight=0.1)))
-    value = float(smoothness_penalty(output.scores, batch.graph, batch.offsets))
+    value = float(_smoothness_penalty(output.scores, batch.graph, batch.offsets))
     assert value > 0
     assert float(loss) == pytest.approx(log(2) + 0.5 + 0.1 * value)
     assert float(parts["penalty"]) == pytest.approx(0.1 * value)
@@ -112,7 +112,7 @@ def test_a_convex_penalty_takes_its_weight_from_all_the_rest():
     output, batch = ragged()
     settings = PenaltyConfig(weight=0.25, kind="sa_mil", convex=True)
     loss, _ = total_loss(output, batch.y, **penalty_terms(output, batch, settings))
-    value = float(smoothness_penalty(output.scores, batch.graph, batch.offsets, "sa_mil"))
+    value = float(_smoothness_penalty(output.scores, batch.graph, batch.offsets, "sa_mil"))
     assert float(loss) == pytest.approx(0.75 * (log(2) + 0.5) + 0.25 * value)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from smmil.encoders.networks import prepare_torchvision
+from smmil.encoders.networks import _prepare_torchvision
 from smmil.synthetic import synthetic_slides, write_synthetic
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-loop.md"
@@ -57,7 +57,7 @@ def test_plain_pytorch_changes_the_weights(names, capsys):
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_and_validates(names):
     if find_spec("torchvision"):
-        prepare_torchvision("lightning")  # its torchmetrics imports it
+        _prepare_torchvision("lightning")  # its torchmetrics imports it
     pytest.importorskip("lightning", reason="lightning is not installed; it is in the dependency group dev")
     torch.manual_seed(0)
     exec(programs()["Lightning"], names)

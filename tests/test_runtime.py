@@ -8,7 +8,7 @@ import torch
 
 from smmil import runtime
 from smmil.errors import ConfigError
-from smmil.runtime import choose_device, describe, place_seed, reproducible, seed_step, source_digest
+from smmil.runtime import _place_seed, choose_device, describe, reproducible, seed_step, source_digest
 
 
 def drawn():
@@ -25,8 +25,8 @@ def test_the_same_place_draws_the_same_numbers_whatever_happened_before():
 
 def test_neighbouring_places_do_not_share_their_numbers():
     places = [(s, e, t) for s in range(6) for e in range(-1, 6) for t in range(-1, 6)]
-    assert len({place_seed(*place) for place in places}) == len(places)
-    assert place_seed(1, 11, 1) != place_seed(11, 1, 1) != place_seed(1, 1, 11)
+    assert len({_place_seed(*place) for place in places}) == len(places)
+    assert _place_seed(1, 11, 1) != _place_seed(11, 1, 1) != _place_seed(1, 1, 11)
 
 
 def fail_inside_the_block():

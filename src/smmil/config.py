@@ -151,13 +151,13 @@ def dump(config: BaseModel) -> str:
     return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
 
 
-def flatten(config: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(config: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings as one level of dotted keys."""
     flat: dict[str, Any] = {}
     content = config.model_dump() if isinstance(config, BaseModel) else config
     for key, value in content.items():
         if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat
@@ -165,12 +165,12 @@ def flatten(config: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str
 
 def config_hash(config: TrainConfig) -> str:
     """Digest of the settings that decide what is learned."""
-    return digest(repr(sorted((k, v) for k, v in flatten(config).items() if k not in FREE_KEYS)))
+    return digest(repr(sorted((k, v) for k, v in _flatten(config).items() if k not in FREE_KEYS)))
 
 
 def differing_keys(one: TrainConfig, other: TrainConfig) -> list[str]:
     """Dotted keys, with both values, in which two configs differ and would learn something else."""
-    a, b = flatten(one), flatten(other)
+    a, b = _flatten(one), _flatten(other)
     keys = [k for k in sorted(a.keys() | b.keys()) if k not in FREE_KEYS and a.get(k) != b.get(k)]
     return [f"{k} ({a.get(k)!r} there, {b.get(k)!r} now)" for k in keys]
 

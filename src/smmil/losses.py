@@ -17,7 +17,7 @@ from smmil.nn.segment import segment_mean, segment_softmax, segment_sum
 PENALTIES = ("scores", "attention", "attention_squared", "sa_mil", "sa_mil_squared")
 
 
-def smoothness_penalty(scores: Tensor, graph: Graph, offsets: Tensor, kind: str = "scores") -> Tensor:
+def _smoothness_penalty(scores: Tensor, graph: Graph, offsets: Tensor, kind: str = "scores") -> Tensor:
     """Mean over the bags (and over the columns) of how much the scores (n, k) of neighbours differ.
 
     scores             (1/N) fᵀL̃f, f the scores as they are, L̃ the symmetric normalised Laplacian
@@ -106,5 +106,5 @@ def penalty_terms(output: Output, batch: BagBatch, settings: PenaltyConfig) -> d
         return {}
     if not output.scores.requires_grad:
         raise ConfigError("training.penalty: the scores of this model carry no gradient, so a penalty cannot train it")
-    value = smoothness_penalty(output.scores, batch.need("graph"), batch.offsets, settings.kind)
+    value = _smoothness_penalty(output.scores, batch.need("graph"), batch.offsets, settings.kind)
     return {"penalty": settings.weight * value, "rest": 1 - settings.weight if settings.convex else 1.0}

@@ -44,7 +44,7 @@ def feature_dtype(model: torch.nn.Module, stored: torch.dtype) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def place_seed(seed: int, epoch: int, step: int) -> int:
+def _place_seed(seed: int, epoch: int, step: int) -> int:
     """63-bit seed of a training step, a function of its arguments only."""
     text = f"smmil {seed} {epoch} {step}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
@@ -52,7 +52,7 @@ def place_seed(seed: int, epoch: int, step: int) -> int:
 
 def seed_step(seed: int, epoch: int, step: int) -> None:
     """Seed every random source for this step, so that resuming needs no saved random state."""
-    place = place_seed(seed, epoch, step)
+    place = _place_seed(seed, epoch, step)
     torch.manual_seed(place)
     random.seed(place)
     np.random.seed(place % 2**32)

@@ -12,7 +12,7 @@ from report.lesion_cases import META, save_all, scan_case, slide_case, write_sli
 from smmil.prediction import Prediction
 from smmil.synthetic import write_pyramid
 from smmil.synthetic.ct import synthetic_ct_scans
-from smmil.viewer.serving import bind
+from smmil.viewer.serving import _bind
 
 PLACE = (14, 8)
 CORNER = np.array([1024, 640])  # the scanned area of s1 lies at an offset in its slide
@@ -84,7 +84,7 @@ def served(study, port=0, around=lambda app: app, **options):
 
     from smmil.viewer.server import create_app
 
-    listening = bind("127.0.0.1", port)
+    listening = _bind("127.0.0.1", port)
     app = around(create_app(study, **options))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

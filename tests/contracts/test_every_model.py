@@ -369,7 +369,7 @@ def test_forward_hooks_of_every_layer_fire(name):
 
 def every_kernel():
     installed = [k for k in kernels.NAMES if k not in kernels.COMPILED or sm_numba._kernel() is not None]
-    return kernels.forced(*installed)
+    return kernels._forced(*installed)
 
 
 @every_model

@@ -15,7 +15,7 @@ from smmil.data.sources.camelyon16 import EXPECTED, WITHDRAWN
 from smmil.errors import ConfigError, DataError
 from smmil.files import read_json
 from smmil.images.volume import open_volume
-from smmil.synthetic.ct import write_ct_series
+from smmil.synthetic.ct import _write_ct_series
 
 
 def touch(path):
@@ -171,7 +171,7 @@ def rsna(root, scans=3):
     flat.mkdir(parents=True)
     for scan in range(scans):
         hu = np.random.default_rng(scan).integers(-100, 100, (3, 4, 4)).astype(np.float32)
-        for z, path in enumerate(write_ct_series(root / "tmp" / str(scan), hu, (1.0, 1.0, 5.0), seed=scan)):
+        for z, path in enumerate(_write_ct_series(root / "tmp" / str(scan), hu, (1.0, 1.0, 5.0), seed=scan)):
             dataset = pydicom.dcmread(path)
             name = f"ID_{(z * 7 + scan * 5) % 97:03d}{scan}{z}"
             dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = name

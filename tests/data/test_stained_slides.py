@@ -7,7 +7,7 @@ import pytest
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.ranking import auroc
 from smmil.images import open_slide
-from smmil.synthetic.slides import CELL, MPP, boxes_of, stained_picture, stained_slides
+from smmil.synthetic.slides import CELL, MPP, _boxes_of, _stained_picture, stained_slides
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_mean_colour_hardly_tells_a_lesion_but_the_size_of_nuclei_does():
     tissue = np.ones((12, 12), dtype=bool)
     lesion = np.zeros_like(tissue)
     lesion[:, 6:] = True
-    picture = stained_picture(rng, tissue, lesion, np.zeros_like(tissue), CELL).astype(float)
+    picture = _stained_picture(rng, tissue, lesion, np.zeros_like(tissue), CELL).astype(float)
     tiles = picture.reshape(12, CELL, 12, CELL, 3).swapaxes(1, 2)[1:-1, 1:-1].reshape(-1, CELL, CELL, 3)
     sick = lesion[1:-1, 1:-1].ravel()
     for colour in tiles.mean((1, 2)).T:
@@ -71,6 +71,6 @@ def test_mean_colour_hardly_tells_a_lesion_but_the_size_of_nuclei_does():
 def test_boxes_cover_exactly_the_cells_of_a_mask():
     mask = np.random.default_rng(3).random((7, 9)) < 0.5
     painted = np.zeros((7 * 4, 9 * 4), dtype=int)
-    for x, y, width, height in boxes_of(mask, 4):
+    for x, y, width, height in _boxes_of(mask, 4):
         painted[y : y + height, x : x + width] += 1
     assert np.array_equal(painted, np.kron(mask, np.ones((4, 4), dtype=int)))

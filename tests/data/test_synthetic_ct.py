@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from smmil.errors import ConfigError, DataError
 from smmil.images.volume import open_volume
-from smmil.synthetic.ct import head_phantom, synthetic_ct_scans, write_ct_series
+from smmil.synthetic.ct import _head_phantom, _write_ct_series, synthetic_ct_scans
 
 SMALL = {"size": 64, "slices": (14, 18)}
 
@@ -45,14 +45,14 @@ def test_the_table_agrees_with_the_files(tmp_path):
 
 
 def phantoms(n, blood, seed=0, size=64):
-    return [head_phantom(np.random.default_rng([seed, i]), 24, size, blood) for i in range(n)]
+    return [_head_phantom(np.random.default_rng([seed, i]), 24, size, blood) for i in range(n)]
 
 
 def test_blood_fills_neighbouring_slices_and_nothing_else():
     for index in range(12):
         rng = [np.random.default_rng([1, index]) for _ in range(2)]
-        _, sick = head_phantom(rng[0], 24, 64, 1.0)
-        _, healthy = head_phantom(rng[1], 24, 64, None)
+        _, sick = _head_phantom(rng[0], 24, 64, 1.0)
+        _, healthy = _head_phantom(rng[1], 24, 64, None)
         assert 3 <= sick.sum() <= 8
         assert (np.diff(np.flatnonzero(sick)) == 1).all()
         assert not healthy.any()
@@ -60,7 +60,7 @@ def test_blood_fills_neighbouring_slices_and_nothing_else():
 
 def test_blood_is_brighter_than_brain_by_what_was_asked():
     for index in range(4):
-        plain, strong = (head_phantom(np.random.default_rng([2, index]), 24, 64, c) for c in (0.0, 1.0))
+        plain, strong = (_head_phantom(np.random.default_rng([2, index]), 24, 64, c) for c in (0.0, 1.0))
         difference = gaussian_filter((strong[0] - plain[0]).astype(float), (0, 0.5, 0.5))
         assert 22 <= difference.max() <= 47
         assert np.array_equal(plain[1], strong[1])
@@ -92,7 +92,7 @@ def test_the_mean_of_a_scan_does_not_give_the_blood_away_but_places_do():
 
 def test_a_written_file_is_a_valid_ct_image(tmp_path):
     hu = np.arange(24, dtype=np.int16).reshape(2, 3, 4) - 1000
-    paths = write_ct_series(tmp_path, hu, (0.5, 0.7, 2.5), origin_mm=(1, 2, 3))
+    paths = _write_ct_series(tmp_path, hu, (0.5, 0.7, 2.5), origin_mm=(1, 2, 3))
     first, second = map(pydicom.dcmread, paths)
     assert first.SOPClassUID.name == "CT Image Storage"
     assert first.SeriesInstanceUID == second.SeriesInstanceUID
@@ -107,14 +107,14 @@ def test_a_written_file_is_a_valid_ct_image(tmp_path):
 
 def test_writing_refuses_what_cannot_be_stored(tmp_path):
     with pytest.raises(DataError, match="16 bits"):
-        write_ct_series(tmp_path, np.full((1, 2, 2), 1e6), (1, 1, 1))
+        _write_ct_series(tmp_path, np.full((1, 2, 2), 1e6), (1, 1, 1))
     with pytest.raises(DataError, match="16 bits"):
-        write_ct_series(tmp_path, np.full((1, 2, 2), np.nan), (1, 1, 1))
+        _write_ct_series(tmp_path, np.full((1, 2, 2), np.nan), (1, 1, 1))
     with pytest.raises(DataError, match="slices, rows, columns"):
-        write_ct_series(tmp_path, np.zeros((2, 2)), (1, 1, 1))
-    write_ct_series(tmp_path, np.zeros((3, 2, 2)), (1, 1, 1))
+        _write_ct_series(tmp_path, np.zeros((2, 2)), (1, 1, 1))
+    _write_ct_series(tmp_path, np.zeros((3, 2, 2)), (1, 1, 1))
     with pytest.raises(DataError, match="another series"):
-        write_ct_series(tmp_path, np.zeros((2, 2, 2)), (1, 1, 1))
+        _write_ct_series(tmp_path, np.zeros((2, 2, 2)), (1, 1, 1))
 
 
 @pytest.mark.parametrize("options", [{"n": 0}, {"slices": (30, 20)}, {"size": 8}, {"positive": 2}])

@@ -8,7 +8,7 @@ from tiny import MeanColour, encoder, tiles
 from torch import nn
 
 from smmil.encoders import encode_stream
-from smmil.encoders.encoder import in_order, read_ahead
+from smmil.encoders.encoder import _in_order, _read_ahead
 from smmil.errors import ConfigError, DataError
 
 
@@ -31,7 +31,7 @@ def test_order_is_kept_when_later_work_is_done_first(two_threads):
         time.sleep(0.02 if number % 2 == 0 else 0)
         return number
 
-    assert list(in_order(slow_when_even, range(15), threads=2)) == list(range(15))
+    assert list(_in_order(slow_when_even, range(15), threads=2)) == list(range(15))
 
 
 def test_an_error_while_reading_is_raised_here_and_the_reader_ends():
@@ -68,7 +68,7 @@ def test_reading_runs_ahead_but_only_so_far():
             taken.append(number)
             yield number
 
-    items = read_ahead(counted(), limit=5)
+    items = _read_ahead(counted(), limit=5)
     assert next(items) == 0
     deadline = time.monotonic() + 2
     while len(taken) < 7 and time.monotonic() < deadline:

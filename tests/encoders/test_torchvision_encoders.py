@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tiny import tiles
 
 from smmil.encoders import encoder_info, load_encoder
-from smmil.encoders.networks import prepare_torchvision
+from smmil.encoders.networks import _prepare_torchvision
 from smmil.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.skipif(
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 def _local_places_only(monkeypatch, tmp_path):
     monkeypatch.setenv("SMMIL_WEIGHTS", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    prepare_torchvision("a test")
+    _prepare_torchvision("a test")
 
 
 @pytest.mark.parametrize(("name", "dim"), [("resnet18", 512), ("vit_b_32", 768), ("resnet50-bt", 2048)])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smmil.encoders import networks
-from smmil.encoders.networks import prepare_torchvision
+from smmil.encoders.networks import _prepare_torchvision
 
 
 @pytest.fixture
@@ -30,5 +30,5 @@ def test_operators_are_declared_only_for_a_cuda_build_beside_a_torch_without(
     version, cuda, expected, declared, monkeypatch, tmp_path
 ):
     installed(monkeypatch, tmp_path, version, cuda)
-    prepare_torchvision("a test")
+    _prepare_torchvision("a test")
     assert len(declared) == expected

@@ -11,7 +11,7 @@ from tiny import tiles
 from torch import nn
 
 from smmil.encoders import load_encoder, networks
-from smmil.encoders.networks import fit, read_tensors
+from smmil.encoders.networks import _fit, _read_tensors
 from smmil.errors import ConfigError, DataError, MissingExtra
 
 
@@ -33,7 +33,7 @@ class Small(nn.Module):
 def small_torchvision(monkeypatch, tmp_path):
     """torchvision replaced by the stand-in, weights looked for in an empty folder."""
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=SimpleNamespace(resnet18=Small)))
-    monkeypatch.setattr(networks, "prepare_torchvision", lambda what: None)
+    monkeypatch.setattr(networks, "_prepare_torchvision", lambda what: None)
     monkeypatch.setenv("SMMIL_WEIGHTS", str(tmp_path / "weights"))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     (tmp_path / "weights").mkdir()
@@ -114,7 +114,7 @@ def test_weights_of_another_network_are_refused_by_name(change, words, tmp_path)
     network.fc = nn.Identity()
     before = network.conv.weight.clone()
     with pytest.raises(DataError, match=r"mine\.pth: weights of another network: " + words):
-        fit(network, state, ("fc.",), tmp_path / "mine.pth")
+        _fit(network, state, ("fc.",), tmp_path / "mine.pth")
     assert torch.equal(network.conv.weight, before)
 
 
@@ -134,7 +134,7 @@ def test_code_in_a_file_of_weights_is_never_run(tmp_path):
     (tmp_path / "plain.pth").write_bytes(pickle.dumps(Payload()))
     for name in ("evil.pt", "plain.pth"):
         with pytest.raises(DataError, match=f"{name}: cannot be read as weights alone"):
-            read_tensors(tmp_path / name)
+            _read_tensors(tmp_path / name)
     assert not (tmp_path / "executed").exists()
 
 
@@ -142,17 +142,17 @@ def test_code_in_a_file_of_weights_is_never_run(tmp_path):
 def test_files_that_are_damaged_empty_or_absent_are_named(name, tmp_path):
     path = tmp_path / name
     with pytest.raises(DataError, match=f"{name}: no such file"):
-        read_tensors(path)
+        _read_tensors(path)
     for content in (b"", b"nothing to see here" * 50):
         path.write_bytes(content)
         with pytest.raises(DataError, match=f"{name}: cannot be read"):
-            read_tensors(path)
+            _read_tensors(path)
 
 
 def test_a_file_without_named_tensors_is_refused(tmp_path):
     torch.save([torch.ones(2)], tmp_path / "list.pt")
     with pytest.raises(DataError, match="holds no named tensors"):
-        read_tensors(tmp_path / "list.pt")
+        _read_tensors(tmp_path / "list.pt")
 
 
 def test_an_impossible_size_is_refused(small_torchvision):

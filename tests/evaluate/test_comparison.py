@@ -10,7 +10,7 @@ from scipy import stats
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate import bootstrap_ci, compare, compare_models, delong, holm
-from smmil.evaluate.significance import auroc_covariance
+from smmil.evaluate.significance import _auroc_covariance
 
 # albumin, total protein, K-G score and outcome of the 43 complete patients of DeLong, DeLong, Clarke-Pearson (1988)
 OVARIAN = """
@@ -30,7 +30,7 @@ def ovarian():
 def test_the_published_example_of_delong():
     # areas, standard errors and contrasts to the K-G score as printed for these data
     albumin, protein, score, truth = ovarian()
-    covariance = auroc_covariance(np.stack([albumin, score, protein]), truth)
+    covariance = _auroc_covariance(np.stack([albumin, score, protein]), truth)
     assert np.sqrt(np.diag(covariance)) == pytest.approx([0.0927, 0.1028, 0.1000], abs=5e-5)
     first, second = delong(albumin, score, truth), delong(protein, score, truth)
     assert (first.auroc_a, first.auroc_b, second.auroc_a) == pytest.approx((0.7366, 0.7258, 0.6478), abs=5e-5)
@@ -56,7 +56,7 @@ def test_covariances_agree_with_all_pairs_of_pairs_with_ties(seed):
     rng = np.random.default_rng(seed)
     truth = rng.permutation([True] * 7 + [False] * 9)
     scores = rng.integers(0, 5, (2, 16)) + 2.0 * truth
-    found = auroc_covariance(scores, truth)
+    found = _auroc_covariance(scores, truth)
     for i, j in product(range(2), repeat=2):
         assert found[i, j] == pytest.approx(slow_covariance(scores[i], scores[j], truth), abs=1e-14)
 

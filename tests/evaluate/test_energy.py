@@ -6,7 +6,7 @@ import torch
 
 from smmil.errors import DataError
 from smmil.evaluate import energies
-from smmil.evaluate.levels import bag_energies
+from smmil.evaluate.levels import _bag_energies
 from smmil.graph import Graph, chain_graph, grid_graph
 from smmil.prediction import Prediction
 
@@ -17,7 +17,7 @@ def on(graph, f, name="a"):
 
 def test_a_path_of_three_by_hand():
     # degrees 1, 2, 1; L~ = I - A/sqrt(2): f'L~f = 1 + 4 + 0 - 2*(1*2 + 2*0)/sqrt(2); plain energy 1 + 4
-    found = bag_energies(on(chain_graph(3), [1, 2, 0]))
+    found = _bag_energies(on(chain_graph(3), [1, 2, 0]))
     rough = 5 - 4 / np.sqrt(2)
     assert found["rayleigh"] == pytest.approx(rough / 5)
     assert found["mean"] == pytest.approx(rough / 3)
@@ -29,7 +29,7 @@ def test_energies_equal_the_roughness_of_the_graph(seed):
     rng = np.random.default_rng(seed)
     cells = np.unique(rng.integers(0, 9, (40, 2)), axis=0)
     graph, f = grid_graph(cells, 1), rng.normal(size=len(cells))
-    found = bag_energies(on(graph, f))
+    found = _bag_energies(on(graph, f))
     rough = float(graph.normalized("sym").roughness(torch.from_numpy(f)))
     scaled = torch.from_numpy((f - f.min()) / (f.max() - f.min()))
     assert found["rayleigh"] == pytest.approx(rough / (f @ f), rel=1e-10)
@@ -39,13 +39,13 @@ def test_energies_equal_the_roughness_of_the_graph(seed):
 
 def test_a_lonely_instance_adds_nothing():
     alone = Graph.from_edges([[0], [1]], n=3)
-    assert bag_energies(on(alone, [1, 0, 7]))["mean"] == pytest.approx(1 / 3)
+    assert _bag_energies(on(alone, [1, 0, 7]))["mean"] == pytest.approx(1 / 3)
 
 
 def test_rayleigh_forgets_scale_and_minmax_forgets_scale_and_shift():
     graph, f = chain_graph(6), np.array([1.0, 3, 2, 5, 5, 0])
-    assert bag_energies(on(graph, -4 * f))["rayleigh"] == pytest.approx(bag_energies(on(graph, f))["rayleigh"])
-    assert bag_energies(on(graph, 10 - 4 * f))["minmax"] == pytest.approx(bag_energies(on(graph, f))["minmax"])
+    assert _bag_energies(on(graph, -4 * f))["rayleigh"] == pytest.approx(_bag_energies(on(graph, f))["rayleigh"])
+    assert _bag_energies(on(graph, 10 - 4 * f))["minmax"] == pytest.approx(_bag_energies(on(graph, f))["minmax"])
 
 
 def test_edges_may_be_listed_once_twice_or_with_loops():
@@ -53,7 +53,7 @@ def test_edges_may_be_listed_once_twice_or_with_loops():
     both = Prediction("a", [0.5], f, edges=[[0, 1, 1, 2], [1, 0, 2, 1]])
     once = Prediction("a", [0.5], f, edges=[[1, 1], [0, 2]])
     loops = Prediction("a", [0.5], f, edges=[[0, 1, 2, 2], [1, 2, 1, 2]])
-    assert bag_energies(both) == bag_energies(once) == bag_energies(loops)
+    assert _bag_energies(both) == _bag_energies(once) == _bag_energies(loops)
 
 
 def test_the_average_uses_only_bags_where_the_energy_is_defined():
@@ -73,4 +73,4 @@ def test_the_average_uses_only_bags_where_the_energy_is_defined():
 def test_without_edges_nothing_is_invented():
     assert np.isnan(energies([Prediction("a", [0.5], [1.0])])["rayleigh"])
     with pytest.raises(DataError, match="a: energies need edges"):
-        bag_energies(Prediction("a", [0.5], [1.0]))
+        _bag_energies(Prediction("a", [0.5], [1.0]))

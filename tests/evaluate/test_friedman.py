@@ -6,7 +6,7 @@ from scipy import stats
 
 from smmil.errors import DataError
 from smmil.evaluate import friedman_nemenyi, mean_ranks, spread
-from smmil.evaluate.significance import not_different
+from smmil.evaluate.significance import _not_different
 
 # ranks of four classifiers on 14 data sets: table 6 of Demšar, JMLR 7 (2006)
 DEMSAR = {
@@ -53,10 +53,10 @@ def test_a_pair_at_the_critical_difference_has_exactly_that_p_value():
 
 def test_runs_of_equal_models_are_the_longest_ones():
     means = {"a": 1.0, "b": 1.5, "c": 2.4, "d": 4.0, "e": 6.0}
-    assert not_different(means, 1.5) == [["a", "b", "c"]]
-    assert not_different(means, 1.7) == [["a", "b", "c"], ["c", "d"]]
-    assert not_different(means, 0.1) == []
-    assert not_different(means, 9) == [["a", "b", "c", "d", "e"]]
+    assert _not_different(means, 1.5) == [["a", "b", "c"]]
+    assert _not_different(means, 1.7) == [["a", "b", "c"], ["c", "d"]]
+    assert _not_different(means, 0.1) == []
+    assert _not_different(means, 9) == [["a", "b", "c", "d", "e"]]
 
 
 def test_models_that_are_always_equal_do_not_differ():

@@ -27,9 +27,9 @@ from smmil.evaluate import (
     unregister_metric,
 )
 from smmil.evaluate.bootstrap import Settings, statistic
-from smmil.evaluate.metrics import METRICS, metrics_table
-from smmil.experiments.run import measured_row
-from smmil.experiments.study import measured_metric
+from smmil.evaluate.metrics import METRICS, _metrics_table
+from smmil.experiments.run import _measured_row
+from smmil.experiments.study import _measured_metric
 from smmil.packaging.facts import measure as packaged
 from smmil.report import write_report
 from smmil.report.numbers import measure, metric_rows, value_of
@@ -109,10 +109,10 @@ def random_labelled(noise):
 
 
 def test_a_new_metric_is_listed_by_the_command_and_in_the_docs_table(registered):
-    assert "bag_specificity" not in command("--list-metrics") + metrics_table()
+    assert "bag_specificity" not in command("--list-metrics") + _metrics_table()
     registered(NEW)
     assert re.search(r"bag_specificity +│ higher +│ share of negative bags called negative", command("--list-metrics"))
-    assert "| `bag_specificity` | bag | bag specificity | higher | 0.5 | share of negative" in metrics_table()
+    assert "| `bag_specificity` | bag | bag specificity | higher | 0.5 | share of negative" in _metrics_table()
 
 
 def test_a_new_metric_is_in_the_report_with_its_interval(folders, tmp_path):
@@ -127,13 +127,13 @@ def test_a_new_metric_is_in_the_report_with_its_interval(folders, tmp_path):
 
 def test_a_new_metric_is_in_results_of_studies_and_may_be_asked_for(registered):
     with pytest.raises(ValueError, match="unknown metric 'bag_specificity'"):
-        measured_metric("bag_specificity")
+        _measured_metric("bag_specificity")
     registered(NEW)
-    assert measured_metric("bag_specificity") == "bag_specificity"
-    row = measured_row(SOME, SOME)
+    assert _measured_metric("bag_specificity") == "bag_specificity"
+    row = _measured_row(SOME, SOME)
     assert row["bag_specificity"] == pytest.approx(by_hand(SOME))
     registered(replace(NEW, name="inst_specificity", level="instance", hub=None))
-    assert measured_metric("inst_specificity@per_bag") in measured_row(SOME, SOME)
+    assert _measured_metric("inst_specificity@per_bag") in _measured_row(SOME, SOME)
 
 
 def test_a_new_metric_is_stated_by_packages(folders):
@@ -258,5 +258,5 @@ def test_the_table_of_the_docs_is_that_of_the_registry():
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     page = (DOCS / "evaluate.md").read_text(encoding="utf-8")
-    assert metrics_table() in page
+    assert _metrics_table() in page
     assert script.renewed(page) == page, "run python docs/metrics_table.py"

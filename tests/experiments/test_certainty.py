@@ -7,7 +7,7 @@ import pytest
 from smmil.errors import DataError
 from smmil.evaluate import bootstrap_ci, compare, holm
 from smmil.experiments.results import p_text
-from smmil.experiments.significance import comparisons, pair_differences, resampled_mean
+from smmil.experiments.significance import _resampled_mean, comparisons, pair_differences
 from smmil.experiments.writing import comparisons_markdown, pairs_markdown
 from smmil.prediction import Prediction
 
@@ -25,27 +25,27 @@ def cases(seed, gain, n=40, named=True):
 
 def test_with_one_fold_it_is_the_ordinary_bootstrap():
     mine, other = cases(0, 1.0), cases(1, 0.3)
-    found = resampled_mean([mine], "bag_auroc", [None], n=300)
+    found = _resampled_mean([mine], "bag_auroc", [None], n=300)
     plain = bootstrap_ci(mine, "bag_auroc", n=300)
     assert found.value == plain["value"]
     assert np.nanstd(found.drawn, ddof=1) == pytest.approx(plain["std"])
-    gap = found.minus(resampled_mean([other], "bag_auroc", [None], n=300))
+    gap = found.minus(_resampled_mean([other], "bag_auroc", [None], n=300))
     assert gap.value == pytest.approx(compare(mine, other, "bag_auroc", n=300)["difference"])
 
 
 def test_the_value_is_the_mean_over_folds():
     folds = [cases(seed, 0.5) for seed in range(3)]
     singles = [bootstrap_ci(fold, "bag_auroc", n=10)["value"] for fold in folds]
-    assert resampled_mean(folds, "bag_auroc", [None] * 3, n=10).value == pytest.approx(np.mean(singles))
+    assert _resampled_mean(folds, "bag_auroc", [None] * 3, n=10).value == pytest.approx(np.mean(singles))
 
 
 def test_folds_with_different_test_cases_are_refused():
     with pytest.raises(DataError, match="different cases"):
-        resampled_mean([cases(0, 1.0), cases(0, 1.0, n=30)], "bag_auroc", [None, None], n=10)
+        _resampled_mean([cases(0, 1.0), cases(0, 1.0, n=30)], "bag_auroc", [None, None], n=10)
 
 
 def test_models_tested_on_different_cases_are_not_subtracted():
-    mine, other = (resampled_mean([cases(0, 1.0, n=n)], "bag_auroc", [None], n=10) for n in (40, 30))
+    mine, other = (_resampled_mean([cases(0, 1.0, n=n)], "bag_auroc", [None], n=10) for n in (40, 30))
     with pytest.raises(DataError, match="tested on different cases"):
         mine.minus(other)
 
@@ -176,7 +176,7 @@ def hash_of(name, fold):
 def test_equal_models_whose_fold_means_are_rounded_otherwise_do_not_differ():
     # the mean of the same three numbers in another order
     folds = [cases(seed, 0.5) for seed in range(3)]
-    one, other = (resampled_mean(order, "bag_brier", [None] * 3, n=100) for order in (folds, folds[::-1]))
+    one, other = (_resampled_mean(order, "bag_brier", [None] * 3, n=100) for order in (folds, folds[::-1]))
     assert (one.drawn != other.drawn).any()  # rounded otherwise indeed
     between = one.minus(other)
     assert between.value == 0

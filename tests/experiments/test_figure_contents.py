@@ -6,7 +6,7 @@ import pytest
 from experiments.studies import results_for, tiny_set, tiny_study, variant
 
 from smmil.experiments import plots
-from smmil.experiments.figures import make_figure
+from smmil.experiments.figures import _make_figure
 from smmil.experiments.study import FigureSpec
 from smmil.prediction import Prediction
 
@@ -18,7 +18,7 @@ def test_a_sweep_drops_no_variant(tmp_path, monkeypatch):
     both = [variant(name, setting={"steps": 1}) for name in ("A", "B")]
     figure = FigureSpec(name="steps", kind="sweep", setting="steps", metrics=["inst_auroc"])
     study = tiny_study(variants=both)
-    make_figure(study, figure, results_for({"A": [0.5], "B": [0.9]}), tmp_path, tmp_path)
+    _make_figure(study, figure, results_for({"A": [0.5], "B": [0.9]}), tmp_path, tmp_path)
     assert [(value, mean) for value, mean, _ in drawn[0][0]["inst_auroc"]] == [(1, 0.5), (1, 0.9)]
 
 
@@ -28,7 +28,7 @@ def test_a_sweep_names_the_points_it_cannot_draw(values, told, tmp_path, monkeyp
     monkeypatch.setattr(plots, "curves", lambda lines, path, option, title, learned: titles.append(title) or [])
     figure = FigureSpec(name="steps", kind="sweep", setting="steps", metrics=["inst_auroc"], title="T")
     study = tiny_study(variants=[variant("A", setting={"steps": 1}), variant("B", setting={"steps": 2})])
-    make_figure(study, figure, results_for({"A": values, "B": [0.9]}), tmp_path, tmp_path)
+    _make_figure(study, figure, results_for({"A": values, "B": [0.9]}), tmp_path, tmp_path)
     assert titles[0].partition("\n")[1] + titles[0].partition("\n")[2] == told
 
 
@@ -45,7 +45,7 @@ def test_difficulty_finds_its_sets_by_their_own_name_and_names_the_option(tmp_pa
     study = tiny_study(datasets=sets, variants=[variant("A")], figures=[figure], caveat="Toy")
     parts = [results_for({"A": [v]}, dataset="synthetic").assign(set=s.name, extractor=s.extractor)
              for s, v in zip(sets, (0.9, 0.7), strict=True)]  # fmt: skip
-    make_figure(study, figure, pd.concat(parts), tmp_path, tmp_path)
+    _make_figure(study, figure, pd.concat(parts), tmp_path, tmp_path)
     lines, _, option, title = drawn[0]
     assert [(x, y) for x, y, _ in lines["inst_auroc"]["A"]] == [(0.0, 0.9), (0.5, 0.7)]
     assert (option, title) == ("distractors", "Toy: Against distractors of the data")
@@ -73,13 +73,13 @@ def test_differences_of_some_variants_are_corrected_like_those_of_all_and_say_wh
     plan = results.assign(state="done", reason="")
     plan.loc[plan["run"].isin(["B1", "D0"]), "state"] = "missing"
     other = plan.assign(set="elsewhere", state="missing")
-    make_figure(study, figure, results, tmp_path, tmp_path, pd.concat([plan, other]))
+    _make_figure(study, figure, results, tmp_path, tmp_path, pd.concat([plan, other]))
     assert family == [list("ABCD") if kind == "differences" else list("BCD")]
     rows, _, title = drawn[0]
     assert list(rows["variant"]) == ["B", "C"]
     page = "comparisons.md" if kind == "differences" else "pairs.md"
     assert title.endswith(f"\nNot complete ({page} says what is missing): B")
-    make_figure(study, figure, results, tmp_path, tmp_path, results.assign(state="done"))
+    _make_figure(study, figure, results, tmp_path, tmp_path, results.assign(state="done"))
     assert "\n" not in drawn[1][2]
 
 
@@ -93,6 +93,6 @@ def test_neighbouring_pairs_are_counted_over_all_cases(monkeypatch, tmp_path):
     ]
     monkeypatch.setattr("smmil.experiments.figures.first_predictions", lambda *_: {"A": cases})
     figure = FigureSpec(name="e", kind="examples", cases=2)
-    make_figure(tiny_study(), figure, results_for({"A": [0.5]}), tmp_path, tmp_path)
+    _make_figure(tiny_study(), figure, results_for({"A": [0.5]}), tmp_path, tmp_path)
     assert drawn[0][1] == [1.0, 0.0]
     assert "25.0% of neighbouring pairs have the same label (2 positive cases)" in drawn[0][3]

@@ -7,7 +7,7 @@ from experiments.studies import copied, results_for, tiny_study, variant
 
 from smmil.errors import DataError
 from smmil.experiments import plots
-from smmil.experiments.figures import make_figure, write_figures
+from smmil.experiments.figures import _make_figure, write_figures
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import FigureSpec, TableSpec
 from smmil.experiments.tables import write_tables
@@ -38,7 +38,7 @@ def test_ranks_are_drawn_for_groups_of_three_and_more(tmp_path):
     results = results_for(values, metrics=("inst_auroc", "bag_auroc"), group=group)
     figure = FigureSpec(name="ranks", kind="critical_difference")
     study = tiny_study(variants=[variant(name) for name in values], figures=[figure])
-    assert [p.name for p in make_figure(study, figure, results, tmp_path, tmp_path)] == [
+    assert [p.name for p in _make_figure(study, figure, results, tmp_path, tmp_path)] == [
         "ranks-no_global.png", "ranks-no_global.svg", "ranks-no_global.txt"]  # fmt: skip
 
 
@@ -48,13 +48,13 @@ def test_ranks_of_the_figure_are_those_of_the_tables(tmp_path, monkeypatch):
     results = results_for({"A": [0.90004], "B": [0.9], "C": [0.7]}, metrics=("inst_auroc", "bag_auroc"))
     figure = FigureSpec(name="ranks", kind="critical_difference")
     study = tiny_study(variants=[variant(name) for name in "ABC"], figures=[figure])
-    make_figure(study, figure, results, tmp_path, tmp_path)
+    _make_figure(study, figure, results, tmp_path, tmp_path)
     assert (drawn[0].loc["A"] == drawn[0].loc["B"]).all()
 
 
 def test_few_data_sets_are_a_warning_in_the_figure_and_in_the_text_beside_it(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plots, "write_both", lambda figure, path: drawn.append(figure) or [path])
+    monkeypatch.setattr(plots, "_write_both", lambda figure, path: drawn.append(figure) or [path])
     columns = pd.MultiIndex.from_product([["one", "two"], ["r"], ["inst_auroc", "bag_auroc"]])
     values = pd.DataFrame(np.arange(12).reshape(3, 4) / 20, index=list("abc"), columns=columns)
     plots.rank_figure(values, tmp_path / "ranks", "Preliminary: Mean ranks")
@@ -69,9 +69,9 @@ def test_few_data_sets_are_a_warning_in_the_figure_and_in_the_text_beside_it(tmp
 
 
 def test_one_data_set_is_named_as_such_and_ten_are_enough():
-    assert "3 columns of one data set." in plots.rank_warning(["a", "a", "a"])
-    assert plots.rank_warning([str(i) for i in range(10)]) == ""
-    assert plots.rank_warning([str(i % 9) for i in range(20)]) != ""
+    assert "3 columns of one data set." in plots._rank_warning(["a", "a", "a"])
+    assert plots._rank_warning([str(i) for i in range(10)]) == ""
+    assert plots._rank_warning([str(i % 9) for i in range(20)]) != ""
 
 
 def test_a_smaller_error_ranks_higher_in_the_figure(tmp_path, monkeypatch):
@@ -79,7 +79,9 @@ def test_a_smaller_error_ranks_higher_in_the_figure(tmp_path, monkeypatch):
     monkeypatch.setattr("smmil.experiments.figures.rank_figure", lambda v, path, *told: drawn.append(v) or [path])
     results = results_for({"A": [0.1], "B": [0.2], "C": [0.3]}, metrics=("bag_brier", "bag_auroc"))
     figure = FigureSpec(name="ranks", kind="critical_difference", metrics=["bag_brier", "bag_auroc"])
-    make_figure(tiny_study(variants=[variant(n) for n in "ABC"], figures=[figure]), figure, results, tmp_path, tmp_path)
+    _make_figure(
+        tiny_study(variants=[variant(n) for n in "ABC"], figures=[figure]), figure, results, tmp_path, tmp_path
+    )
     brier, auroc = (drawn[0].xs(metric, axis=1, level="metric").iloc[:, 0] for metric in ("bag_brier", "bag_auroc"))
     assert list(brier.rank(ascending=False)) == [1, 2, 3]
     assert list(auroc.rank(ascending=False)) == [3, 2, 1]
@@ -87,13 +89,13 @@ def test_a_smaller_error_ranks_higher_in_the_figure(tmp_path, monkeypatch):
 
 def test_who_and_what_is_not_ranked_stands_below_the_diagram_and_in_the_text(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plots, "write_both", lambda figure, path: drawn.append(figure) or [path])
+    monkeypatch.setattr(plots, "_write_both", lambda figure, path: drawn.append(figure) or [path])
     metrics = ["inst_auroc", "bag_auroc", "energy_mean"]
     results = results_for({"A": [0.9], "B": [0.8], "C": [0.7], "Half": [0.6]}, metrics=metrics)
     results.loc[results["variant"] == "Half", "bag_auroc"] = np.nan
     figure = FigureSpec(name="ranks", kind="critical_difference", metrics=metrics)
     study = tiny_study(variants=[variant(n) for n in ("A", "B", "C", "Half", "Later")], figures=[figure])
-    make_figure(study, figure, results, tmp_path, tmp_path)
+    _make_figure(study, figure, results, tmp_path, tmp_path)
     text = (tmp_path / "ranks-no_global.txt").read_text()
     for told in (" ".join(drawn[0].get_supxlabel().split()), text):
         assert "Not ranked, some results are missing: Half, Later." in told
@@ -105,7 +107,7 @@ def test_ranks_that_cannot_be_drawn_are_told(tmp_path):
     figure = FigureSpec(name="ranks", kind="critical_difference", metrics=["inst_auroc", "inst_f1"])
     study = tiny_study(variants=[variant("A"), variant("B")], figures=[figure])
     with pytest.raises(DataError, match="three models"):
-        make_figure(study, figure, results_for({"A": [0.9], "B": [0.8]}), tmp_path, tmp_path)
+        _make_figure(study, figure, results_for({"A": [0.9], "B": [0.8]}), tmp_path, tmp_path)
 
 
 def test_a_figure_that_cannot_be_drawn_is_named_and_the_others_are_drawn(finished_study, tmp_path):
@@ -188,9 +190,9 @@ def test_maps_share_one_colour_bar_that_says_what_it_means(figures_drawn, finish
 
 def test_the_scale_of_a_map_ends_at_its_own_percentiles():
     scores = np.arange(101) * 3.0 - 7
-    scaled = plots.scaled(scores)
+    scaled = plots._scaled(scores)
     assert np.percentile(scaled, [2, 98]) == pytest.approx([0, 1])
-    assert list(plots.scaled(np.full(4, 2.0))) == [0.5] * 4
+    assert list(plots._scaled(np.full(4, 2.0))) == [0.5] * 4
 
 
 def test_one_outlier_does_not_squeeze_a_histogram():
@@ -198,7 +200,7 @@ def test_one_outlier_does_not_squeeze_a_histogram():
     scores = rng.normal(size=1000)
     scores[0] = 1e6
     cases = [Prediction("a", [0.5], scores[:500], y=1), Prediction("b", [0.5], scores[500:], y=0)]
-    cut = np.concatenate([p.scores[:, 0] for p in plots.without_tails(cases)])
+    cut = np.concatenate([p.scores[:, 0] for p in plots._without_tails(cases)])
     low, high = np.percentile(scores, [0.5, 99.5])
     assert (cut.min(), cut.max()) == (pytest.approx(low), pytest.approx(high))
     inside = (scores > low) & (scores < high)

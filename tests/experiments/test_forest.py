@@ -23,7 +23,7 @@ def rows(*given):
 def drawn(monkeypatch, call):
     """The axes of the figure that `call` would write."""
     kept = []
-    monkeypatch.setattr(plots, "write_both", lambda figure, path: kept.append(figure) or [path])
+    monkeypatch.setattr(plots, "_write_both", lambda figure, path: kept.append(figure) or [path])
     call()
     return kept[0].axes
 

@@ -8,7 +8,7 @@ from experiments.studies import manifest_study, tiny_set, tiny_study, variant
 
 from smmil.errors import ConfigError
 from smmil.experiments.grid import make_grid
-from smmil.experiments.study import Synthetic, load_study, protocol
+from smmil.experiments.study import Synthetic, _protocol, load_study
 from smmil.synthetic import synthetic_slides, write_synthetic
 
 
@@ -164,7 +164,7 @@ def test_mistakes_in_a_study_are_named(tmp_path, text, words):
 def test_every_model_of_the_protocol_can_be_made():
     from smmil.models import create_model
 
-    for definition in protocol()["variants"].values():
+    for definition in _protocol()["variants"].values():
         create_model(definition["model"], 8, **definition.get("options", {}))
 
 

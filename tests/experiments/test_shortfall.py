@@ -7,8 +7,8 @@ from experiments.studies import copied, grid_of, results_for, table_study, tiny_
 from smmil.experiments.results import missing_run_notes
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import TableSpec
-from smmil.experiments.tables import make_table, write_tables
-from smmil.experiments.writing import latex, markdown
+from smmil.experiments.tables import _make_table, write_tables
+from smmil.experiments.writing import _latex, _markdown
 
 METRICS = ["inst_auroc", "inst_f1"]
 TABLE = TableSpec(name="t", metrics=METRICS, rank_by="all")
@@ -26,11 +26,11 @@ def shown_for(states, table=TABLE, names=("A", "B", "C")):
     """A table of variants with three folds each, some of which are not done."""
     everything = results_for({name: [0.7 + 0.01 * i] * 3 for i, name in enumerate(names)})
     plan = with_states(everything, states)
-    return make_table(table_study(list(names)), table, everything[plan["state"] == "done"], plan)
+    return _make_table(table_study(list(names)), table, everything[plan["state"] == "done"], plan)
 
 
 def cells(shown, model):
-    line = next(line for line in markdown(shown).splitlines() if line.startswith(f"| {model} |"))
+    line = next(line for line in _markdown(shown).splitlines() if line.startswith(f"| {model} |"))
     return [cell.strip() for cell in line.split("|")[3:-1]]
 
 
@@ -42,12 +42,12 @@ def test_every_number_of_a_row_over_fewer_runs_is_marked_and_no_other():
     assert "‡ CAMELYON16 · A: mean over 2 of 3 runs" in shown.notes
     assert any(n.startswith("CAMELYON16 · A: 1 of 3 runs failed, such as ZeroDivisionError: 1 / 0; look in runs/A2")
                for n in shown.notes)  # fmt: skip
-    assert latex(shown).count("$^\\ddagger$") == 3 + 1
+    assert _latex(shown).count("$^\\ddagger$") == 3 + 1
 
 
 def test_nothing_is_marked_when_everything_is_done():
     shown = shown_for({})
-    assert "‡" not in markdown(shown)
+    assert "‡" not in _markdown(shown)
     assert not any("failed" in note or "complete" in note for note in shown.notes)
 
 
@@ -55,18 +55,18 @@ def test_nothing_is_marked_when_everything_is_done():
 def test_a_variant_without_a_finished_run_stays_in_the_table(state, words):
     shown = shown_for({f"B{fold}": state for fold in range(3)})
     assert cells(shown, "B") == [words, words, "not ranked"]
-    lines = [line for line in markdown(shown).splitlines() if line.startswith("|")]
+    lines = [line for line in _markdown(shown).splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     told = "3 of 3 runs failed" if state == "failed" else "not complete yet: CAMELYON16 · B (3 runs)"
     assert any(told in note for note in shown.notes)
     assert "not ranked (no_global), some results are missing: B" in shown.notes
-    assert words in latex(shown)
+    assert words in _latex(shown)
 
 
 def test_one_failed_run_is_a_run():
     everything = results_for({"A": [0.7], "B": [0.8]})
     plan = with_states(everything, {"A0": "failed"})
-    shown = make_table(table_study(["A", "B"]), TABLE, everything[1:], plan)
+    shown = _make_table(table_study(["A", "B"]), TABLE, everything[1:], plan)
     assert cells(shown, "A")[0] == "failed (1 run)"
 
 
@@ -90,7 +90,7 @@ def two_rates(fast, slow, slow_done):
 def test_a_rate_that_was_chosen_without_all_the_others_is_marked_and_told(done, words):
     """Five runs at 1e-4, one far better one at 1e-5: 1e-4 stands in the table, and nobody takes it for chosen."""
     results, plan = two_rates([0.6] * 5, 0.99, done)
-    shown = make_table(table_study(["A", "B"]), TABLE, results, plan)
+    shown = _make_table(table_study(["A", "B"]), TABLE, results, plan)
     assert set(shown.rows["lr"].dropna()) == {1e-4}
     assert all("‡" in cell for cell in cells(shown, "A"))
     assert not any("‡" in cell for cell in cells(shown, "B"))
@@ -104,20 +104,20 @@ def test_a_rate_that_was_chosen_without_all_the_others_is_marked_and_told(done, 
 
 def test_without_a_plan_rates_that_lack_folds_are_seen_too():
     results, _ = two_rates([0.6] * 5, 0.99, 1)
-    assert any("1e-05 has 1 of 5 runs" in note for note in make_table(table_study(["A", "B"]), TABLE, results).notes)
+    assert any("1e-05 has 1 of 5 runs" in note for note in _make_table(table_study(["A", "B"]), TABLE, results).notes)
 
 
 def test_a_rate_chosen_among_all_is_not_marked():
     results, plan = two_rates([0.6] * 5, 0.99, 5)
     assert missing_run_notes(results, plan) == []
-    assert "‡" not in markdown(make_table(table_study(["A", "B"]), TABLE, results, plan))
+    assert "‡" not in _markdown(_make_table(table_study(["A", "B"]), TABLE, results, plan))
 
 
 @pytest.mark.parametrize(("sources", "told"), [(["a", "a"], 0), (["a", "b"], 1), (["a", None], 1), (None, 0)])
 def test_a_table_says_when_its_runs_were_made_by_different_states_of_the_program(sources, told):
     results = results_for({"A": [0.7], "B": [0.8]})
     results = results if sources is None else results.assign(source=sources)
-    notes = make_table(table_study(["A", "B"]), TABLE, results).notes
+    notes = _make_table(table_study(["A", "B"]), TABLE, results).notes
     assert sum("made by 2 states of the program" in note for note in notes) == told
 
 
@@ -125,7 +125,7 @@ def test_a_table_whose_variants_have_no_run_at_all_is_a_table_of_reasons():
     everything = results_for({"A": [0.7], "B": [0.8], "C": [0.9]})
     plan = with_states(everything, {"A0": "failed", "B0": "missing"})
     table = TableSpec(name="t", metrics=METRICS, variants=["A", "B"])
-    shown = make_table(table_study(["A", "B", "C"]), table, everything[2:], plan)
+    shown = _make_table(table_study(["A", "B", "C"]), table, everything[2:], plan)
     assert [cells(shown, model)[0] for model in "AB"] == ["failed (1 run)", "not run yet"]
 
 
@@ -151,7 +151,7 @@ def test_pages_of_comparisons_end_with_what_is_missing(finished_study, tmp_path)
 def test_a_long_reason_is_cut_and_a_variant_of_no_table_is_not_mentioned():
     everything = results_for({"A": [0.7], "B": [0.8], "C": [0.9]})
     plan = with_states(everything, {"A0": "failed", "C0": "failed"}).assign(reason="x" * 999)
-    shown = make_table(
+    shown = _make_table(
         table_study(["A", "B", "C"]), TABLE.model_copy(update={"variants": ["A", "B"]}), everything[1:2], plan
     )
     notes = [note for note in shown.notes if "failed" in note]

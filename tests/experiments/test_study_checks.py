@@ -6,7 +6,7 @@ from experiments.studies import tiny_set, tiny_study, variant
 
 from smmil.errors import ConfigError
 from smmil.evaluate.metrics import pooled_names
-from smmil.experiments.run import measured_row
+from smmil.experiments.run import _measured_row
 from smmil.experiments.study import load_study
 from smmil.prediction import Prediction
 
@@ -24,7 +24,7 @@ def test_the_metrics_of_a_study_are_those_of_a_row_of_results():
     rng = np.random.default_rng(0)
     cases = [Prediction(f"c{i}", [0.2 + 0.1 * i], rng.normal(size=5), y=i % 2, y_inst=[i % 2] * 2 + [0] * 3,
                         edges=np.array([[0, 1], [1, 2]])) for i in range(6)]  # fmt: skip
-    row = measured_row(cases, cases)
+    row = _measured_row(cases, cases)
     assert {n for n in row if n.startswith(("bag_", "inst_", "energy_", "froc"))} == set(pooled_names())
 
 

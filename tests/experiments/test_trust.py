@@ -11,19 +11,19 @@ from torch import nn
 
 from smmil.bag import Bag
 from smmil.data.manifest import Manifest
-from smmil.experiments.datasets import neighbour_agreement, position_bag, positions_only, prepare, random_labels
+from smmil.experiments.datasets import _neighbour_agreement, _position_bag, positions_only, prepare, random_labels
 from smmil.experiments.results import chosen_rows
 from smmil.experiments.trust import (
     _HEADINGS,
     SHARES,
-    curve,
-    deletion_insertion,
-    inside_positives,
-    inverted_map,
-    inverted_maps,
-    map_stability,
-    part_of_bag,
-    trust_markdown,
+    _curve,
+    _deletion_insertion,
+    _inside_positives,
+    _inverted_map,
+    _inverted_maps,
+    _map_stability,
+    _part_of_bag,
+    _trust_markdown,
     trust_report,
 )
 from smmil.models import Output
@@ -55,16 +55,16 @@ def scored(case, scores, y=1, y_inst=None, **more):
 
 def test_equal_orders_are_stable_and_reversed_ones_are_not():
     up, scaled, down = ([scored("a", s)] for s in ([1, 2, 3, 4.0], [10, 20, 30, 99.0], [4, 3, 2, 1.0]))
-    assert map_stability([up, scaled])["stability"] == pytest.approx(1)
-    assert map_stability([up, down])["stability"] == pytest.approx(-1)
-    three = map_stability([up, scaled, down])
+    assert _map_stability([up, scaled])["stability"] == pytest.approx(1)
+    assert _map_stability([up, down])["stability"] == pytest.approx(-1)
+    three = _map_stability([up, scaled, down])
     assert three["stability"] == pytest.approx((1 - 1 - 1) / 3)
     assert (three["stability_worst"], three["n_stability_pairs"]) == (pytest.approx(-1), 3)
 
 
 def test_a_single_seed_or_a_constant_map_has_no_stability():
-    assert np.isnan(map_stability([[scored("a", [1, 2, 3.0])]])["stability"])
-    assert np.isnan(map_stability([[scored("a", [1, 1, 1.0])], [scored("a", [1, 2, 3.0])]])["stability"])
+    assert np.isnan(_map_stability([[scored("a", [1, 2, 3.0])]])["stability"])
+    assert np.isnan(_map_stability([[scored("a", [1, 1, 1.0])], [scored("a", [1, 2, 3.0])]])["stability"])
 
 
 def cohort(sign, cases=30, seed=0):
@@ -77,9 +77,9 @@ def cohort(sign, cases=30, seed=0):
 
 
 def test_an_inverted_map_raises_the_alarm_and_a_good_or_useless_one_does_not():
-    assert inverted_map(cohort(-1), n=200)["inverted"]
-    assert not inverted_map(cohort(1), n=200)["inverted"]
-    assert not inverted_map(cohort(0), n=200)["inverted"]
+    assert _inverted_map(cohort(-1), n=200)["inverted"]
+    assert not _inverted_map(cohort(1), n=200)["inverted"]
+    assert not _inverted_map(cohort(0), n=200)["inverted"]
 
 
 def levelled(cases=30):
@@ -97,43 +97,43 @@ def test_levels_that_differ_between_cases_raise_no_alarm():
         np.concatenate([p.y_inst for p in levelled()]), np.concatenate([p.scores[:, 0] for p in levelled()])
     )
     assert pooled == pytest.approx(0.8 * 0.2 + 0.2)
-    found = inverted_map(levelled(), n=200)
+    found = _inverted_map(levelled(), n=200)
     assert (found["inside"], found["inverted"]) == (1, False)
 
 
 def test_only_positive_cases_are_asked():
     upside_down = [scored(f"n{i}", [3, 2, 1.0], y=y, y_inst=[0, 0, 1]) for i, y in enumerate([0, None] * 40)]
-    assert inside_positives([*levelled(), *upside_down]) == 1
-    assert not inverted_map([*levelled(), *upside_down], n=200)["inverted"]
+    assert _inside_positives([*levelled(), *upside_down]) == 1
+    assert not _inverted_map([*levelled(), *upside_down], n=200)["inverted"]
 
 
 def test_without_an_interval_there_is_no_alarm():
-    alone = inverted_map([scored("a", [3, 2, 1, 0.0], y_inst=[0, 0, 1, 1])], n=50)
+    alone = _inverted_map([scored("a", [3, 2, 1, 0.0], y_inst=[0, 0, 1, 1])], n=50)
     assert (alone["inside"], alone["inverted"]) == (0, False)
     assert np.isnan([alone["inside_low"], alone["inside_high"]]).all()
-    unknown = inverted_map([scored("a", [3, 2, 1.0]), scored("b", [1, 2, 3.0])], n=50)
+    unknown = _inverted_map([scored("a", [3, 2, 1.0]), scored("b", [1, 2, 3.0])], n=50)
     assert np.isnan(unknown["inside"])
     assert not unknown["inverted"]
 
 
 def test_a_map_that_is_upside_down_in_every_case_raises_the_alarm():
-    found = inverted_map([scored(c, [3, 2, 1, 0.0], y_inst=[0, 0, 1, 1]) for c in "abcdef"], n=50)
+    found = _inverted_map([scored(c, [3, 2, 1, 0.0], y_inst=[0, 0, 1, 1]) for c in "abcdef"], n=50)
     assert (found["inside_low"], found["inside_high"], found["inverted"]) == (0, 0, True)
 
 
 def test_every_run_is_asked_whether_its_map_is_inverted():
-    found = inverted_maps([cohort(1), cohort(-1, seed=1), cohort(1, seed=2)], n=200)
-    each = [inverted_map(run, n=200)["inside"] for run in (cohort(1), cohort(-1, seed=1), cohort(1, seed=2))]
+    found = _inverted_maps([cohort(1), cohort(-1, seed=1), cohort(1, seed=2)], n=200)
+    each = [_inverted_map(run, n=200)["inside"] for run in (cohort(1), cohort(-1, seed=1), cohort(1, seed=2))]
     assert (found["inverted"], found["inverted_runs"]) == (True, "1 of 3")
     assert found["inside"] == pytest.approx(np.mean(each))
     assert found["inside_lowest"] == each[1] < 0.5
-    assert inverted_maps([cohort(1), cohort(1, seed=2)], n=200)["inverted_runs"] == "0 of 2"
+    assert _inverted_maps([cohort(1), cohort(1, seed=2)], n=200)["inverted_runs"] == "0 of 2"
 
 
 def test_part_of_a_bag_keeps_rows_and_the_edges_among_them():
     bag = grid_bag(30)
     rows = np.array([9, 2, 17, 3, 4, 28])
-    part = part_of_bag(bag, rows)
+    part = _part_of_bag(bag, rows)
     kept = np.sort(rows)
     assert torch.equal(part.x, bag.x[kept])
     assert torch.equal(part.coords, bag.coords[kept])
@@ -144,14 +144,14 @@ def test_deleting_the_instance_that_decides_lets_the_probability_fall_at_once():
     bag, model = step_bag(), LargestValue()
     order = np.argsort(-bag.x[:, 0].numpy(), kind="stable")
     high, low = 1 / (1 + np.exp(-3.0)), 1 / (1 + np.exp(9.0))
-    assert curve(model, bag, order) == pytest.approx([high] + [low] * (len(SHARES) - 1))
-    assert curve(model, bag, order, insert=True) == pytest.approx([high] * len(SHARES))
-    assert curve(model, bag, order[::-1], insert=True) == pytest.approx([low] * len(SHARES))
+    assert _curve(model, bag, order) == pytest.approx([high] + [low] * (len(SHARES) - 1))
+    assert _curve(model, bag, order, insert=True) == pytest.approx([high] * len(SHARES))
+    assert _curve(model, bag, order[::-1], insert=True) == pytest.approx([low] * len(SHARES))
 
 
 def test_a_faithful_map_beats_random_order_and_an_inverted_one_loses():
     bags = [step_bag(n) for n in (20, 30, 40)]
-    good, bad = (deletion_insertion(LargestValue(sign), bags) for sign in (1.0, -1.0))
+    good, bad = (_deletion_insertion(LargestValue(sign), bags) for sign in (1.0, -1.0))
     assert good["deletion"] < good["deletion_random"]
     assert good["insertion"] > good["insertion_random"]
     assert bad["deletion"] > bad["deletion_random"]
@@ -160,10 +160,10 @@ def test_a_faithful_map_beats_random_order_and_an_inverted_one_loses():
 
 
 def test_positions_are_scaled_to_the_case_and_nothing_else_remains():
-    bag = position_bag(chain_bag(5, dim=16))
+    bag = _position_bag(chain_bag(5, dim=16))
     assert bag.x.tolist() == [[0.0], [0.25], [0.5], [0.75], [1.0]]
     flat = Bag("flat", torch.ones(3, 4), torch.tensor([[5, 0], [5, 2], [5, 4]]))
-    assert position_bag(flat).x.tolist() == [[0, 0], [0, 0.5], [0, 1]]
+    assert _position_bag(flat).x.tolist() == [[0, 0], [0, 0.5], [0, 1]]
 
 
 def test_random_labels_leave_test_cases_alone_and_deal_out_the_others(tmp_path):
@@ -198,7 +198,7 @@ def test_positions_only_has_the_same_cases_labels_graphs_and_splits(tmp_path):
 
 def test_agreement_of_neighbours_by_hand():
     labels, edges = np.array([1, 1, 0, -1]), np.array([[0, 1, 2, 0, 1], [1, 2, 3, 0, 0]])
-    assert neighbour_agreement(labels, edges) == pytest.approx(2 / 3)  # 0-1 twice, 1-2 not; unknown and self left out
+    assert _neighbour_agreement(labels, edges) == pytest.approx(2 / 3)  # 0-1 twice, 1-2 not; unknown and self left out
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_the_models_own_values_stand_before_those_of_positions_and_random_labels
     row = {"set": "s", "variant": "M", **dict.fromkeys(_HEADINGS, 0.0), "inverted": False, "inverted_runs": "0 of 5"}
     row |= {"inside": 0.91, "inside_lowest": 0.85, "positions_inst": 0.52}
     row |= {"bag_auroc": 0.97, "positions_bag": 0.61, "random_labels": 0.48}
-    line = next(line for line in trust_markdown([row]).splitlines() if line.startswith("| s |"))
+    line = next(line for line in _trust_markdown([row]).splitlines() if line.startswith("| s |"))
     assert "| 0.910 | 0.850 | 0.520 | 0 of 5 |" in line
     assert line.endswith("| 0.970 | 0.610 | 0.480 |")
 
@@ -256,5 +256,5 @@ def test_the_models_own_values_stand_before_those_of_positions_and_random_labels
 def test_an_inverted_map_is_shouted():
     row = {"set": "s", "variant": "M", **dict.fromkeys(_HEADINGS, 0.25), "inverted": True}
     row["inverted_runs"] = "2 of 5"
-    assert "**Inverted map**: M on s is high on the wrong side in 2 of 5 runs." in trust_markdown([row])
-    assert "Inverted map" not in trust_markdown([{**row, "inverted": False}])
+    assert "**Inverted map**: M on s is high on the wrong side in 2 of 5 runs." in _trust_markdown([row])
+    assert "Inverted map" not in _trust_markdown([{**row, "inverted": False}])

@@ -7,8 +7,8 @@ import pytest
 from experiments.studies import results_for, table_study
 
 from smmil.experiments.study import TableSpec
-from smmil.experiments.tables import make_table
-from smmil.experiments.writing import csv_text, for_spreadsheets, latex, markdown, write_table
+from smmil.experiments.tables import _make_table
+from smmil.experiments.writing import _csv_text, _latex, _markdown, for_spreadsheets, write_table
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def shown():
         name="t", title="A & B", metrics=["inst_auroc", "inst_f1"], paper="table_localization", rank_by="all"
     )
     values = {"ABMIL": [0.8, 0.9], "DTFD-MIL": [0.7, 0.7], "Mine_2": [0.95, 0.93]}
-    return make_table(study, table, results_for(values))
+    return _make_table(study, table, results_for(values))
 
 
 def test_a_whole_table_has_means_ranks_places_and_warnings(shown):
@@ -35,13 +35,13 @@ def spaced(text):
 
 
 def test_numbers_keep_their_deviation_and_headings_their_arrow_in_narrow_columns(shown):
-    cells = [line for line in markdown(shown).splitlines() if line.startswith("|")]
+    cells = [line for line in _markdown(shown).splitlines() if line.startswith("|")]
     assert not any(sign in line for line in cells for sign in ("± ", " ±", " ↑"))
     assert any("\N{NO-BREAK SPACE}↑" in line for line in cells)
 
 
 def test_markdown_marks_the_best_two_and_names_the_paper(shown):
-    text = spaced(markdown(shown))
+    text = spaced(_markdown(shown))
     assert "**0.940** ± 0.014" in text
     assert "<u>0.850</u> ± 0.071<br>paper 0.819 ± 0.074† (+0.031, not judged (flagged))" in text
     assert "*without global interactions*" in text
@@ -50,7 +50,7 @@ def test_markdown_marks_the_best_two_and_names_the_paper(shown):
 
 
 def test_latex_is_balanced_and_escaped(shown):
-    text = latex(shown)
+    text = _latex(shown)
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert "\\textbf{0.940}" in text
     assert "\\underline{0.850}" in text
@@ -65,36 +65,36 @@ def test_csv_keeps_every_digit(shown, tmp_path):
     write_table(shown, tmp_path)
     back = pd.read_csv(tmp_path / "t.csv")
     assert list(back["mean"]) == list(shown.rows["mean"])
-    assert csv_text(shown) == (tmp_path / "t.csv").read_text()
-    assert "ABMIL,inst_auroc,0.8500000000000001,0.0707106781186547" in csv_text(shown).replace("no_global,", "")
-    assert ",2,0.0001,local,CAMELYON16,2,False," in csv_text(shown)  # counts are whole numbers, ranks or not
+    assert _csv_text(shown) == (tmp_path / "t.csv").read_text()
+    assert "ABMIL,inst_auroc,0.8500000000000001,0.0707106781186547" in _csv_text(shown).replace("no_global,", "")
+    assert ",2,0.0001,local,CAMELYON16,2,False," in _csv_text(shown)  # counts are whole numbers, ranks or not
 
 
 def test_a_table_without_title_is_called_by_its_name_and_carries_the_caveat():
     results = results_for({"ABMIL": [0.8, 0.9], "SmAP": [0.7, 0.7]})
     table = TableSpec(name="plain", metrics=["inst_f1"])
-    found = make_table(table_study(["ABMIL", "SmAP"]), table, results)
-    assert markdown(found).startswith("## plain · CAMELYON16 ResNet50-BT\n")
-    toy = make_table(table_study(["ABMIL", "SmAP"], caveat="Toy size"), table, results)
-    assert markdown(toy).startswith("## Toy size: plain · ")
-    assert "\\caption{Toy size: plain $\\cdot$ CAMELYON16 ResNet50-BT}" in latex(toy)
+    found = _make_table(table_study(["ABMIL", "SmAP"]), table, results)
+    assert _markdown(found).startswith("## plain · CAMELYON16 ResNet50-BT\n")
+    toy = _make_table(table_study(["ABMIL", "SmAP"], caveat="Toy size"), table, results)
+    assert _markdown(toy).startswith("## Toy size: plain · ")
+    assert "\\caption{Toy size: plain $\\cdot$ CAMELYON16 ResNet50-BT}" in _latex(toy)
 
 
 def test_the_data_set_stands_above_columns_where_there_are_several_and_in_the_title_where_there_is_one(shown):
-    assert "| instance AUROC ↑ | instance F1 ↑ | instance rank ↓ |" in spaced(markdown(shown))
+    assert "| instance AUROC ↑ | instance F1 ↑ | instance rank ↓ |" in spaced(_markdown(shown))
     two = pd.concat([results_for({"A": [0.8]}), results_for({"A": [0.7]}, dataset="PANDA", extractor="ResNet18")])
     study = table_study(["A"])
     other = study.datasets[0].model_copy(update={"name": "PANDA", "extractor": "ResNet18"})
-    both = make_table(
+    both = _make_table(
         study.model_copy(update={"datasets": [*study.datasets, other]}), TableSpec(name="t", metrics=["inst_f1"]), two
     )
-    assert "| CAMELYON16 ResNet50-BT<br>instance F1 ↑ | PANDA ResNet18<br>instance F1 ↑ |" in spaced(markdown(both))
+    assert "| CAMELYON16 ResNet50-BT<br>instance F1 ↑ | PANDA ResNet18<br>instance F1 ↑ |" in spaced(_markdown(both))
 
 
 def test_the_reference_is_marked_and_metrics_are_explained_below():
     results = results_for({"ABMIL": [0.8], "SmAP": [0.7]}, metrics=["inst_f1", "energy_mean"])
     study = table_study(["ABMIL", "SmAP"], reference="ABMIL")
-    text = markdown(make_table(study, TableSpec(name="t", metrics=["inst_f1", "energy_mean"]), results))
+    text = _markdown(_make_table(study, TableSpec(name="t", metrics=["inst_f1", "energy_mean"]), results))
     assert "| ABMIL (reference) |" in text
     assert "- instance F1: 2TP / (2TP + FP + FN)" in text
     assert "- energy fᵀL̃f / N: roughness per instance" in text
@@ -112,15 +112,15 @@ def test_the_reference_is_marked_and_metrics_are_explained_below():
 def test_large_numbers_have_fewer_digits(metric, mean, words):
     folds = [mean - 832.387 / math.sqrt(2), mean + 832.387 / math.sqrt(2)]
     results = results_for({"A": folds}, metrics=[metric])
-    text = markdown(make_table(table_study(["A"]), TableSpec(name="t", metrics=[metric]), results))
+    text = _markdown(_make_table(table_study(["A"]), TableSpec(name="t", metrics=[metric]), results))
     assert f"| {words} |" in spaced(text)
 
 
 def test_ranks_have_two_digits_and_come_in_the_order_of_their_metrics(shown):
-    assert "**1.00** ± 0.00" in spaced(markdown(shown))
+    assert "**1.00** ± 0.00" in spaced(_markdown(shown))
     metrics = ["inst_auroc", "bag_auroc"]
     results = results_for({"A": [0.8], "B": [0.7]}, metrics=metrics)
-    text = markdown(make_table(table_study(["A", "B"]), TableSpec(name="t", metrics=metrics, rank_by="all"), results))
+    text = _markdown(_make_table(table_study(["A", "B"]), TableSpec(name="t", metrics=metrics, rank_by="all"), results))
     assert "| instance rank ↓ | bag rank ↓ |" in spaced(text)
 
 
@@ -130,7 +130,7 @@ def test_latex_holds_no_sign_that_pdflatex_cannot_print():
     metrics = [*METRIC_NAMES, "inst_auroc@per_bag"]
     results = results_for({"SmAP α=0.1 ^~<|>\\": [0.8, 0.9]}, metrics=metrics)
     study = table_study(["SmAP α=0.1 ^~<|>\\"])
-    text = latex(make_table(study, TableSpec(name="t", metrics=metrics, rank_by="all"), results))
+    text = _latex(_make_table(study, TableSpec(name="t", metrics=metrics, rank_by="all"), results))
     assert text.isascii()
     assert "SmAP $\\alpha$=0.1 \\textasciicircum{}\\textasciitilde{}$<$$|$$>$\\textbackslash{}" in text
     assert "f$^\\top$$\\tilde L$f / N" in text
@@ -146,16 +146,16 @@ def test_a_name_that_looks_like_a_formula_stays_a_name_and_numbers_stay_numbers(
 def test_where_a_metric_is_undefined_in_a_run_the_cell_says_so_and_the_papers_number_stays():
     results = results_for({"ABMIL": [0.8, math.nan, 0.9], "SmAP": [0.7, 0.7, 0.7]})
     table = TableSpec(name="t", metrics=["inst_auroc"], paper="table_localization")
-    text = spaced(markdown(make_table(table_study(["ABMIL", "SmAP"]), table, results)))
+    text = spaced(_markdown(_make_table(table_study(["ABMIL", "SmAP"]), table, results)))
     assert "| undefined in 1 of 3 runs<br>paper 0.819 ± 0.074† |" in text
-    assert "undefined in 1 of 3 runs" in latex(make_table(table_study(["ABMIL", "SmAP"]), table, results))
+    assert "undefined in 1 of 3 runs" in _latex(_make_table(table_study(["ABMIL", "SmAP"]), table, results))
 
 
 def test_the_papers_number_stays_beside_a_variant_that_failed():
     results = results_for({"ABMIL": [0.8], "SmAP": [0.7]})
     plan = results.assign(state=["failed", "done"], reason="x")
     table = TableSpec(name="t", metrics=["inst_auroc"], paper="table_localization")
-    text = spaced(markdown(make_table(table_study(["ABMIL", "SmAP"]), table, results[1:], plan)))
+    text = spaced(_markdown(_make_table(table_study(["ABMIL", "SmAP"]), table, results[1:], plan)))
     assert "| failed (1 run)<br>paper 0.819 ± 0.074† |" in text
 
 

@@ -5,7 +5,7 @@ import torch
 from bags import chain_bag
 
 from smmil.bag import Bag
-from smmil.encoders.networks import prepare_torchvision
+from smmil.encoders.networks import _prepare_torchvision
 from smmil.errors import DataError
 from smmil.formats import read_bag, read_provenance, write_bag
 from smmil.formats.convert import convert
@@ -87,7 +87,7 @@ def test_our_folders_have_torchmils_names_types_and_shapes(tmp_path):
 @pytest.mark.slow
 def test_torchmil_itself_finds_the_same_neighbours_in_our_folders(tmp_path):
     pytest.importorskip("torchmil", reason="torchmil is not installed")
-    prepare_torchvision("torchmil")  # its torchmetrics imports it
+    _prepare_torchvision("torchmil")  # its torchmetrics imports it
     from torchmil import datasets
 
     slide(tmp_path, {"s1": 1})

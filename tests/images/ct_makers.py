@@ -8,7 +8,7 @@ from openjpeg.utils import encode_array
 from pydicom.encaps import encapsulate
 from pydicom.uid import JPEG2000Lossless, RLELossless
 
-from smmil.synthetic.ct import write_ct_series
+from smmil.synthetic.ct import _write_ct_series
 
 SPACING = (0.5, 0.75, 5.0)
 ORIGIN = (-10.0, -20.0, 30.0)
@@ -23,7 +23,7 @@ def series(folder, hu=None, spacing=SPACING, **options):
     """Write a series; gives the voxels and the paths, in the order of the slices."""
     hu = voxels() if hu is None else hu
     options.setdefault("origin_mm", ORIGIN)
-    return hu, write_ct_series(folder, hu, spacing, **options)
+    return hu, _write_ct_series(folder, hu, spacing, **options)
 
 
 def change(path, **tags):

@@ -7,7 +7,7 @@ from images.pyramids import FLAVOURS, OFFSET, noise, slide_file
 
 from smmil.errors import ConfigError, DataError
 from smmil.synthetic import write_pyramid
-from smmil.synthetic.slide_files import build_levels
+from smmil.synthetic.slide_files import _build_levels
 
 VENDORS = {"aperio": "aperio", "generic": "generic-tiff", "leica": "leica", "dicom": "dicom"}
 
@@ -53,7 +53,7 @@ def test_jpeg_stays_near_the_image(tmp_path):
 
 def test_levels_are_means_without_the_incomplete_rest():
     image = noise(50, 70)
-    levels = build_levels(image, (1, 4, 16, 64))
+    levels = _build_levels(image, (1, 4, 16, 64))
     assert [level.shape for level in levels] == [(50, 70, 3), (12, 17, 3), (3, 4, 3)]
     assert np.abs(levels[1] - image[:48, :68].reshape(12, 4, 17, 4, 3).mean((1, 3))).max() <= 0.5
 

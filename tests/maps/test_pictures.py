@@ -93,10 +93,10 @@ def test_an_own_scale_is_stated_and_follows_the_percentiles():
 
 
 def test_the_scale_bar_has_a_round_length_in_words():
-    assert [canvas.round_length(v) for v in (1, 1.9, 2, 49, 5.3, 0.07)] == [1, 1, 2, 20, 5, 0.05]
-    assert canvas.length_words(2000, "um") == "2 mm"
-    assert canvas.length_words(500, "um") == "500 µm"
-    assert canvas.length_words(10000, "px") == "10,000 px (level 0)"
+    assert [canvas._round_length(v) for v in (1, 1.9, 2, 49, 5.3, 0.07)] == [1, 1, 2, 20, 5, 0.05]
+    assert canvas._length_words(2000, "um") == "2 mm"
+    assert canvas._length_words(500, "um") == "500 µm"
+    assert canvas._length_words(10000, "px") == "10,000 px (level 0)"
 
 
 @pytest.mark.parametrize("name", ["$x_{$", "a\nb\tc", "<b>&\"'", "x" * 500, "Größe µ", "100% $\\frac{1}$"])

@@ -8,7 +8,7 @@ import pytest
 from smmil.errors import DataError
 from smmil.frame import Frame
 from smmil.maps import rasterize
-from smmil.maps.overlay import borders
+from smmil.maps.overlay import _borders
 from smmil.prediction import Prediction
 
 NAN = np.nan
@@ -99,9 +99,9 @@ def test_sixty_thousand_instances_take_less_than_half_a_second():
 def test_the_outline_of_one_cell_is_its_four_sides():
     inside = np.zeros((3, 3), dtype=bool)
     inside[1, 2] = True
-    sides = {tuple(map(tuple, side)) for side in borders(inside, (0, 30, 60, 0)).tolist()}
+    sides = {tuple(map(tuple, side)) for side in _borders(inside, (0, 30, 60, 0)).tolist()}
     assert sides == {((20, 20), (20, 40)), ((30, 20), (30, 40)), ((20, 20), (30, 20)), ((20, 40), (30, 40))}
 
 
 def test_cells_of_one_lesion_have_no_line_between_them():
-    assert len(borders(np.ones((2, 3), dtype=bool), (0, 3, 2, 0))) == 2 * (2 + 3)
+    assert len(_borders(np.ones((2, 3), dtype=bool), (0, 3, 2, 0))) == 2 * (2 + 3)

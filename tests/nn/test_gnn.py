@@ -14,14 +14,14 @@ from smmil.nn.gnn import (
     GENConv,
     GINConv,
     Neighbours,
+    _softmax_aggregate,
+    _softmax_aggregate_by_edge,
     chebyshev_terms,
     nearest,
-    softmax_aggregate,
-    softmax_aggregate_by_edge,
 )
 
 N = 49
-BOTH_WAYS = [softmax_aggregate, softmax_aggregate_by_edge]
+BOTH_WAYS = [_softmax_aggregate, _softmax_aggregate_by_edge]
 
 
 def graph():
@@ -90,7 +90,7 @@ def test_messages_of_any_spread_are_weighed_in_float32(spread):
     m = (torch.rand(N, 5, generator=torch.Generator().manual_seed(0)) * spread).requires_grad_()
     t = torch.ones(1, requires_grad=True)
     wide = [v.detach().double().requires_grad_() for v in (m, t)]
-    ours, truth = softmax_aggregate(m, t, near), softmax_aggregate_by_edge(*wide, near)
+    ours, truth = _softmax_aggregate(m, t, near), _softmax_aggregate_by_edge(*wide, near)
     assert torch.allclose(ours.double(), truth, atol=1e-4 * spread)
     target = rows(seed=5)
     mine = torch.autograd.grad((ours * target.float()).sum(), (m, t))
@@ -102,11 +102,11 @@ def test_messages_of_any_spread_are_weighed_in_float32(spread):
 
 def test_only_messages_far_apart_are_weighed_edge_by_edge(monkeypatch):
     calls = []
-    monkeypatch.setattr(gnn, "softmax_aggregate_by_edge", lambda *a: calls.append(1) or softmax_aggregate_by_edge(*a))
+    monkeypatch.setattr(gnn, "_softmax_aggregate_by_edge", lambda *a: calls.append(1) or _softmax_aggregate_by_edge(*a))
     near, one = both_kinds()[0], torch.ones(1)
     for spread, by_edge in ((20, 0), (75, 0), (85, 1)):
         calls.clear()
-        softmax_aggregate(torch.linspace(0, spread, N)[:, None].repeat(1, 2), one, near)
+        _softmax_aggregate(torch.linspace(0, spread, N)[:, None].repeat(1, 2), one, near)
         assert len(calls) == by_edge
 
 

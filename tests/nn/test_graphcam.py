@@ -8,14 +8,14 @@ from smmil.nn.graphcam import (
     CAM_STARTS,
     TokenBlock,
     TokenTransformer,
-    attention_relevance,
-    divided,
+    _attention_relevance,
+    _divided,
+    _relevance_of_both_uses,
+    _relevance_of_linear,
+    _relevance_of_product,
+    _relevance_of_sum,
+    _rollout,
     graph_cam,
-    relevance_of_both_uses,
-    relevance_of_linear,
-    relevance_of_product,
-    relevance_of_sum,
-    rollout,
 )
 from smmil.nn.kernels.attention import join_heads
 
@@ -33,21 +33,21 @@ def per_bag(r):
 def test_a_linear_map_by_hand():
     """Output 1 = 2·3 + (-1)·1: only the first input helps. Output 2 = 1·3 + (-2)(-1): 3 parts and 2 parts of 5."""
     x, weight = torch.tensor([[3.0, -1.0]], dtype=DOUBLE), torch.tensor([[2.0, 1.0], [1.0, -2.0]], dtype=DOUBLE)
-    given = relevance_of_linear(torch.tensor([[7.0, 10.0]], dtype=DOUBLE), x, weight)
+    given = _relevance_of_linear(torch.tensor([[7.0, 10.0]], dtype=DOUBLE), x, weight)
     assert torch.allclose(given, torch.tensor([[7.0 + 6.0, 4.0]], dtype=DOUBLE))
 
 
 def test_a_sum_by_hand():
     """Entries share 4 as 1:3 and 6 as 2:1; totals 5 and 5, then nothing is left to correct."""
     a, b, r = (torch.tensor([v], dtype=DOUBLE) for v in ([1.0, 2.0], [3.0, 1.0], [4.0, 6.0]))
-    to_a, to_b = relevance_of_sum(r, a, b)
+    to_a, to_b = _relevance_of_sum(r, a, b)
     assert torch.allclose(to_a, torch.tensor([[1.0, 4.0]], dtype=DOUBLE))
     assert torch.allclose(to_b, torch.tensor([[3.0, 2.0]], dtype=DOUBLE))
 
 
 def test_a_sum_of_opposite_totals_is_shared_by_their_sizes():
     """a = 3 and b = -1 share 4 as 6 and -2 in the entry; by size 6:2 gives 3 to a and 1 to b."""
-    to_a, to_b = relevance_of_sum(*(torch.tensor([[v]], dtype=DOUBLE) for v in (4.0, 3.0, -1.0)))
+    to_a, to_b = _relevance_of_sum(*(torch.tensor([[v]], dtype=DOUBLE) for v in (4.0, 3.0, -1.0)))
     assert to_a.item() == pytest.approx(3)
     assert to_b.item() == pytest.approx(1)
 
@@ -55,42 +55,42 @@ def test_a_sum_of_opposite_totals_is_shared_by_their_sizes():
 def test_a_product_by_hand():
     """z = 2·3 + 1·4 = 10 with relevance 20: parts 12 and 8, half to each factor."""
     a, b = torch.tensor([[[2.0, 1.0]]], dtype=DOUBLE), torch.tensor([[[3.0], [4.0]]], dtype=DOUBLE)
-    to_a, to_b = relevance_of_product(torch.full((1, 1, 1), 20.0, dtype=DOUBLE), a, b)
+    to_a, to_b = _relevance_of_product(torch.full((1, 1, 1), 20.0, dtype=DOUBLE), a, b)
     assert torch.allclose(to_a, torch.tensor([[[6.0, 4.0]]], dtype=DOUBLE))
     assert torch.allclose(to_b, torch.tensor([[[6.0], [4.0]]], dtype=DOUBLE))
 
 
 def test_nothing_is_lost():
     r, x = numbers(3, 6, 4, seed=1), numbers(3, 6, 40)
-    assert torch.allclose(per_bag(relevance_of_linear(r, x, numbers(4, 40, seed=2))), per_bag(r), atol=1e-6)
+    assert torch.allclose(per_bag(_relevance_of_linear(r, x, numbers(4, 40, seed=2))), per_bag(r), atol=1e-6)
     a, b = numbers(3, 6, 4), numbers(3, 6, 4, seed=3)
-    assert torch.allclose(sum(per_bag(part) for part in relevance_of_sum(r, a, b)), per_bag(r), atol=1e-6)
-    parts = relevance_of_product(r, numbers(3, 6, 7), numbers(3, 7, 4, seed=5))
+    assert torch.allclose(sum(per_bag(part) for part in _relevance_of_sum(r, a, b)), per_bag(r), atol=1e-6)
+    parts = _relevance_of_product(r, numbers(3, 6, 7), numbers(3, 7, 4, seed=5))
     assert torch.allclose(sum(per_bag(part) for part in parts), per_bag(r), atol=1e-6)
-    assert torch.allclose(per_bag(relevance_of_both_uses(r, 2 * r, a)), 3 * per_bag(r), atol=1e-6)
+    assert torch.allclose(per_bag(_relevance_of_both_uses(r, 2 * r, a)), 3 * per_bag(r), atol=1e-6)
 
 
 def test_bags_do_not_mix():
     r, a, b = numbers(3, 6, 4, seed=1), numbers(3, 6, 4), numbers(3, 6, 4, seed=3)
-    together = relevance_of_sum(r, a, b)
+    together = _relevance_of_sum(r, a, b)
     for i in range(3):
-        alone = relevance_of_sum(r[i : i + 1], a[i : i + 1], b[i : i + 1])
+        alone = _relevance_of_sum(r[i : i + 1], a[i : i + 1], b[i : i + 1])
         assert all(torch.allclose(t[i], one[0], atol=1e-12) for t, one in zip(together, alone, strict=True))
 
 
 def test_what_is_zero_deserves_nothing_and_breaks_nothing():
     zero, r = torch.zeros(1, 2, 2, dtype=DOUBLE), torch.ones(1, 2, 2, dtype=DOUBLE)
-    outcomes = [relevance_of_linear(r, zero, zero[0]), *relevance_of_sum(r, zero, zero)]
-    outcomes += [*relevance_of_product(r, zero, zero), relevance_of_both_uses(r, r, zero)]
+    outcomes = [_relevance_of_linear(r, zero, zero[0]), *_relevance_of_sum(r, zero, zero)]
+    outcomes += [*_relevance_of_product(r, zero, zero), _relevance_of_both_uses(r, r, zero)]
     assert all((found == 0).all() for found in outcomes)
-    assert divided(torch.ones(1), torch.full((1,), -1e-9)).isfinite()
+    assert _divided(torch.ones(1), torch.full((1,), -1e-9)).isfinite()
 
 
 def test_rollout_multiplies_later_by_earlier():
     maps = [numbers(2, 4, 4, seed=s) for s in range(3)]
     one = torch.eye(4, dtype=DOUBLE)
     truth = (maps[2] + one) @ (maps[1] + one) @ (maps[0] + one)
-    assert torch.allclose(rollout(maps), truth, atol=1e-12)
+    assert torch.allclose(_rollout(maps), truth, atol=1e-12)
 
 
 def transformer(classes=2, seed=0):
@@ -103,8 +103,8 @@ def test_relevance_grows_with_what_it_starts_from():
     model, tokens = transformer(), numbers(4, 6, 8)
     with torch.no_grad():
         seen = model(tokens)
-        one = attention_relevance(model, seen, torch.ones(4, dtype=DOUBLE), 1)
-        many = attention_relevance(model, seen, torch.full((4,), -3.0, dtype=DOUBLE), 1)
+        one = _attention_relevance(model, seen, torch.ones(4, dtype=DOUBLE), 1)
+        many = _attention_relevance(model, seen, torch.full((4,), -3.0, dtype=DOUBLE), 1)
     for a, b in zip(one, many, strict=True):
         assert torch.allclose(-3 * a, b, rtol=1e-4, atol=1e-9)
 

@@ -11,10 +11,10 @@ from smmil.errors import ConfigError
 from smmil.nn.nystrom import (
     NystromAttention,
     NystromClassAttention,
+    _nystrom_attention,
+    _nystrom_row,
+    _pseudo_inverse,
     _Segments,
-    nystrom_attention,
-    nystrom_row,
-    pseudo_inverse,
 )
 
 HEADS, WIDTH = 3, 5
@@ -61,14 +61,14 @@ def literal_matrix(q, k, m, iterations=6):
 @pytest.mark.parametrize("iterations", [1, 6])
 def test_attention_is_the_dense_product_over_the_padded_sequence(n, m, iterations):
     q, k, v = qkv(n)
-    ours = nystrom_attention(q, k, v, landmarks=m, iterations=iterations)
+    ours = _nystrom_attention(q, k, v, landmarks=m, iterations=iterations)
     assert torch.allclose(ours, literal_matrix(q, k, m, iterations) @ v, atol=1e-12)
 
 
 @pytest.mark.parametrize(("n", "m"), CASES)
 def test_the_row_is_the_first_row_of_the_dense_matrix(n, m):
     q, k, _ = qkv(n, seed=1, gain=2)
-    assert torch.allclose(nystrom_row(q, k, landmarks=m), literal_matrix(q, k, m)[:, 0], atol=1e-12)
+    assert torch.allclose(_nystrom_row(q, k, landmarks=m), literal_matrix(q, k, m)[:, 0], atol=1e-12)
 
 
 @pytest.mark.parametrize(("n", "m"), [(7, 16), (13, 4), (16, 4), (17, 16)])
@@ -78,7 +78,7 @@ def test_gradients_are_those_of_the_dense_product(n, m, entries, monkeypatch):
     inputs = [t.requires_grad_() for t in qkv(n)]
     q, k, v = inputs
     dense = literal_matrix(q, k, m)
-    ours = nystrom_attention(q, k, v, landmarks=m).sin().sum() + nystrom_row(q, k, landmarks=m).cos().sum()
+    ours = _nystrom_attention(q, k, v, landmarks=m).sin().sum() + _nystrom_row(q, k, landmarks=m).cos().sum()
     true = (dense @ v).sin().sum() + dense[:, 0].cos().sum()
     for a, b in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(true, inputs), strict=True):
         assert torch.allclose(a, b, atol=1e-10)
@@ -91,7 +91,7 @@ def test_with_a_landmark_for_every_token_it_is_softmax_attention(n, m, iteration
     q, k, _ = qkv(n, width=64)
     blank = torch.zeros(HEADS, n, m - n, dtype=q.dtype)
     exact = torch.cat([blank, q @ k.mT / 8], -1).softmax(-1)[..., m - n :]
-    near = nystrom_attention(q, k, torch.eye(n, dtype=q.dtype).expand(HEADS, n, n), landmarks=m, iterations=iterations)
+    near = _nystrom_attention(q, k, torch.eye(n, dtype=q.dtype).expand(HEADS, n, n), landmarks=m, iterations=iterations)
     assert (near - exact).abs().max() < error
     assert (near - exact).sum(-1).abs().max() < sums
 
@@ -99,7 +99,7 @@ def test_with_a_landmark_for_every_token_it_is_softmax_attention(n, m, iteration
 def test_zero_rows_take_their_share_of_a_short_sequence():
     """37 tokens among 256 places keep about 37/256 of the attention when all logits are alike."""
     q, k, _ = qkv(37, gain=1e-3)
-    assert torch.allclose(nystrom_row(q, k).sum(1), torch.full((HEADS,), 37 / 256, dtype=q.dtype), atol=1e-3)
+    assert torch.allclose(_nystrom_row(q, k).sum(1), torch.full((HEADS,), 37 / 256, dtype=q.dtype), atol=1e-3)
 
 
 def test_segments_of_a_sequence_that_does_not_fit():
@@ -119,17 +119,17 @@ def stochastic(heads, m, seed=0, gain=1.0):
 
 def test_the_inverse_is_the_inverse():
     x = stochastic(4, 12, gain=3)
-    z = pseudo_inverse(x, 40)
+    z = _pseudo_inverse(x, 40)
     assert torch.allclose(z, torch.linalg.inv(x), atol=1e-8)
     low_rank = x[:, :, :5] @ x[:, :5]
-    assert torch.allclose(pseudo_inverse(low_rank, 16), torch.linalg.pinv(low_rank, rtol=1e-10), atol=1e-6)
+    assert torch.allclose(_pseudo_inverse(low_rank, 16), torch.linalg.pinv(low_rank, rtol=1e-10), atol=1e-6)
 
 
 def test_the_start_is_scaled_by_the_maxima_over_all_heads():
     x = stochastic(3, 6)
-    for ours, true in zip(pseudo_inverse(x, 2), literal_inverses(list(x), 2), strict=True):
+    for ours, true in zip(_pseudo_inverse(x, 2), literal_inverses(list(x), 2), strict=True):
         assert torch.allclose(ours, true, atol=1e-12)
-    assert not torch.allclose(pseudo_inverse(x, 2)[1], pseudo_inverse(x[1:2], 2)[0], atol=1e-4)
+    assert not torch.allclose(_pseudo_inverse(x, 2)[1], _pseudo_inverse(x[1:2], 2)[0], atol=1e-4)
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1, 1), (5, 1, 1, 1), (2, 3, 1, 4)])
@@ -143,23 +143,23 @@ def test_repeated_rows_and_columns_can_be_counted_instead(counts, iterations):
     first = [list(which).index(i) for i in range(4)]
     quotient = (whole @ members)[:, first]
     expected = (torch.stack(literal_inverses(list(whole), iterations)) @ members)[:, first]
-    ours = pseudo_inverse(quotient, iterations, torch.tensor(counts))
+    ours = _pseudo_inverse(quotient, iterations, torch.tensor(counts))
     assert torch.allclose(ours, expected, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_widened_before_the_inverse(dtype):
     q, k, v = (t.to(dtype) for t in qkv(40))
-    ours = nystrom_attention(q, k, v, landmarks=8)
-    assert ours.dtype == pseudo_inverse(stochastic(1, 4).to(dtype)).dtype == torch.float32
-    assert torch.equal(ours, nystrom_attention(q.float(), k.float(), v.float(), landmarks=8))
+    ours = _nystrom_attention(q, k, v, landmarks=8)
+    assert ours.dtype == _pseudo_inverse(stochastic(1, 4).to(dtype)).dtype == torch.float32
+    assert torch.equal(ours, _nystrom_attention(q.float(), k.float(), v.float(), landmarks=8))
 
 
 def test_autocast_does_not_reach_the_inverse():
     q, k, v = (t.float() for t in qkv(40))
-    plain = nystrom_attention(q, k, v, landmarks=8), nystrom_row(q, k, landmarks=8), pseudo_inverse(q[:, :5, :5])
+    plain = _nystrom_attention(q, k, v, landmarks=8), _nystrom_row(q, k, landmarks=8), _pseudo_inverse(q[:, :5, :5])
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = nystrom_attention(q, k, v, landmarks=8), nystrom_row(q, k, landmarks=8), pseudo_inverse(q[:, :5, :5])
+        mixed = _nystrom_attention(q, k, v, landmarks=8), _nystrom_row(q, k, landmarks=8), _pseudo_inverse(q[:, :5, :5])
     assert all(torch.equal(a, b) for a, b in zip(plain, mixed, strict=True))
 
 

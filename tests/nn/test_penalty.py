@@ -9,7 +9,7 @@ from bags import grid_bag, mixed_bags
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError
-from smmil.losses import PENALTIES, smoothness_penalty
+from smmil.losses import PENALTIES, _smoothness_penalty
 
 
 def literal(bags, parts, kind):
@@ -38,7 +38,7 @@ def test_it_equals_its_definition_bag_by_bag(kind, columns):
     bags = mixed_bags()
     batch = BagBatch.pack([replace(bag, coords=None) for bag in bags])
     f = torch.randn(len(batch.x), columns, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = smoothness_penalty(f, batch.graph, batch.offsets, kind)
+    found = _smoothness_penalty(f, batch.graph, batch.offsets, kind)
     assert float(found) == pytest.approx(literal(bags, batch.split(f), kind), rel=1e-12)
 
 
@@ -46,13 +46,13 @@ def test_it_equals_its_definition_bag_by_bag(kind, columns):
 def test_its_gradient_is_right(kind):
     batch = BagBatch.pack([grid_bag(7, dtype=torch.float64), grid_bag(5, seed=1, dtype=torch.float64)])
     f = torch.randn(12, 1, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda f: smoothness_penalty(f, batch.graph, batch.offsets, kind), (f,))
+    assert torch.autograd.gradcheck(lambda f: _smoothness_penalty(f, batch.graph, batch.offsets, kind), (f,))
 
 
 def test_the_gradient_of_the_default_is_two_over_n_times_the_laplacian():
     bag = grid_bag(20, dtype=torch.float64)
     f = torch.randn(20, 1, dtype=torch.float64, requires_grad=True)
-    smoothness_penalty(f, bag.graph, torch.tensor([0, 20])).backward()
+    _smoothness_penalty(f, bag.graph, torch.tensor([0, 20])).backward()
     laplacian = torch.eye(20, dtype=torch.float64) - bag.graph.normalized("sym").dense()
     torch.testing.assert_close(f.grad, 2 / 20 * laplacian @ f.detach())
 
@@ -60,4 +60,4 @@ def test_the_gradient_of_the_default_is_two_over_n_times_the_laplacian():
 def test_an_unknown_kind_is_refused():
     bag = grid_bag(3)
     with pytest.raises(ConfigError, match="penalty kind"):
-        smoothness_penalty(torch.zeros(3, 1), bag.graph, torch.tensor([0, 3]), "score")
+        _smoothness_penalty(torch.zeros(3, 1), bag.graph, torch.tensor([0, 3]), "score")

@@ -193,7 +193,7 @@ def test_a_place_that_cannot_be_written_costs_only_the_cache(monkeypatch):
     monkeypatch.setattr(caching.FunctionCache._impl_class, "_locator_classes", [])
     with pytest.raises(RuntimeError, match="cannot cache"):
         numba_code.njit(cache=True)(lambda x: x + 1)
-    assert numba_code.compiled(lambda x: x + 1)(2) == 3
+    assert numba_code._compiled(lambda x: x + 1)(2) == 3
 
 
 def test_importing_loads_no_compiler():

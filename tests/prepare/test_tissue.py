@@ -10,7 +10,7 @@ from prepare import makers
 from smmil.errors import DataError
 from smmil.images import open_slide
 from smmil.prepare import TissueRecipe
-from smmil.prepare.tissue import TissueMask, tidy, tissue_mask
+from smmil.prepare.tissue import TissueMask, _tidy, tissue_mask
 
 PLAIN = TissueRecipe(resolution_um=4.0, smallest_um2=0.0, hole_um2=0.0)
 
@@ -76,12 +76,12 @@ def test_dust_goes_and_small_holes_are_filled():
     mask[5:7, 5:7] = False
     mask[9:12, 9:12] = False
     mask[17:19, 17:19] = True
-    tidied = tidy(mask, smallest=5, hole=5)
+    tidied = _tidy(mask, smallest=5, hole=5)
     assert not tidied[16:, 16:].any()
     assert tidied[5:7, 5:7].all()
     assert not tidied[9:12, 9:12].any()
     assert tidied.sum() == 144 - 9
-    assert np.array_equal(tidy(mask, smallest=4, hole=4), mask)  # exactly as many pixels are enough
+    assert np.array_equal(_tidy(mask, smallest=4, hole=4), mask)  # exactly as many pixels are enough
 
 
 def test_sizes_of_dust_count_in_micrometres_whatever_the_magnification(tmp_path):

@@ -10,7 +10,7 @@ from report.lesion_cases import SIDE, TILE, lesion_mask, scan_case, slide_case, 
 from smmil.frame import Frame
 from smmil.prediction import Prediction
 from smmil.report import cases
-from smmil.report.cases import pack
+from smmil.report.cases import _pack
 
 
 def unpack(raster):
@@ -34,7 +34,7 @@ def unpack(raster):
 @pytest.mark.parametrize("bits", [8, 16])
 def test_every_score_lies_in_its_cell_to_half_a_level(bits):
     case = slide_case("a", seed=3)
-    raster = pack(case, bits=bits)
+    raster = _pack(case, bits=bits)
     scores, known = unpack(raster)
     left, top, _, _ = raster.facts["extent"]
     step = (case.scores.max() - case.scores.min()) / (2**bits - 1)
@@ -46,7 +46,7 @@ def test_every_score_lies_in_its_cell_to_half_a_level(bits):
 
 
 def test_the_hottest_cell_lies_in_the_planted_lesion():
-    raster = pack(slide_case("a", seed=1, place=(13, 9)))
+    raster = _pack(slide_case("a", seed=1, place=(13, 9)))
     row, column = np.unravel_index(np.nanargmax(unpack(raster)[0]), (raster.facts["rows"], raster.facts["columns"]))
     left, top = (raster.facts["extent"][i] / TILE for i in (0, 1))
     assert (left + column, top + row) == (13, 9)
@@ -56,37 +56,37 @@ def test_the_hottest_cell_lies_in_the_planted_lesion():
 def test_the_extent_covers_the_tissue_in_level_0_pixels():
     rows, columns = np.nonzero(tissue_mask(0))
     expected = [columns.min() * TILE, rows.min() * TILE, (columns.max() + 1) * TILE, (rows.max() + 1) * TILE]
-    assert pack(slide_case("a", seed=0)).facts["extent"] == expected
+    assert _pack(slide_case("a", seed=0)).facts["extent"] == expected
     assert max(expected) <= SIDE * TILE
 
 
 def test_unknown_labels_stay_unknown():
     case = Prediction("a", [0.5], [1.0, 2.0, 3.0], coords=[[0, 0], [1, 0], [2, 0]], y_inst=[1, -1, 0])
-    assert unpack(pack(case))[1].tolist() == [[1, 2, 0]]
-    assert pack(case).facts["truth"]
-    assert not pack(Prediction("a", [0.5], [1.0], coords=[[0, 0]], y_inst=[-1])).facts["truth"]
+    assert unpack(_pack(case))[1].tolist() == [[1, 2, 0]]
+    assert _pack(case).facts["truth"]
+    assert not _pack(Prediction("a", [0.5], [1.0], coords=[[0, 0]], y_inst=[-1])).facts["truth"]
 
 
 def test_a_scan_is_a_strip_and_gaps_stay_gaps():
     case = Prediction("s", [0.5], [1.0, 2.0, 3.0], coords=[[2], [3], [6]], frame=Frame(patch=(1,)))
-    raster = pack(case)
+    raster = _pack(case)
     assert raster.facts["kind"] == "strip"
     np.testing.assert_allclose(unpack(raster)[0], [[1, 2, np.nan, np.nan, 3]], atol=1e-4)
-    assert pack(scan_case("s")).facts["columns"] == 36
+    assert _pack(scan_case("s")).facts["columns"] == 36
 
 
 def test_cases_without_a_plane_become_a_list_that_says_why():
-    bare = pack(Prediction("no coords", [0.5], [3.0, 1.0]))
+    bare = _pack(Prediction("no coords", [0.5], [3.0, 1.0]))
     assert bare.facts["kind"] == "list"
     assert "coords" in bare.facts["notes"][0]
     assert "no coords:" not in bare.facts["notes"][0]
-    solid = pack(Prediction("c", [0.5], [3.0, 1.0], coords=[[0, 0, 0], [1, 1, 1]]))
+    solid = _pack(Prediction("c", [0.5], [3.0, 1.0], coords=[[0, 0, 0], [1, 1, 1]]))
     assert solid.facts["kind"] == "list"
     np.testing.assert_allclose(unpack(solid)[0], [[3, 1]])
 
 
 def test_equal_scores_survive():
-    raster = pack(Prediction("flat", [0.5], [2.0, 2.0], coords=[[0, 0], [1, 0]]))
+    raster = _pack(Prediction("flat", [0.5], [2.0, 2.0], coords=[[0, 0], [1, 0]]))
     assert unpack(raster)[0].tolist() == [[2.0, 2.0]]
     assert raster.facts["colours"] == [1.5, 2.5]
 
@@ -94,7 +94,7 @@ def test_equal_scores_survive():
 def test_a_huge_map_is_drawn_coarser_and_keeps_its_hottest_place(monkeypatch):
     monkeypatch.setattr(cases, "MOST_CELLS", 100)
     case = slide_case("a", seed=1, place=(13, 9))
-    raster = pack(case)
+    raster = _pack(case)
     assert raster.facts["rows"] * raster.facts["columns"] <= 100
     assert "2 x 2" in raster.facts["notes"][0] or "3 x 3" in raster.facts["notes"][0]
     scores = unpack(raster)[0]
@@ -107,4 +107,4 @@ def test_a_huge_map_is_drawn_coarser_and_keeps_its_hottest_place(monkeypatch):
 
 
 def test_the_same_case_gives_the_same_bytes():
-    assert pack(slide_case("a")).packed == pack(slide_case("a")).packed
+    assert _pack(slide_case("a")).packed == _pack(slide_case("a")).packed

@@ -14,7 +14,7 @@ from smmil.images import Thumbnail
 from smmil.images.matching import Original
 from smmil.report import write_report
 from smmil.report.cases import all_cases
-from smmil.report.pictures import case_picture, hatched, lost_pixels
+from smmil.report.pictures import _case_picture, _hatched, _lost_pixels
 from smmil.synthetic import write_pyramid
 
 EDGE = SIDE * TILE
@@ -37,22 +37,22 @@ def is_grey(image):
 
 def test_lost_squares_are_those_of_the_thumbnail():
     shown = Thumbnail(np.zeros((4, 6, 3), np.uint8), 8.0, ((16.0, 8.0, 16.0, 16.0),))
-    assert np.argwhere(lost_pixels(shown)).tolist() == [[1, 2], [1, 3], [2, 2], [2, 3]]
+    assert np.argwhere(_lost_pixels(shown)).tolist() == [[1, 2], [1, 3], [2, 2], [2, 3]]
 
 
 def test_stripes_are_only_where_pixels_were_lost():
     image = np.full((200, 200, 3), 255, np.uint8)
     lost = np.zeros((200, 200), bool)
     lost[50:100, 20:60] = True
-    drawn = hatched(image, lost)
+    drawn = _hatched(image, lost)
     assert (drawn[~lost] == 255).all()
     assert sorted(np.unique(drawn[lost])) == [96, 160]
-    assert np.shares_memory(hatched(image, np.zeros_like(lost)), image)
+    assert np.shares_memory(_hatched(image, np.zeros_like(lost)), image)
 
 
 def test_damage_is_hatched_where_it_is_and_the_rest_is_shown(tmp_path):
     case = all_cases({"m": [slide_case("s", 1)]})[0]
-    picture = case_picture(Original(pink_slide(tmp_path / "s.tiff", [(1, 1)])), case, ROOM)
+    picture = _case_picture(Original(pink_slide(tmp_path / "s.tiff", [(1, 1)])), case, ROOM)
     image, (left, top, width, height) = pixels(picture), picture.area
     y, x = np.indices(image.shape[:2])
     x, y = left + (x + 0.5) * width / image.shape[1], top + (y + 0.5) * height / image.shape[0]
@@ -68,7 +68,7 @@ def test_damage_is_hatched_where_it_is_and_the_rest_is_shown(tmp_path):
 
 def test_a_sound_slide_has_no_stripes_and_no_remark(tmp_path):
     case = all_cases({"m": [slide_case("s", 1)]})[0]
-    picture = case_picture(Original(pink_slide(tmp_path / "s.tiff")), case, ROOM)
+    picture = _case_picture(Original(pink_slide(tmp_path / "s.tiff")), case, ROOM)
     assert picture.damage is None
     assert not is_grey(pixels(picture)).any()
 
@@ -77,7 +77,7 @@ def test_a_slide_that_is_nothing_but_damage_has_no_picture(tmp_path):
     case = all_cases({"m": [slide_case("s", 1)]})[0]
     spoilt = pink_slide(tmp_path / "s.tiff", [(i, j) for i in range(3) for j in range(3)])
     with pytest.raises(DataError, match="nothing here can be decoded"):
-        case_picture(Original(spoilt), case, ROOM)
+        _case_picture(Original(spoilt), case, ROOM)
 
 
 def test_the_command_names_the_damage_and_the_page_names_no_file(tmp_path):

@@ -9,7 +9,7 @@ from report.lesion_cases import META
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction
-from smmil.report.cases import pack
+from smmil.report.cases import _pack
 
 
 def nuclei(n=700, seed=0, side=90_000.0):
@@ -39,7 +39,7 @@ def unpack(raster):
 @pytest.mark.parametrize("bits", [8, 16])
 def test_every_dot_is_its_instance(bits):
     case = nuclei()
-    x, y, score, truth = unpack(pack(case, bits=bits))
+    x, y, score, truth = unpack(_pack(case, bits=bits))
     middle = case.coords + 13.5
     for place, value, label in zip(middle, case.scores[:, 0], case.y_inst, strict=True):
         near = np.flatnonzero(np.hypot(x - place[0], y - place[1]) < 1.5)
@@ -51,7 +51,7 @@ def test_every_dot_is_its_instance(bits):
 
 
 def test_dots_say_what_they_are():
-    facts = pack(nuclei()).facts
+    facts = _pack(nuclei()).facts
     assert facts["kind"] == "points"
     assert facts["width"] == 27
     assert facts["notes"] == ["700 instances on no lattice: every dot is one instance at its own place, hottest on top"]
@@ -59,7 +59,7 @@ def test_dots_say_what_they_are():
 
 def test_points_without_a_frame_are_dots_too():
     case = Prediction("n", [0.5], np.arange(50.0), coords=np.random.default_rng(0).integers(0, 5000, (50, 2)))
-    raster = pack(case)
+    raster = _pack(case)
     assert (raster.facts["kind"], raster.facts["width"], raster.facts["cells"]) == ("points", None, 50)
     x, y, score, _ = unpack(raster)
     best = score.argmax()
@@ -67,4 +67,4 @@ def test_points_without_a_frame_are_dots_too():
 
 
 def test_ten_thousand_dots_take_less_than_seven_bytes_each():
-    assert len(pack(nuclei(10_000)).packed) < 70_000
+    assert len(_pack(nuclei(10_000)).packed) < 70_000

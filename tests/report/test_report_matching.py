@@ -15,7 +15,7 @@ from smmil.images.matching import Original, find_originals
 from smmil.prediction import Prediction
 from smmil.report import write_report
 from smmil.report.cases import all_cases
-from smmil.report.pictures import case_picture
+from smmil.report.pictures import _case_picture
 from smmil.synthetic import write_pyramid
 
 ROOM = 10_000_000
@@ -36,7 +36,7 @@ def pyramid(path, mpp=0.5):
 
 def test_the_right_slide_is_taken(tmp_path):
     for slide in (RIGHT, {**RIGHT, "mpp": None}, {**RIGHT, "mpp": 0.5004}, {}, "a name"):
-        assert case_picture(Original(pyramid(tmp_path / "s.tiff")), case_from(slide), ROOM).jpeg
+        assert _case_picture(Original(pyramid(tmp_path / "s.tiff")), case_from(slide), ROOM).jpeg
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_the_right_slide_is_taken(tmp_path):
 )  # fmt: skip
 def test_another_slide_is_refused_with_what_differs(tmp_path, wrong, words):
     with pytest.raises(DataError, match=words):
-        case_picture(Original(pyramid(tmp_path / "s.tiff")), case_from({**RIGHT, **wrong}), ROOM)
+        _case_picture(Original(pyramid(tmp_path / "s.tiff")), case_from({**RIGHT, **wrong}), ROOM)
 
 
 def test_any_model_may_remember_the_slide(tmp_path):
     known = replace(slide_case("s", 1), meta={**META, "slide": {**RIGHT, "size": [9, 9]}})
     case = all_cases({"m": [slide_case("s", 1)], "n": [known]})[0]
     with pytest.raises(DataError, match="pixels 9 x 9"):
-        case_picture(Original(marked_slide(tmp_path / "s.png", (1, 1))), case, ROOM)
+        _case_picture(Original(marked_slide(tmp_path / "s.png", (1, 1))), case, ROOM)
 
 
 def test_a_table_may_correct_the_pixel_size(tmp_path):
@@ -62,7 +62,7 @@ def test_a_table_may_correct_the_pixel_size(tmp_path):
     (tmp_path / "t.csv").write_text("id,path,mpp\ns,s.tiff,0.5\nt,t.tiff,\n", encoding="utf-8")
     files = find_originals(tmp_path / "t.csv", ["s", "t"])
     assert (files["s"].mpp, files["t"].mpp) == (0.5, None)
-    assert case_picture(files["s"], case_from(RIGHT), ROOM).jpeg
+    assert _case_picture(files["s"], case_from(RIGHT), ROOM).jpeg
     (tmp_path / "t.csv").write_text("id,path,mpp\ns,s.tiff,fine\n", encoding="utf-8")
     with pytest.raises(DataError, match="mpp of s is 'fine'"):
         find_originals(tmp_path / "t.csv", ["s"])
@@ -72,7 +72,7 @@ def test_coordinates_in_micrometres_lie_on_the_right_pixels(tmp_path):
     """STAMP counts micrometres: with 0.25 µm per pixel a tile of 8 µm is 32 pixels."""
     pixel = slide_case("s", 1)
     case = replace(pixel, coords=pixel.coords * 0.25, frame=Frame((8, 8), (1.0, 1.0), "um"))
-    picture = case_picture(Original(pyramid(tmp_path / "s.tiff", 0.25)), all_cases({"m": [case]})[0], ROOM)
+    picture = _case_picture(Original(pyramid(tmp_path / "s.tiff", 0.25)), all_cases({"m": [case]})[0], ROOM)
     image, (left, top, width, height) = pixels(picture), picture.area
     rows, columns = np.nonzero(image.mean(2) < 128)
     assert left + (columns.mean() + 0.5) * width / image.shape[1] == pytest.approx(14.5 * 8, abs=0.3)
@@ -80,7 +80,7 @@ def test_coordinates_in_micrometres_lie_on_the_right_pixels(tmp_path):
     blank = Image.fromarray(np.zeros((EDGE, EDGE, 3), np.uint8))
     blank.save(tmp_path / "s.png")
     with pytest.raises(DataError, match="column mpp"):
-        case_picture(Original(tmp_path / "s.png"), all_cases({"m": [case]})[0], ROOM)
+        _case_picture(Original(tmp_path / "s.png"), all_cases({"m": [case]})[0], ROOM)
 
 
 def test_the_command_tells_a_wrong_slide_and_exits_with_3(tmp_path):

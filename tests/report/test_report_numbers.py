@@ -5,10 +5,10 @@ import pytest
 from report.lesion_cases import save_all, slide_case
 
 from smmil.evaluate import bag_metrics, bootstrap_ci
-from smmil.evaluate.ranking import auprc, auroc
+from smmil.evaluate.ranking import _auprc, auroc
 from smmil.prediction import Prediction
-from smmil.report.cases import all_cases, outcome, verdict
-from smmil.report.charts import figures, froc_lines, precision_lines, reliability_lines, roc_lines
+from smmil.report.cases import _outcome, all_cases, verdict
+from smmil.report.charts import _froc_lines, _precision_lines, _reliability_lines, _roc_lines, figures
 from smmil.report.numbers import interval_of, measure, metric_rows, remarks, value_of
 
 
@@ -25,7 +25,7 @@ def random_bags(n=60, seed=0):
 
 def test_the_area_below_the_drawn_roc_is_the_auroc():
     cases = random_bags(400)
-    line = roc_lines({"m": cases})[0]
+    line = _roc_lines({"m": cases})[0]
     probs, y = np.array([p.positive_prob for p in cases]), np.array([p.y for p in cases])
     assert np.trapezoid(line.y, line.x) == pytest.approx(auroc(probs, y > 0), abs=0.004)
     assert (line.x[0], line.y[0], line.x[-1], line.y[-1]) == (0, 0, 1, 1)
@@ -34,7 +34,7 @@ def test_the_area_below_the_drawn_roc_is_the_auroc():
 
 def test_a_long_curve_is_thinned_without_losing_area_or_ends():
     cases = random_bags(20_000)
-    line = roc_lines({"m": cases})[0]
+    line = _roc_lines({"m": cases})[0]
     probs, y = np.array([p.positive_prob for p in cases]), np.array([p.y for p in cases])
     assert len(line.x) < 3000
     assert np.trapezoid(line.y, line.x) == pytest.approx(auroc(probs, y > 0), abs=3e-4)
@@ -43,24 +43,24 @@ def test_a_long_curve_is_thinned_without_losing_area_or_ends():
 
 def test_a_hand_made_roc_and_precision_curve():
     cases = [bag("a", 0.9, 1), bag("b", 0.8, 0), bag("c", 0.7, 1), bag("d", 0.1, 0)]
-    roc = roc_lines({"m": cases})[0]
+    roc = _roc_lines({"m": cases})[0]
     assert list(zip(roc.x, roc.y, strict=True)) == [(0, 0), (0, 0.5), (0.5, 0.5), (0.5, 1), (1, 1)]
-    curve = precision_lines({"m": cases})[0]
+    curve = _precision_lines({"m": cases})[0]
     np.testing.assert_allclose(curve.x, [0, 0.5, 0.5, 1, 1])
     np.testing.assert_allclose(curve.y, [1, 1, 0.5, 2 / 3, 0.5])
     steps = np.sum(np.diff(curve.x) * curve.y[1:])
-    assert steps == pytest.approx(auprc(np.array([0.9, 0.8, 0.7, 0.1]), np.array([1, 0, 1, 0]) > 0))
+    assert steps == pytest.approx(_auprc(np.array([0.9, 0.8, 0.7, 0.1]), np.array([1, 0, 1, 0]) > 0))
 
 
 def test_several_classes_get_a_curve_each():
     rng = np.random.default_rng(0)
     cases = [bag(f"c{i}", rng.dirichlet([1, 1, 1]), i % 3) for i in range(30)]
-    assert [line.name for line in roc_lines({"m": cases})] == ["m, class 0", "m, class 1", "m, class 2"]
-    assert {line.slot for line in roc_lines({"a": random_bags(), "b": random_bags()})} == {0, 1}
+    assert [line.name for line in _roc_lines({"m": cases})] == ["m, class 0", "m, class 1", "m, class 2"]
+    assert {line.slot for line in _roc_lines({"a": random_bags(), "b": random_bags()})} == {0, 1}
 
 
 def test_empty_bins_are_not_drawn_as_zero():
-    line = reliability_lines({"m": [bag("a", 0.95, 1), bag("b", 0.95, 0), bag("c", 0.05, 0)]})[0]
+    line = _reliability_lines({"m": [bag("a", 0.95, 1), bag("b", 0.95, 0), bag("c", 0.05, 0)]})[0]
     np.testing.assert_allclose(line.x, [0.05, 0.95])
     np.testing.assert_allclose(line.y, [0, 0.5])
     assert list(line.sizes) == [1, 2]
@@ -68,7 +68,7 @@ def test_empty_bins_are_not_drawn_as_zero():
 
 def test_the_froc_line_is_a_staircase_that_ends_at_eight():
     cases = {"m": [slide_case(f"s{i}", i, y=i % 2, noise=2.0) for i in range(8)]}
-    line = froc_lines(measure(cases, resamples=0))[0]
+    line = _froc_lines(measure(cases, resamples=0))[0]
     assert (line.x[0], line.x[-1]) == (0, 8)
     assert (np.diff(line.y) >= 0).all()
     assert not ((np.diff(line.x) > 0.02) & (np.diff(line.y) > 0.004)).any()
@@ -116,7 +116,7 @@ def test_the_threshold_is_chosen_on_validation_cases(tmp_path):
      (2, 1, 3, "wrong"), (0, 0, 3, "correct")],
 )  # fmt: skip
 def test_outcomes_in_one_word(y, answer, classes, word):
-    assert outcome(y, answer, classes) == word
+    assert _outcome(y, answer, classes) == word
 
 
 def test_error_is_one_minus_the_probability_of_the_true_class():

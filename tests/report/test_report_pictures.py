@@ -13,7 +13,7 @@ from smmil.errors import ConfigError, DataError
 from smmil.images.matching import Original, find_originals
 from smmil.report import write_report
 from smmil.report.cases import all_cases
-from smmil.report.pictures import all_pictures, case_picture
+from smmil.report.pictures import _case_picture, all_pictures
 
 ROOM = 10_000_000
 
@@ -34,7 +34,7 @@ def marked_slide(path, place):
 @pytest.mark.parametrize("room", [ROOM, 12_000])
 def test_a_tile_of_the_slide_lies_where_the_picture_says(tmp_path, place, room):
     case = all_cases({"m": [slide_case("s", 1, place=place)]})[0]
-    picture = case_picture(Original(marked_slide(tmp_path / "s.png", place)), case, room)
+    picture = _case_picture(Original(marked_slide(tmp_path / "s.png", place)), case, room)
     image, (left, top, width, height) = pixels(picture), picture.area
     rows, columns = np.nonzero(image.mean(2) < 128)
     for found, start, size, side, tile in (
@@ -48,7 +48,7 @@ def test_a_tile_of_the_slide_lies_where_the_picture_says(tmp_path, place, room):
 
 def test_the_picture_covers_all_tissue_and_stays_on_the_slide(tmp_path):
     case = all_cases({"m": [slide_case("s", 2)]})[0]
-    left, top, width, height = case_picture(Original(write_slide_picture(tmp_path / "s.png", 2)), case, ROOM).area
+    left, top, width, height = _case_picture(Original(write_slide_picture(tmp_path / "s.png", 2)), case, ROOM).area
     extent = case.rasters[0].facts["extent"]
     assert 0 <= left <= extent[0]
     assert 0 <= top <= extent[1]
@@ -59,7 +59,7 @@ def test_the_picture_covers_all_tissue_and_stays_on_the_slide(tmp_path):
 def test_less_room_gives_smaller_pictures(tmp_path):
     case = all_cases({"m": [slide_case("s", 2)]})[0]
     path = Original(write_slide_picture(tmp_path / "s.png", 2))
-    large, small = (case_picture(path, case, room) for room in (ROOM, 15_000))
+    large, small = (_case_picture(path, case, room) for room in (ROOM, 15_000))
     assert len(small.jpeg) <= 15_000 < len(large.jpeg)
 
 
@@ -98,7 +98,7 @@ def test_a_slide_too_small_for_the_tiles_is_refused(tmp_path):
     Image.fromarray(np.zeros((50, 50, 3), np.uint8)).save(tmp_path / "s.png")
     case = all_cases({"m": [slide_case("s", 0)]})[0]
     with pytest.raises(DataError, match="right slide"):
-        case_picture(Original(tmp_path / "s.png"), case, ROOM)
+        _case_picture(Original(tmp_path / "s.png"), case, ROOM)
 
 
 def app():

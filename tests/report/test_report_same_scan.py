@@ -14,9 +14,9 @@ from smmil.exports.case import ExportCase as ExportCase
 from smmil.formats import read_bag, read_provenance, write_bag
 from smmil.images import open_volume
 from smmil.images.matching import Original, scan_difference
-from smmil.predict.cases import image_facts
+from smmil.predict.cases import _image_facts
 from smmil.prepare import prepare_case
-from smmil.report.pictures import scan_picture
+from smmil.report.pictures import _scan_picture
 
 SCAN = {"slices": 36, "rows": 40, "columns": 60, "spacing_mm": [1.0, 1.0, 5.0], "ends_mm": [0.0, 175.0]}
 
@@ -28,7 +28,7 @@ def remembering(scan):
 def refused(path, prediction):
     """The words of both who refuse: the report (and with it the viewer) and the exports."""
     with pytest.raises(DataError) as shown:
-        scan_picture(Original(path), case_of(meta=prediction.meta), ROOM)
+        _scan_picture(Original(path), case_of(meta=prediction.meta), ROOM)
     with pytest.raises(DataError) as exported:
         ExportCase(prediction, image=path).volume("nifti")
     return str(shown.value), str(exported.value)
@@ -55,7 +55,7 @@ def test_another_scan_is_refused_by_report_and_exports(tmp_path, wrong, words):
 )  # fmt: skip
 def test_the_right_scan_is_taken_whatever_is_remembered(tmp_path, known):
     path, prediction = grey_scan(tmp_path / "ct.nii.gz"), remembering({**SCAN, **known})
-    assert scan_picture(Original(path), case_of(meta=prediction.meta), ROOM).count == 36
+    assert _scan_picture(Original(path), case_of(meta=prediction.meta), ROOM).count == 36
     assert len(ExportCase(prediction, image=path).volume("nifti")) == 36
 
 
@@ -80,7 +80,7 @@ def test_predictions_of_prepared_scans_remember_them(tmp_path):
     series(tmp_path / "scan")
     job = makers.job(tmp_path / "scan", tmp_path / "out", makers.recipe(kind="ct"))
     prepare_case(job)
-    volume, told = open_volume(tmp_path / "scan"), image_facts(job.bag_path)["scan"]
+    volume, told = open_volume(tmp_path / "scan"), _image_facts(job.bag_path)["scan"]
     assert (told["slices"], told["rows"], told["columns"]) == voxels().shape == volume.shape
     assert told["spacing_mm"] == pytest.approx(volume.spacing_mm)
     assert told["ends_mm"] == pytest.approx([30, 55])
@@ -98,5 +98,5 @@ def test_bags_of_earlier_versions_know_fewer_facts(tmp_path):
     prepare_case(job)
     facts = {key: value for key, value in read_provenance(job.bag_path).items() if key != "shape"}
     write_bag(tmp_path / "old.h5", read_bag(job.bag_path), graph={"kind": "chain"}, provenance=facts)
-    told = image_facts(tmp_path / "old.h5")["scan"]
+    told = _image_facts(tmp_path / "old.h5")["scan"]
     assert (told["slices"], told["rows"], told["columns"]) == (6, None, None)

@@ -13,7 +13,7 @@ from smmil.frame import Frame
 from smmil.images.matching import Original, find_originals
 from smmil.report import write_report
 from smmil.report.cases import all_cases
-from smmil.report.pictures import all_pictures, scan_picture
+from smmil.report.pictures import _scan_picture, all_pictures
 
 nibabel = pytest.importorskip("nibabel", reason="needs nibabel: pip install 'smmil[ct]'")
 ROOM = 10_000_000
@@ -37,7 +37,7 @@ def case_of(**more):
 
 @pytest.mark.parametrize("room", [ROOM, 9_000])
 def test_every_slice_stands_in_its_cell(tmp_path, room):
-    picture = scan_picture(Original(grey_scan(tmp_path / "ct.nii.gz")), case_of(), room)
+    picture = _scan_picture(Original(grey_scan(tmp_path / "ct.nii.gz")), case_of(), room)
     sheet = pixels(picture)
     assert picture.count == 36
     assert picture.width / picture.height == pytest.approx(1.5, rel=0.05)
@@ -50,7 +50,7 @@ def test_every_slice_stands_in_its_cell(tmp_path, room):
 
 def test_the_window_decides_the_shades(tmp_path):
     path = Original(grey_scan(tmp_path / "ct.nii.gz"))
-    bright, dark = (pixels(scan_picture(path, case_of(), ROOM, w)).max() for w in ("10/20", "bone"))
+    bright, dark = (pixels(_scan_picture(path, case_of(), ROOM, w)).max() for w in ("10/20", "bone"))
     assert bright > 240
     assert dark < 100  # 70 HU lie at a third of the way from -800 to 2000
     with pytest.raises(ConfigError, match="window"):
@@ -59,7 +59,7 @@ def test_the_window_decides_the_shades(tmp_path):
 
 def test_less_room_gives_smaller_slices(tmp_path):
     path = Original(grey_scan(tmp_path / "ct.nii.gz", rows=128, columns=128))
-    large, small = (scan_picture(path, case_of(), room) for room in (ROOM, 9_000))
+    large, small = (_scan_picture(path, case_of(), room) for room in (ROOM, 9_000))
     assert len(small.jpeg) <= 9_000 < len(large.jpeg)
     assert small.width < large.width == 128
 
@@ -72,12 +72,12 @@ def test_less_room_gives_smaller_slices(tmp_path):
 )  # fmt: skip
 def test_another_scan_is_refused_with_what_differs(tmp_path, scan, more, words):
     with pytest.raises(DataError, match=words):
-        scan_picture(Original(grey_scan(tmp_path / "ct.nii.gz", **scan)), case_of(**more), ROOM)
+        _scan_picture(Original(grey_scan(tmp_path / "ct.nii.gz", **scan)), case_of(**more), ROOM)
 
 
 def test_a_scan_without_spacing_is_checked_by_its_slices_alone(tmp_path):
     case = case_of(frame=Frame((1,)))
-    assert scan_picture(Original(grey_scan(tmp_path / "ct.nii.gz", apart=2.5)), case, ROOM).count == 36
+    assert _scan_picture(Original(grey_scan(tmp_path / "ct.nii.gz", apart=2.5)), case, ROOM).count == 36
 
 
 def test_scans_are_found_by_name_whatever_their_ending(tmp_path):

@@ -11,7 +11,7 @@ from smmil.errors import ConfigError, DataError
 from smmil.models import Output
 from smmil.predict import load_trained, predict_run
 from smmil.train import Interrupted, Progress, train
-from smmil.train.run import choose_split
+from smmil.train.run import _choose_split
 from smmil.weights import tensors_digest
 
 QUICK = {"epochs": 3, "threads": 1, "lr": 1e-2, "warmup_epochs": 1}
@@ -22,7 +22,7 @@ SMALL = {"dim": 8, "att_dim": 4}
 def parts(study):
     """Training and validation bags of the split that the quick settings of this folder draw."""
     manifest = Manifest.read(study)
-    split = choose_split(manifest, load_config(None, [f"data.manifest={study}", "model.name=abmil", "data.folds=2",
+    split = _choose_split(manifest, load_config(None, [f"data.manifest={study}", "model.name=abmil", "data.folds=2",
                                                       "data.val_share=0.5"]).data)  # fmt: skip
     return [[manifest.bag(id_) for id_ in ids] for ids in (split.train, split.val)]
 

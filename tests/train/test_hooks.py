@@ -7,11 +7,11 @@ from torch import nn
 from smmil.config import TrainingConfig
 from smmil.losses import total_loss
 from smmil.models import Output
-from smmil.train.loop import after_step, bag_weight, before_step, make_optimiser, parameter_groups, set_epoch_lr
+from smmil.train.loop import _after_step, _bag_weight, _before_step, _set_epoch_lr, make_optimiser, parameter_groups
 
 
 class Asking(nn.Module):
-    bag_weight = 0.7
+    _bag_weight = 0.7
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ def test_groups_get_their_share_of_the_learning_rate_in_every_epoch():
     optimiser = make_optimiser(parameter_groups(Asking()), settings)
     rates = []
     for epoch in range(3):
-        set_epoch_lr(optimiser, settings, epoch)
+        _set_epoch_lr(optimiser, settings, epoch)
         rates.append([group["lr"] for group in optimiser.param_groups])
     assert rates == [[0.5, 0.05], [0.75, pytest.approx(0.075)], [1.0, 0.1]]
 
@@ -49,14 +49,14 @@ def test_the_bag_loss_is_weighted_next_to_the_models_own_terms():
     out = Output(torch.zeros(2, 1), torch.zeros(3, 1), {"instance": torch.tensor(0.25)})
     y = torch.tensor([0, 1])
     plain, _ = total_loss(Output(out.logits, out.scores), y)
-    total, parts = total_loss(out, y, bag_weight=bag_weight(Asking()))
+    total, parts = total_loss(out, y, bag_weight=_bag_weight(Asking()))
     assert total.item() == pytest.approx(0.7 * plain.item() + 0.25)
     assert set(parts) == {"bag", "instance"}
 
 
 def test_a_model_that_asks_for_nothing_is_trained_as_it_is():
     model = nn.Linear(2, 1)
-    before_step(model)
-    after_step(model)
-    assert bag_weight(model) == 1.0
+    _before_step(model)
+    _after_step(model)
+    assert _bag_weight(model) == 1.0
     assert [len(g["params"]) for g in parameter_groups(model)] == [2]

@@ -13,7 +13,7 @@ from smmil.errors import DataError
 from smmil.models import Output
 from smmil.train import train
 from smmil.train.folder import State
-from smmil.train.loop import Trainer, is_better, make_optimiser, reason_to_end
+from smmil.train.loop import Trainer, _is_better, _reason_to_end, make_optimiser
 from smmil.weights import read_weights
 
 
@@ -126,20 +126,20 @@ def test_higher_auroc_wins_then_lower_loss_then_the_earlier_epoch():
     def row(auroc, loss):
         return {"auroc": auroc, "loss": loss}
 
-    assert is_better(row(0.5, 9.0), None, "auroc")
-    assert is_better(row(0.8, 9.0), row(0.7, 0.1), "auroc")
-    assert is_better(row(0.8, 0.1), row(0.8, 0.2), "auroc")
-    assert not is_better(row(0.8, 0.2), row(0.8, 0.2), "auroc")
-    assert not is_better(row(math.nan, 0.1), row(0.3, 5.0), "auroc")
-    assert is_better(row(math.nan, 0.1), row(math.nan, 0.2), "auroc")
-    assert is_better(row(0.1, 0.1), row(0.9, 0.2), "loss")
+    assert _is_better(row(0.5, 9.0), None, "auroc")
+    assert _is_better(row(0.8, 9.0), row(0.7, 0.1), "auroc")
+    assert _is_better(row(0.8, 0.1), row(0.8, 0.2), "auroc")
+    assert not _is_better(row(0.8, 0.2), row(0.8, 0.2), "auroc")
+    assert not _is_better(row(math.nan, 0.1), row(0.3, 5.0), "auroc")
+    assert _is_better(row(math.nan, 0.1), row(math.nan, 0.2), "auroc")
+    assert _is_better(row(0.1, 0.1), row(0.9, 0.2), "loss")
 
 
 def test_early_stopping_counts_epochs_since_the_best(settings):
     patient = settings("training.early_stopping=2", "training.epochs=9").training
-    assert reason_to_end(patient, State(epoch=4, best={"epoch": 3})) is None
-    assert reason_to_end(patient, State(epoch=5, best={"epoch": 3})) == "no better auroc for 2 epochs"
-    assert reason_to_end(patient, State(epoch=9, best={"epoch": 9})) == "all 9 epochs done"
+    assert _reason_to_end(patient, State(epoch=4, best={"epoch": 3})) is None
+    assert _reason_to_end(patient, State(epoch=5, best={"epoch": 3})) == "no better auroc for 2 epochs"
+    assert _reason_to_end(patient, State(epoch=9, best={"epoch": 9})) == "all 9 epochs done"
 
 
 def test_the_kept_weights_are_those_of_the_selected_epoch(settings, tmp_path):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from smmil.viewer.serving import bind
+from smmil.viewer.serving import _bind
 
 
 class Running:
@@ -44,7 +44,7 @@ class Running:
 
 @contextmanager
 def running(app):
-    with bind("127.0.0.1", 0) as listening:
+    with _bind("127.0.0.1", 0) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

@@ -22,7 +22,7 @@ from viewer.view_cases import client_of, small_study
 
 from smmil.cli.view import view
 from smmil.errors import ConfigError, MissingExtra
-from smmil.viewer.serving import address_to_open, bind, serve
+from smmil.viewer.serving import _address_to_open, _bind, serve
 
 app = typer.Typer()
 app.command()(view)
@@ -114,29 +114,29 @@ def test_bound_to_all_addresses_it_prints_a_token_and_wants_it(folder):
 
 
 def test_a_port_in_use_and_a_host_that_is_not_here_are_said_in_words(folder):
-    with bind("127.0.0.1", 0) as taken:
+    with _bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port {port}: .*--port"):
-            bind("127.0.0.1", port)
+            _bind("127.0.0.1", port)
     for host in ("no.such.host.invalid", "203.0.113.7", "é" * 80):
         with pytest.raises(ConfigError, match=rf"^--host {host}: .*127\.0\.0\.1"):
-            bind(host, 0)
+            _bind(host, 0)
     for wrong in (-1, 70_000):
         with pytest.raises(ConfigError, match="65535"):
-            bind("127.0.0.1", wrong)
+            _bind("127.0.0.1", wrong)
     with pytest.raises(ConfigError, match="max-cache-mb"):
         serve([folder / "predictions"], port=0, max_cache_mb=0)
 
 
 def test_answers_do_not_wait_for_the_receipt_of_the_last_one():
-    with bind("127.0.0.1", 0) as listening:
+    with _bind("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP  # the condition on which asyncio sets TCP_NODELAY
 
 
 def test_the_address_to_open_is_one_a_browser_understands():
-    assert address_to_open("127.0.0.1", 8000, None) == "http://127.0.0.1:8000/"
-    assert address_to_open("::1", 80, None) == "http://[::1]:80/"
-    assert re.fullmatch(r"http://[^/]+:5/\?token=t", address_to_open("0.0.0.0", 5, "t"))
+    assert _address_to_open("127.0.0.1", 8000, None) == "http://127.0.0.1:8000/"
+    assert _address_to_open("::1", 80, None) == "http://[::1]:80/"
+    assert re.fullmatch(r"http://[^/]+:5/\?token=t", _address_to_open("0.0.0.0", 5, "t"))
 
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])

@@ -5,7 +5,7 @@ import re
 import pytest
 from viewer.view_cases import Client, client_of, small_study
 
-from smmil.viewer.guard import allowed_hosts, is_loopback
+from smmil.viewer.guard import _allowed_hosts, is_loopback
 from smmil.viewer.server import create_app
 
 TOKEN = "s3cret-token"
@@ -111,7 +111,7 @@ def test_two_host_headers_are_one_too_many(study):
 def test_only_addresses_of_this_machine_count_as_loopback():
     assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.2", "10.0.0.1", "example.org", "127.0.0.1.org", "")))
-    assert allowed_hosts("127.0.0.1") == {"127.0.0.1", "localhost", "::1"}
+    assert _allowed_hosts("127.0.0.1") == {"127.0.0.1", "localhost", "::1"}
 
 
 def test_every_answer_keeps_the_browser_careful(study):

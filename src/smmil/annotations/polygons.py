@@ -19,7 +19,7 @@ HOLES = ("_2", "exclusion")
 UNNAMED = ("", "none")
 
 
-def sorted_classes(found: Iterable[str], positive: Collection[str] | None) -> dict[str, str]:
+def _sorted_classes(found: Iterable[str], positive: Collection[str] | None) -> dict[str, str]:
     """lesion, hole or other for every class name that occurs; case does not matter.
 
     Without `positive` the names above are known, shapes without a name are lesions, and any other name is refused,
@@ -87,7 +87,7 @@ def library() -> Any:
     return shapely
 
 
-def ring(points: Any) -> np.ndarray:
+def _ring(points: Any) -> np.ndarray:
     """Points of a ring as (n, 2) finite numbers."""
     corners = np.asarray(points, dtype=np.float64)
     if corners.size == 0:
@@ -100,10 +100,10 @@ def ring(points: Any) -> np.ndarray:
     return corners
 
 
-def joined(drawn: Sequence[Drawn], positive: Collection[str] | None, notes: Iterable[str] = ()) -> Shapes:
+def _joined(drawn: Sequence[Drawn], positive: Collection[str] | None, notes: Iterable[str] = ()) -> Shapes:
     """The annotated area: union of the lesions minus union of the holes."""
     shapely = library()
-    roles = sorted_classes((shape.name for shape in drawn), positive)
+    roles = _sorted_classes((shape.name for shape in drawn), positive)
     parts: dict[str, list[Any]] = {"lesion": [], "hole": [], "other": []}
     repaired = flat = 0
     for shape in drawn:
@@ -153,7 +153,7 @@ def read_asap(path: str | Path, positive: Collection[str] | None = None) -> Shap
     with annotation_errors(path, "ASAP annotations"):
         collector = _Collector()
         collector.feed(read_bytes(path))
-        return joined(collector.drawn, positive, collector.notes())
+        return _joined(collector.drawn, positive, collector.notes())
 
 
 class _Collector:
@@ -199,7 +199,7 @@ class _Collector:
     def _end(self, tag: str) -> None:
         if tag == "Annotation" and self._open is not None:
             corners = np.array(sorted(self._corners, key=lambda corner: corner[0])).reshape(-1, 3)
-            self.drawn.append(Drawn(ring(corners[:, 1:]), name=self._open[1]))
+            self.drawn.append(Drawn(_ring(corners[:, 1:]), name=self._open[1]))
             self._open = None
 
 
@@ -217,7 +217,7 @@ def read_geojson(path: str | Path, positive: Collection[str] | None = None) -> S
             flat += not found
             drawn += found
         notes = (f"{flat} feature(s) without area (points, lines) were passed over",) if flat else ()
-        return joined(drawn, positive, notes)
+        return _joined(drawn, positive, notes)
 
 
 def _geometries(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -248,7 +248,7 @@ def _polygons(geometry: dict[str, Any], name: str) -> Iterator[Drawn]:
     elif kind in ("Polygon", "MultiPolygon"):
         for rings in [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]:
             if rings:
-                yield Drawn(ring(rings[0]), tuple(ring(inner) for inner in rings[1:]), name)
+                yield Drawn(_ring(rings[0]), tuple(_ring(inner) for inner in rings[1:]), name)
     elif kind not in ("Point", "MultiPoint", "LineString", "MultiLineString"):
         raise DataError(f"unknown geometry {str(kind)[:40]!r}; expected Polygon or MultiPolygon")
 
@@ -280,7 +280,7 @@ def read_boxes(path: str | Path, positive: Collection[str] | None = None) -> Sha
         corners = _corners(table)
         names = [{"1": "positive"}.get(name, name) for name in _names(table)]
         drawn = [Drawn(_rectangle(*box), name=name) for box, name in zip(corners, names, strict=True) if name != "0"]
-        return joined(drawn, positive)
+        return _joined(drawn, positive)
 
 
 def _corners(table: pd.DataFrame) -> np.ndarray:
@@ -311,4 +311,4 @@ def _names(table: pd.DataFrame) -> list[str]:
 
 
 def _rectangle(left: float, top: float, right: float, bottom: float) -> np.ndarray:
-    return ring([(left, top), (right, top), (right, bottom), (left, bottom)])
+    return _ring([(left, top), (right, top), (right, bottom), (left, bottom)])

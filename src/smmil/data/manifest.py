@@ -154,8 +154,8 @@ class Manifest:
 
     def check_files(self, progress: Progress | None = None) -> None:
         """Read every bag once: files present and sound, one feature width, instance labels that fit."""
-        raise_all(self.name, missing_files(self))
-        raise_all(self.name, file_problems(self, progress))
+        raise_all(self.name, _missing_files(self))
+        raise_all(self.name, _file_problems(self, progress))
 
     def check(self, progress: Progress | None = None, *, training: bool = True) -> None:
         """`check_table`, then `check_files`."""
@@ -168,7 +168,7 @@ def describe_manifest(path: str | Path) -> dict[str, Any]:
     manifest = Manifest.read(path)
     table = manifest.table
     groups = Counter(manifest.groups.values())
-    missing = missing_files(manifest)
+    missing = _missing_files(manifest)
     return {
         "file": str(path),
         "bags": len(manifest),
@@ -326,7 +326,7 @@ def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
         yield f"labels must be 0..C-1 without gaps, got {first_few(list(map(str, classes)))}; renumber them"
 
 
-def missing_files(manifest: "Manifest") -> list[str]:
+def _missing_files(manifest: "Manifest") -> list[str]:
     """One problem listing the bag and label files that do not exist."""
     wanted = [manifest.path_of(i) for i in manifest.ids]
     wanted += [p for i in manifest.ids if (p := manifest.instance_labels_of(i)) is not None]
@@ -336,7 +336,7 @@ def missing_files(manifest: "Manifest") -> list[str]:
     return [f"{len(missing)} files are missing: {first_few(missing)}; paths count from {manifest.folder}"]
 
 
-def file_problems(manifest: "Manifest", progress: Progress | None = None) -> list[str]:
+def _file_problems(manifest: "Manifest", progress: Progress | None = None) -> list[str]:
     """Problems found by reading every bag with its instance labels."""
     problems, widths = [], {}
     for done, id_ in enumerate(manifest.ids, 1):

@@ -34,7 +34,7 @@ class StratifiedCases:
         return {int(c): len(set(self.groups[self.labels == c])) for c in np.unique(self.labels)}
 
 
-def assign_folds(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray | None:
+def _assign_folds(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray | None:
     """Part of every bag, patients kept whole, each part holding every class; None where no such division is found."""
     if len(np.unique(cases.labels)) < 2 or min(cases.patients_per_class().values()) < parts:
         return None
@@ -45,7 +45,7 @@ def assign_folds(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray | 
     return None
 
 
-def draw_subset(cases: StratifiedCases, share: float, seed: int, keep: int = 1) -> np.ndarray | None:
+def _draw_subset(cases: StratifiedCases, share: float, seed: int, keep: int = 1) -> np.ndarray | None:
     """Mask of about `share` of the bags with every class in it, leaving `keep` patients of each class outside."""
     patients = len(set(cases.groups))
     ratio = Fraction(share).limit_denominator(min(20, patients))
@@ -170,7 +170,7 @@ def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tupl
     rest = _cases(manifest, [i for i in manifest.ids if marks[i] != "test"])
     if test or share == 0:
         return rest, test
-    where = draw_subset(rest, share, seed, keep=folds)
+    where = _draw_subset(rest, share, seed, keep=folds)
     if where is None:
         raise DataError(
             f"{manifest.name}: {_too_few(rest)} a test set and {folds} folds; use fewer folds or no test set, such as "
@@ -182,10 +182,10 @@ def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tupl
 def _validations(rest: StratifiedCases, folds: int, share: float, seed: int) -> list[np.ndarray]:
     """One mask of validation bags per fold."""
     if folds > 1 and round(1 / share) == folds and abs(1 / share - folds) < 0.05:
-        fold = assign_folds(rest, folds, seed)
+        fold = _assign_folds(rest, folds, seed)
         masks = None if fold is None else [fold == f for f in range(folds)]
     else:
-        drawn = [draw_subset(rest, share, seed + 1 + f) for f in range(folds)]
+        drawn = [_draw_subset(rest, share, seed + 1 + f) for f in range(folds)]
         masks = None if any(d is None for d in drawn) else [d for d in drawn if d is not None]
     if masks is None:
         raise DataError(

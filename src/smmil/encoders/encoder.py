@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+def _in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
     """work(item) of every item, in order, on `threads` threads, at most 2 `threads` items ahead of the consumer.
 
     Inside a worker torch computes on one thread: splitting one sum among threads would change its rounding
@@ -58,7 +58,7 @@ def _results(
             future.cancel()
 
 
-def resize(images: Tensor, pixels: int) -> Tensor:
+def _resize(images: Tensor, pixels: int) -> Tensor:
     """Square images (n, 3, side, side) as (n, 3, pixels, pixels).
 
     Shrinking gives each pixel the mean over exactly the area it covers, fractions of source pixels included;
@@ -67,12 +67,12 @@ def resize(images: Tensor, pixels: int) -> Tensor:
     side = images.shape[-1]
     if side == pixels:
         return images
-    weights = torch.from_numpy(resampling(side, pixels)).to(images.device)
+    weights = torch.from_numpy(_resampling(side, pixels)).to(images.device)
     return weights @ images @ weights.T
 
 
 @lru_cache(maxsize=16)
-def resampling(side: int, pixels: int) -> np.ndarray:
+def _resampling(side: int, pixels: int) -> np.ndarray:
     """(pixels, side): the share of each source pixel in each pixel of the result; every row adds up to 1."""
     weights = _areas(side, pixels) if side > pixels else _interpolation(side, pixels)
     return weights.astype(np.float32)
@@ -135,14 +135,14 @@ class Encoder:
         On a processor several groups of tiles run side by side, each on one thread (as many as
         `torch.get_num_threads()` allows): the result does not depend on their number, and cores do not wait.
         """
-        check_tiles(tiles)
+        _check_tiles(tiles)
         groups = (tiles[start : start + self.group] for start in range(0, len(tiles), self.group))
         return self.join(self.encode_groups(groups))
 
     def encode_groups(self, groups: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """float16 features of each group of at most `group` checked tiles, in their order."""
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        return in_order(lambda group: _as_half(self._features(group), self.id), groups, threads)
+        return _in_order(lambda group: _as_half(self._features(group), self.id), groups, threads)
 
     def join(self, features: Iterable[np.ndarray]) -> np.ndarray:
         return np.concatenate([np.empty((0, self.dim), np.float16), *features])
@@ -165,7 +165,7 @@ class Encoder:
         full = pixels.new_full((self.group, *pixels.shape[1:]), 0.5)
         full[: len(tiles)] = pixels / 255 if tiles.dtype == np.uint8 else pixels
         mean, std = (torch.tensor(colour, device=self.device).view(3, 1, 1) for colour in (self.mean, self.std))
-        images = (resize(full, self.pixels) - mean) / std
+        images = (_resize(full, self.pixels) - mean) / std
         return images.contiguous(memory_format=torch.channels_last)
 
     def _precision(self) -> torch.autocast:
@@ -173,7 +173,7 @@ class Encoder:
         return torch.autocast(self.device.type, dtype=kind, enabled=self.autocast)
 
 
-def check_tiles(tiles: np.ndarray) -> np.ndarray:
+def _check_tiles(tiles: np.ndarray) -> np.ndarray:
     """The tiles themselves, if an encoder can take them."""
     if tiles.ndim != 4 or tiles.shape[3] != 3 or tiles.shape[1] != tiles.shape[2] or tiles.shape[1] == 0:
         raise DataError(f"tiles: got shape {tiles.shape}, expected (n, side, side, 3); pad or crop them to squares")
@@ -207,7 +207,7 @@ def encode_stream(encoder: Encoder, tiles: Iterable[np.ndarray], batch_size: int
     if batch_size < 1 or ahead < 1:
         raise ConfigError(f"encode_stream: batch_size={batch_size}, ahead={ahead}; both must be at least 1")
     limit = max(1, ahead * batch_size // encoder.group)
-    with closing(read_ahead(_groups(tiles, encoder.group), limit)) as groups:
+    with closing(_read_ahead(_groups(tiles, encoder.group), limit)) as groups:
         return encoder.join(encoder.encode_groups(groups))
 
 
@@ -218,7 +218,7 @@ class _End:
     problem: BaseException | None = None
 
 
-def read_ahead(items: Iterable[Any], limit: int) -> Generator[Any, None, None]:
+def _read_ahead(items: Iterable[Any], limit: int) -> Generator[Any, None, None]:
     """The items, fetched by a thread of its own, at most `limit` before they are asked for."""
     queue: Queue[Any] = Queue(limit)
     stop = Event()
@@ -259,7 +259,7 @@ def _offer(item: Any, queue: "Queue[Any]", stop: Event) -> None:
 def _groups(tiles: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
     source = iter(tiles)
     while group := list(islice(source, size)):
-        yield check_tiles(_stack(group))
+        yield _check_tiles(_stack(group))
 
 
 def _stack(group: list[np.ndarray]) -> np.ndarray:

@@ -44,7 +44,7 @@ def load_encoder(
     facts     of your own network, else taken from its attributes: pixels, mean, std (needed), name, mpp, licence,
               source, dim (compared with what it gives), revision (needed if it has no weights to identify it by)
     """
-    if isinstance(encoder, str) and not is_own(encoder):
+    if isinstance(encoder, str) and not _is_own(encoder):
         if facts:
             raise ConfigError(f"encoder {encoder}: its {next(iter(facts))} is in the table; leave the argument out")
         return _from_table(encoder, weights, device, autocast, pixels)
@@ -57,7 +57,7 @@ def load_encoder(
     return _own_encoder(encoder, choose_device(device), autocast, given)
 
 
-def is_own(name: str) -> bool:
+def _is_own(name: str) -> bool:
     """Whether a name means `package.module:function` rather than an encoder of the table."""
     module, colon, _ = name.partition(":")
     return bool(colon) and not name.startswith(FREE_NAMES) and module.replace(".", "_").isidentifier()

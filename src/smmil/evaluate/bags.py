@@ -19,10 +19,10 @@ _CLIP = 1e-7
 def labelled_table(predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities (b, C) with C >= 2 and labels (b,) of the labelled cases; a single probability p is (1 - p, p)."""
     labelled = [p for p in predictions if p.y is not None]
-    return probability_table(labelled), np.array([p.y for p in labelled], dtype=np.int64)
+    return _probability_table(labelled), np.array([p.y for p in labelled], dtype=np.int64)
 
 
-def probability_table(predictions: Sequence[Prediction]) -> np.ndarray:
+def _probability_table(predictions: Sequence[Prediction]) -> np.ndarray:
     """(b, C) with C >= 2: a single probability p becomes (1 - p, p)."""
     widths = {len(p.probs): p.id for p in predictions}
     if len(widths) > 1:

@@ -35,7 +35,7 @@ class PairedCases(NamedTuple):
     only_in_b: int
 
 
-def paired(a: Sequence[Prediction], b: Sequence[Prediction]) -> tuple[PairedCases, list[str]]:
+def _paired(a: Sequence[Prediction], b: Sequence[Prediction]) -> tuple[PairedCases, list[str]]:
     """The common cases of two models by id, and remarks; refused when a label or patient of a case differs."""
     first, second = _by_id(a, "first"), _by_id(b, "second")
     common = sorted(first.keys() & second.keys())
@@ -118,7 +118,7 @@ def compare(
     Keys: a, b, difference, low, high, p, delong, n_units, n_cases, only_in_a, only_in_b, notes, …
     """
     check_plan(method, n, level)
-    pairs, notes = paired(a, b)
+    pairs, notes = _paired(a, b)
     cuts = threshold if isinstance(threshold, tuple) else (threshold, threshold)
     first, second = (
         statistic(side, metric, Settings(cut, pool, column)) for side, cut in zip((pairs.a, pairs.b), cuts, strict=True)

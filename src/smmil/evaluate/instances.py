@@ -85,7 +85,7 @@ def undirected_pairs(edges: np.ndarray, n: int) -> np.ndarray:
     return np.stack([keys // n, keys % n])
 
 
-def laplacian_form(f: np.ndarray, pairs: np.ndarray) -> float:
+def _laplacian_form(f: np.ndarray, pairs: np.ndarray) -> float:
     """f'L~f with the symmetrically normalised Laplacian of undirected pairs; isolated instances have L~_ii = 0."""
     a, b = pairs
     degree = np.bincount(pairs.ravel(), minlength=len(f))
@@ -96,12 +96,12 @@ def laplacian_form(f: np.ndarray, pairs: np.ndarray) -> float:
 def rayleigh_energy(f: np.ndarray, pairs: np.ndarray) -> float:
     """f'L~f / f'f in [0, 2]; nan for f = 0."""
     size = float(f @ f)
-    return laplacian_form(f, pairs) / size if size else float("nan")
+    return _laplacian_form(f, pairs) / size if size else float("nan")
 
 
 def mean_energy(f: np.ndarray, pairs: np.ndarray) -> float:
     """f'L~f / N."""
-    return laplacian_form(f, pairs) / len(f)
+    return _laplacian_form(f, pairs) / len(f)
 
 
 def minmax_energy(f: np.ndarray, pairs: np.ndarray) -> float:
@@ -124,7 +124,7 @@ class Marks(NamedTuple):
     n_peaks: int
 
 
-def components(edges: np.ndarray, member: np.ndarray) -> np.ndarray:
+def _components(edges: np.ndarray, member: np.ndarray) -> np.ndarray:
     """Index of the connected component of each member, -1 outside; only edges between two members connect."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
@@ -137,27 +137,27 @@ def components(edges: np.ndarray, member: np.ndarray) -> np.ndarray:
     return found
 
 
-def lesions(prediction: Prediction) -> np.ndarray:
+def _lesions(prediction: Prediction) -> np.ndarray:
     """Index of the lesion each instance belongs to, -1 outside: connected components of positive instances."""
     assert prediction.edges is not None
     assert prediction.y_inst is not None
-    return components(prediction.edges, prediction.y_inst > 0)
+    return _components(prediction.edges, prediction.y_inst > 0)
 
 
-def peaks(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
+def _peaks(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Index of the peak each instance belongs to, -1 outside.
 
     A peak is a connected piece of equal scores with no neighbour that scores higher; mostly a single instance.
     """
     n, equal = len(scores), edges[:, scores[edges[0]] == scores[edges[1]]]
-    plateau = components(equal, np.ones(n, dtype=bool))
+    plateau = _components(equal, np.ones(n, dtype=bool))
     beaten = np.zeros(plateau.max() + 1, dtype=bool)
     for here, there in (edges, edges[::-1]):
         beaten[plateau[here[scores[there] > scores[here]]]] = True
-    return components(equal, ~beaten[plateau])
+    return _components(equal, ~beaten[plateau])
 
 
-def marks(prediction: Prediction, column: int | None = None) -> Marks:
+def _marks(prediction: Prediction, column: int | None = None) -> Marks:
     """Peaks of the map, each with the lesion it finds or the false alarm it is.
 
     A peak of several equally hot instances points at each of them with equal chance, so its shares are expectations:
@@ -166,8 +166,8 @@ def marks(prediction: Prediction, column: int | None = None) -> Marks:
     """
     assert prediction.edges is not None
     assert prediction.y_inst is not None
-    scores, lesion = instance_score(prediction, column), lesions(prediction)
-    peak = peaks(scores, prediction.edges)
+    scores, lesion = instance_score(prediction, column), _lesions(prediction)
+    peak = _peaks(scores, prediction.edges)
     rows = np.flatnonzero(peak >= 0)
     size = np.bincount(peak[rows])
     height = np.zeros(len(size))
@@ -207,7 +207,7 @@ class FrocCurve:
     """Marks of the usable cases, sorted once; weights say how often each of them counts."""
 
     def __init__(self, predictions: Sequence[Prediction], column: int | None = None):
-        cases, none = [marks(p, column) for p in predictions if usable(p)], np.zeros(0)
+        cases, none = [_marks(p, column) for p in predictions if usable(p)], np.zeros(0)
         scores, hits, alarms = (
             np.concatenate([none, *(getattr(m, name) for m in cases)]) for name in ("scores", "hits", "alarms")
         )

@@ -101,7 +101,7 @@ def instance_metrics(
     if pool == "per_bag":
         values, notes = _averaged(used, threshold)
     else:
-        values = instance_values(used, threshold)
+        values = _instance_values(used, threshold)
         notes = _instance_notes(n_instances, n_positive, values)
     notes += _pool_notes(len(bags), len(parts), len(used), pool) + _threshold_notes(threshold)
     kind, kind_notes = score_kind(predictions)
@@ -120,7 +120,7 @@ def instance_metrics(
 _Parts = Sequence[tuple[Prediction, Known]]
 
 
-def instance_values(parts: _Parts, threshold: float | None) -> dict[str, float]:
+def _instance_values(parts: _Parts, threshold: float | None) -> dict[str, float]:
     """Values by key of the instances of several bags together; without threshold only those that need none."""
     known = gather([known for _, known in parts])
     pooled = ScoredLabels(known.scores, known.truth, threshold)
@@ -148,9 +148,9 @@ def _instance_notes(total: int, positive: int, values: dict[str, float]) -> list
 
 
 def _averaged(parts: _Parts, threshold: float | None) -> tuple[dict[str, float], list[str]]:
-    rows = [instance_values([part], threshold) for part in parts]
+    rows = [_instance_values([part], threshold) for part in parts]
     if not rows:
-        return instance_values([], threshold), ["no bag has known instances of both classes"]
+        return _instance_values([], threshold), ["no bag has known instances of both classes"]
     values, notes = {}, []
     for name in rows[0]:
         numbers = defined(row[name] for row in rows)
@@ -209,7 +209,7 @@ def energies(predictions: Sequence[Prediction], column: int | None = None) -> di
 
     Bags without edges are left out, counted in n_without_edges and mentioned in `notes`.
     """
-    rows = [bag_energies(p, column) for p in predictions if p.edges is not None]
+    rows = [_bag_energies(p, column) for p in predictions if p.edges is not None]
     result: dict[str, Any] = {}
     for metric in metrics_of("energy"):
         numbers = defined(row[metric.key] for row in rows)
@@ -220,7 +220,7 @@ def energies(predictions: Sequence[Prediction], column: int | None = None) -> di
     return {**result, "n_bags": len(rows), "n_without_edges": missing, "notes": notes}
 
 
-def bag_energies(prediction: Prediction, column: int | None = None) -> dict[str, float]:
+def _bag_energies(prediction: Prediction, column: int | None = None) -> dict[str, float]:
     """Roughness of the scores of one bag on its graph by key, 0 is smoothest; nan where undefined.
 
     Every edge has weight 1; pairs count once however often they are listed, self-loops do not count.

@@ -89,7 +89,7 @@ def auroc(scores: np.ndarray, truth: np.ndarray) -> float:
     return roc_area(operating_points(scores, truth))
 
 
-def auprc(scores: np.ndarray, truth: np.ndarray) -> float:
+def _auprc(scores: np.ndarray, truth: np.ndarray) -> float:
     """Average precision: precision at each threshold weighted by the recall gained there; nan with one class."""
     return average_precision(operating_points(scores, truth))
 
@@ -164,7 +164,7 @@ def recall(c: Counts) -> float:
     return ratio(c.tp, c.tp + c.fn)
 
 
-def specificity(c: Counts) -> float:
+def _specificity(c: Counts) -> float:
     return ratio(c.tn, c.tn + c.fp)
 
 
@@ -179,4 +179,4 @@ def accuracy(c: Counts) -> float:
 
 def balanced_accuracy(c: Counts) -> float:
     """Mean of sensitivity and specificity; nan with one class."""
-    return (recall(c) + specificity(c)) / 2
+    return (recall(c) + _specificity(c)) / 2

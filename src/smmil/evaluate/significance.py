@@ -36,7 +36,7 @@ def delong(scores_a: np.ndarray, scores_b: np.ndarray, truth: np.ndarray, level:
     if not np.isfinite(pair).all():
         raise DataError("DeLong's test needs finite scores; at least one is not a number or infinite")
     first, second = (auroc(row, truth) for row in pair)
-    covariance = auroc_covariance(pair, truth)
+    covariance = _auroc_covariance(pair, truth)
     error = float(np.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 0.0)))
     gap = first - second
     z = gap / error if error else (0.0 if gap == 0 else float("nan"))
@@ -45,7 +45,7 @@ def delong(scores_a: np.ndarray, scores_b: np.ndarray, truth: np.ndarray, level:
     return DeLong(first, second, gap, error, z, float(2 * ndtr(-abs(z))), gap - reach, gap + reach)
 
 
-def auroc_covariance(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def _auroc_covariance(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Covariance (m, m) of the AUROCs of m scores (m, n) of the same n cases; nan with fewer than two of a class.
 
     Each positive case gets the share of negatives it beats, each negative the share of positives that beat it, ties
@@ -85,13 +85,13 @@ def mean_ranks(values: Any, ddof: int = 1) -> dict[str, tuple[float, float]]:
     Equal values share the mean of their ranks. Values are ranked as given: round before, if ties at three digits
     should count as ties. With one column the sample deviation is nan.
     """
-    models, ranks = rank_table(values)
+    models, ranks = _rank_table(values)
     many = ranks.shape[1] > ddof
     spread = ranks.std(1, ddof=ddof) if many else np.full(len(models), np.nan)
     return {model: (float(m), float(s)) for model, m, s in zip(models, ranks.mean(1), spread, strict=True)}
 
 
-def rank_table(values: Any) -> tuple[list[str], np.ndarray]:
+def _rank_table(values: Any) -> tuple[list[str], np.ndarray]:
     """Names of the models and their rank in each column, (models, columns); ties share the mean rank."""
     models, columns, table = _as_table(values)
     if not table.size:
@@ -126,7 +126,7 @@ def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:
     n_columns, alpha, critical_difference (models whose mean ranks differ by at least this much differ at alpha),
     pairs [{model, other, difference, p}], groups (runs of models that Nemenyi's test does not tell apart).
     """
-    models, ranks = rank_table(values)
+    models, ranks = _rank_table(values)
     k, n = ranks.shape
     if k < 3 or n < 2:
         raise DataError(
@@ -145,11 +145,11 @@ def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:
         "alpha": alpha,
         "critical_difference": reach,
         "pairs": _pairs(means, step),
-        "groups": not_different(means, reach),
+        "groups": _not_different(means, reach),
     }
 
 
-def not_different(means: dict[str, float], reach: float) -> list[list[str]]:
+def _not_different(means: dict[str, float], reach: float) -> list[list[str]]:
     """The longest runs of models, by rank, whose first and last are less than `reach` apart; single models left out."""
     ranked = sorted(means.items(), key=lambda item: item[1])
     runs, end = [], 0

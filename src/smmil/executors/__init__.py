@@ -97,7 +97,7 @@ class _Worker:
         self.pipe.close()
 
 
-def run_in_processes(
+def _run_in_processes(
     function: Callable[[Any], Any],
     tasks: Sequence[Any],
     workers: int | None,
@@ -235,7 +235,7 @@ def _runner(executor: str, address: str | None) -> Callable[..., list[Outcome[An
     if executor == "serial":
         return _serial
     if executor == "processes":
-        return run_in_processes
+        return _run_in_processes
     from functools import partial
 
     from smmil.executors.cluster import run_on_dask

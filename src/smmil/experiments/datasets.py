@@ -41,7 +41,7 @@ def prepare(dataset: Dataset, folder: Path) -> PreparedSet:
         path = _write_synthetic_set(dataset.synthetic, folder)
     else:
         path = Path(str(dataset.manifest))
-    return PreparedSet(path, content_digest(Manifest.read(path), folder / "digests.json"))
+    return PreparedSet(path, _content_digest(Manifest.read(path), folder / "digests.json"))
 
 
 def _write_synthetic_set(spec: Synthetic, folder: Path) -> Path:
@@ -69,7 +69,7 @@ def _ranges(options: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
-def content_digest(manifest: Manifest, cache_file: Path) -> str:
+def _content_digest(manifest: Manifest, cache_file: Path) -> str:
     """Digest of labels, patients, splits and the bytes of every file, independent of their paths.
 
     Digests are cached in the JSON file `cache_file`: files of unchanged size and time are not read again.
@@ -114,7 +114,7 @@ def _read_digest_cache(cache_file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def neighbour_agreement(y_inst: np.ndarray, edges: np.ndarray) -> float:
+def _neighbour_agreement(y_inst: np.ndarray, edges: np.ndarray) -> float:
     """Share of the edges between labelled instances that join equal labels; nan without such edges."""
     return share_of(*agreeing_pairs(y_inst, edges))
 
@@ -139,7 +139,7 @@ def folds_to_train(dataset: Dataset, ready: PreparedSet, asked: Sequence[int] | 
     """
     manifest = Manifest.read(ready.manifest)
     try:
-        splits = splits_of(dataset, manifest)
+        splits = _splits_of(dataset, manifest)
         folds, notes = _choose_folds(dataset, len(splits), asked)
         for fold in folds:
             _check_parts(manifest, splits[fold], fold)
@@ -148,7 +148,7 @@ def folds_to_train(dataset: Dataset, ready: PreparedSet, asked: Sequence[int] | 
     return folds, notes
 
 
-def splits_of(dataset: Dataset, manifest: Manifest) -> list[Split]:
+def _splits_of(dataset: Dataset, manifest: Manifest) -> list[Split]:
     """All splits of the data set: those of its file, those its manifest marks, or drawn ones."""
     if dataset.splits is not None:
         return load_splits(dataset.splits)
@@ -198,7 +198,7 @@ def random_labels(dataset: Dataset, ready: PreparedSet, folder: Path, seed: int 
     are made unknown, since they would contradict the new ones.
     """
     table = Manifest.read(ready.manifest)
-    splits = splits_of(dataset, table)
+    splits = _splits_of(dataset, table)
     place = folder / f"random-{digest(ready.digest, repr(splits), str(seed))[:12]}"
     test = {id_ for split in splits for id_ in split.test}
     others = [id_ for id_ in sorted(table.ids) if id_ not in test]
@@ -216,20 +216,20 @@ def positions_only(dataset: Dataset, ready: PreparedSet, folder: Path) -> Datase
     If a model classifies or localizes with these, position is a shortcut: the label can be read from where things are.
     """
     table = Manifest.read(ready.manifest)
-    splits = splits_of(dataset, table)
+    splits = _splits_of(dataset, table)
     place = folder / f"positions-{digest(ready.digest, repr(splits))[:12]}"
     rows = []
     for number, id_ in enumerate(sorted(table.ids)):
         path = place / "bags" / f"{number:06d}.h5"
         if not path.exists():
-            bag = position_bag(table.bag(id_))
+            bag = _position_bag(table.bag(id_))
             provenance = {"encoder": f"positions-{bag.x.shape[1]}"}
             write_bag(path, bag, graph="none" if bag.graph is None else "edges", provenance=provenance)
         rows.append(_row(table, id_, str(table.labels[id_]), _label_file(table, id_)) | {"path": str(path.absolute())})
     return _write_derived_set(dataset, f"{dataset.name} ({POSITIONS})", place, rows, splits)
 
 
-def position_bag(bag: Bag) -> Bag:
+def _position_bag(bag: Bag) -> Bag:
     """The bag with its coordinates, scaled to [0, 1] along each axis, as its only features."""
     if bag.coords is None:
         raise DataError(f"{bag.id}: has no coordinates; the position-only baseline needs them")

@@ -35,7 +35,7 @@ _TITLES = {
 ACROSS_SETS = ("critical_difference", "difficulty")
 
 
-def make_figure(
+def _make_figure(
     study: Study, figure: FigureSpec, results: "DataFrame", out: Path, folder: Path, plan: "DataFrame | None" = None
 ) -> list[Path]:
     """Draw one figure from the results of one data set (some kinds: of all data sets) and give its files.
@@ -47,7 +47,7 @@ def make_figure(
         draw = _ranks if figure.kind == "critical_difference" else _difficulty
         return draw(study, figure, results, path)
     set_ = str(results["set"].iloc[0])
-    own, title = path.with_name(f"{figure.name}-{slug(set_)}"), _title(study, figure, set_)
+    own, title = path.with_name(f"{figure.name}-{_slug(set_)}"), _title(study, figure, set_)
     if figure.kind == "sweep":
         return _sweep(study, figure, results, own, title)
     if figure.kind in ("differences", "pairs"):
@@ -153,7 +153,7 @@ def _maps(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path
         models = {name: next(p for p in cases if p.id == case) for name, cases in found.items()}
         label = next(iter(models.values())).y
         subtitle = f"{title}\n{case}, {'label unknown' if label is None else f'label {label}'}"
-        paths += maps(models, path.with_name(f"{path.name}-{slug(case)}"), subtitle)
+        paths += maps(models, path.with_name(f"{path.name}-{_slug(case)}"), subtitle)
     return paths
 
 
@@ -178,7 +178,7 @@ def _ranks(study: Study, figure: FigureSpec, results: "DataFrame", path: Path) -
             members = [v.name for v in study.variants if v.name in asked and v.group == group]
             notes = _not_ranked([name for name in members if name not in values.index], figure.metrics)
             title = _title(study, figure, GROUPS.get(str(group), str(group)))
-            paths += rank_figure(values, path.with_name(f"{path.name}-{slug(str(group))}"), title, notes)
+            paths += rank_figure(values, path.with_name(f"{path.name}-{_slug(str(group))}"), title, notes)
     if not paths:
         raise DataError(f"{figure.name}: mean ranks need three models of a group and two columns that all of them have")
     return paths
@@ -212,7 +212,7 @@ def _cases(found: Found, count: int) -> list[str]:
     return [p.id for p in sorted(first, key=lambda p: (not p.y, p.id)) if p.coords is not None][:count]
 
 
-def slug(text: str) -> str:
+def _slug(text: str) -> str:
     """Replace the characters that do not belong in a file name."""
     return "".join(c if c.isalnum() or c in "-." else "_" for c in text)
 
@@ -224,7 +224,7 @@ def write_figures(study: Study, out: str | Path, *, only: Sequence[str] = ()) ->
     failed: dict[str, str] = {}
     for figure, part in _figure_parts(study, results):
         try:
-            paths += make_figure(study, figure, part, Path(out), folder, plan)
+            paths += _make_figure(study, figure, part, Path(out), folder, plan)
         except SmmilError as problem:
             failed[f"{figure.name} ({', '.join(sorted(set(part['set'])))})"] = str(problem)
     return paths, failed

@@ -117,10 +117,10 @@ def _run(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, l
         "seed": seed,
         "fold": fold,
     }
-    return Run(run_key(config, ready.digest), label, config, facts)
+    return Run(_run_key(config, ready.digest), label, config, facts)
 
 
-def run_key(config: TrainConfig, data_digest: str) -> str:
+def _run_key(config: TrainConfig, data_digest: str) -> str:
     """Name of a run: the settings that decide what is learned, the content of the data and of a file of splits."""
     splits = Path(config.data.splits).read_bytes() if config.data.splits else b""
     return digest(config_hash(config), data_digest, splits)[:20]

@@ -52,7 +52,7 @@ _MEANING = (
 ENOUGH = 10  # independent data sets from which Friedman's approximation holds (Demšar 2006)
 
 
-def write_both(figure: "Figure", path: Path) -> list[Path]:
+def _write_both(figure: "Figure", path: Path) -> list[Path]:
     """Write path.png and path.svg with reproducible bytes: no dates, fixed ids inside the SVG."""
     from matplotlib import rc_context
 
@@ -63,13 +63,13 @@ def write_both(figure: "Figure", path: Path) -> list[Path]:
     return [picture, drawing]
 
 
-def title_above(figure: "Figure", title: str) -> None:
+def _title_above(figure: "Figure", title: str) -> None:
     """Set the title of a figure, wrapped to its width; line breaks in the title are kept."""
     words = "\n".join(canvas.plain(part, 300) for part in title.split("\n"))
-    figure.suptitle(broken(words, figure, 13), fontsize=9, color=canvas.INK, parse_math=False)
+    figure.suptitle(_broken(words, figure, 13), fontsize=9, color=canvas.INK, parse_math=False)
 
 
-def broken(text: str, figure: "Figure", per_inch: int = 14) -> str:
+def _broken(text: str, figure: "Figure", per_inch: int = 14) -> str:
     """Wrap text to the width of the figure, `per_inch` characters to the inch; existing line breaks are kept."""
     from textwrap import wrap
 
@@ -94,18 +94,18 @@ def curves(
         ax.margins(x=0.08, y=0.1)
         ax.spines[["top", "right"]].set_visible(False)
     _legend(figure, [point for points in lines.values() for point in points], learned)
-    title_above(figure, title)
-    return write_both(figure, path)
+    _title_above(figure, title)
+    return _write_both(figure, path)
 
 
-def is_number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     """Whether a setting is a number, which `true` is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _curve(ax: "Axes", points: list[Point], learned: float | None, colour: str) -> None:
-    numbers = sorted((point for point in points if is_number(point[0])), key=lambda point: point[0])
-    words = [point for point in points if not is_number(point[0])]
+    numbers = sorted((point for point in points if _is_number(point[0])), key=lambda point: point[0])
+    words = [point for point in points if not _is_number(point[0])]
     values = [point[0] for point in numbers]
     places = dict(zip(values, _places(values), strict=True))
     ticks = {place: f"{value:g}" for value, place in places.items()}
@@ -137,7 +137,7 @@ def _is_wide(values: Sequence[float]) -> bool:
 
 
 def _axis_label(option: str, points: Sequence[Point]) -> str:
-    wide = _is_wide([point[0] for point in points if is_number(point[0])])
+    wide = _is_wide([point[0] for point in points if _is_number(point[0])])
     return canvas.plain(_OPTIONS.get(option, option)) + (", logarithmic" if wide else "")
 
 
@@ -153,7 +153,7 @@ def _legend(figure: "Figure", points: Sequence[Point], learned: float | None) ->
     grey: dict[str, Any] = {"color": "#555555", "mec": "white"}
     marks = [Line2D([], [], marker="o", ms=5, lw=1.2, label="mean over folds and seeds", **grey)]
     marks.append(Line2D([], [], marker="|", ms=11, lw=0, mew=1.2, color="#555555", label="± one standard deviation"))
-    words = [str(word) for word in dict.fromkeys(point[0] for point in points) if not is_number(word)]
+    words = [str(word) for word in dict.fromkeys(point[0] for point in points) if not _is_number(word)]
     if "learned" in words and learned is not None:
         words.remove("learned")
         caption = f"learned, where it ended on average ({learned:.3g})"
@@ -181,8 +181,8 @@ def differences(rows: "DataFrame", path: Path, title: str) -> list[Path]:
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     from_whom = f"difference from {next(iter(others.values()))}; " if same else ""
     caption = f"{from_whom}95 % percentile intervals; filled: p < {SURE} after Holm's correction"
-    title_above(figure, f"{title}\n{caption}")
-    return write_both(figure, path)
+    _title_above(figure, f"{title}\n{caption}")
+    return _write_both(figure, path)
 
 
 def _whiskers(ax: "Axes", mine: "DataFrame", metric: str) -> None:
@@ -213,8 +213,8 @@ def by_difficulty(
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
-    title_above(figure, f"{title}\nbars: one standard deviation over folds and seeds")
-    return write_both(figure, path)
+    _title_above(figure, f"{title}\nbars: one standard deviation over folds and seeds")
+    return _write_both(figure, path)
 
 
 def histograms(found: Mapping[str, Sequence[Prediction]], path: Path, title: str, columns: int = 4) -> list[Path]:
@@ -226,17 +226,17 @@ def histograms(found: Mapping[str, Sequence[Prediction]], path: Path, title: str
     for ax in axes.flat[len(found) :]:
         ax.set_axis_off()
     for number, (ax, (name, predictions)) in enumerate(zip(axes.flat, found.items(), strict=False)):
-        draw_histogram(ax, score_shares(without_tails(predictions), BINS), name)
+        draw_histogram(ax, score_shares(_without_tails(predictions), BINS), name)
         ax.tick_params(labelbottom=number + wide >= len(found))  # nothing below it
     figure.supylabel("share of the instances of a class", **canvas.SMALL)
-    figure.supxlabel(broken(_X_LABEL, figure), **canvas.SMALL)
+    figure.supxlabel(_broken(_X_LABEL, figure), **canvas.SMALL)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
-    title_above(figure, title)
-    return write_both(figure, path)
+    _title_above(figure, title)
+    return _write_both(figure, path)
 
 
-def without_tails(predictions: Sequence[Prediction]) -> list[Prediction]:
+def _without_tails(predictions: Sequence[Prediction]) -> list[Prediction]:
     """The predictions with one score each, cut off at the outermost percentiles of the whole set."""
     scores = [instance_score(p) for p in predictions]
     low, high = np.percentile(np.concatenate(scores), TAILS)
@@ -252,15 +252,15 @@ def maps(models: Mapping[str, Prediction], path: Path, title: str) -> list[Path]
     if truth is not None:
         _draw(panels[0], draw_truth, first, truth)
     for ax, (name, prediction) in zip(panels[truth is not None :], models.items(), strict=True):
-        _draw(ax, draw_scores, prediction, scaled(instance_score(prediction)), (0.0, 1.0), _SCALE)
+        _draw(ax, draw_scores, prediction, _scaled(instance_score(prediction)), (0.0, 1.0), _SCALE)
         ax.set_xlabel("")
         canvas.bare(ax, f"{name}: P = {prediction.probs[-1]:.3f}")
     _colour_bar(figure, panels, f"{_MEANING}{'' if truth is None else '; outline or ring: lesion'}")
-    title_above(figure, title)
-    return write_both(figure, path)
+    _title_above(figure, title)
+    return _write_both(figure, path)
 
 
-def scaled(scores: np.ndarray) -> np.ndarray:
+def _scaled(scores: np.ndarray) -> np.ndarray:
     """The scores of a case with their 2nd percentile at 0 and their 98th at 1; a constant map is 0.5 everywhere."""
     low, high, _ = canvas.limits_of(scores, None)
     return (scores - low) / (high - low)
@@ -275,8 +275,8 @@ def examples(cases: Sequence[Prediction], agreement: Sequence[float], path: Path
         _draw(ax, draw_truth, case, truth)
         canvas.bare(ax, f"{case.id}: {share:.1%} of pairs agree")
     _one_legend(figure, axes[: len(cases)])
-    title_above(figure, title)
-    return write_both(figure, path)
+    _title_above(figure, title)
+    return _write_both(figure, path)
 
 
 def _grid(case: Prediction, count: int, below: float) -> tuple["Figure", list["Axes"]]:
@@ -325,7 +325,7 @@ def _colour_bar(figure: "Figure", axes: Sequence["Axes"], label: str) -> None:
     )
     bar.ax.tick_params(labelsize=7, color=canvas.INK, labelcolor=canvas.INK)
     bar.outline.set_visible(False)
-    bar.set_label(broken(label, figure), **canvas.SMALL)
+    bar.set_label(_broken(label, figure), **canvas.SMALL)
 
 
 def _one_legend(figure: "Figure", axes: Sequence["Axes"]) -> None:
@@ -349,17 +349,17 @@ def rank_figure(values: "DataFrame", path: Path, title: str, notes: Sequence[str
     found = friedman_nemenyi(values)
     listed: list[Any] = list(values.columns)
     columns = [f"{f'{data} {extractor}'.strip()}: {metric_name(metric)}" for data, extractor, metric in listed]
-    warning = rank_warning([str(column[0]) for column in listed])
+    warning = _rank_warning([str(column[0]) for column in listed])
     cautions = [*([warning] if warning else []), *notes]
     figure = rank_diagram(found, room=2.1 + 0.25 * len(notes))
-    figure.supxlabel(broken("\n".join([_verdict(found), *cautions]), figure), **canvas.SMALL)
-    title_above(figure, title)
+    figure.supxlabel(_broken("\n".join([_verdict(found), *cautions]), figure), **canvas.SMALL)
+    _title_above(figure, title)
     text = _text(found, columns, title, cautions)
     write_text(path.with_name(f"{path.name}.txt"), text)
-    return [*write_both(figure, path), path.with_name(f"{path.name}.txt")]
+    return [*_write_both(figure, path), path.with_name(f"{path.name}.txt")]
 
 
-def rank_warning(datasets: list[str]) -> str:
+def _rank_warning(datasets: list[str]) -> str:
     """Warning that there are too few independent data sets for the test; empty where there are enough."""
     different = len(set(datasets))
     if different >= ENOUGH:

@@ -35,7 +35,7 @@ def rank_rows(
     smoothest.
     """
     found, notes = [], []
-    for (extractor, group, level), block in rank_blocks(rows, rank_by, mixed).items():
+    for (extractor, group, level), block in _rank_blocks(rows, rank_by, mixed).items():
         ranked, missing, single = _ranked(block)
         notes += [f"not ranked ({group}), some results are missing: {', '.join(missing)}"] if missing else []
         notes += [f"not ranked ({group}), nobody to be ranked with: {', '.join(single)}"] if single else []
@@ -44,7 +44,7 @@ def rank_rows(
     return _frame(found), list(dict.fromkeys(notes))
 
 
-def rank_blocks(
+def _rank_blocks(
     rows: "DataFrame", rank_by: str = "all", mixed: Mapping[str, list[str]] | None = None
 ) -> dict[Block, "DataFrame"]:
     """The rows that are ranked together, by extractor, group and level (inst or bag)."""
@@ -59,7 +59,7 @@ def rank_blocks(
     return found
 
 
-def basis_of(block: "DataFrame") -> Basis:
+def _basis_of(block: "DataFrame") -> Basis:
     """The columns of a block and the models that have all of them."""
     values: Any = block.pivot(index="model", columns=COLUMN, values="mean")
     return Basis(frozenset(values.columns), frozenset(values.dropna().index))
@@ -149,7 +149,7 @@ def comparable_ranks(
     the study has all of the paper's columns and models and more, the ranks over the paper's own are added.
     """
     theirs = _paper_bases(name)
-    ours = {key: basis_of(block) for key, block in rank_blocks(rows, rank_by, mixed).items()}
+    ours = {key: _basis_of(block) for key, block in _rank_blocks(rows, rank_by, mixed).items()}
     unlike = {key for key, basis in ours.items() if key in theirs and basis != theirs[key]}
     inside = {key for key in unlike if rank_by == "all" and _contains(ours[key], theirs[key])}
     further = [_as_paper(rows, key, theirs[key]) for key in sorted(inside)]
@@ -180,7 +180,7 @@ def _paper_bases(name: str) -> dict[Block, Basis]:
     if not (paper_table(name)["dataset"] == RANKED).any():
         return {}
     numbers, by, mixed = paper_numbers(name)
-    return {key: basis_of(block) for key, block in rank_blocks(numbers, by, mixed).items()}
+    return {key: _basis_of(block) for key, block in _rank_blocks(numbers, by, mixed).items()}
 
 
 def _reasons(unlike: set[Block], inside: set[Block], ours: dict[Block, Basis], theirs: dict[Block, Basis]) -> list[str]:

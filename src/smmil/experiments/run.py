@@ -53,7 +53,7 @@ def exclusive_lock(path: Path, wait: bool) -> Iterator[bool]:
         yield True
 
 
-def measured_row(validation: Sequence[Prediction], test: Sequence[Prediction]) -> dict[str, Any]:
+def _measured_row(validation: Sequence[Prediction], test: Sequence[Prediction]) -> dict[str, Any]:
     """Bag metrics at 0.5, instance metrics at the threshold that is best on validation, energies and FROC of the test.
 
     Names are those of METRIC_NAMES; inst_auroc@positive_bags is the same metric in another pool. Numbers that do not
@@ -81,7 +81,7 @@ def measured_row(validation: Sequence[Prediction], test: Sequence[Prediction]) -
     return row | {m.name: _number(lesions[m.key]) for m in metrics_of("lesion")}
 
 
-def learned_alpha(history: Sequence[dict[str, Any]], epoch: int) -> float:
+def _learned_alpha(history: Sequence[dict[str, Any]], epoch: int) -> float:
     """Mean of the smoothing strengths a model had learned in the selected epoch; nan when it learns none."""
     chosen = next((row for row in history if row.get("epoch") == epoch), {})
     found = [float(value) for name, value in chosen.items() if name.startswith("alpha/")]
@@ -182,8 +182,8 @@ def _train_and_measure(job: RunJob, folder: Path) -> None:
         "source": facts["versions"].get("source", ""),
         "val_auroc": trained.best["auroc"],
         "val_loss": trained.best["loss"],
-        "alpha": learned_alpha(trained.history, trained.best["epoch"]),
-        **measured_row(*(load_predictions(folder / part) for part in PARTS)),
+        "alpha": _learned_alpha(trained.history, trained.best["epoch"]),
+        **_measured_row(*(load_predictions(folder / part) for part in PARTS)),
     }
     _write_result(folder, row)
 

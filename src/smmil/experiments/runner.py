@@ -82,8 +82,8 @@ def run_study(
     _perform_all(list(jobs.values()), report, _task_runner(executor, workers, address, slurm, folder), on_run)
     with exclusive_lock(folder.own / "lock", wait=True):
         _remove_own_leftovers(folder.own)
-        write_text(folder.own / "grid.csv", grid_text(runs))
-        write_results(collect(Grid(runs, []), folder), folder.own)
+        write_text(folder.own / "grid.csv", _grid_text(runs))
+        write_results(_collect(Grid(runs, []), folder), folder.own)
     return report
 
 
@@ -143,7 +143,7 @@ def _task_runner(
     return lambda function, tasks, on_done: run_tasks(function, tasks, executor, workers, on_done, address=address)
 
 
-def collect(grid: Grid, folder: StudyFolder) -> Any:
+def _collect(grid: Grid, folder: StudyFolder) -> Any:
     """Table of the runs that are done, one row each."""
     rows = []
     for run in grid.runs:
@@ -156,19 +156,19 @@ def collect(grid: Grid, folder: StudyFolder) -> Any:
 def load_results(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> Any:
     """Table of the finished runs of a study, possibly empty."""
     folder = StudyFolder(Path(out), study.name)
-    return collect(make_grid(study, folder.out / "data", only=only), folder)
+    return _collect(make_grid(study, folder.out / "data", only=only), folder)
 
 
 def run_states(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> dict[str, list[tuple[str, str]]]:
     """Labels by state: done, running (a process holds its lock), failed (with the reason), missing."""
     found: dict[str, list[tuple[str, str]]] = {state: [] for state in ("done", "running", "failed", "missing")}
     folder = StudyFolder(Path(out), study.name)
-    for row in plan_table(make_grid(study, folder.out / "data", only=only), folder).itertuples():
+    for row in _plan_table(make_grid(study, folder.out / "data", only=only), folder).itertuples():
         found[row.state].append((row.label, row.reason))
     return found
 
 
-def plan_table(grid: Grid, folder: StudyFolder) -> Any:
+def _plan_table(grid: Grid, folder: StudyFolder) -> Any:
     """Table of all runs of a study, done or not: the facts of each, its state and why it failed."""
     from pandas import DataFrame
 
@@ -194,7 +194,7 @@ def _state(path: Path) -> tuple[str, str]:
     return "missing", ""
 
 
-def grid_text(runs: Sequence[Run]) -> str:
+def _grid_text(runs: Sequence[Run]) -> str:
     """CSV with the key, label and facts of every run."""
     from pandas import DataFrame
 
@@ -207,7 +207,7 @@ def finished_results(study: Study, out: str | Path, only: Sequence[str] = ()) ->
     """Tables of the runs that are done and of all runs with their state; an error when none is done."""
     folder = StudyFolder(Path(out), study.name)
     grid = make_grid(study, folder.out / "data", only=only)
-    results, plan = collect(grid, folder), plan_table(grid, folder)
+    results, plan = _collect(grid, folder), _plan_table(grid, folder)
     if not len(results):
         failed = int((plan["state"] == "failed").sum())
         advice = f"{failed} runs failed: see smmil experiment status" if failed else "begin with smmil experiment run"

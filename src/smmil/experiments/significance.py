@@ -43,7 +43,7 @@ class Resampled(NamedTuple):
     def minus(self, other: "Resampled") -> "Resampled":
         """The difference of two variants on the same resamples; nothing where one of them has no value."""
         if self.notes or other.notes:
-            return without_value(len(self.drawn), *dict.fromkeys([*self.notes, *other.notes]))
+            return _without_value(len(self.drawn), *dict.fromkeys([*self.notes, *other.notes]))
         if self.cases != other.cases:
             raise DataError("the two models were tested on different cases; paired tests need one test set")
         gaps = [gap(a, b) for a, b in zip(self.left_out, other.left_out, strict=True)]
@@ -51,12 +51,12 @@ class Resampled(NamedTuple):
         return self._replace(value=value, drawn=gap(self.drawn, other.drawn), left_out=gaps)
 
 
-def without_value(n: int, *notes: str) -> Resampled:
+def _without_value(n: int, *notes: str) -> Resampled:
     """A metric without a value, and the reason."""
     return Resampled(float("nan"), np.full(n, np.nan), [], notes=notes)
 
 
-def resampled_mean(
+def _resampled_mean(
     folds: Sequence[Sequence[Prediction]],
     metric: str,
     thresholds: Sequence[float | None],
@@ -72,7 +72,7 @@ def resampled_mean(
     measure = PooledMetric.parse(metric)
     cuts = list(thresholds) if measure.metric.startswith("inst_") else [None] * len(thresholds)
     if measure.needs_threshold and None in cuts:
-        return without_value(n, f"no value: {cuts.count(None)} of {len(cuts)} runs have no threshold from validation")
+        return _without_value(n, f"no value: {cuts.count(None)} of {len(cuts)} runs have no threshold from validation")
     statistics = [
         statistic(cases, measure.metric, Settings(cut, measure.pool)) for cases, cut in zip(folds, cuts, strict=True)
     ]
@@ -225,11 +225,11 @@ class _MetricTests(NamedTuple):
 
     def _resampled(self, variant: str, keys: Sequence[Key]) -> Resampled:
         if not keys:
-            return without_value(self.n, "no value: the two have no fold in common; run the rest")
+            return _without_value(self.n, "no value: the two have no fold in common; run the rest")
         one, key = self.variants[variant], (variant, tuple(keys))
         if key not in self.known:
             folds, cuts = [one.folds[k] for k in keys], [one.cuts[k] for k in keys]
-            self.known[key] = resampled_mean(folds, self.metric, cuts, n=self.n)
+            self.known[key] = _resampled_mean(folds, self.metric, cuts, n=self.n)
         return self.known[key]
 
 

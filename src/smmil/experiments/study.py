@@ -23,7 +23,7 @@ Kind = Literal["slides", "scans"]
 _FILE_NAME = re.compile(r"\w[\w .()+-]*")
 
 
-def resolve_variables(dataset: Mapping[str, Any], given: Mapping[str, str], folder: Path) -> dict[str, Any]:
+def _resolve_variables(dataset: Mapping[str, Any], given: Mapping[str, str], folder: Path) -> dict[str, Any]:
     """Replace ${NAME} in the paths of a definition; `missing` names a variable that is not set.
 
     Values in `given` count from the working folder, paths in the file from `folder`.
@@ -56,7 +56,7 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def measured_metric(name: str) -> str:
+def _measured_metric(name: str) -> str:
     """The name itself, if rows of results have it; else an error that names the nearest ones."""
     if name in pooled_names():
         return name
@@ -66,7 +66,7 @@ def measured_metric(name: str) -> str:
     raise ValueError(f"unknown metric {name!r}; {suggest(name, pooled_names())}")
 
 
-def study_problems(study: "Study") -> Iterator[str]:
+def _study_problems(study: "Study") -> Iterator[str]:
     """One line for each inconsistency of a study."""
     if study.name in SHARED:
         yield f"name: {study.name!r} is the name of a folder that all studies share; choose another"
@@ -170,7 +170,7 @@ def _check_file_name(name: str) -> str:
 
 
 FileName = Annotated[str, AfterValidator(_check_file_name)]  # becomes the name of a file or folder of the study
-Metric = Annotated[str, AfterValidator(measured_metric)]
+Metric = Annotated[str, AfterValidator(_measured_metric)]
 Metrics = Annotated[list[Metric], Field(min_length=1)]
 
 
@@ -294,7 +294,7 @@ class Study(_StudySection):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Study":
-        for problem in study_problems(self):
+        for problem in _study_problems(self):
             raise ValueError(problem)
         return self
 
@@ -316,15 +316,15 @@ def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> 
         raise ConfigError(f"{path}: not readable as text ({problem}); give the path of a study in YAML") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected keys name, datasets, variants; got {type(content).__name__}")
-    known = protocol()
+    known = _protocol()
     for part in ("datasets", "variants"):
         entries = [_entry(item, known[part], f"{path}: {part}") for item in _listed(content, part, path)]
         content[part] = [one for entry in entries for one in _swept(entry, f"{path}: {part}")]
-    content["datasets"] = [resolve_variables(d, variables or {}, path.parent) for d in content["datasets"]]
+    content["datasets"] = [_resolve_variables(d, variables or {}, path.parent) for d in content["datasets"]]
     return checked(Study, {"name": path.stem, **content}, str(path))
 
 
-def protocol() -> dict[str, dict[str, dict[str, Any]]]:
+def _protocol() -> dict[str, dict[str, dict[str, Any]]]:
     """Data sets and variants of the paper, by name."""
     text = files(__package__).joinpath("protocol.yaml").read_text(encoding="utf-8")
     return parse_yaml(text, "protocol.yaml")

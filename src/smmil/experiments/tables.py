@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -> ResultTable:
+def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -> ResultTable:
     """One table of a study from the results so far.
 
     plan  every run that was asked for, with its state (see `runner.plan_table`); None: the results are all there is
@@ -46,7 +46,7 @@ def _variants(study: Study, table: TableSpec) -> list[str]:
 def _with_ranks(rows: "DataFrame", table: TableSpec) -> tuple["DataFrame", list[str]]:
     """Add ranks, places and the paper's numbers to the rows."""
     if table.rank_by is None:
-        return with_paper(with_places(rows), table.paper), []
+        return with_paper(_with_places(rows), table.paper), []
     ranks, notes = rank_rows(rows, table.rank_by, table.mixed)
     parts = [ranks] if table.rank_by == "extractor" else [rows, ranks]
     unlike: frozenset[Any] = frozenset()
@@ -54,10 +54,10 @@ def _with_ranks(rows: "DataFrame", table: TableSpec) -> tuple["DataFrame", list[
         further, unlike, why = comparable_ranks(rows, table.paper, table.rank_by, table.mixed)
         parts.append(further)
         notes += why
-    return with_paper(with_places(_stacked(parts)), table.paper, unlike), notes
+    return with_paper(_with_places(_stacked(parts)), table.paper, unlike), notes
 
 
-def with_places(rows: Any) -> "DataFrame":
+def _with_places(rows: Any) -> "DataFrame":
     """The rows with `place`: 1 for the best and 2 for the second best of a group in each column, else 0.
 
     Equal numbers, as printed, share a place. Energies have no best: a constant map is smoothest.
@@ -136,7 +136,7 @@ def _stacked(frames: Sequence["DataFrame"]) -> "DataFrame":
 def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), resamples: int = RESAMPLES) -> list[Path]:
     """All tables of the study from the runs that are done, in Markdown, LaTeX and CSV; and the paired tests."""
     (results, plan), folder = finished_results(study, out, only), StudyFolder(Path(out), study.name).own / "tables"
-    paths = [path for table in study.tables for path in write_table(make_table(study, table, results, plan), folder)]
+    paths = [path for table in study.tables for path in write_table(_make_table(study, table, results, plan), folder)]
     paths.append(_write_rates(results, folder))
     planned = {key: one.planned for key, one in coverage(plan).items()}
     if study.reference is not None:

@@ -56,7 +56,7 @@ _READING = (
 )
 
 
-def part_of_bag(bag: Bag, rows: np.ndarray) -> Bag:
+def _part_of_bag(bag: Bag, rows: np.ndarray) -> Bag:
     """The bag with these instances only, in their order, and the edges among them."""
     kept = torch.from_numpy(np.sort(rows))
     graph = None
@@ -71,19 +71,19 @@ def part_of_bag(bag: Bag, rows: np.ndarray) -> Bag:
     return Bag(bag.id, bag.x[kept], coords, bag.frame, graph, bag.y, y_inst)
 
 
-def curve(model: nn.Module, bag: Bag, order: np.ndarray, *, insert: bool = False) -> np.ndarray:
+def _curve(model: nn.Module, bag: Bag, order: np.ndarray, *, insert: bool = False) -> np.ndarray:
     """Probability of the positive class after the first instances of `order` were deleted (or only they were kept).
 
     At the shares SHARES of all instances; at least one instance always stays.
     """
     counts = [min(round(share * bag.n), bag.n - 1) for share in SHARES]
     parts = [order[: max(count, 1)] if insert else order[count:] for count in counts]
-    batches = [BagBatch.pack([part_of_bag(bag, rows)]) for rows in parts]
+    batches = [BagBatch.pack([_part_of_bag(bag, rows)]) for rows in parts]
     found = predict(model, batches, spatial=False)
     return np.array([p.probs[-1] if len(p.probs) < 3 else p.probs[1:].max() for p in found])
 
 
-def deletion_insertion(model: nn.Module, bags: Sequence[Bag], *, seed: int = 0) -> dict[str, Any]:
+def _deletion_insertion(model: nn.Module, bags: Sequence[Bag], *, seed: int = 0) -> dict[str, Any]:
     """Areas under the deletion and insertion curves of positive bags, by the model's own scores and in random order.
 
     A map that shows what the answer rests on makes the probability fall faster when its hottest instances are deleted
@@ -95,7 +95,7 @@ def deletion_insertion(model: nn.Module, bags: Sequence[Bag], *, seed: int = 0) 
             continue
         scores = instance_score(predict(model, [BagBatch.pack([bag])], spatial=False)[0])
         orders = np.argsort(-scores, kind="stable"), rng.permutation(bag.n)
-        areas.append([_area(curve(model, bag, o, insert=insert)) for insert in (False, True) for o in orders])
+        areas.append([_area(_curve(model, bag, o, insert=insert)) for insert in (False, True) for o in orders])
     means = np.mean(areas, axis=0) if areas else np.full(4, np.nan)
     names = ("deletion", "deletion_random", "insertion", "insertion_random")
     return {**dict(zip(names, means.tolist(), strict=True)), "n_faithful_cases": len(areas)}
@@ -106,7 +106,7 @@ def _area(values: np.ndarray) -> float:
     return float(np.trapezoid(values, SHARES) / (SHARES[-1] - SHARES[0]))
 
 
-def map_stability(runs: Sequence[Sequence[Prediction]]) -> dict[str, Any]:
+def _map_stability(runs: Sequence[Sequence[Prediction]]) -> dict[str, Any]:
     """Rank correlation of the scores of each case between runs that differ by chance only, averaged over cases.
 
     1: the same order of instances every time; 0: unrelated maps. Cases with constant scores in a run do not count.
@@ -129,9 +129,9 @@ def _correlation(a: Prediction, b: Prediction) -> float:
     return float(spearmanr(x, y).statistic)
 
 
-def inverted_maps(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> dict[str, Any]:
-    """`inverted_map` of every run: the mean, the lowest with its interval, and how many raise the alarm."""
-    found = [inverted_map(run, n=n) for run in runs]
+def _inverted_maps(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> dict[str, Any]:
+    """`_inverted_map` of every run: the mean, the lowest with its interval, and how many raise the alarm."""
+    found = [_inverted_map(run, n=n) for run in runs]
     lowest = min(found, key=lambda one: np.inf if np.isnan(one["inside"]) else one["inside"])
     alarms = sum(one["inverted"] for one in found)
     return {
@@ -143,8 +143,8 @@ def inverted_maps(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> dic
     }
 
 
-def inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[str, Any]:
-    """Whether the map is high on the wrong side: `inside_positives` whose whole 95 % interval lies below 0.5.
+def _inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[str, Any]:
+    """Whether the map is high on the wrong side: `_inside_positives` whose whole 95 % interval lies below 0.5.
 
     A model may classify well with such a map; used as it is it would show the clinician the healthy part. Without an
     interval (undefined, or from one patient only) there is no alarm.
@@ -155,7 +155,7 @@ def inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[st
     return {"inside": found["value"], "inside_low": low, "inside_high": high, "inverted": bool(high < 0.5)}
 
 
-def inside_positives(predictions: Sequence[Prediction]) -> float:
+def _inside_positives(predictions: Sequence[Prediction]) -> float:
     """Instance AUROC of each positive case by itself, averaged; how high a map is from case to case plays no part.
 
     Pooled over cases, a map that is right in every case can come out below 0.5: where large lesions have low levels.
@@ -207,9 +207,9 @@ def _map_measures(rows: "DataFrame", table: Manifest, folder: StudyFolder, resam
     positive = [p.id for p in runs[0] if p.y][:_MOST_CASES]
     every = [load_predictions(folder.run(key) / "test") for key in first["run"]]
     return {
-        **map_stability(runs),
-        **inverted_maps(every, n=resamples),
-        **deletion_insertion(model, [table.bag(id_) for id_ in positive]),
+        **_map_stability(runs),
+        **_inverted_maps(every, n=resamples),
+        **_deletion_insertion(model, [table.bag(id_) for id_ in positive]),
         "bag_auroc": exact_mean(rows["bag_auroc"].tolist()),
     }
 
@@ -241,7 +241,7 @@ def _extra(extra: "DataFrame", folder: StudyFolder, set_: Any, variant: Any) -> 
     return {
         "random_labels": float(of(RANDOM)["bag_auroc"]),
         "positions_bag": float(of(POSITIONS)["bag_auroc"]),
-        "positions_inst": inside_positives(load_predictions(folder.run(of(POSITIONS)["run"]) / "test")),
+        "positions_inst": _inside_positives(load_predictions(folder.run(of(POSITIONS)["run"]) / "test")),
     }
 
 
@@ -249,11 +249,11 @@ def _write(rows: list[dict[str, Any]], folder: Path, title: str) -> list[Path]:
     from pandas import DataFrame
 
     write_text(folder / "trust.csv", for_spreadsheets(DataFrame(rows)))
-    write_text(folder / "trust.md", trust_markdown(rows, title))
+    write_text(folder / "trust.md", _trust_markdown(rows, title))
     return [folder / "trust.csv", folder / "trust.md"]
 
 
-def trust_markdown(rows: Sequence[dict[str, Any]], title: str = _TITLE) -> str:
+def _trust_markdown(rows: Sequence[dict[str, Any]], title: str = _TITLE) -> str:
     """Markdown page of the trust report, with an alarm for every inverted map."""
     heads = ["data set", "model", *_HEADINGS.values()]
     lines = [f"## {title}", "", f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * len(_HEADINGS)}"]

@@ -45,7 +45,7 @@ class ResultTable:
     reference: str | None = None
 
 
-def tex_text(text: str) -> str:
+def _tex_text(text: str) -> str:
     """Escape the special characters of LaTeX."""
     found: list[str] = []
     for sign in text:
@@ -58,7 +58,7 @@ def tex_text(text: str) -> str:
 
 def write_table(table: ResultTable, folder: Path) -> list[Path]:
     """Write NAME.md, NAME.tex and NAME.csv to `folder`."""
-    writers = {"md": markdown, "tex": latex, "csv": csv_text}
+    writers = {"md": _markdown, "tex": _latex, "csv": _csv_text}
     for suffix, text in writers.items():
         write_text(folder / f"{table.name}.{suffix}", text(table))
     return [folder / f"{table.name}.{suffix}" for suffix in writers]
@@ -69,7 +69,7 @@ def markdown_cell(text: object) -> str:
     return str(text).replace("|", "\\|")
 
 
-def csv_text(table: ResultTable) -> str:
+def _csv_text(table: ResultTable) -> str:
     """CSV with one row per number: all digits, and the number of the paper."""
     return for_spreadsheets(table.rows)
 
@@ -80,7 +80,7 @@ def for_spreadsheets(rows: Any) -> str:
     return safe.to_csv(index=False, lineterminator="\n")
 
 
-def markdown(table: ResultTable) -> str:
+def _markdown(table: ResultTable) -> str:
     """Markdown table with one line per model; the paper's number, the difference and the verdict below ours."""
     columns = _columns(table)
     heads = ["model", "interaction", *(markdown_cell("<br>".join(_heading(c, columns))) for c in columns)]
@@ -103,11 +103,11 @@ def _unbroken(line: str) -> str:
     return re.sub(" (± |[↑↓])", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), line)
 
 
-def latex(table: ResultTable) -> str:
+def _latex(table: ResultTable) -> str:
     """LaTeX float of the same table with caption and notes; needs \\usepackage{booktabs,makecell}."""
     columns = _columns(table)
     heads = ["model", "interaction", *(_makecell(_heading(c, columns)) for c in columns)]
-    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{tex_text(_title(table, columns))}}}"]
+    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{_tex_text(_title(table, columns))}}}"]
     lines += [
         f"\\label{{tab:{table.name}}}",
         f"\\begin{{tabular}}{{ll{'r' * len(columns)}}}",
@@ -115,12 +115,12 @@ def latex(table: ResultTable) -> str:
         _latex_row(heads),
     ]
     for group, models in _grouped(table).items():
-        words = tex_text(GROUPS.get(group, group))
+        words = _tex_text(GROUPS.get(group, group))
         lines += ["\\midrule", f"\\multicolumn{{{len(heads)}}}{{l}}{{\\emph{{{words}}}}} \\\\"]
         for model, cells in models.items():
             texts = (_makecell(_cell(cells.get(c), _bold_tex)) for c in columns)
-            lines.append(_latex_row([tex_text(_name(table, model)), _family(cells), *texts]))
-    notes = [f"{tex_text(note)}.\\par" for note in table.notes]
+            lines.append(_latex_row([_tex_text(_name(table, model)), _family(cells), *texts]))
+    notes = [f"{_tex_text(note)}.\\par" for note in table.notes]
     ending = ["\\bottomrule", "\\end{tabular}", "\\par\\medskip", "\\begin{minipage}{\\linewidth}\\footnotesize"]
     return "\n".join([*lines, *ending, *notes, "\\end{minipage}", "\\end{table}", ""])
 
@@ -214,7 +214,7 @@ def _bold_tex(text: str, place: int) -> str:
 
 def _makecell(texts: Sequence[str]) -> str:
     """Lines of one cell, escaped; bold and underlined as marked."""
-    lines = [tex_text(line) for line in texts]
+    lines = [_tex_text(line) for line in texts]
     inside = "\\\\ ".join([lines[0], *(f"\\footnotesize {line}" for line in lines[1:])])
     for mark, command in (("\x01", "\\textbf{"), ("\x02", "\\underline{"), ("\x03", "}")):
         inside = inside.replace(mark, command)

@@ -26,9 +26,9 @@ _BASIC_PROFILE = ("113100", "Basic Application Confidentiality Profile")
 _RETAINED_UIDS = ("113110", "Retain UIDs Option")
 
 
-def finish(made: Any, case: ExportCase) -> None:
+def _finish(made: Any, case: ExportCase) -> None:
     """Set provenance, de-identification marks, and fixed values in place of times and random identifiers."""
-    made.DerivationDescription = derivation(case)
+    made.DerivationDescription = _derivation(case)
     made.InstanceCreationDate = made.ContentDate = made.SeriesDate = _DATE
     made.InstanceCreationTime = made.ContentTime = made.SeriesTime = _TIME
     for equipment in made.get("ContributingEquipmentSequence", ()):
@@ -38,12 +38,12 @@ def finish(made: Any, case: ExportCase) -> None:
         _mark_deidentified(made, case.keep_uids)
 
 
-def derivation(case: ExportCase) -> str:
+def _derivation(case: ExportCase) -> str:
     """Model, weights, kind of score and the rest, in at most 1024 characters."""
     return _text(in_words(case.facts), 1024)
 
 
-def short(text: str) -> str:
+def _short(text: str) -> str:
     """Text for a field of at most 64 characters; a backslash would divide it in two."""
     return _text(text, 64)
 
@@ -98,7 +98,7 @@ def write_parametric_map(case: ExportCase, path: Path) -> None:
     padding = np.float32(low - (high - low))  # one range below the scores: black in every sensible window
     mapping = highdicom.pm.RealWorldValueMapping(
         lut_label="score",
-        lut_explanation=short(case.facts.get("score_kind", "score")),
+        lut_explanation=_short(case.facts.get("score_kind", "score")),
         unit=highdicom.sr.CodedConcept("1", "UCUM", "no units"),
         # Readers refuse values outside: the padding, and the zeros that fill up tiles at the edge, must be inside.
         value_range=(min(float(padding), 0.0), max(high, 0.0)),
@@ -115,7 +115,7 @@ def write_parametric_map(case: ExportCase, path: Path) -> None:
             real_world_value_mappings=[mapping],
             voi_lut_transformations=[window],
             content_label="MAP",
-            content_description=short(f"{case.facts.get('score_kind', 'score')} per instance; research use only"),
+            content_description=_short(f"{case.facts.get('score_kind', 'score')} per instance; research use only"),
             content_qualification="RESEARCH",
             **canvas.layout,
         )
@@ -139,7 +139,7 @@ def write_segmentation(case: ExportCase, path: Path) -> None:
             segment_descriptions=[_segment(case)],
             **_identity(case, canvas, f"segmentation {case.threshold!r}"),
             content_label="SEGMENTATION",
-            content_description=short(f"score of at least {case.threshold:g}; research use only"),
+            content_description=_short(f"score of at least {case.threshold:g}; research use only"),
             omit_empty_frames=False,
             **canvas.layout,
         )
@@ -151,9 +151,9 @@ def _segment(case: ExportCase) -> Any:
     import highdicom
 
     algorithm = highdicom.AlgorithmIdentificationSequence(
-        name=short(case.facts.get("model", "smmil")),
+        name=_short(case.facts.get("model", "smmil")),
         family=highdicom.sr.CodedConcept("123109", "DCM", "Artificial Intelligence"),
-        version=short(case.facts.get("weights", __version__)),
+        version=_short(case.facts.get("weights", __version__)),
     )
     return highdicom.seg.SegmentDescription(
         segment_number=1,
@@ -176,11 +176,11 @@ def _scan_canvas(case: ExportCase, rows: np.ndarray | None, what: str) -> Canvas
     if not isinstance(volume.source, DicomSlices):
         raise DataError(f"{case.image}: {what} refers to DICOM files; give the DICOM series, or export nifti")
     heat = scan_heat(case, volume, rows)
-    frames = np.stack([as_stored(volume.source.turn, picture) for picture in heat])
+    frames = np.stack([_as_stored(volume.source.turn, picture) for picture in heat])
     return Canvas(frames, _headers(case, [h.path for h in volume.source.headers]), {})
 
 
-def as_stored(turn: Turn, picture: np.ndarray) -> np.ndarray:
+def _as_stored(turn: Turn, picture: np.ndarray) -> np.ndarray:
     """A slice as shown turned back to the rows and columns of its file."""
     picture = picture[:: -1 if turn.flip_rows else 1, :: -1 if turn.flip_columns else 1]
     return np.ascontiguousarray(picture.T if turn.swap else picture)
@@ -217,22 +217,22 @@ def _headers(case: ExportCase, paths: list[Path]) -> list[Any]:
 
 def _identity(case: ExportCase, canvas: Canvas, what: str) -> dict[str, Any]:
     """Identifiers that follow from the source, the scores and the model; equipment; a place in the study."""
-    key = digest(what, derivation(case), *(str(s.SOPInstanceUID) for s in canvas.sources), canvas.heat.tobytes())
+    key = digest(what, _derivation(case), *(str(s.SOPInstanceUID) for s in canvas.sources), canvas.heat.tobytes())
     return {
         "series_instance_uid": derived_uid("series", key),
         "series_number": 9000 + int(key[:3], 16) % 900,
         "sop_instance_uid": derived_uid("instance", key),
         "instance_number": 1,
         "manufacturer": "smmil",
-        "manufacturer_model_name": short(case.facts.get("model", "smmil")),
+        "manufacturer_model_name": _short(case.facts.get("model", "smmil")),
         "software_versions": f"smmil {__version__}",
-        "device_serial_number": short(case.facts.get("weights", "unknown")),
-        "series_description": short(f"smmil {case.facts.get('model', '')} {what.split()[0]}; research use only"),
+        "device_serial_number": _short(case.facts.get("weights", "unknown")),
+        "series_description": _short(f"smmil {case.facts.get('model', '')} {what.split()[0]}; research use only"),
     }
 
 
 def _save(made: Any, case: ExportCase, path: Path) -> None:
-    finish(made, case)
+    _finish(made, case)
     with replacing(path) as temporary:
         made.save_as(temporary)
 

@@ -59,10 +59,10 @@ def boxes(case: ExportCase, facts: SlideFacts) -> np.ndarray:
     scale = _pixels_per_unit(case, facts)
     corners = np.asarray(prediction.coords, dtype=np.float64) * scale
     patch = np.array((prediction.frame.patch * 2)[:2]) * scale
-    return near_whole(np.hstack([corners, corners + patch]))
+    return _near_whole(np.hstack([corners, corners + patch]))
 
 
-def near_whole(values: np.ndarray) -> np.ndarray:
+def _near_whole(values: np.ndarray) -> np.ndarray:
     """Whole numbers in place of values that are whole up to rounding."""
     whole = np.rint(values)
     return np.where(np.abs(values - whole) < _NEAR_WHOLE, whole, values)

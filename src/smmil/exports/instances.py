@@ -23,7 +23,7 @@ def write_csv(case: ExportCase, path: Path) -> None:
 
     Texts that a spreadsheet would compute begin with ' instead.
     """
-    table = instance_table(case)
+    table = _instance_table(case)
     for key, value in {"bag": case.id, **case.facts}.items():
         table[key] = inert(value)
     with replacing(path) as temporary:
@@ -35,14 +35,14 @@ def write_parquet(case: ExportCase, path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    table = pyarrow.Table.from_pandas(instance_table(case), preserve_index=False)
+    table = pyarrow.Table.from_pandas(_instance_table(case), preserve_index=False)
     about = {**case.facts, "case": case.id, "threshold": case.threshold}
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"smmil": json.dumps(about).encode()})
     with replacing(path) as temporary:
         parquet.write_table(table, temporary)
 
 
-def instance_table(case: ExportCase) -> "DataFrame":
+def _instance_table(case: ExportCase) -> "DataFrame":
     """bag, x, y(, z), width, height, score, probability, label; then percentile, physical places and bounds.
 
     x, y and z are the prediction's own coordinates: level-0 pixels of a slide, slices of a scan counted from the foot.
@@ -172,7 +172,7 @@ def _tiles(case: ExportCase, rectangles: np.ndarray, key: str) -> Iterator[str]:
     for index, (corners, kind, *values) in enumerate(rows):
         left, top, right, bottom = (f"{v:.10g}" for v in corners)
         yield (
-            f'{{"type":"Feature","id":"{identifier(key, index)}","geometry":{{"type":"Polygon","coordinates":[['
+            f'{{"type":"Feature","id":"{_identifier(key, index)}","geometry":{{"type":"Polygon","coordinates":[['
             f"[{left},{top}],[{right},{top}],[{right},{bottom}],[{left},{bottom}],[{left},{top}]]]}},"
             f'"properties":{{"objectType":"tile","classification":{kinds[kind]},"isLocked":true,'
             f'"measurements":{{{template % tuple(values)}}}}}}}'
@@ -232,14 +232,14 @@ def _annotation(
         "metadata": case.facts,
     }
     shape = {"type": "Polygon", "coordinates": rings}
-    return {"type": "Feature", "id": identifier(key, f"region {number}"), "geometry": shape, "properties": properties}
+    return {"type": "Feature", "id": _identifier(key, f"region {number}"), "geometry": shape, "properties": properties}
 
 
 def _coordinate(value: float) -> float | int:
     return int(value) if value == int(value) else round(value, 4)
 
 
-def identifier(key: str, what: object) -> str:
+def _identifier(key: str, what: object) -> str:
     """A valid random-style UUID (version 4) that is the same for the same case, scores and instance."""
     data = bytearray(hashlib.sha256(f"{key} {what}".encode()).digest()[:16])
     data[6], data[8] = data[6] & 0x0F | 0x40, data[8] & 0x3F | 0x80

@@ -19,7 +19,7 @@ from smmil.weights import read_weights, save_weights, tensors_digest
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
+def _read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """Its tensors by dotted name, without what training frameworks put around them; weights only, never code."""
     path = Path(path)
     content = _load(path)
@@ -82,10 +82,10 @@ class Imported:
     dropped: list[str]
 
 
-def import_weights(path: str | Path, layout: str) -> Imported:
+def _import_weights(path: str | Path, layout: str) -> Imported:
     """The model of a published checkpoint, in eval mode."""
     table = PROGRAMS[check_choice(layout, LAYOUTS, "layout")]
-    tensors, dropped = table.renamed(read_checkpoint(path), str(path))
+    tensors, dropped = table.renamed(_read_checkpoint(path), str(path))
     try:
         made = table.shape(tensors)
     except KeyError as problem:
@@ -114,9 +114,9 @@ def _misfits(table: Layout, given: Tensors, wanted: Tensors) -> str:
     return "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
 
 
-def convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:
+def _convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:
     """Write the imported model to `out`/checkpoints/best.safetensors, with where it came from."""
-    found = import_weights(path, layout)
+    found = _import_weights(path, layout)
     target = Path(out) / "checkpoints" / "best.safetensors"
     if (Path(out) / "config.yaml").exists():
         raise DataError(f"{out}: is the folder of a training run; use another --out folder")
@@ -143,4 +143,4 @@ def convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:
 
 
 def _fingerprint(path: str | Path) -> str:
-    return tensors_digest(read_checkpoint(path))
+    return tensors_digest(_read_checkpoint(path))

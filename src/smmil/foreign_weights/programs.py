@@ -91,7 +91,7 @@ def _filled(pattern: str, groups: Mapping[str, str]) -> str:
     return named.replace("\\.", ".")
 
 
-def linear(theirs: str, ours: str) -> tuple[str, str]:
+def _linear(theirs: str, ours: str) -> tuple[str, str]:
     """The rule for a layer with weight and perhaps bias."""
     return rf"{theirs}\.(weight|bias)", rf"{ours}.\{_groups(theirs) + 1}"
 
@@ -100,7 +100,7 @@ def _groups(pattern: str) -> int:
     return re.compile(pattern).groups
 
 
-def count(tensors: Tensors, pattern: str) -> int:
+def _count(tensors: Tensors, pattern: str) -> int:
     """How many names match."""
     return sum(re.fullmatch(pattern, name) is not None for name in tensors)
 
@@ -121,7 +121,7 @@ def _clam_shape(tensors: Tensors) -> Shape:
 def _one_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The classifiers of several branches, one row each, as the rows of one layer."""
     for part in ("weight", "bias"):
-        rows = [tensors.pop(f"head.{c}.{part}") for c in range(count(tensors, rf"head\.\d+\.{part}"))]
+        rows = [tensors.pop(f"head.{c}.{part}") for c in range(_count(tensors, rf"head\.\d+\.{part}"))]
         if rows:
             tensors[f"head.{part}"] = torch.cat(rows)
     return tensors
@@ -131,13 +131,13 @@ CLAM = Layout(
     title="CLAM with gated attention",
     model="clam",
     rules=(
-        linear(r"attention_net\.0", "embed"),
-        linear(rf"{ATTENTION}a\.0", "attention.project"),
-        linear(rf"{ATTENTION}b\.0", "attention.gate"),
-        linear(rf"{ATTENTION}c", "attention.score"),
-        linear(r"classifiers", "head"),
-        linear(r"classifiers\.(\d+)", r"head.\1"),
-        linear(r"instance_classifiers\.(\d+)", r"instance_heads.\1"),
+        _linear(r"attention_net\.0", "embed"),
+        _linear(rf"{ATTENTION}a\.0", "attention.project"),
+        _linear(rf"{ATTENTION}b\.0", "attention.gate"),
+        _linear(rf"{ATTENTION}c", "attention.score"),
+        _linear(r"classifiers", "head"),
+        _linear(r"classifiers\.(\d+)", r"head.\1"),
+        _linear(r"instance_classifiers\.(\d+)", r"instance_heads.\1"),
         (r"instance_loss_fn\..*", None),  # buffers of the SVM loss
     ),
     shape=_clam_shape,
@@ -166,11 +166,11 @@ DSMIL = Layout(
     title="DSMIL",
     model="dsmil",
     rules=(
-        linear(r"i_classifier\.fc(?:\.0)?", "instance"),
-        linear(r"b_classifier\.q", "query"),
-        linear(r"b_classifier\.q\.([02])", r"query.\1"),
-        linear(r"b_classifier\.v\.1", "value.1"),
-        linear(r"b_classifier\.fcc", "head"),
+        _linear(r"i_classifier\.fc(?:\.0)?", "instance"),
+        _linear(r"b_classifier\.q", "query"),
+        _linear(r"b_classifier\.q\.([02])", r"query.\1"),
+        _linear(r"b_classifier\.v\.1", "value.1"),
+        _linear(r"b_classifier\.fcc", "head"),
         (r"i_classifier\.feature_extractor\..*", None),  # the encoder of the patches, if it was saved along
     ),
     shape=_dsmil_shape,
@@ -190,16 +190,16 @@ def _dtfd_shape(tensors: Tensors) -> Shape:
     options = {
         "dim": dim,
         "att_dim": tensors["attention.project.weight"].shape[0],
-        "residual_blocks": count(tensors, r"embed\.\d+\.inner\.weight"),
+        "residual_blocks": _count(tensors, r"embed\.\d+\.inner\.weight"),
     }
     return Shape(in_dim, tensors["classifier.weight"].shape[0], options)
 
 
 def _attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
     return (
-        linear(rf"{theirs}\.attention_V\.0", f"{ours}.project"),
-        linear(rf"{theirs}\.attention_U\.0", f"{ours}.gate"),
-        linear(rf"{theirs}\.attention_weights", f"{ours}.score"),
+        _linear(rf"{theirs}\.attention_V\.0", f"{ours}.project"),
+        _linear(rf"{theirs}\.attention_U\.0", f"{ours}.gate"),
+        _linear(rf"{theirs}\.attention_weights", f"{ours}.score"),
     )
 
 
@@ -210,9 +210,9 @@ DTFD = Layout(
         (r"dim_reduction\.fc1\.weight", "embed.0.weight"),
         (RESIDUAL, _residual_name),
         *_attention("attention", "attention"),
-        linear(r"classifier\.fc", "classifier"),
+        _linear(r"classifier\.fc", "classifier"),
         *_attention(r"att_classifier\.attention", "tier2.attention"),
-        linear(r"att_classifier\.classifier\.fc", "tier2.classifier"),
+        _linear(r"att_classifier\.classifier\.fc", "tier2.classifier"),
     ),
     shape=_dtfd_shape,
 )
@@ -232,17 +232,17 @@ TRANSMIL = Layout(
     title="TransMIL",
     model="trans_mil",
     rules=(
-        linear(r"_fc1\.0", "embed"),
+        _linear(r"_fc1\.0", "embed"),
         (r"cls_token", "token"),
-        linear(r"layer([12])\.norm", r"norm\1"),
+        _linear(r"layer([12])\.norm", r"norm\1"),
         (r"layer([12])\.attn\.to_qkv\.weight", r"attention\1.qkv.weight"),
-        linear(r"layer([12])\.attn\.to_out\.0", r"attention\1.out"),
+        _linear(r"layer([12])\.attn\.to_out\.0", r"attention\1.out"),
         (r"layer([12])\.attn\.res_conv\.weight", r"attention\1.local.weight"),
-        linear(r"pos_layer\.proj", "position.wide"),
-        linear(r"pos_layer\.proj1", "position.middle"),
-        linear(r"pos_layer\.proj2", "position.narrow"),
-        linear(r"norm", "norm"),
-        linear(r"_fc2", "head"),
+        _linear(r"pos_layer\.proj", "position.wide"),
+        _linear(r"pos_layer\.proj1", "position.middle"),
+        _linear(r"pos_layer\.proj2", "position.narrow"),
+        _linear(r"norm", "norm"),
+        _linear(r"_fc2", "head"),
     ),
     shape=_transmil_shape,
     arrange=_flat_token,
@@ -257,7 +257,7 @@ def _patchgcn_shape(tensors: Tensors) -> Shape:
     dim, in_dim = tensors["embed.0.weight"].shape
     options = {
         "dim": dim,
-        "layers": count(tensors, r"convs\.\d+\.t"),
+        "layers": _count(tensors, r"convs\.\d+\.t"),
         "conv_bias": "convs.0.mlp.0.bias" in tensors,
         "knn": 8,  # the published graphs: a patch hears those that count it among their 8 nearest
     }
@@ -268,18 +268,18 @@ PATCHGCN = Layout(
     title="Patch-GCN",
     model="patch_gcn",
     rules=(
-        linear(r"fc\.0", "embed.0"),
+        _linear(r"fc\.0", "embed.0"),
         (r"layers\.(\d+)\.conv\.(?:aggr_module\.)?t", r"convs.\1.t"),
         (r"layers\.\d+\.conv\.eps", None),  # a constant of the layer
-        linear(r"layers\.(\d+)\.conv\.mlp\.([013])", r"convs.\1.mlp.\2"),
+        _linear(r"layers\.(\d+)\.conv\.mlp\.([013])", r"convs.\1.mlp.\2"),
         (r"layers\.0\.norm\.(?:weight|bias)", None),  # the first layer is applied without its norm
         (r"layers\.(\d+)\.norm\.(weight|bias)", _norm_name),
-        linear(r"path_phi\.0", "joint.0"),
-        linear(r"path_attention_head\.attention_a\.0", "attention.project"),
-        linear(r"path_attention_head\.attention_b\.0", "attention.gate"),
-        linear(r"path_attention_head\.attention_c", "attention.score"),
-        linear(r"path_rho\.0", "bag.0"),
-        linear(r"classifier", "head"),
+        _linear(r"path_phi\.0", "joint.0"),
+        _linear(r"path_attention_head\.attention_a\.0", "attention.project"),
+        _linear(r"path_attention_head\.attention_b\.0", "attention.gate"),
+        _linear(r"path_attention_head\.attention_c", "attention.score"),
+        _linear(r"path_rho\.0", "bag.0"),
+        _linear(r"classifier", "head"),
     ),
     shape=_patchgcn_shape,
 )
@@ -295,7 +295,7 @@ def _setmil_shape(tensors: Tensors) -> Shape:
     options = {
         "reduced": tensors["reduce.out.weight"].shape[0],
         "level_dim": tensors["levels.0.out.weight"].shape[0],
-        "depth": count(tensors, r"blocks\.\d+\.table"),
+        "depth": _count(tensors, r"blocks\.\d+\.table"),
         "heads": tensors["blocks.0.table"].shape[0],
     }
     return Shape(tensors["reduce.norm1.weight"].shape[0] // 25, tensors["head.weight"].shape[0], options)
@@ -308,7 +308,7 @@ SETMIL = Layout(
         (r"cls_token", "token"),
         (r"pos_embed", None),  # a table of sines, not trained, computed here
         *(
-            linear(rf"{part}\.{layer}", f"{ours}.{name}")
+            _linear(rf"{part}\.{layer}", f"{ours}.{name}")
             for part, ours in PARTS.items()
             for layer, name in LAYERS.items()
         ),
@@ -329,7 +329,7 @@ def _gtp_shape(tensors: Tensors) -> Shape:
     options = {
         "dim": dim,
         "clusters": tensors["assign.weight"].shape[0],
-        "layers": count(tensors, rf"{BLOCK}\.qkv\.weight"),
+        "layers": _count(tensors, rf"{BLOCK}\.qkv\.weight"),
     }
     return Shape(in_dim, tensors["transformer.head.weight"].shape[0], options)
 
@@ -344,15 +344,15 @@ GTP = Layout(
     model="gtp",
     rules=(
         (r"cls_token", "token"),
-        linear(r"conv1", "embed"),
+        _linear(r"conv1", "embed"),
         (BATCH_NORM, r"norm.\1"),
-        linear(r"pool1", "assign"),
-        linear(rf"{BLOCK}\.norm([12])", r"transformer.blocks.\1.norm\2"),
+        _linear(r"pool1", "assign"),
+        _linear(rf"{BLOCK}\.norm([12])", r"transformer.blocks.\1.norm\2"),
         (rf"{BLOCK}\.attn\.qkv\.weight", r"transformer.blocks.\1.qkv.weight"),
-        linear(rf"{BLOCK}\.attn\.proj", r"transformer.blocks.\1.merge"),
-        linear(rf"{BLOCK}\.mlp\.fc1", r"transformer.blocks.\1.expand"),
-        linear(rf"{BLOCK}\.mlp\.fc2", r"transformer.blocks.\1.contract"),
-        linear(r"transformer\.(norm|head)", r"transformer.\1"),
+        _linear(rf"{BLOCK}\.attn\.proj", r"transformer.blocks.\1.merge"),
+        _linear(rf"{BLOCK}\.mlp\.fc1", r"transformer.blocks.\1.expand"),
+        _linear(rf"{BLOCK}\.mlp\.fc2", r"transformer.blocks.\1.contract"),
+        _linear(r"transformer\.(norm|head)", r"transformer.\1"),
     ),
     shape=_gtp_shape,
     arrange=_turned,
@@ -372,7 +372,7 @@ def _mlp_name(match: re.Match[str]) -> str:
 def _attention_iibmil(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
     return (
         (rf"{theirs}\.in_proj_(weight|bias)", rf"{ours}.qkv.\2"),
-        linear(rf"{theirs}\.out_proj", f"{ours}.merge"),
+        _linear(rf"{theirs}\.out_proj", f"{ours}.merge"),
     )
 
 
@@ -380,7 +380,7 @@ def _iibmil_shape(tensors: Tensors) -> Shape:
     dim, in_dim = tensors["blocks.0.raw.weight"].shape
     options = {
         "dim": dim,
-        "depth": count(tensors, r"blocks\.\d+\.raw\.weight"),
+        "depth": _count(tensors, r"blocks\.\d+\.raw\.weight"),
         "queries": tensors["decoder.queries"].shape[0],
         "hidden": tensors["blocks.0.layer.feed.expand.weight"].shape[0],
     }
@@ -393,21 +393,21 @@ IIBMIL = Layout(
     rules=(
         (r"patch_encoder\.depth_(\d+)\.(\d+)\.(weight|bias)", _mlp_name),
         *_attention_iibmil(rf"{LAYER}\.self_attn", r"blocks.\1.layer.attention"),
-        linear(rf"{LAYER}\.linear1", r"blocks.\1.layer.feed.expand"),
-        linear(rf"{LAYER}\.linear2", r"blocks.\1.layer.feed.contract"),
-        linear(rf"{LAYER}\.norm1", r"blocks.\1.layer.norm"),
-        linear(rf"{LAYER}\.norm2", r"blocks.\1.layer.feed.norm"),
-        linear(r"patch_encoder\.res_(\d+)", r"blocks.\1.raw"),
-        linear(r"patch_encoder\.mlp_head\.([01])", r"instance_head.\1"),
+        _linear(rf"{LAYER}\.linear1", r"blocks.\1.layer.feed.expand"),
+        _linear(rf"{LAYER}\.linear2", r"blocks.\1.layer.feed.contract"),
+        _linear(rf"{LAYER}\.norm1", r"blocks.\1.layer.norm"),
+        _linear(rf"{LAYER}\.norm2", r"blocks.\1.layer.feed.norm"),
+        _linear(r"patch_encoder\.res_(\d+)", r"blocks.\1.raw"),
+        _linear(r"patch_encoder\.mlp_head\.([01])", r"instance_head.\1"),
         *_attention_iibmil(rf"{READING}\.self_attn", r"decoder.layers.\1.among"),
         *_attention_iibmil(rf"{READING}\.cross_attn", r"decoder.layers.\1.across"),
-        linear(rf"{READING}\.norm1", r"decoder.layers.\1.norm_across"),
-        linear(rf"{READING}\.norm2", r"decoder.layers.\1.norm_among"),
-        linear(rf"{READING}\.norm3", r"decoder.layers.\1.feed.norm"),
-        linear(rf"{READING}\.linear1", r"decoder.layers.\1.feed.expand"),
-        linear(rf"{READING}\.linear2", r"decoder.layers.\1.feed.contract"),
+        _linear(rf"{READING}\.norm1", r"decoder.layers.\1.norm_across"),
+        _linear(rf"{READING}\.norm2", r"decoder.layers.\1.norm_among"),
+        _linear(rf"{READING}\.norm3", r"decoder.layers.\1.feed.norm"),
+        _linear(rf"{READING}\.linear1", r"decoder.layers.\1.feed.expand"),
+        _linear(rf"{READING}\.linear2", r"decoder.layers.\1.feed.contract"),
         (r"query_embed\.weight", "decoder.queries"),
-        linear(r"wsi_classifier", "head"),
+        _linear(r"wsi_classifier", "head"),
         (r"prototypes", "memory.prototypes"),
         (r"patch_encoder\.(patch_to_embedding|transformer_encoder|encode_\d+)\..*", None),  # built, never called
     ),

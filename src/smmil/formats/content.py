@@ -44,7 +44,7 @@ def full_rule(graph: str | Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
-def build_graph(
+def _build_graph(
     rule: Mapping[str, Any],
     n: int,
     coords: np.ndarray | None,
@@ -163,7 +163,7 @@ class Stored:
 
     def graph(self) -> Graph | None:
         rule = full_rule(json.loads(self.rule))
-        return build_graph(rule, len(self.features), self.coords, self.parsed_frame(), self.edges)
+        return _build_graph(rule, len(self.features), self.coords, self.parsed_frame(), self.edges)
 
 
 def check_shapes(arrays: Mapping[str, np.ndarray | None]) -> None:

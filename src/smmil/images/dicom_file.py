@@ -26,7 +26,7 @@ _START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 _NOT_FOUND = "the compressed picture does not tell its size"
 
 
-def declared_size(codestream: bytes) -> tuple[int, int]:
+def _declared_size(codestream: bytes) -> tuple[int, int]:
     """(rows, columns) in the header of a JPEG, JPEG-LS or JPEG 2000 picture; ValueError when there is none."""
     start = codestream[:4096].find(_JPEG_2000)
     if start >= 0:
@@ -268,7 +268,7 @@ def _check_compressed(dataset: Any, size: tuple[int, int]) -> None:
         # pydicom's own decoder: on damaged data the one in Rust panics with something that is not even an Exception.
         dataset.pixel_array_options(decoding_plugin="pydicom")
         return
-    declared = declared_size(get_frame(dataset.PixelData, 0, number_of_frames=1))
+    declared = _declared_size(get_frame(dataset.PixelData, 0, number_of_frames=1))
     if declared != size:
         raise DataError(
             f"the compressed picture is {declared[0]:,} x {declared[1]:,}, the header says {size[0]} x {size[1]}"

@@ -26,7 +26,7 @@ _MM_PER = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
 
 
 @contextmanager
-def nifti_errors(path: Path) -> Iterator[None]:
+def _nifti_errors(path: Path) -> Iterator[None]:
     """Turn whatever nibabel raises into a DataError that names the file."""
     from nibabel.filebasedimages import ImageFileError
     from nibabel.spatialimages import HeaderDataError
@@ -56,7 +56,7 @@ class NiftiSlices:
         return values.reshape(values.shape[:3])
 
     def __call__(self, index: int) -> np.ndarray:
-        with nifti_errors(self.path):
+        with _nifti_errors(self.path):
             count = self.values.shape[self.axis]
             values = self.values.take(count - 1 - index if self.turn.flip_slices else index, axis=self.axis)
             hu = values.astype(np.float64) * self.stored.slope + self.stored.inter
@@ -72,7 +72,7 @@ def open_nifti(path: Path, *, strict: bool = False) -> Volume:
         import nibabel
     except ImportError:
         raise MissingExtra("nibabel", "ct", "reading NIfTI") from None
-    with nifti_errors(path):
+    with _nifti_errors(path):
         image: Any = nibabel.load(path)
         shape = _shape(path, image)
         affine, notes = _placed(image)

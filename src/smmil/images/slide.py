@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-def resample(region: np.ndarray, left: float, top: float, step: float, width: int, height: int) -> np.ndarray:
+def _resample(region: np.ndarray, left: float, top: float, step: float, width: int, height: int) -> np.ndarray:
     """`height` × `width` pixels out of `region` (uint8, rows × columns × 3), beginning at (left, top), `step` apart.
 
     All in pixels of `region`. Shrinking (step >= 1) is the exact mean over each output pixel's square, fractions
@@ -235,7 +235,7 @@ class Slide(ABC):
         columns, rows = self.level_sizes[level]
         x, right = _span(left, width, step, columns)
         y, bottom = _span(top, height, step, rows)
-        return resample(self._over_white(level, x, y, right - x, bottom - y), left - x, top - y, step, width, height)
+        return _resample(self._over_white(level, x, y, right - x, bottom - y), left - x, top - y, step, width, height)
 
     def _over_white(self, level: int, left: int, top: int, width: int, height: int) -> np.ndarray:
         """Any rectangle of a level: white where the level has no pixels."""

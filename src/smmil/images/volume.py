@@ -59,7 +59,7 @@ def stack(positions: np.ndarray, orientation: np.ndarray, pixel_mm: tuple[float,
     pixel_mm     distance of columns, of rows                 thickness    distance to assume for a single slice
     With uneven distances the affine is right at the first and last slice, and `distance_mm` is the median.
     """
-    normal = unit(np.cross(orientation[0], orientation[1]))
+    normal = _unit(np.cross(orientation[0], orientation[1]))
     along = positions @ normal
     order = np.argsort(along, kind="stable")
     first, last = positions[order[0]], positions[order[-1]]
@@ -69,18 +69,18 @@ def stack(positions: np.ndarray, orientation: np.ndarray, pixel_mm: tuple[float,
     distances = np.diff(along[order])
     typical = float(np.median(distances)) if len(distances) else thickness
     remarks = (*_lean(step, normal), *_sideways(positions[order], along[order]))
-    return Stack(LPS_TO_RAS @ affine, order, typical, uneven_distances(along[order]), remarks)
+    return Stack(LPS_TO_RAS @ affine, order, typical, _uneven_distances(along[order]), remarks)
 
 
 def doubles(positions: np.ndarray, orientation: np.ndarray) -> list[tuple[int, int]]:
     """Pairs of slices that claim the same place."""
-    along = positions @ unit(np.cross(orientation[0], orientation[1]))
+    along = positions @ _unit(np.cross(orientation[0], orientation[1]))
     order = np.argsort(along, kind="stable")
     close = np.flatnonzero(np.diff(along[order]) < _SAME_PLACE_MM)
     return [(int(order[i]), int(order[i + 1])) for i in close]
 
 
-def uneven_distances(along: np.ndarray) -> tuple[str, ...]:
+def _uneven_distances(along: np.ndarray) -> tuple[str, ...]:
     """What is wrong with the distances of sorted slices, in words: gaps with their positions, then other unevenness."""
     distances = np.diff(along)
     if not len(distances):
@@ -102,7 +102,7 @@ def _gap(along: np.ndarray, gaps: np.ndarray, typical: float) -> str:
 
 def _lean(step: np.ndarray, normal: np.ndarray) -> tuple[str, ...]:
     """Gantry tilt: slices that are not stacked along their normal, or that lie oblique in the patient."""
-    sheared = np.degrees(np.arccos(np.clip(unit(step) @ normal, -1, 1)))
+    sheared = np.degrees(np.arccos(np.clip(_unit(step) @ normal, -1, 1)))
     oblique = np.degrees(np.arccos(np.clip(np.abs(normal).max(), -1, 1)))
     found = []
     if sheared > _STRAIGHT_DEGREES:
@@ -136,14 +136,14 @@ def turned(affine: np.ndarray, sizes: tuple[int, int, int]) -> Turn:
     return Turn(shown, swap, flip_rows=flips[1], flip_columns=flips[0], flip_slices=flips[2])
 
 
-def unit(vector: np.ndarray) -> np.ndarray:
+def _unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
 def slice_normal(affine: np.ndarray) -> np.ndarray:
     """Direction of rising slices, perpendicular to them, LPS."""
     axes = (LPS_TO_RAS @ affine)[:3]
-    return unit(np.cross(axes[:, 0], axes[:, 1]))
+    return _unit(np.cross(axes[:, 0], axes[:, 1]))
 
 
 def plane_spacing(affine: np.ndarray) -> tuple[float, float, float]:
@@ -153,7 +153,7 @@ def plane_spacing(affine: np.ndarray) -> tuple[float, float, float]:
     return float(x), float(y), float(axes[:, 2] @ slice_normal(affine))
 
 
-def towards(affine: np.ndarray) -> str:
+def _towards(affine: np.ndarray) -> str:
     """What columns, rows and slices run towards, nearest letters: L/R, A/P, I/S."""
     from nibabel import orientations
 
@@ -204,7 +204,7 @@ class Volume:
     @property
     def orientation(self) -> str:
         """What columns, rows and slices run towards: LPS (left, back, head) for every axial volume."""
-        return towards(self.affine)
+        return _towards(self.affine)
 
     @property
     def plane(self) -> str:

@@ -139,22 +139,22 @@ def scale_bar(axes: "Axes", prediction: Prediction, extent: tuple[float, float, 
 
     frame = prediction.frame
     spacing, unit = (frame.spacing[0], frame.unit) if frame and frame.spacing else (1.0, "px")
-    length = round_length((extent[1] - extent[0]) * spacing / 3)
+    length = _round_length((extent[1] - extent[0]) * spacing / 3)
     left, right = extent[0], extent[0] + length / spacing
     inches = axes.get_figure(root=True).dpi_scale_trans  # type: ignore[union-attr]
     below = blended_transform_factory(axes.transData, axes.transAxes) + ScaledTranslation(0, -0.09, inches)
     axes.plot([left, right], [0, 0], color=INK, lw=2, transform=below, clip_on=False, solid_capstyle="butt")
     right_of_bar = below + ScaledTranslation(0.07, 0, inches)
-    axes.text(right, 0, length_words(length, unit), va="center", ha="left", transform=right_of_bar, **SMALL)
+    axes.text(right, 0, _length_words(length, unit), va="center", ha="left", transform=right_of_bar, **SMALL)
 
 
-def round_length(about: float) -> float:
+def _round_length(about: float) -> float:
     """The largest of 1, 2, 5 times a power of ten that is not above `about`."""
     power = 10.0 ** np.floor(np.log10(about))
     return float(max(f * power for f in (1, 2, 5) if f * power <= about * (1 + 1e-9)))
 
 
-def length_words(length: float, unit: str) -> str:
+def _length_words(length: float, unit: str) -> str:
     """A length in words: 2000 um is 2 mm."""
     if unit == "um":
         return f"{length / 1000:g} mm" if length >= 1000 else f"{length:g} µm"

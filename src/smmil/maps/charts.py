@@ -85,7 +85,7 @@ def scan_strip(
 
     Slices stand at their coordinate, so gaps are seen as gaps. `limits` shares one scale between scans.
     """
-    place = slice_positions(prediction)
+    place = _slice_positions(prediction)
     figure, bars, band = canvas.bars_and_band(6.4, 1.7)
     _bars(bars, prediction, instance_score(prediction, column), limits, threshold, colour_scale)
     _band(band, place, truth_values(prediction))
@@ -103,7 +103,7 @@ def _bars(
     colour_scale: str,
 ) -> None:
     low, high, scale = canvas.limits_of(scores, limits)
-    place = slice_positions(prediction)
+    place = _slice_positions(prediction)
     colours = canvas.colours(colour_scale)((scores - low) / (high - low))
     marks = [low, high, float(scores.min()), float(scores.max()), *([] if threshold is None else [threshold])]
     margin = 0.05 * (max(marks) - min(marks))
@@ -136,7 +136,7 @@ def _band(axes: "Axes", place: np.ndarray, truth: np.ndarray | None) -> None:
     axes.legend(loc="upper right", bbox_to_anchor=(1, -0.9), ncols=3, fontsize=8, frameon=False, borderaxespad=0)
 
 
-def slice_positions(prediction: Prediction) -> np.ndarray:
+def _slice_positions(prediction: Prediction) -> np.ndarray:
     """Middle of each slice along the only coordinate."""
     if prediction.coords is None or prediction.coords.shape[1] != 1:
         got = "none" if prediction.coords is None else f"{prediction.coords.shape[1]} coordinates"

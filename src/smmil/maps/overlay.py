@@ -56,7 +56,7 @@ def side_by_side(
     models = dict(predictions_by_model)
     first = _one_case(models)
     labels = truth_values(first)
-    figure, panels = panels_for(first, len(models) + (labels is not None))
+    figure, panels = _panels_for(first, len(models) + (labels is not None))
     if labels is not None:
         draw_truth(panels.pop(0), first, labels)
     for panel, (name, prediction) in zip(panels, models.items(), strict=True):
@@ -66,7 +66,7 @@ def side_by_side(
     return canvas.write_with_headline(figure, f"{canvas.plain(first.id)}  ·  {label}", path)
 
 
-def panels_for(prediction: Prediction, count: int, longest: float = 4.0) -> tuple["Figure", list[canvas.Panel]]:
+def _panels_for(prediction: Prediction, count: int, longest: float = 4.0) -> tuple["Figure", list[canvas.Panel]]:
     """A figure with `count` panels in the shape of the case: side by side, or below each other for scans.
 
     longest  longer side of a slide's panel in inches
@@ -178,14 +178,14 @@ def _outline(axes: "Axes", inside: np.ndarray, extent: Extent) -> None:
     """Borders of the True cells, white on dark so that they show on every colour."""
     from matplotlib.collections import LineCollection
 
-    lines = borders(inside, extent)
+    lines = _borders(inside, extent)
     for colour, width in (("#101010", 1.8), ("white", 0.9)):
         axes.add_collection(
             LineCollection(list(lines), colors=colour, linewidths=width, capstyle="round"), autolim=False
         )
 
 
-def borders(inside: np.ndarray, extent: Extent) -> np.ndarray:
+def _borders(inside: np.ndarray, extent: Extent) -> np.ndarray:
     """(m, 2, 2) line pieces between True cells and the rest, in the coordinates of `extent`."""
     left, right, bottom, top = extent
     wide, high = (right - left) / inside.shape[1], (bottom - top) / inside.shape[0]

@@ -30,11 +30,11 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
     instances that share a cell are averaged (instances on no lattice: see `smmil.maps.raster`). Values that are nan do
     not count. One coordinate gives a single row.
     """
-    points = plane_coords(prediction)
+    points = _plane_coords(prediction)
     values = np.asarray(instance_score(prediction) if values is None else values, dtype=np.float64).reshape(-1)
     if len(values) != len(points):
         raise DataError(f"{prediction.id}: {len(values):,} values for {len(points):,} instances; give one each")
-    step, reach = lattice_of(prediction, points)
+    step, reach = _lattice_of(prediction, points)
     origin = points.min(0)
     cells = np.floor((points - origin) / step + 0.5 + 1e-6).astype(np.int64)
     columns, rows = (int(v) for v in cells.max(0) + reach)
@@ -48,7 +48,7 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
     return _mean_per_cell(cells, values, reach, (rows, columns)), extent
 
 
-def plane_coords(prediction: Prediction) -> np.ndarray:
+def _plane_coords(prediction: Prediction) -> np.ndarray:
     """Coordinates as (n, 2) x and y; a scan with one coordinate lies along x."""
     if prediction.coords is None:
         raise DataError(f"{prediction.id}: a map needs coords, which this prediction does not store; predict it again")
@@ -65,7 +65,7 @@ def truth_values(prediction: Prediction) -> np.ndarray | None:
     return np.where(prediction.y_inst < 0, np.nan, prediction.y_inst > 0)
 
 
-def lattice_of(prediction: Prediction, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _lattice_of(prediction: Prediction, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cell size along x and y, and how many cells a patch covers."""
     if prediction.frame is None:
         return np.array([_smallest_gap(points[:, axis]) for axis in (0, 1)]), np.array([1, 1])
@@ -103,8 +103,8 @@ def scattered(prediction: Prediction) -> bool:
     """Whether a lattice would move or merge the instances of a slide, so that they have to be drawn as dots."""
     if prediction.coords is None or prediction.coords.shape[1] != 2 or prediction.n < 2:
         return False
-    points = np.unique(plane_coords(prediction), axis=0)
-    step, _ = lattice_of(prediction, points)
+    points = np.unique(_plane_coords(prediction), axis=0)
+    step, _ = _lattice_of(prediction, points)
     place = (points - points.min(0)) / step
     if prediction.frame is None:
         return _far_apart(place)
@@ -115,7 +115,7 @@ def scattered(prediction: Prediction) -> bool:
 
 def dot_places(prediction: Prediction) -> tuple[np.ndarray, float | None]:
     """(n, 2) middle of every instance, and the width of one, both in coordinate units; None: width unknown."""
-    points = plane_coords(prediction)
+    points = _plane_coords(prediction)
     if prediction.frame is None:
         return points, None
     patch = np.array((prediction.frame.patch * 2)[:2])
@@ -140,7 +140,7 @@ def draw_dots(axes: "Axes", prediction: Prediction, values: np.ndarray, **how: A
     axes.set_aspect("equal")
     order = np.argsort(values, kind="stable")
     order = order[~np.isnan(values[order])]
-    size = dot_diameter(axes, prediction) ** 2
+    size = _dot_diameter(axes, prediction) ** 2
     return axes.scatter(places[order, 0], places[order, 1], s=size, c=values[order], linewidths=0, **how)
 
 
@@ -152,11 +152,11 @@ def draw_rings(axes: "Axes", prediction: Prediction, inside: np.ndarray) -> None
     places, _ = dot_places(prediction)
     x, y = places[inside].T
     for colour, more in (("#101010", 3.0), ("white", 1.8)):
-        size = (dot_diameter(axes, prediction) + more) ** 2
+        size = (_dot_diameter(axes, prediction) + more) ** 2
         axes.scatter(x, y, s=size, color=colour, linewidths=0, zorder=0.9)
 
 
-def dot_diameter(axes: "Axes", prediction: Prediction) -> float:
+def _dot_diameter(axes: "Axes", prediction: Prediction) -> float:
     """Width of an instance on paper in 1/72 inch, but neither too small to see nor larger than a label."""
     figure = axes.get_figure(root=True)
     assert figure is not None  # every panel belongs to a figure

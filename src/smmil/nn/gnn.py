@@ -82,7 +82,7 @@ def _ones(indptr: Tensor, indices: Tensor) -> Graph:
 MESSAGE_SHIFT = 1e-7
 
 
-def softmax_aggregate(m: Tensor, t: Tensor, neighbours: Neighbours) -> Tensor:
+def _softmax_aggregate(m: Tensor, t: Tensor, neighbours: Neighbours) -> Tensor:
     """Weighted mean of the neighbours' messages m (n, d), every channel with its own weights softmax(t m); (n, d).
 
     The numerator exp(t m_j) belongs to the speaker alone, so the mean is a ratio of two sums over neighbours: memory
@@ -91,17 +91,17 @@ def softmax_aggregate(m: Tensor, t: Tensor, neighbours: Neighbours) -> Tensor:
     """
     m = m if m.dtype in (torch.float32, torch.float64) else m.float()
     if torch.compiler.is_compiling():  # a program cannot look at the spread first
-        return softmax_aggregate_by_edge(m, t, neighbours)
+        return _softmax_aggregate_by_edge(m, t, neighbours)
     logits = t * m
     low, top = logits.detach().aminmax(dim=0)
     if not float((top - low).max()) <= 0.9 * math.log(torch.finfo(m.dtype).max):
-        return softmax_aggregate_by_edge(m, t, neighbours)
+        return _softmax_aggregate_by_edge(m, t, neighbours)
     e = (logits - (low + top) / 2).exp()
     weighted, total = neighbours.sum(torch.cat([e * m, e], 1)).chunk(2, dim=1)
     return weighted / (total + neighbours.lonely.to(m.dtype))
 
 
-def softmax_aggregate_by_edge(m: Tensor, t: Tensor, neighbours: Neighbours) -> Tensor:
+def _softmax_aggregate_by_edge(m: Tensor, t: Tensor, neighbours: Neighbours) -> Tensor:
     """The same for messages of any spread, with one row per edge: memory O(e d)."""
     heard, offsets = m[neighbours.matrix.indices], neighbours.matrix.indptr
     return segment_sum(segment_softmax(t * heard, offsets) * heard, offsets)
@@ -122,7 +122,7 @@ class GENConv(nn.Module):
         )
 
     def forward(self, x: Tensor, neighbours: Neighbours) -> Tensor:
-        return self.mlp(x + softmax_aggregate(x.relu() + MESSAGE_SHIFT, self.t, neighbours))
+        return self.mlp(x + _softmax_aggregate(x.relu() + MESSAGE_SHIFT, self.t, neighbours))
 
 
 def chebyshev_terms(x: Tensor, graph: Graph, count: int) -> list[Tensor]:

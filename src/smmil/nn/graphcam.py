@@ -116,16 +116,16 @@ def _class_map(transformer: TokenTransformer, trace: TransformerTrace, begin: Te
     attentions = [block.attention for block in trace.blocks]
     gradients = torch.autograd.grad((begin * trace.logits[:, c]).sum(), attentions, retain_graph=True)
     with torch.no_grad():
-        relevances = attention_relevance(transformer, trace, begin, c)
+        relevances = _attention_relevance(transformer, trace, begin, c)
         pairs = zip(gradients, relevances, strict=True)
-        return rollout([(g * r).clamp_min(0).mean(1) for g, r in pairs])[:, 0, 1:]
+        return _rollout([(g * r).clamp_min(0).mean(1) for g, r in pairs])[:, 0, 1:]
 
 
-def attention_relevance(transformer: TokenTransformer, trace: TransformerTrace, begin: Tensor, c: int) -> list[Tensor]:
+def _attention_relevance(transformer: TokenTransformer, trace: TransformerTrace, begin: Tensor, c: int) -> list[Tensor]:
     """Relevance of every block's attention maps (b, heads, t, t) when the logit of class c has relevance `begin`."""
     r = pad(begin[:, None], (c, trace.logits.shape[1] - 1 - c))
-    r = relevance_of_linear(r, trace.z, transformer.head.weight)
-    r = trace.z * divided(r, trace.z)
+    r = _relevance_of_linear(r, trace.z, transformer.head.weight)
+    r = trace.z * _divided(r, trace.z)
     r = pad(r[:, None], (0, 0, 0, trace.blocks[0].x.shape[1] - 1))
     found: list[Tensor] = []
     for block, seen in zip(reversed(transformer.blocks), reversed(trace.blocks), strict=True):
@@ -136,54 +136,54 @@ def attention_relevance(transformer: TokenTransformer, trace: TransformerTrace, 
 
 def _through_block(block: TokenBlock, seen: BlockTrace, r: Tensor) -> tuple[Tensor, Tensor]:
     """Relevance of a block's attention maps and of its input, from that of its output."""
-    skipped, fed = relevance_of_sum(r, seen.middle, seen.fed)
-    hidden = relevance_of_linear(fed, seen.hidden, block.contract.weight)
-    middle_normed = relevance_of_linear(hidden, seen.middle_normed, block.expand.weight)
-    middle = relevance_of_both_uses(skipped, middle_normed, seen.middle)
-    skipped, attended = relevance_of_sum(middle, seen.x, seen.attended)
-    mixed = split_heads(relevance_of_linear(attended, seen.mixed, block.merge.weight), block.heads)
-    attention, v = relevance_of_product(mixed, seen.attention, seen.v)
-    q, k = relevance_of_product(attention, seen.q, seen.k.mT)
+    skipped, fed = _relevance_of_sum(r, seen.middle, seen.fed)
+    hidden = _relevance_of_linear(fed, seen.hidden, block.contract.weight)
+    middle_normed = _relevance_of_linear(hidden, seen.middle_normed, block.expand.weight)
+    middle = _relevance_of_both_uses(skipped, middle_normed, seen.middle)
+    skipped, attended = _relevance_of_sum(middle, seen.x, seen.attended)
+    mixed = split_heads(_relevance_of_linear(attended, seen.mixed, block.merge.weight), block.heads)
+    attention, v = _relevance_of_product(mixed, seen.attention, seen.v)
+    q, k = _relevance_of_product(attention, seen.q, seen.k.mT)
     qkv = torch.cat([join_heads(part) for part in (q, k.mT, v)], -1)
-    normed = relevance_of_linear(qkv, seen.normed, block.qkv.weight)
-    return attention, relevance_of_both_uses(skipped, normed, seen.x)
+    normed = _relevance_of_linear(qkv, seen.normed, block.qkv.weight)
+    return attention, _relevance_of_both_uses(skipped, normed, seen.x)
 
 
-def divided(r: Tensor, z: Tensor) -> Tensor:
+def _divided(r: Tensor, z: Tensor) -> Tensor:
     """r / (z + 1e-9), and 0 where z is 0: the one division under all rules."""
     below = z + _EPS
     return (r / below.masked_fill(below == 0, _EPS)).masked_fill(z == 0, 0)
 
 
-def relevance_of_linear(r: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def _relevance_of_linear(r: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """To the inputs of a linear map, by their positive contributions only (α = 1); the bias gets nothing."""
     x_up, x_down, w_up, w_down = x.clamp_min(0), x.clamp_max(0), weight.clamp_min(0), weight.clamp_max(0)
-    s = divided(r, x_up @ w_up.T + x_down @ w_down.T)
+    s = _divided(r, x_up @ w_up.T + x_down @ w_down.T)
     return x_up * (s @ w_up) + x_down * (s @ w_down)
 
 
-def relevance_of_sum(r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _relevance_of_sum(r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """To both summands of a + b: entry by entry in proportion, then the total of the bag in proportion to |totals|."""
-    s = divided(r, a + b)
+    s = _divided(r, a + b)
     parts = (a * s, b * s)
     totals = [_total(part) for part in parts]
     weight = totals[0].abs() + totals[1].abs()
-    factors = [divided(divided(total.abs(), weight) * _total(r), total) for total in totals]
+    factors = [_divided(_divided(total.abs(), weight) * _total(r), total) for total in totals]
     return parts[0] * factors[0], parts[1] * factors[1]
 
 
-def relevance_of_product(r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _relevance_of_product(r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """To both factors of the matrix product a @ b, half to each."""
-    s = divided(r, a @ b) / 2
+    s = _divided(r, a @ b) / 2
     return a * (s @ b.mT), b * (a.mT @ s)
 
 
-def relevance_of_both_uses(r: Tensor, other: Tensor, x: Tensor) -> Tensor:
+def _relevance_of_both_uses(r: Tensor, other: Tensor, x: Tensor) -> Tensor:
     """To an x that was used twice: the sum of what both uses give back (nothing where x is 0)."""
-    return x * (divided(r, x) + divided(other, x))
+    return x * (_divided(r, x) + _divided(other, x))
 
 
-def rollout(maps: list[Tensor]) -> Tensor:
+def _rollout(maps: list[Tensor]) -> Tensor:
     """Maps (b, t, t) of successive blocks as one: each with the identity for the skip connection, later · earlier."""
     whole = torch.eye(maps[0].shape[-1], dtype=maps[0].dtype, device=maps[0].device)
     for one in maps:

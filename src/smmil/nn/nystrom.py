@@ -57,7 +57,7 @@ class _Segments(NamedTuple):
         return counts
 
 
-def pseudo_inverse(x: Tensor, iterations: int = 6, counts: Tensor | None = None) -> Tensor:
+def _pseudo_inverse(x: Tensor, iterations: int = 6, counts: Tensor | None = None) -> Tensor:
     """Moore-Penrose inverse of each x (heads, m, m) by the cubic iteration z ← ¼z(13 − xz(15 − xz(7 − xz))).
 
     It starts from xᵀ / (largest row sum · largest column sum), both over all heads. With `counts` c, x is the quotient
@@ -87,7 +87,7 @@ class _Landmarks:
         self.keys = segments.means(k)
         counts = segments.counts(self.keys)
         self.bias = counts.log()
-        self.inverse = pseudo_inverse((self.queries @ self.keys.mT + self.bias).softmax(-1), iterations, counts)
+        self.inverse = _pseudo_inverse((self.queries @ self.keys.mT + self.bias).softmax(-1), iterations, counts)
 
     def spread(self, q: Tensor, values: Tensor) -> Tensor:
         """P₁ values for all queries q."""
@@ -107,7 +107,7 @@ class _Landmarks:
         return zip(*(part.split(at_once) for part in parts), strict=True)
 
 
-def nystrom_attention(q: Tensor, k: Tensor, v: Tensor, *, landmarks: int = 256, iterations: int = 6) -> Tensor:
+def _nystrom_attention(q: Tensor, k: Tensor, v: Tensor, *, landmarks: int = 256, iterations: int = 6) -> Tensor:
     """Â v for the queries, keys and values (heads, n, d) of one bag. Time O(n·m·d + m³), memory O(n·d + n·m)."""
     q, k, v = _wide(q), _wide(k), _wide(v)
     with torch.autocast(q.device.type, enabled=False):
@@ -115,7 +115,7 @@ def nystrom_attention(q: Tensor, k: Tensor, v: Tensor, *, landmarks: int = 256, 
         return marks.spread(q, marks.inverse @ marks.gather(k, v))
 
 
-def nystrom_row(q: Tensor, k: Tensor, *, landmarks: int = 256, iterations: int = 6) -> Tensor:
+def _nystrom_row(q: Tensor, k: Tensor, *, landmarks: int = 256, iterations: int = 6) -> Tensor:
     """The first row of Â (heads, n): what the first token of one bag takes from each; zero rows are left out.
 
     Â is not a probability matrix: entries may be slightly negative, and with the share of the zero rows a row sums to
@@ -208,7 +208,7 @@ class NystromAttention(_NystromLayers):
         return self._merged(torch.cat(mixed).to(x.dtype))
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attended = nystrom_attention(q, k, v, **self.shape)
+        attended = _nystrom_attention(q, k, v, **self.shape)
         return attended if self.local is None else attended + self.local(v[None])[0]
 
 
@@ -220,7 +220,7 @@ class NystromClassAttention(_NystromLayers):
 
     def forward(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         bags = self._by_bag(x, offsets)
-        rows = [nystrom_row(q, k, **self.shape) for q, k, _ in bags]
+        rows = [_nystrom_row(q, k, **self.shape) for q, k, _ in bags]
         mixed = [self._mixed(row, v) for row, (_, _, v) in zip(rows, bags, strict=True)]
         return self._merged(torch.stack(mixed).to(x.dtype)), torch.cat(rows, dim=1).T
 

@@ -72,7 +72,7 @@ class AttentionPool(nn.Module):
 
     def _score(self, v: Tensor, gate: Tensor | None) -> Tensor:
         """f from what the projections give, in the precision of the weights also under autocast."""
-        dtype = dtype_of(self.score)
+        dtype = _dtype_of(self.score)
         with without_autocast(v):
             hidden = v.to(dtype).tanh()
             return self.score(hidden if gate is None else hidden * gate.to(dtype).sigmoid())
@@ -129,7 +129,7 @@ class SmAttentionPool(AttentionPool):
         if self.where == "early" and not isinstance(layer, nn.Linear):
             return layer(self.sm(h, graph))
         v = layer(h)
-        v = v.to(dtype_of(layer)) if v.dtype in (torch.float16, torch.bfloat16) else v
+        v = v.to(_dtype_of(layer)) if v.dtype in (torch.float16, torch.bfloat16) else v
         bias = layer.bias if self.where == "early" else None
         return self.sm(v, graph) if bias is None else self.sm(v - bias, graph) + bias
 
@@ -141,10 +141,10 @@ def embed_and_pool(
     graphs = () if graph is None else (graph,)
     if type(pool) in (AttentionPool, SmAttentionPool) and fused_pool.serves(pool, x, embed):
         return fused_pool.embed_and_attend(pool, embed, x, offsets, *graphs)  # type: ignore[arg-type]
-    return pool(embed(x.to(dtype_of(embed))).relu(), offsets, *graphs)
+    return pool(embed(x.to(_dtype_of(embed))).relu(), offsets, *graphs)
 
 
-def dtype_of(layer: nn.Module) -> torch.dtype:
+def _dtype_of(layer: nn.Module) -> torch.dtype:
     """The precision of a layer's weights; float32 for quantized layers, which hold them in a form of their own."""
     return next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
 

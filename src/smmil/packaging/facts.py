@@ -34,7 +34,7 @@ class FeatureSource:
     note: str | None = None
 
 
-def feature_source_of(features: dict[str, Any], bag: Path | None) -> FeatureSource:
+def _feature_source_of(features: dict[str, Any], bag: Path | None) -> FeatureSource:
     """Source of the features from a run (encoder id and digest of the recipe) and one of its bags."""
     try:
         stated, unread = ({} if bag is None else read_provenance(bag)), ""
@@ -97,14 +97,14 @@ def run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: s
     split = {part: [] for part in PARTS} if settings is None else read_json(run_dir / "split.json")
     table, trouble = _table(settings, run)
     bag = None if table is None else table.path_of(split["train"][0])
-    source = feature_source_of(trained.facts["features"], bag)
+    source = _feature_source_of(trained.facts["features"], bag)
     config = {
         "format": FORMAT,
         "library_name": "smmil",
         "smmil_version": __version__,
         "name": redacted(name or f"{trained.facts['model']['name']}-{trained.weights[:8]}"),
         "licence": redacted(licence),
-        "run": run_id(trained),
+        "run": _run_id(trained),
         "model": _model(trained),
         "weights": trained.weights,
         "features": source.facts,
@@ -113,7 +113,7 @@ def run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: s
     return RunFacts(config, trained, source, tuple(note for note in (source.note, trouble) if note))
 
 
-def run_id(trained: TrainedModel) -> str:
+def _run_id(trained: TrainedModel) -> str:
     """Fingerprint of the run a model comes from, whichever of its checkpoints it is."""
     settings, split = trained.facts["config"], trained.facts["split"]
     return trained.weights if settings is None else digest(str(settings), str(split))

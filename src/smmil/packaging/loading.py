@@ -34,7 +34,7 @@ def write_sums(folder: Path) -> None:
     write_text(folder / SUMS, "".join(f"{_sum(folder / name)}  {name}\n" for name in names))
 
 
-def check_sums(folder: Path, needed: Iterable[str], ours: Iterable[str]) -> None:
+def _check_sums(folder: Path, needed: Iterable[str], ours: Iterable[str]) -> None:
     """An error unless every listed file is there and unchanged; of `ours`, none may be there without being listed."""
     listed = _listed(folder / SUMS)
     missing = [name for name in needed if name not in listed]
@@ -101,7 +101,7 @@ def load_package(folder: str | Path, *, trust_code: bool = False) -> Package:
     trust_code  a package may name a model or an encoder outside smmil (`module:name`), which means running that code
     """
     folder = Path(folder)
-    check_sums(folder, NEEDED, FILES)
+    _check_sums(folder, NEEDED, FILES)
     config = read_json(folder / "config.json")
     try:
         return _load(folder, config, trust_code)
@@ -197,7 +197,7 @@ def predict_package(
     """
     paths, images = [Path(source) for source in sources], images or Images()
     options: dict[str, Any] = {"out": out, "device": device, "progress": progress}
-    table = table_of_bags(paths)
+    table = _table_of_bags(paths)
     if table is not None:
         images.refuse_idle()
         table.check_table(training=False)
@@ -211,7 +211,7 @@ def predict_package(
     return predict_table(package.trained, table, table.ids, package.origin, failed=failed, **options)
 
 
-def table_of_bags(paths: Sequence[Path]) -> Manifest | None:
+def _table_of_bags(paths: Sequence[Path]) -> Manifest | None:
     """Manifest of the bags in a manifest file, or in files or folders of bags; None for raw images."""
     missing = [path for path in paths if not path.exists()]
     if missing:

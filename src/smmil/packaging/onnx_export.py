@@ -76,7 +76,7 @@ def export_onnx(
     _need_libraries()
     try:
         traceable = _Traceable(_fixed_model(model))
-        inputs = ["features", *(GRAPH_INPUTS if needs_graph(traceable, in_dim) else ())]
+        inputs = ["features", *(GRAPH_INPUTS if _needs_graph(traceable, in_dim) else ())]
         content = _without_traces(_trace(traceable, inputs, in_dim), facts or {})
         compare(model, content, inputs, in_dim)
     except (DataError, ConfigError) as problem:
@@ -110,7 +110,7 @@ def _need_libraries() -> None:
             raise MissingExtra(library, "onnx", "--onnx") from None
 
 
-def needs_graph(traceable: nn.Module, in_dim: int) -> bool:
+def _needs_graph(traceable: nn.Module, in_dim: int) -> bool:
     """Whether the model asks for neighbours; an error when it asks for anything else but features."""
     with torch.no_grad():
         try:

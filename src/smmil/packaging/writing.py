@@ -57,7 +57,7 @@ def write_package(
     out = Path(out).absolute()
     _check_licence(licence)
     found = run_facts(run_dir, checkpoint, name, licence)
-    refuse_occupied(out, found.config["run"], force)
+    _refuse_occupied(out, found.config["run"], force)
     numbers = None if predictions is None else measure(predictions, found.trained.weights, resamples)
     with _replacing_folder(out) as folder:
         _fill(folder, found, numbers, onnx)
@@ -73,7 +73,7 @@ def _check_licence(licence: str) -> None:
         )
 
 
-def refuse_occupied(out: Path, run: str, force: bool) -> None:
+def _refuse_occupied(out: Path, run: str, force: bool) -> None:
     """An error if `out` holds anything but a package of this run that may be replaced."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: is a file; choose another --out")

@@ -37,7 +37,7 @@ def feature_source(table: Manifest, ids: Iterable[str]) -> dict[str, Any]:
     return shared
 
 
-def image_facts(path: Path) -> dict[str, Any]:
+def _image_facts(path: Path) -> dict[str, Any]:
     """Facts of the image behind a bag that exports and reports need: size and spacing of slide or scan, licence."""
     stated = read_provenance(path)
     facts: dict[str, Any] = {"licence": stated["licence"]} if stated.get("licence") else {}
@@ -190,7 +190,7 @@ class _CasePredictor:
     def _predict(self, id_: str, meta: dict[str, Any]) -> Prediction:
         bag = self.table.bag(id_)
         _refuse_other_width(self.trained.facts, id_, bag.x.shape[1])
-        meta = {**meta, **image_facts(self.table.path_of(id_))}
+        meta = {**meta, **_image_facts(self.table.path_of(id_))}
         return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
 
 

@@ -41,7 +41,7 @@ _OUTLINE, _TILE, _DAMAGED = (0, 90, 200), (0, 130, 60), (220, 0, 0)
 _ACROSS, _SLICE = 5, 160
 
 
-def slide_preview(path: Path, slide: Slide, selection: Selection, damaged: list[tuple[float, float]]) -> None:
+def _slide_preview(path: Path, slide: Slide, selection: Selection, damaged: list[tuple[float, float]]) -> None:
     """The slide with the outline of its tissue (blue), its tiles (green) and damaged tiles (red)."""
     from PIL import Image, ImageDraw
 
@@ -77,7 +77,7 @@ def _boxes(draw: Any, coords: np.ndarray, footprint: int, scale: float, colour: 
         draw.rectangle(corners, outline=colour)
 
 
-def scan_preview(path: Path, volume: Volume, recipe: Recipe) -> None:
+def _scan_preview(path: Path, volume: Volume, recipe: Recipe) -> None:
     """Up to 20 slices, evenly spread from the first to the last, through the first window."""
     from PIL import Image
 
@@ -104,7 +104,7 @@ _BLOCK = 65536
 _BLOCKS = 32
 
 
-def fingerprint(path: str | Path) -> str:
+def _fingerprint(path: str | Path) -> str:
     """Checksum of a file or folder by sizes and 32 blocks spread over every file; names and dates do not count.
 
     The header, the end and places between are read, so a file that was scanned, cut or compressed again differs; a few
@@ -132,7 +132,7 @@ def _file(path: Path) -> str:
     return digest(str(size), *parts)
 
 
-def write_instance_labels(job: PrepareJob, points: Points | None, damaged: list[list[float]]) -> bool:
+def _write_instance_labels(job: PrepareJob, points: Points | None, damaged: list[list[float]]) -> bool:
     """Write the labels of a case whose bag is there, from its annotation or its points; whether there were any."""
     if job.case.instance_labels is not None:
         _copy(job, job.case.instance_labels)
@@ -185,8 +185,8 @@ def prepare_case(job: PrepareJob) -> PreparedCase:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     points = read_points(job.points, job.case.source.stem, job.positive) if job.points is not None else None
-    source = source_digest(job, points)
-    facts, status = finished(job, source), "kept"
+    source = _source_digest(job, points)
+    facts, status = _finished(job, source), "kept"
     if facts is None:
         facts, status = _make(job, points, source), "written"
     if facts is None:
@@ -197,20 +197,20 @@ def prepare_case(job: PrepareJob) -> PreparedCase:
         len(facts["damaged"]),
         facts.get("mpp_level0"),
         facts.get("mpp_read"),
-        write_instance_labels(job, points, facts["damaged"]),
+        _write_instance_labels(job, points, facts["damaged"]),
         tuple(facts["notes"]),
     )
 
 
-def source_digest(job: PrepareJob, points: Points | None) -> str:
+def _source_digest(job: PrepareJob, points: Points | None) -> str:
     """Fingerprint of everything the bag is made from: pixels, pixel size, a given mask, points."""
-    mask = "" if job.case.tissue is None else fingerprint(job.case.tissue)
+    mask = "" if job.case.tissue is None else _fingerprint(job.case.tissue)
     return digest(
-        fingerprint(job.case.source), repr(job.case.mpp), mask, points.fingerprint() if points is not None else ""
+        _fingerprint(job.case.source), repr(job.case.mpp), mask, points.fingerprint() if points is not None else ""
     )[:32]
 
 
-def finished(job: PrepareJob, source: str) -> dict[str, Any] | None:
+def _finished(job: PrepareJob, source: str) -> dict[str, Any] | None:
     """The facts in the bag file when it needs no more work; None when it is absent, damaged, or of something else."""
     if not (job.bag_path.exists() and job.preview_path.exists()):
         return None
@@ -230,18 +230,18 @@ def _make(job: PrepareJob, points: Points | None, source: str) -> dict[str, Any]
     if job.recipe.kind == "ct":
         return _make_scan(job, encoder, source)
     with open_slide(job.case.source, job.case.mpp, job.recipe.reader) as slide:
-        selection = select(job, slide, points)
+        selection = _select(job, slide, points)
         if not len(selection.coords):
-            slide_preview(job.preview_path, slide, selection, [])
+            _slide_preview(job.preview_path, slide, selection, [])
             job.bag_path.unlink(missing_ok=True)
             return None
         encoded = encode_tiles(slide, selection.coords, selection.footprint, job.recipe, encoder)
-        slide_preview(job.preview_path, slide, selection, encoded.damaged)
+        _slide_preview(job.preview_path, slide, selection, encoded.damaged)
         facts = slide_facts(slide, selection, job.recipe.pixels or encoder.pixels)
     return _write_case(job, encoded, selection.frame, selection.graph, facts | _origin(job, encoder, source))
 
 
-def select(job: PrepareJob, slide: Slide, points: Points | None) -> Selection:
+def _select(job: PrepareJob, slide: Slide, points: Points | None) -> Selection:
     """The instances of a slide by the recipe's kind."""
     if points is not None:
         return select_points(slide, job.recipe, points)
@@ -251,7 +251,7 @@ def select(job: PrepareJob, slide: Slide, points: Points | None) -> Selection:
 def _make_scan(job: PrepareJob, encoder: Encoder, source: str) -> dict[str, Any]:
     volume = open_volume(job.case.source)
     encoded = encode_slices(slice_pictures(volume, job.recipe), encoder)
-    scan_preview(job.preview_path, volume, job.recipe)
+    _scan_preview(job.preview_path, volume, job.recipe)
     facts = {
         "notes": list(volume.notes),
         "shape": list(volume.shape),
@@ -291,11 +291,11 @@ def preflight(job: PrepareJob) -> Preview:
     """Open the case and choose its instances, without encoding them; what fails says why in `status`."""
     try:
         points = None if job.points is None else read_points(job.points, job.case.source.stem, job.positive)
-        status = "to do" if finished(job, source_digest(job, points)) is None else "done"
+        status = "to do" if _finished(job, _source_digest(job, points)) is None else "done"
         if job.recipe.kind == "ct":
             return Preview(job.case.id, status, len(open_volume(job.case.source)))
         with open_slide(job.case.source, job.case.mpp, job.recipe.reader) as slide:
-            chosen = select(job, slide, points)
+            chosen = _select(job, slide, points)
             status = status if len(chosen.coords) else "no tissue"
             width = chosen.facts.get("tile_um", {})
             return Preview(

@@ -45,7 +45,7 @@ class Summary:
         return sum(o.value is not None and o.value.status == status for o in self.outcomes)
 
 
-def record(
+def _record(
     out: Path, outcomes: Sequence[Outcome[PrepareJob, PreparedCase]], missing: Sequence[tuple[str, str]] = ()
 ) -> Summary:
     """Write manifest.csv, cases.csv and, if there are any, failures.csv (of this run only)."""
@@ -235,7 +235,7 @@ def run(
     remove_leftovers(todo.out)
     jobs = [replace(job, threads=_threads(executor, workers, len(todo.jobs))) for job in todo.jobs]
     outcomes = run_tasks(prepare_case, jobs, executor, workers, on_case, address=address)
-    return record(todo.out, outcomes, todo.missing)
+    return _record(todo.out, outcomes, todo.missing)
 
 
 def _threads(executor: str, workers: int | None, cases: int) -> int | None:

@@ -58,7 +58,7 @@ class Lattice:
         return Frame((self.footprint, self.footprint), (self.mpp, self.mpp), "um", stride)
 
 
-def lattice(slide: Slide, recipe: Recipe) -> Lattice:
+def _lattice(slide: Slide, recipe: Recipe) -> Lattice:
     """The lattice of this slide for the recipe's tile size."""
     mpp = need_mpp(slide)
     footprint, overlap = round(recipe.tile_um / mpp), round(recipe.overlap_um / mpp)
@@ -71,7 +71,7 @@ def lattice(slide: Slide, recipe: Recipe) -> Lattice:
     return Lattice((x, y), (width, height), footprint, footprint - overlap, mpp)
 
 
-def tissue_tiles(cells: Lattice, mask: TissueMask, share: float) -> np.ndarray:
+def _tissue_tiles(cells: Lattice, mask: TissueMask, share: float) -> np.ndarray:
     """Corners of the squares of which at least `share` is tissue; what sticks out of the slide is none."""
     coords = cells.coords()
     return coords[mask.shares(coords, cells.footprint) >= share]
@@ -183,9 +183,9 @@ class Selection:
 
 def select_tiles(slide: Slide, recipe: Recipe, given_mask: Path | None = None) -> Selection:
     """Tiles of the lattice that hold enough tissue."""
-    cells = lattice(slide, recipe)
+    cells = _lattice(slide, recipe)
     mask = tissue_mask(slide, recipe.tissue, given_mask)
-    coords = tissue_tiles(cells, mask, recipe.tissue.share)
+    coords = _tissue_tiles(cells, mask, recipe.tissue.share)
     columns, rows = cells.counts
     facts = {
         "tile_um": {"requested": recipe.tile_um, "used": cells.footprint * cells.mpp},

@@ -33,15 +33,15 @@ def find_sources(roots: Iterable[str | Path], skip: Path | None = None) -> list[
     for root in folders:
         if not root.exists():
             raise DataError(f"{root}: no such file or folder")
-        refuse_no_image(root)
+        _refuse_no_image(root)
         for path in [root] if root.is_file() else _inside(root, skip):
-            found.setdefault(path.resolve(), ImageSource(path, _name(path, root), source_kind(path)))
+            found.setdefault(path.resolve(), ImageSource(path, _name(path, root), _source_kind(path)))
     if not found:
         raise DataError(f"{', '.join(map(str, folders))}: no slides or scans found; {_instead(folders)}")
     return sorted(found.values(), key=lambda source: source.name)
 
 
-def refuse_no_image(path: Path) -> None:
+def _refuse_no_image(path: Path) -> None:
     """An error for a file that cannot hold pixels of a case, whatever the reading library would say about it."""
     if path.is_file() and path.suffix.lower() in _FEATURES:
         raise DataError(f"{path}: holds features or predictions, not pixels; features go to smmil train by a manifest")
@@ -84,7 +84,7 @@ def _name(path: Path, root: Path) -> str:
     return relative.removesuffix(path.name[-len(_ending(path)) :]) if path.is_file() and _ending(path) else relative
 
 
-def source_kind(path: Path) -> str | None:
+def _source_kind(path: Path) -> str | None:
     """slide or ct; None for a damaged file."""
     if path.is_file() and _ending(path) not in _DICOM:
         return "ct" if _ending(path) in _SCANS else "slide"
@@ -261,7 +261,7 @@ def _checked_id(id_: str, where: str) -> str:
 def _source(row: dict[str, str], table: Path, sources: Sequence[ImageSource]) -> Path | None:
     if row["path"]:
         given = table.parent / row["path"]
-        refuse_no_image(given)
+        _refuse_no_image(given)
         return given if given.exists() else source_named(row["path"], sources)
     return source_named(row["id"], sources)
 

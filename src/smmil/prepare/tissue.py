@@ -47,14 +47,14 @@ def tissue_mask(slide: Slide, recipe: TissueRecipe, given: Path | None = None) -
     """The mask of a slide: from `given` (an image or GeoJSON outlines) or by the recipe's method."""
     if given is not None:
         if given.suffix.lower() in (".geojson", ".json"):
-            return mask_from_outlines(slide, given, recipe)
-        return mask_from_image(slide, given)
+            return _mask_from_outlines(slide, given, recipe)
+        return _mask_from_image(slide, given)
     if recipe.method == "none":
         return _everything(slide)
     side = max(1, ceil(max(slide.size) * need_mpp(slide) / recipe.resolution_um))
     picture = slide.thumbnail(side)
     pixel_um2 = (picture.scale * need_mpp(slide)) ** 2
-    mask = tidy(coloured(picture.image, recipe), recipe.smallest_um2 / pixel_um2, recipe.hole_um2 / pixel_um2)
+    mask = _tidy(_coloured(picture.image, recipe), recipe.smallest_um2 / pixel_um2, recipe.hole_um2 / pixel_um2)
     return TissueMask(mask, (picture.scale, picture.scale))
 
 
@@ -64,7 +64,7 @@ def _everything(slide: Slide) -> TissueMask:
     return TissueMask(np.ones((1, 1), bool), (width, height), (x, y))
 
 
-def coloured(image: np.ndarray, recipe: TissueRecipe) -> np.ndarray:
+def _coloured(image: np.ndarray, recipe: TissueRecipe) -> np.ndarray:
     """True where an RGB image is saturated more than Otsu's threshold (kept within the recipe's limits)."""
     from scipy.ndimage import median_filter
 
@@ -72,10 +72,10 @@ def coloured(image: np.ndarray, recipe: TissueRecipe) -> np.ndarray:
     saturation = (brightest - faintest) / np.maximum(brightest, 1)
     saturation[brightest < recipe.darkest * 255] = 0
     saturation = median_filter(saturation, 3)
-    return saturation > threshold(saturation, recipe.lowest, recipe.highest)
+    return saturation > _threshold(saturation, recipe.lowest, recipe.highest)
 
 
-def threshold(saturation: np.ndarray, lowest: float, highest: float) -> float:
+def _threshold(saturation: np.ndarray, lowest: float, highest: float) -> float:
     """Otsu's threshold between two limits."""
     try:
         from skimage.filters import threshold_otsu
@@ -86,7 +86,7 @@ def threshold(saturation: np.ndarray, lowest: float, highest: float) -> float:
     return float(np.clip(threshold_otsu(saturation), lowest, highest))
 
 
-def tidy(mask: np.ndarray, smallest: float, hole: float) -> np.ndarray:
+def _tidy(mask: np.ndarray, smallest: float, hole: float) -> np.ndarray:
     """The mask without pieces of fewer than `smallest` pixels and without holes of fewer than `hole`."""
     return ~_without_small(~_without_small(mask, smallest), hole)
 
@@ -101,7 +101,7 @@ def _without_small(mask: np.ndarray, pixels: float) -> np.ndarray:
     return kept[pieces]
 
 
-def mask_from_image(slide: Slide, path: Path) -> TissueMask:
+def _mask_from_image(slide: Slide, path: Path) -> TissueMask:
     """A mask drawn over the whole slide, at any resolution: tissue is where it is not black."""
     image = _read_image(path)
     mask = np.asarray(image.reshape(*image.shape[:2], -1).any(2))
@@ -130,7 +130,7 @@ def _read_image(path: Path) -> np.ndarray:
         raise DataError(f"{path}: not readable as a mask image ({problem}); write it again as PNG") from None
 
 
-def mask_from_outlines(slide: Slide, path: Path, recipe: TissueRecipe) -> TissueMask:
+def _mask_from_outlines(slide: Slide, path: Path, recipe: TissueRecipe) -> TissueMask:
     """True where the centre of a mask pixel lies inside an outline and not inside one of its holes."""
     scale = recipe.resolution_um / need_mpp(slide)
     columns, rows = (max(1, ceil(side / scale)) for side in slide.size)

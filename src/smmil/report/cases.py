@@ -34,7 +34,7 @@ class PackedPlaces(NamedTuple):
     note: str
 
 
-def pack_places(prediction: Prediction) -> PackedPlaces:
+def _pack_places(prediction: Prediction) -> PackedPlaces:
     """The middle of every instance to 1/65,535 of the extent: about a pixel and a half on the largest slides."""
     places, width = dot_places(prediction)
     left, right, bottom, top = extent = dots_extent(prediction)
@@ -42,12 +42,12 @@ def pack_places(prediction: Prediction) -> PackedPlaces:
     order = np.lexsort((numbers[:, 1], numbers[:, 0]))
     across, down = numbers[order].T
     # steps between neighbours are small numbers, which compress far better than places
-    content = byte_planes(np.diff(across, prepend=0)) + byte_planes(down)
+    content = _byte_planes(np.diff(across, prepend=0)) + _byte_planes(down)
     note = f"{prediction.n:,} instances on no lattice: every dot is one instance at its own place, hottest on top"
     return PackedPlaces(order, content, extent, width, note)
 
 
-def byte_planes(numbers: np.ndarray) -> bytes:
+def _byte_planes(numbers: np.ndarray) -> bytes:
     """Numbers below 65,536, all high bytes before all low bytes: equal bytes side by side compress better."""
     return (numbers >> 8).astype(np.uint8).tobytes() + (numbers & 255).astype(np.uint8).tobytes()
 
@@ -71,7 +71,7 @@ class Raster:
     packed: str
 
 
-def pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> Raster:
+def _pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> Raster:
     """The raster of a prediction's scores; scores are stored with `bits` (8 or 16) between lowest and highest."""
     scores = instance_score(prediction, column)
     if scattered(prediction):
@@ -83,7 +83,7 @@ def pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> R
 
 def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> Raster:
     """Every instance at its own place."""
-    packed = pack_places(prediction)
+    packed = _pack_places(prediction)
     labels = truth_values(prediction)
     facts = {
         "kind": "points",
@@ -111,7 +111,7 @@ def _raster(facts: dict[str, Any], image: np.ndarray, truth: np.ndarray | None, 
         "truth": truth is not None,
         "bits": bits,
     }
-    return Raster(facts, _packed(there, known, quantized(shown, bits), bits, more))
+    return Raster(facts, _packed(there, known, _quantized(shown, bits), bits, more))
 
 
 def _corners(extent: Extent) -> list[float]:
@@ -119,7 +119,7 @@ def _corners(extent: Extent) -> list[float]:
     return [extent[0], extent[3], extent[1], extent[2]]
 
 
-def quantized(values: np.ndarray, bits: int) -> np.ndarray:
+def _quantized(values: np.ndarray, bits: int) -> np.ndarray:
     """Whole numbers from 0 at the lowest value to 2^bits - 1 at the highest."""
     low, high = values.min(), values.max()
     scaled = (values - low) / ((high - low) or 1.0) * (2**bits - 1)
@@ -127,7 +127,7 @@ def quantized(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _packed(there: np.ndarray, known: np.ndarray, numbers: np.ndarray, bits: int, more: bytes) -> str:
-    scores = byte_planes(numbers) if bits == 16 else numbers.astype(np.uint8).tobytes()
+    scores = _byte_planes(numbers) if bits == 16 else numbers.astype(np.uint8).tobytes()
     content = np.packbits(there.ravel(), bitorder="little").tobytes() + known.tobytes() + scores + more
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
 
@@ -204,7 +204,7 @@ def all_cases(
 
 
 def _case(id_: str, predictions: list[Prediction | None], column: int | None, bits: int) -> ReportCase:
-    rasters = [None if p is None else pack(p, column, bits) for p in predictions]
+    rasters = [None if p is None else _pack(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
     verdicts = [
         None if p is None or r is None else {**verdict(p), "raster": r.facts}
@@ -224,12 +224,12 @@ def verdict(prediction: Prediction) -> dict[str, Any]:
         "p": table[answer] if len(table) > 2 else table[1],
         "answer": answer,
         "error": None if y is None else 1 - table[y],
-        "outcome": outcome(y, answer, len(table)),
+        "outcome": _outcome(y, answer, len(table)),
         "instances": prediction.n,
     }
 
 
-def outcome(y: int | None, answer: int, classes: int = 2) -> str:
+def _outcome(y: int | None, answer: int, classes: int = 2) -> str:
     """true or false positive or negative; correct or wrong with several classes; unlabelled without a label."""
     if y is None:
         return "unlabelled"

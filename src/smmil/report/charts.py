@@ -31,14 +31,14 @@ class Line:
     dash: int | None = None
 
 
-def roc_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+def _roc_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
     """False against true positive rate of the cases, one line per model (and per class with more than two)."""
     return [
         _line(one, *_from_origin(one.points.false_positives, one.points.true_positives)) for one in _rankings(models)
     ]
 
 
-def precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+def _precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
     """Recall against precision of the cases."""
     lines = []
     for one in _rankings(models):
@@ -49,7 +49,7 @@ def precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
     return lines
 
 
-def reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+def _reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
     """Predicted probability against observed frequency, bins with cases only; sizes are the number of cases."""
     lines = []
     for slot, (name, predictions) in enumerate(models.items()):
@@ -62,7 +62,7 @@ def reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
     return lines
 
 
-def froc_lines(results: Mapping[str, Mapping[str, Any]], most: float = 8.0) -> list[Line]:
+def _froc_lines(results: Mapping[str, Mapping[str, Any]], most: float = 8.0) -> list[Line]:
     """False alarms per case (up to `most`) against the share of lesions found."""
     lines = []
     for slot, (name, found) in enumerate(results.items()):
@@ -145,7 +145,7 @@ class _Axes:
         return " ".join(f"{self.right(a)},{self.down(b)}" for a, b in zip(x, y, strict=True))
 
 
-def curve_chart(
+def _curve_chart(
     title: str,
     axes: tuple[str, str],
     lines: Sequence[Line],
@@ -159,7 +159,7 @@ def curve_chart(
     scale = _Axes((0, most), (0, 1))
     return _figure(
         scale,
-        (ticks(most), ticks(1.0)),
+        (_ticks(most), _ticks(1.0)),
         title=title,
         words=words,
         axes=axes,
@@ -169,7 +169,7 @@ def curve_chart(
     )
 
 
-def histogram_chart(title: str, found: Histogram, *, words: str) -> str:
+def _histogram_chart(title: str, found: Histogram, *, words: str) -> str:
     """Shares of positive and negative instances per bin of the score."""
     top = (float(max(found.positive.max(), found.negative.max())) or 1.0) * 1.05
     low = found.lowest
@@ -180,7 +180,7 @@ def histogram_chart(title: str, found: Histogram, *, words: str) -> str:
         {"kind": kind, "points": scale.points(edges, np.concatenate([[0], np.repeat(shares, 2), [0]]))}
         for kind, shares in (("negative", found.negative), ("positive", found.positive))
     ]
-    ruled = ticks_between(low, high), ticks(top)
+    ruled = _ticks_between(low, high), _ticks(top)
     return _figure(scale, ruled, title=title, words=words, axes=("score", "share of instances"), areas=areas)
 
 
@@ -195,8 +195,8 @@ def _figure(scale: _Axes, ruled: tuple[Sequence[float], Sequence[float]], **cont
         right=_WIDTH - _RIGHT,
         top=_TOP,
         bottom=_HEIGHT - _BOTTOM,
-        across=[(scale.right(v), text) for v, text in zip(across, tick_words(across), strict=True)],
-        up=[(scale.down(v), text) for v, text in zip(up, tick_words(up), strict=True)],
+        across=[(scale.right(v), text) for v, text in zip(across, _tick_words(across), strict=True)],
+        up=[(scale.down(v), text) for v, text in zip(up, _tick_words(up), strict=True)],
     )
 
 
@@ -221,21 +221,21 @@ def _dots(scale: _Axes, line: Line) -> list[dict[str, Any]]:
     ]
 
 
-def ticks(most: float, about: int = 5) -> list[float]:
+def _ticks(most: float, about: int = 5) -> list[float]:
     """Round numbers from 0 to at most `most`: about five steps of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** np.floor(np.log10(most / about))
     step = min((f * power for f in (1, 2, 5, 10)), key=lambda s: abs(most / s - about))
     return [step * k for k in range(int(most / step * (1 + 1e-9)) + 1)]
 
 
-def ticks_between(low: float, high: float) -> list[float]:
+def _ticks_between(low: float, high: float) -> list[float]:
     """Round numbers from `low` to `high`, as far apart as those from 0 would be."""
-    step = ticks(high - low)[1]
+    step = _ticks(high - low)[1]
     first, last = np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9)
     return [float(k) * step for k in range(int(first), int(last) + 1)]
 
 
-def tick_words(values: Sequence[float]) -> list[str]:
+def _tick_words(values: Sequence[float]) -> list[str]:
     """The numbers with as many digits as their distance needs, and no more."""
     step = values[1] - values[0] if len(values) > 1 else 1.0
     digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
@@ -249,21 +249,21 @@ Models = Mapping[str, Sequence[Prediction]]
 def figures(models: Models, results: Mapping[str, Mapping[str, Any]], column: int | None = None) -> list[str]:
     """SVG figures for which the labels suffice: curves first, then one histogram of scores per model."""
     found = []
-    if lines := roc_lines(models):
+    if lines := _roc_lines(models):
         words = f"Area under the curve: {_listed(results, 'bag', 'auroc')}."
         axes = ("false positive rate", "true positive rate")
-        found.append(curve_chart("ROC, whole cases", axes, lines, words=words, diagonal=True))
-    if lines := precision_lines(models):
+        found.append(_curve_chart("ROC, whole cases", axes, lines, words=words, diagonal=True))
+    if lines := _precision_lines(models):
         words = f"Average precision: {_listed(results, 'bag', 'auprc')}."
-        found.append(curve_chart("Precision and recall, whole cases", ("recall", "precision"), lines, words=words))
-    if lines := reliability_lines(models):
+        found.append(_curve_chart("Precision and recall, whole cases", ("recall", "precision"), lines, words=words))
+    if lines := _reliability_lines(models):
         words = f"Expected calibration error: {_listed(results, 'bag', 'ece')}. On the diagonal probabilities are true."
         axes = ("predicted probability", "observed frequency")
-        found.append(curve_chart("Reliability", axes, lines, words=words, diagonal=True, dots=True))
-    if lines := froc_lines(results):
+        found.append(_curve_chart("Reliability", axes, lines, words=words, diagonal=True, dots=True))
+    if lines := _froc_lines(results):
         words = f"Mean share of lesions found: {_listed(results, 'froc', 'froc')}."
         axes = ("false alarms per case", "share of lesions found")
-        found.append(curve_chart("FROC, lesions", axes, lines, words=words, most=8.0))
+        found.append(_curve_chart("FROC, lesions", axes, lines, words=words, most=8.0))
     return found + [h for name, p in models.items() if (h := _histogram(name, p, column))]
 
 
@@ -274,7 +274,7 @@ def _histogram(name: str, predictions: Sequence[Prediction], column: int | None)
         return None  # no instance label is known, so there is nothing to tell apart; the numbers say so too
     kind = str(predictions[0].meta.get("score_kind", "score"))
     words = f"Scores ({kind}) of positive and negative instances, from {shares.lowest:.3g} to {shares.highest:.3g}."
-    return histogram_chart(f"Instance scores, {name}", shares, words=words)
+    return _histogram_chart(f"Instance scores, {name}", shares, words=words)
 
 
 def _listed(results: Mapping[str, Mapping[str, Any]], *path: str) -> str:

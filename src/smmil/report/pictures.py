@@ -20,7 +20,7 @@ _DARK, _LIGHT = 96, 160
 _STRIPES = 80  # along the longer side of a picture: still seen when it is made small
 
 
-def lost_pixels(thumbnail: Thumbnail) -> np.ndarray:
+def _lost_pixels(thumbnail: Thumbnail) -> np.ndarray:
     """(rows, columns) bool: pixels of the thumbnail that stand for damage."""
     lost = np.zeros(thumbnail.image.shape[:2], bool)
     for x, y, width, height in thumbnail.damaged:
@@ -30,7 +30,7 @@ def lost_pixels(thumbnail: Thumbnail) -> np.ndarray:
     return lost
 
 
-def hatched(image: np.ndarray, lost: np.ndarray) -> np.ndarray:
+def _hatched(image: np.ndarray, lost: np.ndarray) -> np.ndarray:
     """The picture with grey diagonal stripes, which no stain has, where pixels were lost."""
     if not lost.any():
         return image
@@ -40,7 +40,7 @@ def hatched(image: np.ndarray, lost: np.ndarray) -> np.ndarray:
     return np.where(lost[..., None], grey[..., None], image)
 
 
-def describe(lost: np.ndarray, slide: Slide, thumbnail: Thumbnail) -> str:
+def _describe(lost: np.ndarray, slide: Slide, thumbnail: Thumbnail) -> str:
     """How much is lost and why; an error when nothing is left to show."""
     reason = _reason(slide, thumbnail)
     if lost.all():
@@ -62,7 +62,7 @@ def _reason(slide: Slide, thumbnail: Thumbnail) -> str:
 _QUALITY = 80
 
 
-def as_jpeg(image: np.ndarray) -> str:
+def _as_jpeg(image: np.ndarray) -> str:
     """A JPEG without any description, in base64; (rows, columns) is grey, (rows, columns, 3) is colour."""
     from PIL import Image
 
@@ -71,7 +71,7 @@ def as_jpeg(image: np.ndarray) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def fitting_jpeg(image: np.ndarray, sides: Sequence[int], most_bytes: int) -> str:
+def _fitting_jpeg(image: np.ndarray, sides: Sequence[int], most_bytes: int) -> str:
     """The largest JPEG with one of these longer sides that fits into `most_bytes`; the smallest when none does."""
     from PIL import Image
 
@@ -84,7 +84,7 @@ def fitting_jpeg(image: np.ndarray, sides: Sequence[int], most_bytes: int) -> st
             continue
         shape = [max(1, round(length * min(1.0, side / longest))) for length in (image.shape[1], image.shape[0])]
         small = picture if side >= longest else picture.resize((shape[0], shape[1]), Image.Resampling.BOX)
-        encoded = as_jpeg(np.asarray(small))
+        encoded = _as_jpeg(np.asarray(small))
         if len(encoded) <= most_bytes:
             break
         expected = len(encoded) / min(1.0, side / longest) ** 2
@@ -116,14 +116,14 @@ class ScanPicture:
         return [self.across, self.width, self.height, self.count]
 
 
-def scan_picture(original: Original, case: ReportCase, most_bytes: int, shades: Window = "brain") -> ScanPicture:
+def _scan_picture(original: Original, case: ReportCase, most_bytes: int, shades: Window = "brain") -> ScanPicture:
     """All slices through a window, as the largest JPEG that fits into `most_bytes` (the smallest, when none does)."""
     volume = open_volume(original.path)
     refuse_other_scan(case.id, case.predictions, volume)
     grey = _grey(volume, parse_window(shades))
     for side in _sides(len(grey)):
         sheet, across, (height, width) = _sheet(grey, side)
-        jpeg = as_jpeg(sheet)
+        jpeg = _as_jpeg(sheet)
         if len(jpeg) <= most_bytes:
             break
     return ScanPicture(jpeg, across, width, height, len(grey))
@@ -209,11 +209,11 @@ def _picture(case: ReportCase, files: dict[str, Original], most_bytes: int, shad
     if case.id not in files:
         raise DataError(f"no {'scan' if case.kind == 'strip' else 'slide'} of this name was found")
     if case.kind == "strip":
-        return scan_picture(files[case.id], case, most_bytes, shades)
-    return case_picture(files[case.id], case, most_bytes)
+        return _scan_picture(files[case.id], case, most_bytes, shades)
+    return _case_picture(files[case.id], case, most_bytes)
 
 
-def case_picture(original: Original, case: ReportCase, most_bytes: int) -> CasePicture:
+def _case_picture(original: Original, case: ReportCase, most_bytes: int) -> CasePicture:
     """The tissue of a slide as the largest JPEG that fits into `most_bytes` (the smallest one, when none does)."""
     with open_slide(original.path, original.mpp) as slide:
         refuse_other_slide(case.id, case.predictions, slide)
@@ -221,11 +221,11 @@ def case_picture(original: Original, case: ReportCase, most_bytes: int) -> CaseP
         area = _tissue_area(case, slide.size, unit)
         whole = max(1, min(_LARGEST_WHOLE, round(_SIDES_PICTURES[0] * max(slide.size) / max(area[2:]))))
         thumbnail = slide.thumbnail(whole)
-        lost, covered = _cut(lost_pixels(thumbnail), thumbnail.scale, area)
-        damage = describe(lost, slide, thumbnail) if lost.any() else None
-    image = hatched(_cut(thumbnail.image, thumbnail.scale, area)[0], lost)
+        lost, covered = _cut(_lost_pixels(thumbnail), thumbnail.scale, area)
+        damage = _describe(lost, slide, thumbnail) if lost.any() else None
+    image = _hatched(_cut(thumbnail.image, thumbnail.scale, area)[0], lost)
     left, top, width, height = (value / unit for value in covered)
-    return CasePicture(fitting_jpeg(image, _SIDES_PICTURES, most_bytes), (left, top, width, height), damage)
+    return CasePicture(_fitting_jpeg(image, _SIDES_PICTURES, most_bytes), (left, top, width, height), damage)
 
 
 def _tissue_area(case: ReportCase, size: tuple[int, int], unit: float) -> Area:

@@ -51,7 +51,7 @@ def _load(name: str, places: Sequence[Path], run: dict[str, Any]) -> PredictionS
 
 def find_sources(places: Sequence[str | Path]) -> list[tuple[str, Sequence[Path], dict[str, Any]]]:
     """Name, files or folders of predictions, and run.json of each model, before anything is read."""
-    runs = [Path(p) for p in places if run_of(Path(p)) is not None]
+    runs = [Path(p) for p in places if _run_of(Path(p)) is not None]
     found = [(_run_name(place), _predictions_of(place), _facts(place)) for place in runs]
     others = named_folders([p for p in places if Path(p) not in runs])
     found += [(Path(name).name, files, {}) for name, files in others.items()]
@@ -61,20 +61,20 @@ def find_sources(places: Sequence[str | Path]) -> list[tuple[str, Sequence[Path]
     return [(name, files, run) for name, (_, files, run) in zip(names, found, strict=True)]
 
 
-def run_of(place: Path) -> Path | None:
+def _run_of(place: Path) -> Path | None:
     """The run that a folder is, or whose `predictions` it is."""
     candidates = (place, place.resolve().parent if place.resolve().name == "predictions" else place)
     return next((p for p in candidates if (p / "run.json").is_file()), None)
 
 
 def _run_name(place: Path) -> str:
-    run = run_of(place)
+    run = _run_of(place)
     assert run is not None  # only called for runs
     return run.resolve().name
 
 
 def _facts(place: Path) -> dict[str, Any]:
-    run = run_of(place)
+    run = _run_of(place)
     facts = read_json(run / "run.json") if run is not None else {}
     if not isinstance(facts, dict):
         raise DataError(f"{run}/run.json: not the facts of a run; train it again")
@@ -83,7 +83,7 @@ def _facts(place: Path) -> dict[str, Any]:
 
 def _predictions_of(place: Path) -> list[Path]:
     """The folder with the run's predictions: `predictions`, or its only subfolder, or the one called test."""
-    run = run_of(place)
+    run = _run_of(place)
     assert run is not None  # only called for runs
     folder = run / "predictions"
     if any(folder.glob("*.npz")):
@@ -137,7 +137,7 @@ def model_card(source: PredictionSource, licences: Mapping[str, str]) -> list[tu
             "Split",
             _pairs(
                 {
-                    "part": " + ".join(parts_of(source.predictions)),
+                    "part": " + ".join(_parts_of(source.predictions)),
                     "fold": split.get("fold"),
                     "id": _short(split.get("digest")),
                 }
@@ -195,7 +195,7 @@ def _licence(meta: dict[str, Any], features: dict[str, Any], encoder: Any, licen
     return str(stated) if stated else f"{UNSTATED}; check the terms of the encoder before use"
 
 
-def parts_of(predictions: Sequence[Prediction]) -> list[str]:
+def _parts_of(predictions: Sequence[Prediction]) -> list[str]:
     """Parts of the split that the cases come from, as far as they are stated."""
     parts = {_mapping(p.meta.get("split")).get("part") for p in predictions}
     return sorted(str(part) for part in parts if part)
@@ -247,7 +247,7 @@ def caveats(sources: Sequence[PredictionSource]) -> list[tuple[str, str]]:
 
 def _seen_before(sources: Sequence[PredictionSource]) -> list[tuple[str, str]]:
     """A warning where a model is judged on cases it was trained or selected on."""
-    seen = [(s.name, [part for part in parts_of(s.predictions) if part in ("train", "val")]) for s in sources]
+    seen = [(s.name, [part for part in _parts_of(s.predictions) if part in ("train", "val")]) for s in sources]
     names = [f"{name} ({' and '.join(parts)})" for name, parts in seen if parts]
     text = f"{', '.join(names)} includes cases the model was trained or selected on. Use --part test."
     return [("Not a fair test", text)] if names else []

@@ -30,7 +30,7 @@ _DOTS = 3
 _EMPTY += " PositionReferenceIndicator"
 
 
-def write_ct_series(
+def _write_ct_series(
     folder: str | Path,
     hu: np.ndarray,
     spacing_mm: tuple[float, float, float],
@@ -199,18 +199,18 @@ def _write_scan(
 ) -> dict[str, str | int]:
     rng = np.random.default_rng(np.random.SeedSequence([seed, index]))
     label = int(np.floor((index + 1) * positive + 1e-9) - np.floor(index * positive + 1e-9))
-    hu, sick = head_phantom(rng, int(rng.integers(slices[0], slices[1] + 1)), size, contrast if label else None)
+    hu, sick = _head_phantom(rng, int(rng.integers(slices[0], slices[1] + 1)), size, contrast if label else None)
     name, patient = f"ct_{index:04d}", f"patient_{index - (index % 4 == 3):04d}"
     path, sidecar = f"scans/{name}", f"labels/{name}.npy"
     pixel = WIDTH_MM / size
     corner = (-WIDTH_MM / 2 + pixel / 2, -WIDTH_MM / 2 + pixel / 2, -SLICE_MM * len(hu) / 2)
-    write_ct_series(folder / path, hu, (pixel, pixel, SLICE_MM), origin_mm=corner, patient=patient, seed=seed)
+    _write_ct_series(folder / path, hu, (pixel, pixel, SLICE_MM), origin_mm=corner, patient=patient, seed=seed)
     with replacing(folder / sidecar) as temporary:
         np.save(temporary, sick.astype(np.int8), allow_pickle=False)
     return {"id": name, "path": path, "label": label, "patient": patient, "instance_labels": sidecar}
 
 
-def head_phantom(
+def _head_phantom(
     rng: np.random.Generator, n_slices: int, size: int, blood: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """HU of a head (slices, rows, columns) as int16, and which slices hold blood; `blood` None means a healthy scan."""

@@ -21,7 +21,7 @@ COMPRESSIONS = ("jpeg", "none")
 JPEG_QUALITY = 90
 
 
-def write_dicom(folder: Path, levels: list[np.ndarray], *, mpp: float, tile: int, compression: str) -> None:
+def _write_dicom(folder: Path, levels: list[np.ndarray], *, mpp: float, tile: int, compression: str) -> None:
     """Fill `folder` with level_0.dcm, level_1.dcm, …; identifiers are derived from the pixels."""
     try:
         import pydicom  # noqa: F401
@@ -230,18 +230,18 @@ def write_pyramid(
     check_choice(flavour, FLAVOURS, "flavour")
     check_choice(compression, COMPRESSIONS, "compression")
     _check_options(mpp, flavour, tile, bounds_offset)
-    levels = build_levels(image, factors) if isinstance(image, np.ndarray) else [_rgb(level) for level in image]
+    levels = _build_levels(image, factors) if isinstance(image, np.ndarray) else [_rgb(level) for level in image]
     path = Path(path)
     if flavour == "dicom":
         assert mpp is not None  # _check_options saw to it
-        write_dicom(path, levels, mpp=mpp, tile=tile, compression=compression)
+        _write_dicom(path, levels, mpp=mpp, tile=tile, compression=compression)
     else:
         tags = {"aperio": _aperio_tags, "generic": _generic_tags, "leica": _leica_tags}[flavour]
         _write_tiff(path, levels, tags(levels, mpp, bounds_offset or (0, 0)), tile, compression, flavour == "leica")
     return path
 
 
-def build_levels(image: np.ndarray, factors: Sequence[int]) -> list[np.ndarray]:
+def _build_levels(image: np.ndarray, factors: Sequence[int]) -> list[np.ndarray]:
     """Each level is the mean over f × f pixels; the incomplete pixels at the right and lower edge are dropped.
 
     Factors larger than the image are left out.

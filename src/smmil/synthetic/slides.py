@@ -32,7 +32,7 @@ _ANGLES, _GRAINS = 8, 3
 CELL, MPP = 96, 1.0
 
 
-def grow(height: np.ndarray, allowed: np.ndarray, start: tuple[int, int], count: int) -> np.ndarray:
+def _grow(height: np.ndarray, allowed: np.ndarray, start: tuple[int, int], count: int) -> np.ndarray:
     """Mask of `count` connected cells: from `start`, always the highest free cell at the border is taken next.
 
     On a smooth field this is what a threshold gives, with the number of cells chosen instead of the level. Fewer cells
@@ -75,7 +75,7 @@ def _piece(rng: np.random.Generator, shape: tuple[int, int], count: int) -> np.n
     rows, columns = np.ogrid[: shape[0], : shape[1]]
     far = ((rows / (shape[0] - 1) - 0.5) ** 2 + (columns / (shape[1] - 1) - 0.5) ** 2) * 12.0
     height = _field(rng, shape, max(1.0, shape[0] / 8)) - far
-    return grow(height, np.ones(shape, dtype=bool), _highest(height), count)
+    return _grow(height, np.ones(shape, dtype=bool), _highest(height), count)
 
 
 def _highest(height: np.ndarray) -> tuple[int, int]:
@@ -99,7 +99,7 @@ def _blob(rng: np.random.Generator, free: np.ndarray, count: int) -> np.ndarray:
     y, x = cells[rng.integers(len(cells))]
     rows, columns = np.ogrid[: free.shape[0], : free.shape[1]]
     far = np.hypot(rows - y, columns - x) / max(1.0, np.sqrt(count))
-    return grow(0.4 * _field(rng, free.shape, 1.5) - far, free, (int(y), int(x)), count)
+    return _grow(0.4 * _field(rng, free.shape, 1.5) - far, free, (int(y), int(x)), count)
 
 
 def isolated_cells(rng: np.random.Generator, mask: np.ndarray, sick: np.ndarray, count: int) -> np.ndarray:
@@ -126,7 +126,7 @@ class Nuclei(NamedTuple):
 NORMAL, LESION, CROWD = Nuclei(3.2, 0.15, 1.2, 0.16), Nuclei(3.9, 0.25, 1.35, 0.16), Nuclei(2.1, 0.1, 1.1, 0.34)
 
 
-def stained_picture(
+def _stained_picture(
     rng: np.random.Generator, tissue: np.ndarray, lesion: np.ndarray, crowds: np.ndarray, cell: int
 ) -> np.ndarray:
     """An RGB picture (rows · cell, columns · cell, 3) of a lattice: where tissue, a lesion and crowds of cells are.
@@ -213,7 +213,7 @@ def _developed(rng: np.random.Generator, blue: np.ndarray, pink: np.ndarray) -> 
     return np.stack([np.clip(243 * np.exp(-dye) + noise, 0, 255).astype(np.uint8) for dye in density], -1)
 
 
-def boxes_of(mask: np.ndarray, cell: int) -> list[tuple[int, int, int, int]]:
+def _boxes_of(mask: np.ndarray, cell: int) -> list[tuple[int, int, int, int]]:
     """The cells of a mask as boxes x, y, width, height in pixels: one per run of a row."""
     boxes: list[tuple[int, int, int, int]] = []
     for row, line in enumerate(mask):
@@ -301,9 +301,9 @@ def _draw(job: _Slide) -> None:
     sick = blobs(rng, mask, job.lesion) if job.lesion else np.zeros_like(mask)
     crowds = isolated_cells(rng, mask, sick, job.patches // 20)
     if job.lesion:
-        rows = [(*box, 1) for box in boxes_of(sick, CELL)]
+        rows = [(*box, 1) for box in _boxes_of(sick, CELL)]
         _write_csv(job.folder / _annotation(job), rows, ("x", "y", "width", "height", "class"))
-    picture = stained_picture(rng, mask, sick, crowds, CELL)
+    picture = _stained_picture(rng, mask, sick, crowds, CELL)
     path = _path(job)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_pyramid(path, picture, mpp=MPP)

@@ -56,7 +56,7 @@ def save_checkpoint(
     save_weights(path, tensors, {"state": asdict(state), "optimiser": numbers, "identity": identity})
 
 
-def peek(path: Path) -> State:
+def _peek(path: Path) -> State:
     """Read the state in a checkpoint, without a model."""
     return _state(path, read_weights(path)[1])
 
@@ -154,7 +154,7 @@ class RunFolder:
         if not self.last.exists():
             return None
         try:
-            state = peek(self.last)
+            state = _peek(self.last)
         except DataError as problem:
             raise DataError(f"{problem}; restore it, or move it away to restart this run") from None
         if state.ended is None:

@@ -93,7 +93,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def bag_weight(model: nn.Module) -> float:
+def _bag_weight(model: nn.Module) -> float:
     """Factor of the bag loss that the model asks for; 1 by default."""
     return float(getattr(model, "bag_weight", 1.0))
 
@@ -109,13 +109,13 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     return groups
 
 
-def before_step(model: nn.Module) -> None:
+def _before_step(model: nn.Module) -> None:
     """Call the model's hook before an optimiser step."""
     if hasattr(model, "before_step"):
         model.before_step()  # type: ignore[operator]
 
 
-def after_step(model: nn.Module) -> None:
+def _after_step(model: nn.Module) -> None:
     """Call the model's hook after an optimiser step."""
     if hasattr(model, "after_step"):
         model.after_step()  # type: ignore[operator]
@@ -141,7 +141,7 @@ def make_optimiser(
     return _OPTIMISERS[settings.optimiser](list(parameters), lr=settings.lr, weight_decay=settings.weight_decay)
 
 
-def warmup_factor(epoch: int, epochs: int, start: float) -> float:
+def _warmup_factor(epoch: int, epochs: int, start: float) -> float:
     """Learning rate factor of `epoch`: linear from `start` to 1 over `epochs` epochs.
 
     The paper's LinearLR (start 0.1, 5 epochs) is 0.1, 0.28, 0.46, 0.64, 0.82, 1, 1, …
@@ -151,9 +151,9 @@ def warmup_factor(epoch: int, epochs: int, start: float) -> float:
     return start + (1 - start) * epoch / epochs
 
 
-def set_epoch_lr(optimiser: torch.optim.Optimizer, settings: TrainingConfig, epoch: int) -> float:
+def _set_epoch_lr(optimiser: torch.optim.Optimizer, settings: TrainingConfig, epoch: int) -> float:
     """Set and return the learning rate of `epoch`; a group with an `lr_scale` gets that multiple of it."""
-    lr = settings.lr * warmup_factor(epoch, settings.warmup_epochs, settings.warmup_start)
+    lr = settings.lr * _warmup_factor(epoch, settings.warmup_epochs, settings.warmup_start)
     for group in optimiser.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
     return lr
@@ -244,7 +244,7 @@ class Trainer:
 
     def train_epoch(self, state: State) -> bool:
         """Run the rest of the current epoch; False if it was interrupted (and saved) on the way."""
-        set_epoch_lr(self.optimiser, self.settings, state.epoch)
+        _set_epoch_lr(self.optimiser, self.settings, state.epoch)
         self.model.train()
         saved = time.monotonic()
         stream = self._training_batches(state)
@@ -271,11 +271,11 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         for batch in islice(stream, t.accumulate):
             self.accumulate_gradient(state, batch, share=len(batch) / bags)
-        before_step(self.model)
+        _before_step(self.model)
         if t.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), t.clip_norm)
         self.optimiser.step()
-        after_step(self.model)
+        _after_step(self.model)
 
     def accumulate_gradient(self, state: State, batch: BagBatch, share: float) -> None:
         """Add the gradient of one batch, weighted by its share of the bags, and its losses to the running sums."""
@@ -283,7 +283,7 @@ class Trainer:
         batch = replace(batch, y_inst=None).to(self.device, feature_dtype(self.model, batch.x.dtype))
         output = self.forward(state, batch)
         terms: dict[str, Any] = {**penalty_terms(output, batch, self.settings.penalty), **self.loss_weights}
-        loss, parts = total_loss(output, batch.need("y"), bag_weight=bag_weight(self.model), **terms)
+        loss, parts = total_loss(output, batch.need("y"), bag_weight=_bag_weight(self.model), **terms)
         _refuse_nonfinite_forward(batch, output, parts, where)
         torch.autograd.backward(loss * share)
         if not _gradients_are_finite(self.model):
@@ -314,14 +314,14 @@ class Trainer:
         """Add the epoch to the history, store its weights if they are the best so far, decide whether to go on."""
         row = self._epoch_row(state, validation)
         candidate = {"epoch": row["epoch"], "auroc": row["val_auroc"], "loss": row["val_loss"]}
-        if is_better(candidate, state.lowest_loss, "loss"):
+        if _is_better(candidate, state.lowest_loss, "loss"):
             state.lowest_loss = self.save_selected("lowest_loss", candidate)
-        row["best"] = int(is_better(candidate, state.best, self.settings.select))
+        row["best"] = int(_is_better(candidate, state.best, self.settings.select))
         if row["best"]:
             state.best = self.save_selected("best", candidate)
         state.history.append(row)
         state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
-        state.ended = reason_to_end(self.settings, state)
+        state.ended = _reason_to_end(self.settings, state)
 
     def _epoch_row(self, state: State, validation: dict[str, float]) -> dict[str, Any]:
         """One line of metrics.csv; nothing in it depends on the clock."""
@@ -338,7 +338,7 @@ def _learned_alphas(model: nn.Module) -> dict[str, float]:
     return {f"alpha/{name}": float(torch.as_tensor(m.alpha).detach()) for name, m in learning.items()}
 
 
-def is_better(candidate: dict[str, Any], best: dict[str, Any] | None, select: str) -> bool:
+def _is_better(candidate: dict[str, Any], best: dict[str, Any] | None, select: str) -> bool:
     """Whether an epoch beats the best so far: by AUROC, then loss, or the other way round; the earlier wins a full tie.
 
     An AUROC that does not exist (one class only) counts as the lowest.
@@ -351,7 +351,7 @@ def _rank(row: dict[str, Any], select: str) -> tuple[float, float]:
     return (auroc, -row["loss"]) if select == "auroc" else (-row["loss"], auroc)
 
 
-def reason_to_end(settings: TrainingConfig, state: State) -> str | None:
+def _reason_to_end(settings: TrainingConfig, state: State) -> str | None:
     """Reason why training ends after the epochs so far, or None."""
     if state.epoch >= settings.epochs:
         return f"all {settings.epochs} epochs done"

@@ -109,7 +109,7 @@ def fit(
     named = ModelConfig(name=model, options=dict(options or {}), n_classes=n_classes)
     if out is None:
         with reproducible(settings.threads):
-            created = fresh_model(model_shape(named, bags), settings.seed)
+            created = _fresh_model(_model_shape(named, bags), settings.seed)
         return _fit_without_folder(created, settings, bags, progress)
     config = TrainConfig(data=DataConfig(manifest=IN_MEMORY), model=named, training=settings)
     result = _train_in_folder(config, out, lambda _: bags, progress)
@@ -178,13 +178,13 @@ class _ManifestBags:
     def __init__(self, data: DataConfig):
         self.manifest = Manifest.read(data.manifest)
         self.manifest.check_table()
-        self.split = choose_split(self.manifest, data)
+        self.split = _choose_split(self.manifest, data)
         self.path = data.manifest
         parts = (self.split.train, self.split.val)
         self.train_set, self.val_set = (BagDataset(self.manifest, ids, instance_labels=False) for ids in parts)
 
     def digest(self) -> str:
-        return split_digest(self.manifest.labels, self.split)
+        return _split_digest(self.manifest.labels, self.split)
 
     def check(self, progress: Progress) -> None:
         """Read every bag once. Test bags are never opened, but it is said now if their files are missing."""
@@ -222,7 +222,7 @@ class _MemoryBags:
         self.train_set, self.val_set = sets
 
     def digest(self) -> str:
-        return split_digest(self.labels, self.split)
+        return _split_digest(self.labels, self.split)
 
     def check(self, progress: Progress) -> None:
         """Nothing to read: a Bag has checked itself, and the width is compared when batches are made."""
@@ -287,8 +287,8 @@ class _Run:
     def _prepare(self) -> tuple[Trainer, State]:
         training = self.config.training
         device = choose_device(training.device)
-        self.shape = model_shape(self.config.model, self.bags)
-        self.model = fresh_model(self.shape, training.seed).to(device)
+        self.shape = _model_shape(self.config.model, self.bags)
+        self.model = _fresh_model(self.shape, training.seed).to(device)
         resumes = self.folder.last.exists()
         if not resumes:
             self.bags.check(self.progress)
@@ -364,10 +364,10 @@ def check_settings(config: TrainConfig) -> None:
     create_model(config.model.name, 1, config.model.n_classes or 1, **config.model.options)
     manifest = Manifest.read(config.data.manifest)
     manifest.check_table()
-    choose_split(manifest, config.data)
+    _choose_split(manifest, config.data)
 
 
-def choose_split(manifest: Manifest, data: DataConfig) -> Split:
+def _choose_split(manifest: Manifest, data: DataConfig) -> Split:
     """The split of fold `data.fold`, from a file of splits if there is one."""
     if data.splits is not None:
         splits = load_splits(data.splits)
@@ -380,13 +380,13 @@ def choose_split(manifest: Manifest, data: DataConfig) -> Split:
     return splits[data.fold]
 
 
-def split_digest(labels: Mapping[str, int | None], split: Split) -> str:
+def _split_digest(labels: Mapping[str, int | None], split: Split) -> str:
     """Digest of the ids that train and validate with their labels; labels of the test set play no part."""
     used = [(part, id_, labels[id_]) for part in ("train", "val") for id_ in getattr(split, part)]
     return digest(repr(used), repr(split.test))
 
 
-def model_shape(model: ModelConfig, bags: _RunBags) -> dict[str, Any]:
+def _model_shape(model: ModelConfig, bags: _RunBags) -> dict[str, Any]:
     """Name, options, input width and number of classes: all that is needed to create the model again."""
     classes = max(_labels(bags.train_set) + _labels(bags.val_set)) + 1
     n_classes = model.n_classes or (1 if classes <= 2 else classes)
@@ -404,7 +404,7 @@ def _labels(bags: BagDataset) -> list[int]:
     return [label for label in bags.labels if label is not None]
 
 
-def fresh_model(shape: dict[str, Any], seed: int) -> nn.Module:
+def _fresh_model(shape: dict[str, Any], seed: int) -> nn.Module:
     """Create the untrained model that belongs to a seed."""
     seed_step(seed, -1, 0)
     return create_model(shape["name"], shape["in_dim"], shape["n_classes"], **shape["options"])

@@ -94,7 +94,7 @@ def one_case(study: "ViewerData", number: int) -> dict[str, Any]:
         "scan": _scan(study, number, notes),
         "models": [_model_facts(study, number, m, notes) for m in range(len(study.models))],
         "exports": formats,
-        "exports_need_threshold": [name for name in formats if needs_threshold(name)],
+        "exports_need_threshold": [name for name in formats if _needs_threshold(name)],
         "notes": notes + study.damage.notes(number),
     }
 
@@ -171,7 +171,7 @@ class Download(NamedTuple):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def needs_threshold(format_: str) -> bool:
+def _needs_threshold(format_: str) -> bool:
     return FORMATS[format_].threshold == "needed"
 
 
@@ -186,7 +186,7 @@ def write_download(
     column: int | None,
 ) -> Download:
     """The case in that format; a threshold is used where the format has a use for it."""
-    if needs_threshold(format_) and threshold is None:
+    if _needs_threshold(format_) and threshold is None:
         raise ConfigError(f"{format_}: needs a threshold, a score above which an instance is positive; set one")
     # half a character, as broken file names have them, cannot be written into any file
     prediction = replace(prediction, id=prediction.id.encode("utf-8", "replace").decode())

@@ -208,11 +208,11 @@ _NAME = re.compile(r"smmil-view-([0-9a-f]{8})-([0-9]{1,10})-.+", re.ASCII)
 
 def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
     """A temporary folder named after machine and process; folders of ended processes are deleted."""
-    sweep(Path(tempfile.gettempdir()))
+    _sweep(Path(tempfile.gettempdir()))
     return tempfile.TemporaryDirectory(prefix=f"smmil-view-{_machine()}-{os.getpid()}-")
 
 
-def sweep(folder: Path) -> None:
+def _sweep(folder: Path) -> None:
     """Delete the folders of viewers of ours that run no more; processes of other machines cannot be asked."""
     if os.name != "posix":
         return  # only there can a process be asked whether it lives without a library

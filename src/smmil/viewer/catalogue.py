@@ -134,7 +134,7 @@ def read_catalogue(
     return Catalogue(models, [_row(id_, gathered) for id_ in ids], tuple(notes), tuple(map(str, problems)))
 
 
-def kind_of(prediction: Prediction) -> str:
+def _kind_of(prediction: Prediction) -> str:
     """slide: patches on a lattice; points: places on none; scan: slices, or boxes in them; none: no places at all."""
     if prediction.coords is None:
         return "none"
@@ -177,7 +177,7 @@ def _record(table: _Gathered, prediction: Prediction, file: Path, column: int | 
     outcome = None if prediction.y is None else facts["outcome"]
     table.found[prediction.id] = ModelScores(file, facts["p"], outcome, _layout(prediction), _content(prediction))
     table.facts[prediction.id] = {
-        "kind": kind_of(prediction),
+        "kind": _kind_of(prediction),
         "instances": prediction.n,
         "label": prediction.y,
         "truth": prediction.y_inst is not None and bool((prediction.y_inst >= 0).any()),

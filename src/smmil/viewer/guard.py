@@ -38,7 +38,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def allowed_hosts(bound: str) -> frozenset[str]:
+def _allowed_hosts(bound: str) -> frozenset[str]:
     """Names a browser may have used to come here: loopback, the host that was bound, and this machine's own."""
     if is_loopback(bound):
         return _LOOPBACK | {bound.lower()}
@@ -66,7 +66,7 @@ class Guard:
     hosts: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hosts", allowed_hosts(self.bound))
+        object.__setattr__(self, "hosts", _allowed_hosts(self.bound))
 
     @property
     def cookie(self) -> str:

@@ -114,7 +114,7 @@ def describe(index: int, cases: Sequence[ExportCase | None], coords: np.ndarray 
     """Score, rank and probability of instance `index` by every model, its label and its neighbours."""
     known = [case for case in cases if case is not None]
     label = next((int(y[index]) for case in known if (y := case.prediction.y_inst) is not None and y[index] >= 0), None)
-    near = neighbours(known[0].prediction, index)
+    near = _neighbours(known[0].prediction, index)
     return {
         "index": index,
         "coords": None if coords is None else coords[index].tolist(),
@@ -158,7 +158,7 @@ def _share(case: ExportCase, index: int) -> tuple[str, float]:
     return "rank share", float(case.percentile[index])
 
 
-def neighbours(prediction: Prediction, index: int) -> np.ndarray:
+def _neighbours(prediction: Prediction, index: int) -> np.ndarray:
     """Neighbours of `index`, nearest first: joined in the prediction's graph, else touching in the plane."""
     coords = None if prediction.coords is None else prediction.coords.astype(np.float64)
     if prediction.edges is not None:

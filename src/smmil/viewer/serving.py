@@ -44,7 +44,7 @@ def serve(
     uvicorn = _library()
     if not _LOWEST_CACHE_MB <= max_cache_mb <= _HIGHEST_CACHE_MB:
         raise ConfigError(f"--max-cache-mb {max_cache_mb}: must be from {_LOWEST_CACHE_MB} to {_HIGHEST_CACHE_MB}")
-    listening = bind(host, port)
+    listening = _bind(host, port)
     with listening:
         options = {"threshold": threshold, "cache_bytes": max_cache_mb * 2**20, "title": title}
         study = ViewerData.read(places, slides=slides, bags=bags, column=column, progress=progress, **options)
@@ -52,7 +52,7 @@ def serve(
             remark(f"left out: {problem}")
         address, bound_port = listening.getsockname()[:2]
         token = None if is_loopback(address) else secrets.token_urlsafe(32)
-        url = address_to_open(host, bound_port, token)
+        url = _address_to_open(host, bound_port, token)
         announce(url)
         if open_browser:
             webbrowser.open(url)
@@ -78,7 +78,7 @@ def _run(uvicorn: Any, study: ViewerData, host: str, token: str | None, listenin
         study.close()
 
 
-def bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     """A listening socket; an error with the reason when that is not possible."""
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port {port}: must be from 0 (any free one) to 65535")
@@ -107,7 +107,7 @@ def _why_not(host: str, port: int, problem: OSError) -> str:
     return f"--host {host}: cannot be used on this machine ({problem.strerror}); {hint}"
 
 
-def address_to_open(host: str, port: int, token: str | None) -> str:
+def _address_to_open(host: str, port: int, token: str | None) -> str:
     """What to type into a browser; for a server on all addresses the name of this machine."""
     name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
     shown = f"[{name}]" if ":" in name else name

@@ -97,7 +97,7 @@ def read_text_table(path: Path, columns: Collection[str], **options: Any) -> pd.
     return table.assign(**{column: table[column].str.strip() for column in columns})
 
 
-def read_parts(path: str | Path) -> dict[str, str]:
+def _read_parts(path: str | Path) -> dict[str, str]:
     """train, val or test of every id in a split file: a column of ids (id, image_id, bag_name …) and a column split."""
     path = Path(path)
     table = read_text_table(path, ["split"])
@@ -122,7 +122,7 @@ def apply_split(name: str, rows: Rows, split: str | Path | None, seed: int, allo
         drawn = make_splits(_bare(name, rows), folds=1, seed=seed)[0]
         marked = [row | {"split": "test" if row["id"] in set(drawn.test) else "train"} for row in rows]
         return marked, f"{OWN_SPLIT}, seed {seed}", []
-    parts, known = read_parts(split), {row["id"] for row in rows}
+    parts, known = _read_parts(split), {row["id"] for row in rows}
     remarks = []
     if lost := set(parts) - known:
         remarks += settle(name, [f"{len(lost)} cases of {Path(split).name} are not there: {some(lost)}"], allow)

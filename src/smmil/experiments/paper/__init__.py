@@ -145,11 +145,11 @@ def _contradictions(prints: list[Printed]) -> list[str]:
 
 
 def _impossible(prints: list[Printed]) -> list[str]:
-    worst = [one for one in prints if one.std > largest_std(one.mean) + 0.0005]
-    return [f"±{one.std:.3f} (table {one.table}) is impossible: at most {largest_std(one.mean):.3f}" for one in worst]
+    worst = [one for one in prints if one.std > _largest_std(one.mean) + 0.0005]
+    return [f"±{one.std:.3f} (table {one.table}) is impossible: at most {_largest_std(one.mean):.3f}" for one in worst]
 
 
-def largest_std(mean: float, runs: int = RUNS, digits: int = 3) -> float:
+def _largest_std(mean: float, runs: int = RUNS, digits: int = 3) -> float:
     """The largest sample deviation that `runs` values from 0 to 1 can have when their mean is printed as `mean`.
 
     It is reached with as many ones and zeros as possible and one value between; the mean is moved within its rounding.

@@ -52,7 +52,7 @@ def disabled(*names: str) -> Iterator[None]:
 
 
 @contextmanager
-def forced(*names: str) -> Iterator[None]:
+def _forced(*names: str) -> Iterator[None]:
     """These kernels, or all of them, also where they do not pay."""
     with _set(names, "always"):
         yield

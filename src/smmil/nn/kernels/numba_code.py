@@ -26,7 +26,7 @@ FUSED = ("contract",)  # a product and a sum may become one instruction; nothing
 STRETCH = 64  # rows whose products are summed in the precision of the signal before they join a float64 sum
 
 
-def compiled(function):
+def _compiled(function):
     """Machine code for `function`, kept on disk for the next process where there is a place to write it."""
     try:
         return njit(nogil=True, error_model="numpy", cache=True)(function)
@@ -34,7 +34,7 @@ def compiled(function):
         return njit(nogil=True, error_model="numpy")(function)
 
 
-def instruction(typed) -> Any:
+def _instruction(typed) -> Any:
     """A function for compiled code only; `typed` gets the types of its arguments and says what LLVM is to do."""
     return intrinsic(typed)
 
@@ -64,8 +64,8 @@ def _splat(builder, value, vector):
     return builder.shuffle_vector(builder.insert_element(nothing, value, first), nothing, everywhere)
 
 
-@instruction
-def item(_typing, array, at):
+@_instruction
+def _item(_typing, array, at):
     """array[at], unchecked: `at` is never negative here, which numba would test each time."""
 
     def generate(context, builder, signature, args):
@@ -74,8 +74,8 @@ def item(_typing, array, at):
     return array.dtype(array, types.int64), generate
 
 
-@instruction
-def zeros(_typing, like):
+@_instruction
+def _zeros(_typing, like):
     """A vector of zeros, as long as the tuple `like`."""
 
     def generate(context, builder, signature, args):
@@ -84,8 +84,8 @@ def zeros(_typing, like):
     return Lanes(like.dtype, like.count)(like), generate
 
 
-@instruction
-def load(_typing, array, at, like):
+@_instruction
+def _load(_typing, array, at, like):
     """The entries from array[at] on, as many as the tuple `like` has."""
 
     def generate(context, builder, signature, args):
@@ -97,8 +97,8 @@ def load(_typing, array, at, like):
     return Lanes(array.dtype, like.count)(array, types.int64, like), generate
 
 
-@instruction
-def store(_typing, array, at, value):
+@_instruction
+def _store(_typing, array, at, value):
     """Write a vector from array[at] on."""
 
     def generate(context, builder, signature, args):
@@ -109,8 +109,8 @@ def store(_typing, array, at, value):
     return types.void(array, types.int64, value), generate
 
 
-@instruction
-def scaled(_typing, factor, value):
+@_instruction
+def _scaled(_typing, factor, value):
     """A number times a vector."""
 
     def generate(context, builder, signature, args):
@@ -126,21 +126,21 @@ def _lane_by_lane(operation):
 
         return left(left, right), generate
 
-    return instruction(typed)
+    return _instruction(typed)
 
 
 plus, minus, times = (_lane_by_lane(operation) for operation in ("fadd", "fsub", "fmul"))
 
 
-@compiled
-def read(u, first, width, low, high, scratch, shift, mask, like):
+@_compiled
+def _read(u, first, width, low, high, scratch, shift, mask, like):
     """Copy some columns of the rows low to high into their ring."""
     for i in range(low, high):
-        store(scratch, shift + ((i * len(like)) & mask), load(u, i * width + first, like))
+        _store(scratch, shift + ((i * len(like)) & mask), _load(u, i * width + first, like))
 
 
-@compiled
-def advance(csr, low, high, factors, scratch, source, before, base, target, goes, dots, like):
+@_compiled
+def _advance(csr, low, high, factors, scratch, source, before, base, target, goes, dots, like):
     """One step for the rows low to high.
 
     source, before, base  (start, mask) of the rings of G_{t-1}, G_{t-2} and U
@@ -148,29 +148,29 @@ def advance(csr, low, high, factors, scratch, source, before, base, target, goes
     dots                  (lanes,) gains ⟨(P - I) G_{t-1}, other⟩, lane by lane, or is empty; `other` lies behind U
     """
     (indptr, indices, weight), (a, b, c), lanes = csr, factors, len(like)
-    sums, stop = zeros(like), item(indptr, low)
+    sums, stop = _zeros(like), _item(indptr, low)
     for i in range(low, high):
-        row, start, stop = i * lanes, stop, item(indptr, i + 1)
-        near = zeros(like)
+        row, start, stop = i * lanes, stop, _item(indptr, i + 1)
+        near = _zeros(like)
         for e in range(start, stop):
-            at = source[0] + ((np.int64(item(indices, e)) * lanes) & source[1])
-            near = plus(near, scaled(item(weight, e), load(scratch, at, like)))
+            at = source[0] + ((np.int64(_item(indices, e)) * lanes) & source[1])
+            near = plus(near, _scaled(_item(weight, e), _load(scratch, at, like)))
         own = base[0] + (row & base[1])
         if len(dots) > 0:
-            apart = minus(near, load(scratch, source[0] + (row & source[1]), like))
-            sums = plus(sums, times(apart, load(scratch, own + base[1] + 1, like)))
-        near = plus(scaled(a, near), scaled(b, load(scratch, own, like)))
+            apart = minus(near, _load(scratch, source[0] + (row & source[1]), like))
+            sums = plus(sums, times(apart, _load(scratch, own + base[1] + 1, like)))
+        near = plus(_scaled(a, near), _scaled(b, _load(scratch, own, like)))
         if c != 0:
-            near = plus(near, scaled(c, load(scratch, before[0] + (row & before[1]), like)))
-        store(target, goes[0] + ((i * goes[1]) & goes[2]), near)
+            near = plus(near, _scaled(c, _load(scratch, before[0] + (row & before[1]), like)))
+        _store(target, goes[0] + ((i * goes[1]) & goes[2]), near)
     if len(dots) > 0:
         end = len(scratch) - lanes
-        store(scratch, end, sums)
+        _store(scratch, end, sums)
         for lane in range(lanes):
             dots[lane] += scratch[end + lane]
 
 
-@compiled
+@_compiled
 def sweep(csr, u, other, out, dots, factors, firsts, width, plan, scratch, like):
     """G_T for the columns from each of `firsts` on, and ⟨(P - I) G_{t-1}, other⟩ of every step, lane by lane.
 
@@ -190,9 +190,9 @@ def sweep(csr, u, other, out, dots, factors, firsts, width, plan, scratch, like)
         first = firsts[which]
         for tile in range((n + steps * skew + block - 1) // block):
             low, high = tile * block, min(tile * block + block, n)
-            read(u, first, width, low, high, scratch, 0, base - 1, like)
+            _read(u, first, width, low, high, scratch, 0, base - 1, like)
             if with_dots:
-                read(other, first, width, low, high, scratch, base, base - 1, like)
+                _read(other, first, width, low, high, scratch, base, base - 1, like)
             for t in range(1, steps + 1):
                 low, high = max(tile * block - t * skew, 0), min(tile * block + block - t * skew, n)
                 source = (rings + (t - 2) % slots * stride, ring - 1) if t > 1 else (0, base - 1)
@@ -203,4 +203,4 @@ def sweep(csr, u, other, out, dots, factors, firsts, width, plan, scratch, like)
                 used, sums = (factors[t - 1, 0], factors[t - 1, 1], factors[t - 1, 2]), dots[which, t - 1]
                 for part in range(low, high, STRETCH):
                     end = min(part + STRETCH, high)
-                    advance(csr, part, end, used, scratch, source, before, (0, base - 1), target, goes, sums, like)
+                    _advance(csr, part, end, used, scratch, source, before, (0, base - 1), target, goes, sums, like)
