@@ -231,23 +231,36 @@ BLURRED = {
 }
 
 
+def _learned(model, batch, bags, name):
+    """Every label is told with little loss, and every planted instance has the highest score of its bag."""
+    model.eval()
+    with torch.no_grad():
+        out = model(batch)
+    model.train()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(out.logits[:, 0], batch.y.float())
+    first = [
+        bool(scores[:, -1].argmax() == bag.y_inst.argmax())
+        for bag, scores in zip(bags, batch.split(out.scores), strict=True)
+        if bag.y and plain(name) not in BLURRED
+    ]
+    return bool(loss < 0.1) and all(first)
+
+
 @every_model
 def test_eight_planted_bags_can_be_learned_and_the_planted_instance_comes_first(name):
     bags = planted_bags()
+    batch, alone = pack(*bags), [pack(bag) for bag in bags]
     start = {"seed": 0, "lr": 3e-4, **PLANTED_START.get(plain(name), {})}
     model = build(name, seed=start["seed"]).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=start["lr"])
     for step in range(FEWER.get(plain(name), 960)):
         torch.manual_seed(step)
         optimizer.zero_grad()
-        loss_of(model, pack(*bags) if plain(name) in TOGETHER else pack(bags[5 * step % 8])).backward()
+        loss_of(model, batch if plain(name) in TOGETHER else alone[5 * step % 8]).backward()
         optimizer.step()
-    batch = pack(*bags)
-    out = model.eval()(batch)
-    assert torch.nn.functional.binary_cross_entropy_with_logits(out.logits[:, 0], batch.y.float()) < 0.1
-    for bag, scores in zip(bags, batch.split(out.scores), strict=True):
-        if bag.y and plain(name) not in BLURRED:
-            assert scores[:, -1].argmax() == bag.y_inst.argmax()
+        if step % 40 == 39 and _learned(model, batch, bags, name):
+            return
+    assert _learned(model, batch, bags, name)
 
 
 @every_model
