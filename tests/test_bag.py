@@ -1,6 +1,6 @@
 import pytest
 import torch
-from bags import chain_bag, grid_bag
+from support.bags import chain_bag, grid_bag
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten, treespec_dumps, treespec_loads
 
 from smmil.bag import Bag, BagBatch

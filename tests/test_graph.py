@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from bags import STEP, grid_coords, random_graph
+from support.bags import STEP, grid_coords, random_graph
 
 from smmil.errors import DataError
 from smmil.graph import KINDS, Graph, _weight_dtype, chain_graph, grid_graph, join, knn_graph, radius_graph

@@ -4,7 +4,7 @@ from math import exp, log
 
 import pytest
 import torch
-from bags import grid_bag
+from support.bags import grid_bag
 
 from smmil.bag import BagBatch
 from smmil.config import PenaltyConfig, load_config

@@ -2,12 +2,12 @@
 
 import json
 
-import drawings
 import nibabel
 import numpy as np
 import pytest
 import tifffile
 import torch
+from support import drawings
 
 from smmil.bag import Bag
 from smmil.data.tables import read_instance_labels

@@ -2,10 +2,10 @@
 
 import json
 
-import drawings
 import numpy as np
 import pytest
 import tifffile
+from support import drawings
 
 from smmil.annotations.labels import read_slice_labels, write_slice_labels
 from smmil.annotations.masks import open_mask

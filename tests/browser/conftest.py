@@ -1,8 +1,8 @@
 """A browser, a running viewer and a page of it, for all browser tests."""
 
 import pytest
-from browser.screens import CHROMIUM, FLAGS, SIZE, watched
-from browser.viewing import served, write_study
+from support.screens import CHROMIUM, FLAGS, SIZE, watched
+from support.viewer_study import served, write_study
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from browser.screens import becomes, hottest, lesion_in, near, read_report, says, screen, settled, shows, slide, still
-from report.lesion_cases import META, SIDE, TILE, save_all, scan_case, write_slide_picture
+from support.lesion_cases import META, SIDE, TILE, save_all, scan_case, write_slide_picture
+from support.screens import becomes, hottest, lesion_in, near, read_report, says, screen, settled, shows, slide, still
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction

@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
-from browser.both import (
+from support.browser_checks import (
     check_both_follow,
     check_colours_map_and_outline,
     check_scale_bar,
     check_the_map_is_the_scores,
     check_zoom_keeps_map_and_slide_together,
 )
-from browser.screens import (
+from support.lesion_cases import META, TILE, save_all, scan_case, slide_case, write_slide_picture
+from support.screens import (
     EVIL,
     becomes,
     hottest,
@@ -24,7 +25,6 @@ from browser.screens import (
     slide,
     top_colour,
 )
-from report.lesion_cases import META, TILE, save_all, scan_case, slide_case, write_slide_picture
 
 from smmil.report import write_report
 

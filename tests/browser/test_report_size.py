@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 import pytest
-from browser.screens import CHROMIUM, FLAGS
-from report.lesion_cases import write_slide_picture
 from scipy.ndimage import gaussian_filter
+from support.lesion_cases import write_slide_picture
+from support.screens import CHROMIUM, FLAGS
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction

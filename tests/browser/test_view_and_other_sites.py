@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from browser.reading import settled
-from browser.screens import SIZE, becomes
-from browser.viewing import served
-from report.lesion_cases import save_all, slide_case
+from support.browser_actions import settled
+from support.lesion_cases import save_all, slide_case
+from support.screens import SIZE, becomes
+from support.viewer_study import served
 
 from smmil.viewer.data import ViewerData
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from browser.reading import inspected, listed, open_case, settled
-from browser.screens import EVIL, SIZE, becomes, screen, shows, still
-from browser.viewing import viewed_slide
-from report.lesion_cases import TILE
+from support.browser_actions import inspected, listed, open_case, settled
+from support.lesion_cases import TILE
+from support.screens import EVIL, SIZE, becomes, screen, shows, still
+from support.viewer_study import viewed_slide
 
 
 def test_worst_mistakes_first_then_sorted_searched_and_filtered(page):

@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
-from browser.both import (
+from support.browser_actions import open_case, place_on_screen, settled
+from support.browser_checks import (
     check_both_follow,
     check_colours_map_and_outline,
     check_the_map_is_the_scores,
     check_zoom_keeps_map_and_slide_together,
 )
-from browser.reading import open_case, place_on_screen, settled
-from browser.screens import (
+from support.lesion_cases import TILE
+from support.screens import (
     PIXELS,
     becomes,
     expected_colours,
@@ -22,8 +23,7 @@ from browser.screens import (
     slide,
     still,
 )
-from browser.viewing import PLACE, viewed_slide
-from report.lesion_cases import TILE
+from support.viewer_study import PLACE, viewed_slide
 
 
 def test_the_hottest_cell_lies_over_the_planted_lesion(page):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from browser.reading import click_tile, inspected, number_of, open_case, place_on_screen, settled
-from browser.screens import PIXELS, becomes, near, says, screen, shows, slide, still, top_colour
-from browser.viewing import MODELS, PLACE, features_of, viewed_slide
-from report.lesion_cases import scan_case
+from support.browser_actions import click_tile, inspected, number_of, open_case, place_on_screen, settled
+from support.lesion_cases import scan_case
+from support.screens import PIXELS, becomes, near, says, screen, shows, slide, still, top_colour
+from support.viewer_study import MODELS, PLACE, features_of, viewed_slide
 
 from smmil.images import open_volume
 from smmil.images.volume import PRESETS, window

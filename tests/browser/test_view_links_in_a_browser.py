@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from browser.reading import open_case, settled
-from browser.screens import SIZE, becomes, expected_colours, painted, shows, slide
-from browser.viewing import viewed_slide
+from support.browser_actions import open_case, settled
+from support.screens import SIZE, becomes, expected_colours, painted, shows, slide
+from support.viewer_study import viewed_slide
 
 
 def above(page):

@@ -1,10 +1,10 @@
 """A server that really stops, and another that really starts on its port, while the page is open in a browser."""
 
 import pytest
-from browser.reading import settled
-from browser.screens import becomes, shows
-from browser.viewing import served
-from report.lesion_cases import save_all, slide_case
+from support.browser_actions import settled
+from support.lesion_cases import save_all, slide_case
+from support.screens import becomes, shows
+from support.viewer_study import served
 
 from smmil.viewer.data import ViewerData
 

@@ -3,10 +3,10 @@
 import io
 import json
 
-from browser.both import check_scale_bar
-from browser.reading import settled
-from browser.screens import becomes, shows, still
 from PIL import Image
+from support.browser_actions import settled
+from support.browser_checks import check_scale_bar
+from support.screens import becomes, shows, still
 
 ANOTHER = "this page belongs to an earlier start of smmil view; reload it"
 

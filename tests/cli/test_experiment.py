@@ -56,7 +56,7 @@ def test_run_status_tables_figures(study, tmp_path):
 
 def test_failures_are_listed_and_the_exit_code_is_3(study, tmp_path):
     bad = study.with_name("bad.yaml")
-    broken = "variants:\n  - {name: Broken, model: 'experiments.broken_model:Broken'}"
+    broken = "variants:\n  - {name: Broken, model: 'support.broken_model:Broken'}"
     bad.write_text(STUDY.replace("variants:", broken))
     found = call("run", bad, "--out", tmp_path)
     assert found.exit_code == 3

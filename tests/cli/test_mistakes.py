@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from prepare import makers
+from support import prepare_makers as makers
 
 import smmil.cli
 from smmil.cli.options import check_place

@@ -1,7 +1,7 @@
 """Tables that commands write for people: a folder's name is never computed by a spreadsheet."""
 
 import pandas as pd
-from evaluate.test_evaluate_command import run, write
+from support.evaluate_command import run, write
 
 
 def test_a_model_whose_folder_is_named_like_a_formula_is_shown_as_text(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import typer
-from exports.makers import META, scan_case, slide_case
+from support.export_makers import META, scan_case, slide_case
 from typer.testing import CliRunner
 
 from smmil.cli.export import export as export_verb

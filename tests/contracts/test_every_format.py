@@ -4,10 +4,10 @@ import contextlib
 import random
 import shutil
 
-import foreign_files as foreign
 import numpy as np
 import pytest
 import torch
+from support import foreign_files as foreign
 
 from smmil.bag import Bag
 from smmil.errors import DataError

@@ -1,6 +1,6 @@
-import foreign_files as foreign
 import numpy as np
 import pytest
+from support import foreign_files as foreign
 
 from smmil.data.foreign_tables import clam_manifest, read_labels, stamp_manifest, torchmil_manifest
 from smmil.data.manifest import Manifest

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from table_manifests import table_manifest
+from support.table_manifests import table_manifest
 
 from smmil.bag import Bag
 from smmil.data import Manifest

@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from table_manifests import table_manifest
+from support.table_manifests import table_manifest
 
 from smmil.data import Manifest, Split, load_splits, make_splits, refuse_leaks, save_splits
 from smmil.errors import ConfigError, DataError

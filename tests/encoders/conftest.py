@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import tiles
+from support.tiny_encoders import tiles
 
 from smmil.encoders import Encoder, load_encoder
 

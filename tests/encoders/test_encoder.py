@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from tiny import MeanColour, encoder, tiles
+from support.tiny_encoders import MeanColour, encoder, tiles
 from torch import nn
 
 from smmil.errors import DataError

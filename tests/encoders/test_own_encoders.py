@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from prepare import makers
-from tiny import MeanColour, tiles
+from support import prepare_makers as makers
+from support.tiny_encoders import MeanColour, tiles
 from torch import nn
 
 from smmil.encoders import Encoder, load_encoder

@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from tiny import MeanColour, encoder, tiles
+from support.tiny_encoders import MeanColour, encoder, tiles
 from torch import nn
 
 from smmil.encoders import encode_stream

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny import tiles
+from support.tiny_encoders import tiles
 
 from smmil.encoders import encoder_info, load_encoder
 from smmil.encoders.networks import _prepare_torchvision

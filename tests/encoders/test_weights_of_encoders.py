@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny import tiles
+from support.tiny_encoders import tiles
 from torch import nn
 
 from smmil.encoders import load_encoder, networks

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bags import grid_bag
+from support.bags import grid_bag
 
 from smmil.bag import BagBatch
 from smmil.evaluate import froc, summary

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from evaluate.cases import bags, random_cases
 from scipy import stats
+from support.metric_cases import bags, random_cases
 
 from smmil.errors import ConfigError
 from smmil.evaluate import bag_metrics, bootstrap_ci

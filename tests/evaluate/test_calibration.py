@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from evaluate.cases import bags
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
+from support.metric_cases import bags
 
 from smmil.errors import ConfigError
 from smmil.evaluate import bag_metrics, reliability_curve

@@ -5,8 +5,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from evaluate.cases import bags, random_cases
 from scipy import stats
+from support.metric_cases import bags, random_cases
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate import bootstrap_ci, compare, compare_models, delong, holm

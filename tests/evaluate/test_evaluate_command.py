@@ -5,34 +5,13 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-import typer
+from support.evaluate_command import app, run, write
 from typer.testing import CliRunner
 
-from smmil.cli.evaluate import evaluate
 from smmil.errors import ConfigError, DataError, SmmilError
 from smmil.evaluate import best_f1_threshold, bootstrap_ci, compare, froc, holm, instance_metrics
 from smmil.evaluate.folders import load_models, summarize_models
 from smmil.prediction import Prediction, load_predictions
-
-app = typer.Typer()
-app.command()(evaluate)
-
-
-def write(folder, prefix="c", noise=0.5, n=6):
-    rng = np.random.default_rng(len(prefix))
-    for i in range(n):
-        y = i % 2
-        truth = (np.arange(20) < 4) & bool(y)
-        scores = truth + noise * rng.normal(size=20)
-        chain = np.stack([np.arange(19), np.arange(1, 20)])
-        Prediction(f"{prefix}{i}", [0.3 + 0.4 * y], scores, edges=chain, y=y, y_inst=truth).save(folder / f"{i}.npz")
-    return folder
-
-
-def run(*arguments):
-    found = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "160"})
-    assert found.exit_code == 0, found.output
-    return found.output
 
 
 def summaries(places, **options):

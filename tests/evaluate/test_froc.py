@@ -3,7 +3,7 @@
 import networkx as nx
 import numpy as np
 import pytest
-from evaluate.cases import chain, drawing, random_cases
+from support.metric_cases import chain, drawing, random_cases
 
 from smmil.errors import ConfigError
 from smmil.evaluate import froc

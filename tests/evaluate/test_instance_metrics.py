@@ -4,8 +4,8 @@ import time
 
 import numpy as np
 import pytest
-from evaluate.cases import drawing, random_cases
 from sklearn import metrics
+from support.metric_cases import drawing, random_cases
 
 from smmil.errors import ConfigError
 from smmil.evaluate import best_f1_threshold, instance_metrics, summary

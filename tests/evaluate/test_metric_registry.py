@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import typer
-from evaluate.cases import bags, random_cases
+from support.metric_cases import bags, random_cases
 from typer.testing import CliRunner
 
 from smmil.cli.evaluate import evaluate

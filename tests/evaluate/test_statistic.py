@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from evaluate.cases import bags, random_cases
+from support.metric_cases import bags, random_cases
 
 from smmil.errors import ConfigError
 from smmil.evaluate import METRIC_NAMES, bag_metrics, energies, froc, instance_metrics

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from executors import tasks
+from support import tasks
 
 from smmil.errors import ConfigError
 from smmil.executors import run_tasks
@@ -119,7 +119,7 @@ def test_a_cluster_that_is_already_running_is_used_and_left_running():
 
 PROGRAM = """
 import sys
-from executors import tasks
+from support import tasks
 from smmil.executors import run_tasks
 if __name__ == "__main__":
     run_tasks(tasks.note_process, [sys.argv[1]] * 2, "processes", workers=2)

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from experiments.studies import tiny_study
+from support.studies import tiny_study
 
 from smmil.experiments import run
 from smmil.experiments.runner import run_study

@@ -1,7 +1,7 @@
 """A model or option that does not exist is one line before anything is trained."""
 
 import pytest
-from experiments.studies import tiny_study, variant
+from support.studies import tiny_study, variant
 
 from smmil.errors import ConfigError
 from smmil.experiments.grid import check_models
@@ -32,8 +32,8 @@ def test_a_value_that_cannot_be_is_refused_too():
 
 
 def test_of_code_from_elsewhere_only_names_are_checked():
-    check_models(tiny_study(variants=[variant("Mine", "experiments.broken_model:Picky", options={})]), "s")
-    text = problem_of(variant("Mine", "experiments.broken_model:Picky", options={"widht": 3}))
+    check_models(tiny_study(variants=[variant("Mine", "support.broken_model:Picky", options={})]), "s")
+    text = problem_of(variant("Mine", "support.broken_model:Picky", options={"widht": 3}))
     assert "unknown option 'widht'; did you mean width?" in text
     assert "cannot be loaded" in problem_of(variant("Mine", "experiments.no_such_module:Mine", options={}))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from experiments.studies import results_for, tiny_set, tiny_study, variant
+from support.studies import results_for, tiny_set, tiny_study, variant
 
 from smmil.experiments import plots
 from smmil.experiments.figures import _make_figure

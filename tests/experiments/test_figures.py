@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from experiments.studies import copied, results_for, tiny_study, variant
+from support.studies import copied, results_for, tiny_study, variant
 
 from smmil.errors import DataError
 from smmil.experiments import plots

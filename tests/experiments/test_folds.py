@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from experiments.studies import manifest_study, tiny_set, tiny_study
+from support.studies import manifest_study, tiny_set, tiny_study
 
 from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits

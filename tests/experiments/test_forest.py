@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 import pytest
-from experiments.studies import tiny_set, tiny_study
+from support.studies import tiny_set, tiny_study
 
 from smmil.errors import ConfigError
 from smmil.experiments import figures, plots

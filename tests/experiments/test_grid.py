@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from experiments.studies import manifest_study, tiny_set, tiny_study, variant
+from support.studies import manifest_study, tiny_set, tiny_study, variant
 
 from smmil.errors import ConfigError
 from smmil.experiments.grid import make_grid

@@ -3,7 +3,7 @@
 import shutil
 
 import pandas as pd
-from experiments.studies import manifest_study, variant
+from support.studies import manifest_study, variant
 
 from smmil.experiments import run
 from smmil.experiments.runner import run_study

@@ -7,7 +7,7 @@ import time
 
 import pandas as pd
 import pytest
-from experiments.studies import (
+from support.studies import (
     copied,
     epochs_trained,
     grid_of,

@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from experiments.studies import copied, grid_of, results_for, table_study, tiny_study, variant
+from support.studies import copied, grid_of, results_for, table_study, tiny_study, variant
 
 from smmil.experiments.results import missing_run_notes
 from smmil.experiments.runner import run_study
@@ -161,7 +161,7 @@ def test_a_long_reason_is_cut_and_a_variant_of_no_table_is_not_mentioned():
 
 
 def test_a_broken_model_is_a_row_of_the_written_table(tmp_path):
-    broken = variant("Broken", "experiments.broken_model:Broken", options={})
+    broken = variant("Broken", "support.broken_model:Broken", options={})
     study = tiny_study(
         variants=[variant("ABMIL"), broken], learning_rates=[1e-2], tables=[TableSpec(name="t", metrics=["inst_auroc"])]
     )

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from experiments.studies import tiny_set, tiny_study, variant
+from support.studies import tiny_set, tiny_study, variant
 
 from smmil.errors import ConfigError
 from smmil.evaluate.metrics import pooled_names

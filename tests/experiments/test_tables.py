@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 import pytest
-from experiments.studies import feature_tables, long_rows
+from support.studies import feature_tables, long_rows
 
 from smmil.experiments.paper import _largest_std, cell_notes, paper_table
 from smmil.experiments.ranking import rank_rows, rank_values, with_paper

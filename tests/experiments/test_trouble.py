@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from experiments.studies import copied, grid_of, table_bytes, tiny_study, variant
+from support.studies import copied, grid_of, table_bytes, tiny_study, variant
 
 from smmil.errors import DataError
 from smmil.experiments import run
@@ -13,7 +13,7 @@ from smmil.experiments.runner import run_states, run_study
 
 
 def test_a_failing_run_does_not_stop_the_others_and_is_tried_again(tmp_path, trainings):
-    bad = variant("Bad", "experiments.broken_model:Picky", options={})
+    bad = variant("Bad", "support.broken_model:Picky", options={})
     study = tiny_study(variants=[bad, variant("ABMIL")], learning_rates=[1e-2], folds=[0])
     for _ in range(2):
         report = run_study(study, tmp_path)
@@ -27,7 +27,7 @@ def test_a_failing_run_does_not_stop_the_others_and_is_tried_again(tmp_path, tra
 
 
 def test_a_mishap_inside_a_model_is_kept_with_its_traceback(tmp_path):
-    broken = variant("Broken", "experiments.broken_model:Broken", options={})
+    broken = variant("Broken", "support.broken_model:Broken", options={})
     report = run_study(tiny_study(variants=[broken], learning_rates=[1e-2], folds=[0]), tmp_path)
     assert "ZeroDivisionError" in next(iter(report.failed.values()))
     assert "1 / 0" in next((tmp_path / "runs").glob("*/traceback.txt")).read_text()
@@ -88,7 +88,7 @@ def test_a_result_that_may_not_be_read_is_not_done(finished_study, tmp_path, mon
 
 @pytest.mark.parametrize("executor", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_full_disk_stops_everything_with_one_line(tmp_path, executor):
-    full = variant("Full", "experiments.broken_model:NoRoom", options={})
+    full = variant("Full", "support.broken_model:NoRoom", options={})
     study = one_run_study(variants=[full, variant("A")])
     with pytest.raises(DataError, match="the disk is full; make room and repeat") as found:
         run_study(study, tmp_path, executor=executor, workers=1)

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from bags import chain_bag, grid_bag
-from experiments.studies import copied, tiny_set, tiny_study
 from sklearn.metrics import roc_auc_score
+from support.bags import chain_bag, grid_bag
+from support.studies import copied, tiny_set, tiny_study
 from torch import nn
 
 from smmil.bag import Bag

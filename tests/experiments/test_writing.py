@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 import pytest
-from experiments.studies import results_for, table_study
+from support.studies import results_for, table_study
 
 from smmil.experiments.study import TableSpec
 from smmil.experiments.tables import _make_table

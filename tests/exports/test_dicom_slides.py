@@ -4,8 +4,8 @@ import highdicom
 import numpy as np
 import pydicom
 import pytest
-from exports.makers import META, SIDE, X, Y, slide_case
-from images.pyramids import noise, slide_file
+from support.export_makers import META, SIDE, X, Y, slide_case
+from support.pyramids import noise, slide_file
 
 from smmil.errors import DataError
 from smmil.exports import export

@@ -5,19 +5,15 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-import typer
-from exports.makers import META, scan_case, slide_case
-from typer.testing import CliRunner
+from support.export_command import run, tile_case
+from support.export_makers import META, scan_case, slide_case
 
-from smmil.cli.export import export
 from smmil.errors import ConfigError, DataError, SmmilError
 from smmil.exports import FORMATS
 from smmil.exports import export as export_predictions
 from smmil.frame import Frame
 from smmil.prediction import Prediction
 
-app = typer.Typer()
-app.command()(export)
 ODD_IDS = (
     '"; DROP <b>',
     "<script>alert(1)</script>",
@@ -34,18 +30,6 @@ ODD_IDS = (
     ".hidden",
     "{{7*7}}",
 )
-
-
-def run(*arguments, code=0):
-    found = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
-    if isinstance(found.exception, SmmilError):
-        raise found.exception
-    assert found.exit_code == code, found.output
-    return found.output
-
-
-def tile_case(id_="c"):
-    return Prediction(id_, [0.5], [1.0, 2.0], coords=[[0, 0], [8, 0]], frame=Frame((8, 8)), meta=META)
 
 
 def test_every_format_of_the_library_is_offered():

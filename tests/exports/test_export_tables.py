@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from exports.makers import META, scan_case, slide_case
 from pyarrow import parquet
+from support.export_makers import META, scan_case, slide_case
 
 from smmil.exports import export
 from smmil.frame import Frame

@@ -5,8 +5,8 @@ import json
 
 import pandas as pd
 import pytest
-from exports.makers import TILE, slide_case
-from exports.test_export_command import run, tile_case
+from support.export_command import run, tile_case
+from support.export_makers import TILE, slide_case
 
 from smmil.errors import DataError
 from smmil.exports import export

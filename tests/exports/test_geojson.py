@@ -7,9 +7,9 @@ from uuid import UUID
 import numpy as np
 import pytest
 import shapely
-from exports.makers import META, SIDE, lesion_box, slide_case
-from images.pyramids import FLAVOURS, PLANTED
 from shapely.geometry import shape
+from support.export_makers import META, SIDE, lesion_box, slide_case
+from support.pyramids import FLAVOURS, PLANTED
 
 from smmil.errors import DataError
 from smmil.exports import export

@@ -7,8 +7,8 @@ import nibabel
 import numpy as np
 import pydicom
 import pytest
-from exports.makers import META, ORIENTATIONS, scan_case
 from PIL import Image
+from support.export_makers import META, ORIENTATIONS, scan_case
 
 from smmil.errors import ConfigError, DataError
 from smmil.exports import export

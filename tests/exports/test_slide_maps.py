@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import tifffile
-from exports.makers import META, SIDE, X, Y, lesion_box, slide_case
-from images.pyramids import FLAVOURS, PLANTED, TISSUE, origin
 from PIL import Image
+from support.export_makers import META, SIDE, X, Y, lesion_box, slide_case
+from support.pyramids import FLAVOURS, PLANTED, TISSUE, origin
 
 from smmil.errors import DataError
 from smmil.exports import export

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import typer
-from images.ct_makers import series
 from PIL import Image
-from prepare import makers
+from support import prepare_makers as makers
+from support.ct_makers import series
 from typer.testing import CliRunner
 
 from smmil.cli.prepare import prepare
@@ -183,7 +183,7 @@ def test_the_ct_slices_that_come_with_pydicom(tmp_path):
         (("--executor", "dask", "--dask", "tcp://x:1", "--workers", 2), "--workers: the cluster at --dask has its own"),
         (("--coverage", 0.3), "--coverage: no case has an annotation"),
         (("--positive", "tumour"), "--positive: no case has an annotation"),
-        (("--encoder-pixels", 64), "--encoder-pixels: the encoder 'prepare.makers:mean_colour' is your own"),
+        (("--encoder-pixels", 64), "--encoder-pixels: the encoder 'support.prepare_makers:mean_colour' is your own"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(study, words, message):

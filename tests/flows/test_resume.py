@@ -21,7 +21,7 @@ PROCESSES.set_forkserver_preload(["smmil.train", "smmil.models.sm_ap", "torch._d
 
 def train_slowly(config, out, pause):
     """What runs in the process that is killed: training with a pause after each batch, so that kills land inside."""
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from smmil.train import Progress, train
 
     class Slow(Progress):
@@ -109,14 +109,14 @@ def check(places, minutes):
 
 
 @pytest.mark.parametrize(
-    ("model", "minutes", "kills"), [("sm_ap", 0, 4), ("dropout_model:DropoutMIL", 0, 4), ("abmil", 5, 2)]
+    ("model", "minutes", "kills"), [("sm_ap", 0, 4), ("support.dropout_model:DropoutMIL", 0, 4), ("abmil", 5, 2)]
 )
 def test_a_killed_run_goes_on_to_the_same_bytes(study, tmp_path, model, minutes, kills):
     check(kill_and_resume(study, tmp_path, model, minutes, kills, seed=len(model)), minutes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["sm_ap", "sm_tap", "dropout_model:DropoutMIL"])
+@pytest.mark.parametrize("model", ["sm_ap", "sm_tap", "support.dropout_model:DropoutMIL"])
 @pytest.mark.parametrize("minutes", [0, 5])
 def test_twenty_kills_change_nothing(study, tmp_path, model, minutes):
     check(kill_and_resume(study, tmp_path, model, minutes, kills=20, seed=len(model)), minutes)

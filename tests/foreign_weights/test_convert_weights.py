@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from bags import STEP, grid_bag
-from programs import DIM, PROGRAMS
+from support.bags import STEP, grid_bag
+from support.foreign_programs import DIM, PROGRAMS
 
 from smmil.bag import Bag, BagBatch
 from smmil.config import load_config

@@ -1,10 +1,10 @@
 import io
 
-import foreign_files as foreign
 import h5py
 import numpy as np
 import pytest
 import torch
+from support import foreign_files as foreign
 
 from smmil.bag import Bag
 from smmil.errors import DataError

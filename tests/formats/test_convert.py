@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 
-import foreign_files as foreign
 import numpy as np
 import pytest
 import torch
 import typer
-from bags import chain_bag
+from support import foreign_files as foreign
+from support.bags import chain_bag
 from typer.testing import CliRunner
 
 from smmil.bag import Bag

@@ -1,10 +1,10 @@
 """Labels of instances that lie beside the bag files go where the files go, or are listed as lost."""
 
-import foreign_files as foreign
 import numpy as np
 import pytest
 import typer
-from bags import chain_bag
+from support import foreign_files as foreign
+from support.bags import chain_bag
 from typer.testing import CliRunner
 
 from smmil.bag import Bag

@@ -1,9 +1,9 @@
 import shutil
 
-import foreign_files as foreign
 import numpy as np
 import pytest
 import torch
+from support import foreign_files as foreign
 
 from smmil.errors import DataError
 from smmil.formats import read_bag, read_provenance

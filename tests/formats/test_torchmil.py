@@ -1,8 +1,8 @@
-import foreign_files as foreign
 import numpy as np
 import pytest
 import torch
-from bags import chain_bag
+from support import foreign_files as foreign
+from support.bags import chain_bag
 
 from smmil.bag import Bag
 from smmil.encoders.networks import _prepare_torchvision

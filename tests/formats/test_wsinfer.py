@@ -1,10 +1,10 @@
 import json
 
-import foreign_files as foreign
 import numpy as np
 import pytest
 import torch
 import typer
+from support import foreign_files as foreign
 from typer.testing import CliRunner
 
 from smmil.cli.inspect import inspect

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from images.pyramids import FLAVOURS, noise, origin, planted, slide_file
 from PIL import Image
+from support.pyramids import FLAVOURS, noise, origin, planted, slide_file
 
 from smmil.errors import ConfigError, DataError
 from smmil.images import need_mpp, open_slide

@@ -10,23 +10,13 @@ import zlib
 import numpy as np
 import pytest
 import tifffile
-from images.pyramids import FLAVOURS, noise, slide_file
 from PIL import Image
+from support.pyramids import FLAVOURS, noise, slide_file
+from support.slide_damage import spoil_tile
 
 from smmil.errors import DataError
 from smmil.images import DamagedTile, open_slide
 from smmil.images.openslide_slide import OpenSlideSlide
-
-
-def spoil_tile(path, column: int, row: int, page: int = 0) -> None:
-    """Overwrite the compressed bytes of one tile."""
-    with tifffile.TiffFile(path) as file:
-        level = file.pages[page]
-        index = row * -(-level.imagewidth // level.tilewidth) + column
-        offset, count = level.dataoffsets[index], level.databytecounts[index]
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(b"\0" * count)
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from images.pyramids import FLAVOURS, OFFSET, PLANTED, TISSUE, noise, origin, planted, slide_file
+from support.pyramids import FLAVOURS, OFFSET, PLANTED, TISSUE, noise, origin, planted, slide_file
 
 from smmil.images import open_slide
 

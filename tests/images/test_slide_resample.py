@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from images.pyramids import noise
+from support.pyramids import noise
 
 from smmil.images.slide import _resample
 

@@ -3,7 +3,7 @@
 import numpy as np
 import openslide
 import pytest
-from images.pyramids import FLAVOURS, OFFSET, noise, slide_file
+from support.pyramids import FLAVOURS, OFFSET, noise, slide_file
 
 from smmil.errors import ConfigError, DataError
 from smmil.synthetic import write_pyramid

@@ -7,8 +7,8 @@ import nibabel
 import numpy as np
 import pydicom
 import pytest
-from ct_makers import change, compress, series, voxels
 from pydicom.dataset import Dataset
+from support.ct_makers import change, compress, series, voxels
 
 from smmil.errors import DataError
 from smmil.images import dicom_file

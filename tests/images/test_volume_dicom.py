@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pydicom
 import pytest
-from ct_makers import ORIGIN, SPACING, change, change_all, compress, series, voxels
 from pydicom.data import get_testdata_file
+from support.ct_makers import ORIGIN, SPACING, change, change_all, compress, series, voxels
 
 from smmil.errors import ConfigError, DataError
 from smmil.images.dicom_series import find_series

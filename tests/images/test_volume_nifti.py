@@ -1,8 +1,8 @@
 import nibabel
 import numpy as np
 import pytest
-from ct_makers import ORIGIN, series, voxels
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
+from support.ct_makers import ORIGIN, series, voxels
 
 from smmil.errors import ConfigError, DataError
 from smmil.images.volume import open_volume

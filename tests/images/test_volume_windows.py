@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ct_makers import series, voxels
+from support.ct_makers import series, voxels
 
 from smmil.errors import ConfigError
 from smmil.images.volume import PRESETS, RSNA, open_volume, parse_window, triplet, triplets, window, window_channels

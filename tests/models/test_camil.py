@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bags import chain_bag, grid_bag, mixed_bags, reordered, without_edges
-from literal_camil import camil, graph_weights, nearest_weights
+from support.bags import chain_bag, grid_bag, mixed_bags, reordered, without_edges
+from support.literal_camil import camil, graph_weights, nearest_weights
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError, DataError

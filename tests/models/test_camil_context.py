@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from bags import chain_bag, grid_bag, random_graph, without_edges
+from support.bags import chain_bag, grid_bag, random_graph, without_edges
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smmil.errors import DataError

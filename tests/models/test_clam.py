@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from bags import chain_bag, grid_bag
-from laws import assert_blind_to_order_and_neighbours
-from literal_clam import literal, literal_cluster
+from support.bags import chain_bag, grid_bag
+from support.laws import assert_blind_to_order_and_neighbours
+from support.literal_clam import literal, literal_cluster
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smmil.bag import BagBatch

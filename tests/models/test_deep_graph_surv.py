@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bags import chain_bag, grid_bag, mixed_bags, reordered, without_edges, woven_bag
+from support.bags import chain_bag, grid_bag, mixed_bags, reordered, without_edges, woven_bag
 from torch.nn.functional import dropout
 
 from smmil.bag import Bag, BagBatch

@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from bags import grid_bag
-from laws import assert_blind_to_order_and_neighbours
+from support.bags import grid_bag
+from support.laws import assert_blind_to_order_and_neighbours
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError, DataError

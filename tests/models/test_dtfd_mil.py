@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from bags import chain_bag, grid_bag, reordered
-from literal_dtfd_mil import Literal, gradients, loss_of, make, make_batch
+from support.bags import chain_bag, grid_bag, reordered
+from support.literal_dtfd_mil import Literal, gradients, loss_of, make, make_batch
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from bags import chain_bag
-from literal_dtfd_mil import Literal, gradients, loss_of, make, make_batch
+from support.bags import chain_bag
+from support.literal_dtfd_mil import Literal, gradients, loss_of, make, make_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smmil.bag import BagBatch

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-import literal_gtp
 import pytest
 import torch
-from bags import grid_bag, mixed_bags, reordered, woven_bag
-from literal_gtp import assert_close, running, shaken
+from support import literal_gtp
+from support.bags import grid_bag, mixed_bags, reordered, woven_bag
+from support.literal_gtp import assert_close, running, shaken
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, DataError

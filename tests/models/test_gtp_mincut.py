@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from bags import grid_coords, random_graph
+from support.bags import grid_coords, random_graph
 
 from smmil.graph import Graph, chain_graph, grid_graph, join
 from smmil.models.gtp import _cut_loss, _orthogonality_loss

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-import literal_gtp
 import pytest
 import torch
-from bags import chain_bag, grid_bag, mixed_bags, without_edges
-from literal_gtp import SMALL, assert_close, running, shaken
+from support import literal_gtp
+from support.bags import chain_bag, grid_bag, mixed_bags, without_edges
+from support.literal_gtp import SMALL, assert_close, running, shaken
 
 from smmil.bag import BagBatch
 from smmil.models import create_model

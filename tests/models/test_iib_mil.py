@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from bags import chain_bag, grid_bag, reordered
-from literal_iib_mil import Literal, loss_of, make, make_batch, shake
+from support.bags import chain_bag, grid_bag, reordered
+from support.literal_iib_mil import Literal, loss_of, make, make_batch, shake
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smmil.bag import Bag, BagBatch

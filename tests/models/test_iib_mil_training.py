@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from literal_iib_mil import loss_of, make, make_batch, shake
+from support.literal_iib_mil import loss_of, make, make_batch, shake
 
 from smmil.bag import BagBatch
 from smmil.errors import DataError

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bags import STEP, grid_bag
-from literal_set_mil import (
+from support.bags import STEP, grid_bag
+from support.literal_set_mil import (
     SMALL,
     assert_is,
     bags,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from bags import STEP, chain_bag, grid_bag, reordered
-from literal_set_mil import (
+from support.bags import STEP, chain_bag, grid_bag, reordered
+from support.literal_set_mil import (
     assert_is,
     bags,
     build,
@@ -18,7 +18,7 @@ from literal_set_mil import (
     literal,
     pack,
 )
-from map_changes import literal_changes
+from support.map_changes import literal_changes
 
 from smmil.bag import Bag
 from smmil.errors import DataError

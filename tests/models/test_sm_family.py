@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bags import chain_bag, grid_bag, without_edges
+from support.bags import chain_bag, grid_bag, without_edges
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError

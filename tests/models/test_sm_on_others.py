@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from bags import grid_bag, woven_bag
+from support.bags import grid_bag, woven_bag
 from torch.nn.functional import linear
 
 from smmil.bag import BagBatch

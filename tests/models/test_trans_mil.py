@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bags import chain_bag, grid_bag, reordered, without_edges
+from support.bags import chain_bag, grid_bag, reordered, without_edges
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from bags import grid_bag
+from support.bags import grid_bag
 from torch import nn
 
 from smmil.bag import BagBatch

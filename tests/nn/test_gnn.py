@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from bags import STEP, grid_coords, random_graph
+from support.bags import STEP, grid_coords, random_graph
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smmil.errors import ConfigError

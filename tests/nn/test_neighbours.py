@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from bags import STEP, chain_bag, grid_coords, random_graph
+from support.bags import STEP, chain_bag, grid_coords, random_graph
 
 from smmil.errors import DataError
 from smmil.graph import grid_graph, join

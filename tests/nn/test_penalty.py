@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from bags import grid_bag, mixed_bags
+from support.bags import grid_bag, mixed_bags
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError

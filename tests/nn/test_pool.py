@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from bags import STEP, grid_coords, random_graph
+from support.bags import STEP, grid_coords, random_graph
 from torch import nn
 
 from smmil.graph import KINDS, grid_graph, join

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from bags import STEP, grid_coords, random_graph
+from support.bags import STEP, grid_coords, random_graph
 
 from smmil.errors import ConfigError, MissingExtra
 from smmil.graph import KINDS, Graph, grid_graph

@@ -8,9 +8,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from bags import STEP, grid_coords, random_graph
 from scipy.sparse import csr_matrix, eye_array
 from scipy.sparse.linalg import cg
+from support.bags import STEP, grid_coords, random_graph
 
 from smmil.errors import ConfigError, DataError
 from smmil.graph import KINDS, Graph, chain_graph, grid_graph, join

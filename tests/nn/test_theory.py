@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from bags import STEP, grid_bag, grid_coords, random_graph
+from support.bags import STEP, grid_bag, grid_coords, random_graph
 
 from smmil.bag import BagBatch
 from smmil.graph import chain_graph, grid_graph

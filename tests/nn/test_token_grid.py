@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from map_changes import literal_changes
+from support.map_changes import literal_changes
 
 from smmil.nn.token_grid import (
     EMPTY,

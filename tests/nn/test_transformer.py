@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from bags import STEP, grid_coords
+from support.bags import STEP, grid_coords
 from torch import nn
 from torch.nn import functional as F
 

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from packaging_makers import CASE, FOLDER, PATIENT, QUICK, slide
-from prepare import makers
+from support import prepare_makers as makers
+from support.package_makers import CASE, FOLDER, PATIENT, QUICK, slide
 
 from smmil.config import load_config
 from smmil.packaging import write_package

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import typer
-from images.ct_makers import series
-from packaging_makers import QUICK, same_files, slide
-from prepare import makers
+from support import prepare_makers as makers
+from support.ct_makers import series
+from support.package_makers import QUICK, same_files, slide
 from typer.testing import CliRunner
 
 from smmil.cli.package import package as package_command

@@ -4,7 +4,7 @@ import hashlib
 import shutil
 
 import pytest
-from packaging_makers import resum
+from support.package_makers import resum
 
 from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_json
@@ -93,7 +93,7 @@ def test_a_foreign_config_is_one_line(copy, damage):
 
 
 def test_code_outside_smmil_runs_only_when_it_is_trusted(copy, tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"would run code outside smmil \(prepare.makers:mean_colour\)"):
+    with pytest.raises(ConfigError, match=r"would run code outside smmil \(support.prepare_makers:mean_colour\)"):
         load_package(copy)
     (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bags import chain_bag, grid_bag, without_edges, woven_bag
+from support.bags import chain_bag, grid_bag, without_edges, woven_bag
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, MissingExtra

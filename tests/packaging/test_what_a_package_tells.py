@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from packaging_makers import CASE, FOLDER, PATIENT
+from support.package_makers import CASE, FOLDER, PATIENT
 
 from smmil import __version__
 from smmil.config import load_config

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from images.test_slide_damage import spoil_tile
-from prepare import makers
+from support import prepare_makers as makers
+from support.slide_damage import spoil_tile
 
 from smmil.data.tables import read_instance_labels
 from smmil.errors import DataError

@@ -1,9 +1,9 @@
 """Which image belongs to which row: nothing guessed, nothing dropped in silence."""
 
 import pytest
-from images.ct_makers import series
 from PIL import Image
-from prepare import makers
+from support import prepare_makers as makers
+from support.ct_makers import series
 
 from smmil.errors import ConfigError, DataError
 from smmil.prepare.table import cases_from_table, cases_without_labels, common_kind, find_sources

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-from prepare import makers
+from support import prepare_makers as makers
 
 from smmil.data import Manifest
 from smmil.errors import ConfigError, DataError

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from images.ct_makers import series
-from prepare import makers
+from support import prepare_makers as makers
+from support.ct_makers import series
 
 from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, SmmilError
@@ -57,7 +57,7 @@ def test_every_executor_writes_the_same_bytes(slides, undisturbed, tmp_path, exe
 
 PROGRAM = """
 import sys
-from prepare import makers
+from support import prepare_makers as makers
 from smmil.prepare import plan, run
 if __name__ == "__main__":
     slides, out, workers = sys.argv[1:]
@@ -199,7 +199,7 @@ def test_an_unknown_encoder_and_missing_weights_are_told_before_any_work(slides,
     with pytest.raises(SmmilError, match="resnet50-bt"):
         prepare(slides, tmp_path / "out", makers.recipe(encoder="resnet50-bt"))
     with pytest.raises(ConfigError, match=r"expected package\.module:function"):
-        prepare(slides, tmp_path / "out", makers.recipe(encoder="prepare.makers:nothing"))
+        prepare(slides, tmp_path / "out", makers.recipe(encoder="support.prepare_makers:nothing"))
     assert not (tmp_path / "out").exists()
 
 

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from prepare import makers
+from support import prepare_makers as makers
 
 from smmil.formats import read_bag
 from smmil.maps import rasterize

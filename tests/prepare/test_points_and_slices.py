@@ -4,9 +4,9 @@ import shutil
 
 import numpy as np
 import pytest
-from images.ct_makers import series
 from PIL import Image
-from prepare import makers
+from support import prepare_makers as makers
+from support.ct_makers import series
 
 from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prepare import makers
+from support import prepare_makers as makers
 
 from smmil.errors import ConfigError, DataError
 from smmil.images import open_slide

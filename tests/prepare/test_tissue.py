@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from prepare import makers
+from support import prepare_makers as makers
 
 from smmil.errors import DataError
 from smmil.images import open_slide

@@ -5,7 +5,7 @@ import gzip
 
 import numpy as np
 import pytest
-from report.lesion_cases import SIDE, TILE, lesion_mask, scan_case, slide_case, tissue_mask
+from support.lesion_cases import SIDE, TILE, lesion_mask, scan_case, slide_case, tissue_mask
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction

@@ -4,8 +4,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from report.lesion_cases import META, save_all, slide_case
-from report.test_report_pictures import app
+from support.lesion_cases import META, save_all, slide_case
+from support.report_pictures import app
 from typer.testing import CliRunner
 
 from smmil.errors import DataError

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from report.lesion_cases import save_all, slide_case
+from support.lesion_cases import save_all, slide_case
 
 from smmil.evaluate import summary
 from smmil.evaluate.folders import summarize_models

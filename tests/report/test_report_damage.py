@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from images.test_slide_damage import spoil_tile
-from report.lesion_cases import META, SIDE, TILE, save_all, slide_case
-from report.test_report_pictures import app, marked_slide, pixels
+from support.lesion_cases import META, SIDE, TILE, save_all, slide_case
+from support.report_pictures import app, marked_slide, pixels
+from support.slide_damage import spoil_tile
 from typer.testing import CliRunner
 
 from smmil.errors import DataError

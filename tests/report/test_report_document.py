@@ -8,7 +8,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from report.lesion_cases import META, save_all, scan_case, slide_case
+from support.lesion_cases import META, save_all, scan_case, slide_case
 
 from smmil.errors import ConfigError, DataError
 from smmil.files import write_json

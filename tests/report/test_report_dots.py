@@ -5,7 +5,7 @@ import gzip
 
 import numpy as np
 import pytest
-from report.lesion_cases import META
+from support.lesion_cases import META
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction

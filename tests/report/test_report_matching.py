@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from report.lesion_cases import META, SIDE, TILE, save_all, slide_case
-from report.test_report_pictures import app, marked_slide, pixels
+from support.lesion_cases import META, SIDE, TILE, save_all, slide_case
+from support.report_pictures import app, marked_slide, pixels
 from typer.testing import CliRunner
 
 from smmil.errors import ConfigError, DataError

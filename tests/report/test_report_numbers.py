@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from report.lesion_cases import save_all, slide_case
+from support.lesion_cases import save_all, slide_case
 
 from smmil.evaluate import bag_metrics, bootstrap_ci
 from smmil.evaluate.ranking import _auprc, auroc

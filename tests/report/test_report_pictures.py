@@ -1,12 +1,10 @@
 """Pictures below the maps: cut to the tissue, exactly placed, small enough, and missing ones are named."""
 
-import base64
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
-from report.lesion_cases import SIDE, TILE, save_all, scan_case, slide_case, write_slide_picture
+from support.lesion_cases import SIDE, TILE, save_all, scan_case, slide_case, write_slide_picture
+from support.report_pictures import app, marked_slide, pixels
 from typer.testing import CliRunner
 
 from smmil.errors import ConfigError, DataError
@@ -16,18 +14,6 @@ from smmil.report.cases import all_cases
 from smmil.report.pictures import _case_picture, all_pictures
 
 ROOM = 10_000_000
-
-
-def pixels(picture):
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.jpeg)))).astype(int)
-
-
-def marked_slide(path, place):
-    """White, with one black tile at (column, row)."""
-    image = np.full((SIDE * TILE, SIDE * TILE, 3), 255, np.uint8)
-    image[place[1] * TILE : (place[1] + 1) * TILE, place[0] * TILE : (place[0] + 1) * TILE] = 0
-    Image.fromarray(image).save(path)
-    return path
 
 
 @pytest.mark.parametrize("place", [(14, 8), (9, 15)])
@@ -99,16 +85,6 @@ def test_a_slide_too_small_for_the_tiles_is_refused(tmp_path):
     case = all_cases({"m": [slide_case("s", 0)]})[0]
     with pytest.raises(DataError, match="right slide"):
         _case_picture(Original(tmp_path / "s.png"), case, ROOM)
-
-
-def app():
-    import typer
-
-    from smmil.cli.report import report
-
-    made = typer.Typer()
-    made.command()(report)
-    return made
 
 
 def test_the_command_writes_the_page_and_exits_with_3_when_pictures_are_missing(tmp_path):

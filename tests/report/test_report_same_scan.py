@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from images.ct_makers import ORIGIN, SPACING, series, voxels
-from prepare import makers
-from report.lesion_cases import scan_case
-from report.test_report_slices import ROOM, case_of, grey_scan
+from support import prepare_makers as makers
+from support.ct_makers import ORIGIN, SPACING, series, voxels
+from support.lesion_cases import scan_case
+from support.report_slices import ROOM, case_of, grey_scan
 
 from smmil.errors import DataError
 from smmil.exports.case import ExportCase as ExportCase

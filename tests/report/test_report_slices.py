@@ -1,38 +1,17 @@
 """Slices of a scan in one picture: each at its place in the sheet, through the window that was asked for."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from report.lesion_cases import save_all, scan_case
-from report.test_report_pictures import app, pixels
+from support.lesion_cases import save_all, scan_case
+from support.report_pictures import app, pixels
+from support.report_slices import ROOM, case_of, grey_scan
 from typer.testing import CliRunner
 
 from smmil.errors import ConfigError, DataError
 from smmil.frame import Frame
 from smmil.images.matching import Original, find_originals
 from smmil.report import write_report
-from smmil.report.cases import all_cases
 from smmil.report.pictures import _scan_picture, all_pictures
-
-nibabel = pytest.importorskip("nibabel", reason="needs nibabel: pip install 'smmil[ct]'")
-ROOM = 10_000_000
-
-
-def grey_scan(path, n=36, apart=5.0, rows=40, columns=60):
-    """Slice k is everywhere 2 k Hounsfield units, but its left third is air."""
-    hu = np.broadcast_to(2.0 * np.arange(n), (columns, rows, n)).astype(np.int16).copy()
-    hu[: columns // 3] = -1000
-    # columns run to the patient's left and rows to the back, as slices are shown
-    affine = np.diag([-1.0, -1.0, apart, 1.0])
-    image = nibabel.Nifti1Image(hu, affine)
-    image.header.set_xyzt_units("mm")
-    nibabel.save(image, path)
-    return path
-
-
-def case_of(**more):
-    return all_cases({"m": [replace(scan_case("ct"), **more)]})[0]
 
 
 @pytest.mark.parametrize("room", [ROOM, 9_000])

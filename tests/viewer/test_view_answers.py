@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from exports.makers import META, scan_case, slide_case
-from images.ct_makers import series
-from viewer.view_cases import client_of, renamed, save, small_study
+from support.ct_makers import series
+from support.export_makers import META, scan_case, slide_case
+from support.viewer_cases import client_of, renamed, save, small_study
 
 from smmil.errors import ConfigError, DataError
 from smmil.frame import Frame

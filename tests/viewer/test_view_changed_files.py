@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exports.makers import slide_case
-from viewer.view_cases import client_of, renamed, save, small_study
+from support.export_makers import slide_case
+from support.viewer_cases import client_of, renamed, save, small_study
 
 from smmil.errors import DataError
 from smmil.viewer.cache import temporary_folder

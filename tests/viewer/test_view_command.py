@@ -16,9 +16,9 @@ import pandas as pd
 import pydicom
 import pytest
 import typer
-from exports.makers import lesion_box
+from support.export_makers import lesion_box
+from support.viewer_cases import client_of, small_study
 from typer.testing import CliRunner
-from viewer.view_cases import client_of, small_study
 
 from smmil.cli.view import view
 from smmil.errors import ConfigError, MissingExtra

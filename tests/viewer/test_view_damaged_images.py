@@ -2,7 +2,7 @@
 
 import numpy as np
 import tifffile
-from viewer.view_cases import client_of, save, small_study
+from support.viewer_cases import client_of, save, small_study
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from viewer.view_cases import Client, client_of, small_study
+from support.viewer_cases import Client, client_of, small_study
 
 from smmil.viewer.guard import _allowed_hosts, is_loopback
 from smmil.viewer.server import create_app

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from exports.makers import META, slide_case
-from viewer.view_cases import client_of, renamed, save, write_bags
+from support.export_makers import META, slide_case
+from support.viewer_cases import client_of, renamed, save, write_bags
 
 from smmil.frame import Frame
 from smmil.graph import grid_graph

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exports.makers import slide_case
-from viewer.running import running
-from viewer.view_cases import save
+from support.export_makers import slide_case
+from support.viewer_cases import save
+from support.viewer_server import running
 
 from smmil.errors import DataError
 from smmil.frame import Frame
@@ -206,7 +206,7 @@ def test_what_many_ask_for_at_once_is_made_once_and_failures_are_not_remembered(
 
 
 def test_exports_are_deleted_once_they_were_sent(large):
-    from viewer.view_cases import client_of
+    from support.viewer_cases import client_of
 
     study = study_of(large)
     folder = Path(study._temporary.name)

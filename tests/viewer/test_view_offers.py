@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from exports.makers import META, scan_case, slide_case
-from images.ct_makers import series
-from viewer.view_cases import client_of, renamed, save
+from support.ct_makers import series
+from support.export_makers import META, scan_case, slide_case
+from support.viewer_cases import client_of, renamed, save
 
 from smmil.frame import Frame
 from smmil.prediction import Prediction

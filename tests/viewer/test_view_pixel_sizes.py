@@ -5,9 +5,9 @@ import json
 
 import pandas as pd
 import pytest
-from exports.makers import SIDE, TILE, X, Y, slide_case
-from images.pyramids import planted
-from viewer.view_cases import client_of, renamed, save
+from support.export_makers import SIDE, TILE, X, Y, slide_case
+from support.pyramids import planted
+from support.viewer_cases import client_of, renamed, save
 
 from smmil.frame import Frame
 from smmil.synthetic import write_pyramid

@@ -7,9 +7,9 @@ import numpy as np
 import pydicom
 import pytest
 import tifffile
-from exports.makers import scan_case, slide_case
-from exports.test_privacy import assert_clean, marks, spoil, spoiled
-from viewer.view_cases import client_of, renamed, save, write_bags
+from support.export_makers import scan_case, slide_case
+from support.privacy import assert_clean, marks, spoil, spoiled
+from support.viewer_cases import client_of, renamed, save, write_bags
 
 from smmil.viewer.data import ViewerData
 

@@ -5,10 +5,10 @@ from math import ceil
 
 import numpy as np
 import pytest
-from exports.makers import SIDE, TILE, X, Y, lesion_box, slide_case
-from images.pyramids import FLAVOURS, PLANTED, TISSUE, noise, origin, slide_file
 from PIL import Image
-from viewer.view_cases import client_of, renamed, save, small_study
+from support.export_makers import SIDE, TILE, X, Y, lesion_box, slide_case
+from support.pyramids import FLAVOURS, PLANTED, TISSUE, noise, origin, slide_file
+from support.viewer_cases import client_of, renamed, save, small_study
 
 from smmil.frame import Frame
 from smmil.images import open_slide

@@ -6,7 +6,7 @@ import random
 from urllib.parse import quote
 
 import pytest
-from viewer.view_cases import client_of, small_study
+from support.viewer_cases import client_of, small_study
 
 SECRET = b"TOP-SECRET-CONTENT"
 PATHS = {
@@ -148,7 +148,7 @@ def test_only_reading_is_answered(attacked, method):
 
 
 def test_raw_garbage_on_the_wire_does_not_stop_the_server(attacked):
-    from viewer.running import running
+    from support.viewer_server import running
 
     tmp_path, client = attacked
     with running(client.app) as server:

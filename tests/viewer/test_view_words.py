@@ -1,9 +1,9 @@
 """Words about files in which names of people may stand: nothing but the id of the case is left of them."""
 
 import numpy as np
-from exports.makers import META, scan_case, slide_case
-from images.ct_makers import series
-from viewer.view_cases import client_of, renamed, save
+from support.ct_makers import series
+from support.export_makers import META, scan_case, slide_case
+from support.viewer_cases import client_of, renamed, save
 
 from smmil.frame import Frame
 from smmil.viewer.data import ViewerData

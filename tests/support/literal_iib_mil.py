@@ -4,11 +4,11 @@ import itertools
 import math
 
 import torch
-from bags import grid_bag
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from smmil.bag import BagBatch
 from smmil.models import create_model
+from support.bags import grid_bag
 
 SIZES = (1, 2, 3, 11, 23, 41)
 SMALL = {"dim": 8, "depth": 2, "queries": 3, "hidden": 12, "dropout": 0.0, "warmup": 1}

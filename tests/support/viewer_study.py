@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
-from browser.screens import EVIL
 from PIL import Image
-from report.lesion_cases import META, save_all, scan_case, slide_case, write_slide_picture
 
 from smmil.prediction import Prediction
 from smmil.synthetic import write_pyramid
 from smmil.synthetic.ct import synthetic_ct_scans
 from smmil.viewer.serving import _bind
+from support.lesion_cases import META, save_all, scan_case, slide_case, write_slide_picture
+from support.screens import EVIL
 
 PLACE = (14, 8)
 CORNER = np.array([1024, 640])  # the scanned area of s1 lies at an offset in its slide

@@ -14,7 +14,7 @@ from smmil.prepare import PrepareCase, PrepareJob, Recipe, TissueRecipe
 from smmil.synthetic import write_pyramid
 
 GLASS, TISSUE, PLANTED = (245, 244, 246), (200, 120, 160), (90, 40, 150)
-ENCODER = "prepare.makers:mean_colour"
+ENCODER = "support.prepare_makers:mean_colour"
 
 
 class _MeanColour(nn.Module):

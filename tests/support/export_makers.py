@@ -1,12 +1,12 @@
 """Cases with a planted lesion, scored by looking at the pixels: what an export shows must lie where they are."""
 
 import numpy as np
-from images.ct_makers import SPACING, series
-from images.pyramids import PLANTED, origin, planted, slide_file
 
 from smmil.frame import Frame
 from smmil.images import open_slide, open_volume
 from smmil.prediction import Prediction
+from support.ct_makers import SPACING, series
+from support.pyramids import PLANTED, origin, planted, slide_file
 
 X, Y, SIDE, TILE = 128, 96, 64, 32
 META = {"model": "sm_ap", "weights": "ab" * 32, "score_kind": "attention logit", "checkpoint": "best"}

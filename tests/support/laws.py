@@ -1,9 +1,9 @@
 """Laws that several models obey, stated once."""
 
 import torch
-from bags import grid_bag, reordered, without_edges
 
 from smmil.bag import BagBatch
+from support.bags import grid_bag, reordered, without_edges
 
 
 def assert_blind_to_order_and_neighbours(model, loss: str) -> None:

@@ -6,13 +6,13 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
-from exports.makers import scan_case, slide_case
 
 from smmil.bag import Bag
 from smmil.formats import write_bag
 from smmil.prediction import Prediction
 from smmil.viewer.data import ViewerData
 from smmil.viewer.server import create_app
+from support.export_makers import scan_case, slide_case
 
 
 def renamed(prediction, id_, **changes):

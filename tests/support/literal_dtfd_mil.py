@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import torch
-from bags import grid_bag
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from smmil.bag import BagBatch
 from smmil.models import create_model
+from support.bags import grid_bag
 
 SIZES = (1, 2, 3, 5, 18, 41)
 SMALL = {"dim": 10, "att_dim": 6}

@@ -1,9 +1,10 @@
 """What a reader does in the viewer."""
 
 import numpy as np
-from browser.screens import becomes, place_in, says, still
-from browser.viewing import CORNER, viewed_slide
-from report.lesion_cases import TILE
+
+from support.lesion_cases import TILE
+from support.screens import becomes, place_in, says, still
+from support.viewer_study import CORNER, viewed_slide
 
 
 def settled(page, name, models="0"):

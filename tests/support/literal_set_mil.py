@@ -4,11 +4,11 @@ import itertools
 import math
 
 import torch
-from bags import STEP, grid_bag
 
 from smmil.bag import Bag, BagBatch
 from smmil.frame import Frame
 from smmil.models import create_model
+from support.bags import STEP, grid_bag
 
 SIZES = (1, 2, 3, 7, 16, 40)
 SMALL = {"size": 6, "reduced": 6, "level_dim": 4, "depth": 3, "heads": 2}

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from browser.screens import expected_colours, hottest, near, painted, screen, slide, still
+
+from support.screens import expected_colours, hottest, near, painted, screen, slide, still
 
 PALETTES = ("viridis", "magma", "cividis")
 

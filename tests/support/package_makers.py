@@ -1,8 +1,7 @@
 """Names that must not be told, slides, and a comparison of folders, for the tests of packages."""
 
-from prepare import makers
-
 from smmil.packaging.loading import write_sums
+from support import prepare_makers as makers
 
 QUICK = ("training.epochs=2", "training.threads=1", "model.options.dim=8", "model.options.att_dim=4", "data.folds=2",
          "data.val_share=0.5", "training.lr=1e-2", "training.warmup_epochs=1", "model.name=sm_ap")  # fmt: skip

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image
-from report.lesion_cases import TILE
 from scipy.ndimage import gaussian_filter
 
 from smmil.maps import canvas
+from support.lesion_cases import TILE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -1,0 +1,1 @@
+"""Cases, files and checks that several test modules share."""
