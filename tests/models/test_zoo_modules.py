@@ -93,7 +93,7 @@ def gradient(model, bags, **options):
 
 
 # Sums over neighbours are differentiable once.
-ONCE = ("camil", "gtp", "patch_gcn")
+ONCE: tuple[str, ...] = ()
 # Tier 2 does not train tier 1 by default, so that gradients are not those of one function.
 JOINT = {"dtfd_mil": {"joint": True}}
 
