@@ -8,7 +8,7 @@ from support.studies import feature_tables, long_rows
 
 from smmil.experiments.paper import _largest_std, cell_notes, paper_table
 from smmil.experiments.ranking import rank_rows, rank_values, with_paper
-from smmil.experiments.tables import _with_places
+from smmil.experiments.tables import _with_best_marked
 
 
 @pytest.mark.parametrize("name", ["table_localization", "table_classification"])
@@ -78,15 +78,15 @@ def test_equal_prints_share_a_rank_lower_losses_rank_higher_and_energies_do_not_
 def test_the_two_best_of_each_group_have_a_place_and_equal_prints_share_it():
     rows = long_rows({"A": 0.9001, "B": 0.9004, "C": 0.85, "D": 0.8})
     other = long_rows({"E": 0.5, "F": 0.4}, group="global")
-    placed = _with_places(pd.concat([rows, other]))
+    placed = _with_best_marked(pd.concat([rows, other]))
     assert dict(zip(placed["model"], placed["place"], strict=True)) == {
         "A": 1, "B": 1, "C": 2, "D": 0, "E": 1, "F": 2}  # fmt: skip
 
 
 def test_a_lower_rank_is_better_and_no_energy_is_best():
-    assert list(_with_places(long_rows({"A": 1.5, "B": 3.0}, metric="inst_rank"))["place"]) == [1, 2]
-    assert list(_with_places(long_rows({"A": 0.1, "B": 0.2}, metric="bag_loss"))["place"]) == [1, 2]
-    assert list(_with_places(long_rows({"A": 0.1, "B": 0.2}, metric="energy_rayleigh"))["place"]) == [0, 0]
+    assert list(_with_best_marked(long_rows({"A": 1.5, "B": 3.0}, metric="inst_rank"))["place"]) == [1, 2]
+    assert list(_with_best_marked(long_rows({"A": 0.1, "B": 0.2}, metric="bag_loss"))["place"]) == [1, 2]
+    assert list(_with_best_marked(long_rows({"A": 0.1, "B": 0.2}, metric="energy_rayleigh"))["place"]) == [0, 0]
 
 
 def test_the_papers_number_stands_beside_ours_with_the_difference_and_a_verdict():

@@ -6,7 +6,7 @@ from matplotlib.image import imread
 
 from smmil.frame import Frame
 from smmil.maps import canvas, rasterize, score_map, side_by_side
-from smmil.maps.raster import dot_places, dots_extent, draw_dots, scattered
+from smmil.maps.raster import dot_positions, dots_extent, draw_dots, scattered
 from smmil.prediction import Prediction
 
 GRID = np.stack(np.meshgrid(np.arange(30), np.arange(20)), -1).reshape(-1, 2)
@@ -71,7 +71,7 @@ def test_the_extent_holds_every_instance_whole():
     assert top <= points.coords[:, 1].min()
     assert right >= points.coords[:, 0].max() + 27
     assert bottom >= points.coords[:, 1].max() + 27
-    assert dot_places(nuclei(frame=None))[1] is None
+    assert dot_positions(nuclei(frame=None))[1] is None
 
 
 def test_the_hot_dot_of_a_picture_lies_where_its_instance_lies(tmp_path):

@@ -83,10 +83,10 @@ def predict(
 
 
 def _from_run(run: Path, **options: Any) -> "Predicted":
-    from smmil.cli.progress import CountingBar
+    from smmil.cli.progress import CaseBar
     from smmil.predict.cases import predict_run
 
-    with CountingBar("predicting") as bar:
+    with CaseBar("predicting") as bar:
         return predict_run(run, progress=bar.at, **options)
 
 
@@ -97,9 +97,9 @@ def _from_package(
     from smmil.packaging.loading import Images, load_package, predict_package
 
     package = load_package(folder, trust_code=trust_code)
-    from smmil.cli.progress import CountingBar
+    from smmil.cli.progress import CaseBar
 
-    with CountingBar("preparing") as bar:
+    with CaseBar("preparing") as bar:
 
         def prepared(outcome: Any) -> None:
             bar.one_more(outcome.task.case.id)

@@ -108,7 +108,7 @@ class GridBars:
         self._bars.update(self._task, description=label, completed=self._done)
 
 
-class CountingBar(Bars):
+class CaseBar(Bars):
     """A counter with the remaining time; nothing when standard error is not a terminal."""
 
     def __init__(self, words: str):

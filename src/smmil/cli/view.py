@@ -9,7 +9,7 @@ import typer
 from smmil.cli.options import Column, Models, check_threshold
 
 if TYPE_CHECKING:
-    from smmil.cli.progress import CountingBar
+    from smmil.cli.progress import CaseBar
 
 
 def view(
@@ -47,9 +47,9 @@ def view(
     from smmil.viewer.serving import serve
 
     check_threshold(threshold)
-    from smmil.cli.progress import CountingBar
+    from smmil.cli.progress import CaseBar
 
-    with CountingBar("reading predictions") as bar:
+    with CaseBar("reading predictions") as bar:
         serve(
             where,
             slides=slides,
@@ -68,11 +68,11 @@ def view(
     print("stopped")
 
 
-def _announce(bar: "CountingBar", url: str) -> None:
+def _announce(bar: "CaseBar", url: str) -> None:
     bar.stop()
     print(f"smmil view: {url}\nstop with Ctrl-C", flush=True)
 
 
-def _remark(bar: "CountingBar", line: str) -> None:
+def _remark(bar: "CaseBar", line: str) -> None:
     bar.stop()
     print(line, file=sys.stderr, flush=True)

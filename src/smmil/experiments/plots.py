@@ -107,7 +107,7 @@ def _curve(ax: "Axes", points: list[Point], learned: float | None, colour: str) 
     numbers = sorted((point for point in points if _is_number(point[0])), key=lambda point: point[0])
     words = [point for point in points if not _is_number(point[0])]
     values = [point[0] for point in numbers]
-    places = dict(zip(values, _places(values), strict=True))
+    places = dict(zip(values, _positions(values), strict=True))
     ticks = {place: f"{value:g}" for value, place in places.items()}
     if numbers:
         x, y, s = [places[v] for v in values], [p[1] for p in numbers], np.nan_to_num([p[2] for p in numbers])
@@ -123,7 +123,7 @@ def _curve(ax: "Axes", points: list[Point], learned: float | None, colour: str) 
     ax.set_xticks(list(ticks), list(ticks.values()))
 
 
-def _places(values: Sequence[float]) -> list[float]:
+def _positions(values: Sequence[float]) -> list[float]:
     """Positions of numbers on the axis: linear, or logarithmic for a wide range."""
     if not _is_wide(values):
         return [float(value) for value in values]

@@ -46,7 +46,7 @@ def _variants(study: Study, table: TableSpec) -> list[str]:
 def _with_ranks(rows: "DataFrame", table: TableSpec) -> tuple["DataFrame", list[str]]:
     """Add ranks, places and the paper's numbers to the rows."""
     if table.rank_by is None:
-        return with_paper(_with_places(rows), table.paper), []
+        return with_paper(_with_best_marked(rows), table.paper), []
     ranks, notes = rank_rows(rows, table.rank_by, table.mixed)
     parts = [ranks] if table.rank_by == "extractor" else [rows, ranks]
     unlike: frozenset[Any] = frozenset()
@@ -54,10 +54,10 @@ def _with_ranks(rows: "DataFrame", table: TableSpec) -> tuple["DataFrame", list[
         further, unlike, why = comparable_ranks(rows, table.paper, table.rank_by, table.mixed)
         parts.append(further)
         notes += why
-    return with_paper(_with_places(_stacked(parts)), table.paper, unlike), notes
+    return with_paper(_with_best_marked(_stacked(parts)), table.paper, unlike), notes
 
 
-def _with_places(rows: Any) -> "DataFrame":
+def _with_best_marked(rows: Any) -> "DataFrame":
     """The rows with `place`: 1 for the best and 2 for the second best of a group in each column, else 0.
 
     Equal numbers, as printed, share a place. Energies have no best: a constant map is smoothest.

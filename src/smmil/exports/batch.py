@@ -99,8 +99,8 @@ def export(
         return _several(files, format_, Path(out), place, options, progress)
     one = predictions if isinstance(predictions, Prediction) else Prediction.load(files[0])
     done = Exported()
-    path = _single_path(Path(out), _refuse_surrogates(one).id, format_)
-    _write(format_, _single_case(one, original, options), path, done)
+    path = _one_path(Path(out), _refuse_surrogates(one).id, format_)
+    _write(format_, _one_case(one, original, options), path, done)
     return done
 
 
@@ -129,7 +129,7 @@ def _several(
     return done
 
 
-def _single_case(prediction: Prediction, image: Original | None, options: dict[str, Any]) -> ExportCase:
+def _one_case(prediction: Prediction, image: Original | None, options: dict[str, Any]) -> ExportCase:
     """The case with the image itself, or the one that a table names for it."""
     if image is None:
         return ExportCase(prediction, **options)
@@ -161,7 +161,7 @@ def _write(format_: ExportFormat, case: ExportCase, path: Path, done: Exported) 
     done.notes.extend((case.id, note) for note in case.notes)
 
 
-def _single_path(out: Path, id_: str, format_: ExportFormat) -> Path:
+def _one_path(out: Path, id_: str, format_: ExportFormat) -> Path:
     if out.is_dir():
         return out / (file_name(id_) + format_.endings[0])
     if not out.name.lower().endswith(format_.endings):

@@ -55,7 +55,7 @@ def _instance_table(case: ExportCase) -> "DataFrame":
     labels = np.full(prediction.n, -1) if prediction.y_inst is None else prediction.y_inst
     columns: dict[str, Any] = {
         "bag": case.id,
-        **_places(case),
+        **_positions(case),
         "score": case.score,
         "probability": case.probability,
         "label": DataFrame({"y": labels})["y"].astype("Int64").mask(labels < 0),
@@ -69,7 +69,7 @@ def _instance_table(case: ExportCase) -> "DataFrame":
     return DataFrame({**columns, **_physical(case, columns)}, index=range(prediction.n))
 
 
-def _places(case: ExportCase) -> dict[str, Any]:
+def _positions(case: ExportCase) -> dict[str, Any]:
     if case.prediction.coords is None:
         case.notes.append("the prediction stores no coordinates: the places of its instances are empty")
         return dict.fromkeys(("x", "y", "width", "height"), np.nan)

@@ -113,7 +113,7 @@ def scattered(prediction: Prediction) -> bool:
     return merged > _MERGED or _on_pieces(place) < 0.5
 
 
-def dot_places(prediction: Prediction) -> tuple[np.ndarray, float | None]:
+def dot_positions(prediction: Prediction) -> tuple[np.ndarray, float | None]:
     """(n, 2) middle of every instance, and the width of one, both in coordinate units; None: width unknown."""
     points = _plane_coords(prediction)
     if prediction.frame is None:
@@ -124,7 +124,7 @@ def dot_places(prediction: Prediction) -> tuple[np.ndarray, float | None]:
 
 def dots_extent(prediction: Prediction) -> Extent:
     """Left, right, bottom, top of all instances with their width; never empty."""
-    places, width = dot_places(prediction)
+    places, width = dot_positions(prediction)
     low, high = places.min(0), places.max(0)
     margin = max((width or 0.0) / 2, 0.01 * float((high - low).max()), 1e-9)
     (left, top), (right, bottom) = (low - margin).tolist(), (high + margin).tolist()
@@ -133,7 +133,7 @@ def dots_extent(prediction: Prediction) -> Extent:
 
 def draw_dots(axes: "Axes", prediction: Prediction, values: np.ndarray, **how: Any) -> "PathCollection":
     """A dot per instance with a value, highest on top; as wide as the instance where that can be seen."""
-    places, _ = dot_places(prediction)
+    places, _ = dot_positions(prediction)
     left, right, bottom, top = dots_extent(prediction)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
@@ -149,7 +149,7 @@ def draw_rings(axes: "Axes", prediction: Prediction, inside: np.ndarray) -> None
 
     Drawn as larger discs below the dots.
     """
-    places, _ = dot_places(prediction)
+    places, _ = dot_positions(prediction)
     x, y = places[inside].T
     for colour, more in (("#101010", 3.0), ("white", 1.8)):
         size = (_dot_diameter(axes, prediction) + more) ** 2
@@ -164,7 +164,7 @@ def _dot_diameter(axes: "Axes", prediction: Prediction) -> float:
     wide, high = figure.get_size_inches() * (box.width, box.height)
     left, right, bottom, top = dots_extent(prediction)
     per_unit = 72 * min(wide / (right - left), high / (bottom - top))
-    return float(np.clip((dot_places(prediction)[1] or 0.0) * per_unit, _SMALLEST, _LARGEST))
+    return float(np.clip((dot_positions(prediction)[1] or 0.0) * per_unit, _SMALLEST, _LARGEST))
 
 
 def _far_apart(place: np.ndarray) -> bool:

@@ -11,14 +11,14 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
 from smmil.maps import canvas
-from smmil.maps.raster import Extent, dot_places, dots_extent, rasterize, scattered, truth_values
+from smmil.maps.raster import Extent, dot_positions, dots_extent, rasterize, scattered, truth_values
 from smmil.prediction import Prediction
 from smmil.redact import safe_text
 
 _LEVELS = 2**16 - 1
 
 
-class PackedPlaces(NamedTuple):
+class PackedPositions(NamedTuple):
     """Where the dots are.
 
     order    the instances from left to right, as their scores have to be stored
@@ -34,9 +34,9 @@ class PackedPlaces(NamedTuple):
     note: str
 
 
-def _pack_places(prediction: Prediction) -> PackedPlaces:
+def _pack_positions(prediction: Prediction) -> PackedPositions:
     """The middle of every instance to 1/65,535 of the extent: about a pixel and a half on the largest slides."""
-    places, width = dot_places(prediction)
+    places, width = dot_positions(prediction)
     left, right, bottom, top = extent = dots_extent(prediction)
     numbers = np.rint((places - (left, top)) / (right - left, bottom - top) * _LEVELS).astype(np.int64)
     order = np.lexsort((numbers[:, 1], numbers[:, 0]))
@@ -44,7 +44,7 @@ def _pack_places(prediction: Prediction) -> PackedPlaces:
     # steps between neighbours are small numbers, which compress far better than places
     content = _byte_planes(np.diff(across, prepend=0)) + _byte_planes(down)
     note = f"{prediction.n:,} instances on no lattice: every dot is one instance at its own place, hottest on top"
-    return PackedPlaces(order, content, extent, width, note)
+    return PackedPositions(order, content, extent, width, note)
 
 
 def _byte_planes(numbers: np.ndarray) -> bytes:
@@ -83,7 +83,7 @@ def _pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> 
 
 def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> Raster:
     """Every instance at its own place."""
-    packed = _pack_places(prediction)
+    packed = _pack_positions(prediction)
     labels = truth_values(prediction)
     facts = {
         "kind": "points",

@@ -214,7 +214,7 @@ def hot_patches(path: Path, prediction: Prediction, scores: np.ndarray) -> HotPa
     with _features(path) as features:
         if len(features) != prediction.n:
             raise DataError(f"{path}: has {len(features):,} rows, the prediction {prediction.n:,}; give its own bags")
-        _refuse_other_places(path, features, prediction)
+        _refuse_other_positions(path, features, prediction)
         return HotPatches(path, rows, _directions(features[rows]))
 
 
@@ -249,7 +249,7 @@ def _checked(features: Any) -> Any:
     return features
 
 
-def _refuse_other_places(path: Path, features: Any, prediction: Prediction) -> None:
+def _refuse_other_positions(path: Path, features: Any, prediction: Prediction) -> None:
     """The order of instances is the same when the coordinates are."""
     file = getattr(features, "file", None)
     if prediction.coords is None or file is None or "coords" not in file:
