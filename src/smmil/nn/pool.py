@@ -9,6 +9,7 @@ from torch.nn.utils.parametrizations import spectral_norm as with_spectral_norm
 from smmil.errors import check_choice
 from smmil.graph import Graph
 from smmil.nn.kernels import fused_pool
+from smmil.nn.parameters import compute_dtype
 from smmil.nn.segment import segment_softmax, split_bags, weighted_sum
 from smmil.nn.smooth import Sm
 from smmil.sparse import without_autocast
@@ -72,7 +73,7 @@ class AttentionPool(nn.Module):
 
     def _score(self, v: Tensor, gate: Tensor | None) -> Tensor:
         """f from what the projections give, in the precision of the weights also under autocast."""
-        dtype = _dtype_of(self.score)
+        dtype = compute_dtype(self.score)
         with without_autocast(v):
             hidden = v.to(dtype).tanh()
             return self.score(hidden if gate is None else hidden * gate.to(dtype).sigmoid())
@@ -129,7 +130,7 @@ class SmAttentionPool(AttentionPool):
         if self.where == "early" and not isinstance(layer, nn.Linear):
             return layer(self.sm(h, graph))
         v = layer(h)
-        v = v.to(_dtype_of(layer)) if v.dtype in (torch.float16, torch.bfloat16) else v
+        v = v.to(compute_dtype(layer)) if v.dtype in (torch.float16, torch.bfloat16) else v
         bias = layer.bias if self.where == "early" else None
         return self.sm(v, graph) if bias is None else self.sm(v - bias, graph) + bias
 
@@ -141,12 +142,7 @@ def embed_and_pool(
     graphs = () if graph is None else (graph,)
     if type(pool) in (AttentionPool, SmAttentionPool) and fused_pool.serves(pool, x, embed):
         return fused_pool.embed_and_attend(pool, embed, x, offsets, *graphs)  # type: ignore[arg-type]
-    return pool(embed(x.to(_dtype_of(embed))).relu(), offsets, *graphs)
-
-
-def _dtype_of(layer: nn.Module) -> torch.dtype:
-    """The precision of a layer's weights; float32 for quantized layers, which hold them in a form of their own."""
-    return next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
+    return pool(embed(x.to(compute_dtype(embed))).relu(), offsets, *graphs)
 
 
 def _normalize_layers(layers: Iterable[nn.Module | None]) -> None:
