@@ -7,6 +7,7 @@ from torch import nn
 
 from smmil.bag import BagBatch
 from smmil.models import Output
+from smmil.nn.parameters import compute_dtype
 from smmil.nn.segment import segment_argmax
 from smmil.nn.smooth_at import SmoothAt
 
@@ -27,6 +28,6 @@ class MaxPool(nn.Module):
         self.sm = SmoothAt(sm, {"early": (), "late": ()})
 
     def forward(self, batch: BagBatch) -> Output:
-        h = self.sm("early", self.embed(batch.x.to(self.embed.weight.dtype)).relu(), batch)
-        scores = self.sm("late", self.head(h).to(self.embed.weight.dtype), batch)
+        h = self.sm("early", self.embed(batch.x.to(compute_dtype(self))).relu(), batch)
+        scores = self.sm("late", self.head(h).to(compute_dtype(self)), batch)
         return Output(scores.gather(0, segment_argmax(scores, batch.offsets)), scores)
