@@ -75,7 +75,8 @@ class AttentionPool(nn.Module):
         dtype = _dtype_of(self.score)
         with without_autocast(v):
             hidden = v.to(dtype).tanh()
-            return self.score(hidden if gate is None else hidden * gate.to(dtype).sigmoid())
+            scores: Tensor = self.score(hidden if gate is None else hidden * gate.to(dtype).sigmoid())
+        return scores
 
 
 class SmAttentionPool(AttentionPool):
@@ -124,14 +125,17 @@ class SmAttentionPool(AttentionPool):
 
     def _seen(self, layer: nn.Module, h: Tensor, graph: Graph) -> Tensor:
         """What a projection gives, smoothed if this is the place; early is layer(Sm(h)), on narrow rows if linear."""
+        seen: Tensor
         if self.where == "late":
-            return layer(h)
-        if self.where == "early" and not isinstance(layer, nn.Linear):
-            return layer(self.sm(h, graph))
-        v = layer(h)
-        v = v.to(_dtype_of(layer)) if v.dtype in (torch.float16, torch.bfloat16) else v
-        bias = layer.bias if self.where == "early" else None
-        return self.sm(v, graph) if bias is None else self.sm(v - bias, graph) + bias
+            seen = layer(h)
+        elif self.where == "early" and not isinstance(layer, nn.Linear):
+            seen = layer(self.sm(h, graph))
+        else:
+            v = layer(h)
+            v = v.to(_dtype_of(layer)) if v.dtype in (torch.float16, torch.bfloat16) else v
+            bias = layer.bias if self.where == "early" else None
+            seen = self.sm(v, graph) if bias is None else self.sm(v - bias, graph) + bias
+        return seen
 
 
 def embed_and_pool(
@@ -141,7 +145,8 @@ def embed_and_pool(
     graphs = () if graph is None else (graph,)
     if type(pool) in (AttentionPool, SmAttentionPool) and fused_pool.serves(pool, x, embed):
         return fused_pool.embed_and_attend(pool, embed, x, offsets, *graphs)  # type: ignore[arg-type]
-    return pool(embed(x.to(_dtype_of(embed))).relu(), offsets, *graphs)
+    pooled: tuple[Tensor, Tensor] = pool(embed(x.to(_dtype_of(embed))).relu(), offsets, *graphs)
+    return pooled
 
 
 def _dtype_of(layer: nn.Module) -> torch.dtype:
