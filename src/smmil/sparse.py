@@ -70,7 +70,8 @@ class CSR(NamedTuple):
             forms = _derived[self.weight] = {}
         if key not in forms:
             forms[key] = make()
-        return forms[key]
+        form: _T = forms[key]
+        return form
 
     def _matrix(self, dtype: torch.dtype) -> Tensor:
         weight = self.weight.detach().to(dtype)  # an alias: a cached form must not keep its own key alive

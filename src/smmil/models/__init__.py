@@ -46,7 +46,7 @@ def model_class(name: str) -> type[nn.Module]:
     if name not in list_models():
         raise ConfigError(f"model: unknown name {name!r}; {suggest(name, list_models())}")
     module = importlib.import_module(f"{__name__}.{name}")
-    found = [c for c in vars(module).values() if _is_model(c, module.__name__)]
+    found: list[type[nn.Module]] = [c for c in vars(module).values() if _is_model(c, module.__name__)]
     if len(found) != 1:
         raise ConfigError(f"models/{name}.py must define exactly one public model class, found {len(found)}")
     return found[0]
@@ -60,9 +60,10 @@ def _is_model(thing: Any, module: str) -> bool:
 def _outside_class(name: str) -> type[nn.Module]:
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found: type[nn.Module] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as problem:
         raise ConfigError(f"model {name!r} cannot be loaded: {problem}") from problem
+    return found
 
 
 def model_options(name: str) -> dict[str, Any]:
@@ -98,7 +99,8 @@ def _instead(name: str, option: str, known: dict[str, Any]) -> str:
 
 def need_labels(batch: BagBatch, n_classes: int) -> Tensor:
     """The labels of a batch, for a loss of the model's own; an error that names the first bag whose label cannot be."""
-    y, classes = batch.need("y"), max(2, n_classes)
+    y: Tensor = batch.need("y")
+    classes = max(2, n_classes)
     for place in ((y < 0) | (y >= classes)).nonzero().flatten().tolist()[:1]:
         raise DataError(
             f"bag {batch.ids[place]}: label {int(y[place])} does not fit a model with n_classes={n_classes}, which "

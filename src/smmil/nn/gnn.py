@@ -40,7 +40,8 @@ class Neighbours:
     def sum(self, x: Tensor) -> Tensor:
         """For every row the sum of the rows of x it listens to; half precision is summed in float32."""
         x = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        return torch.ops.smmil.propagate(x, *self.matrix.csr, *self.transpose.csr)
+        total: Tensor = torch.ops.smmil.propagate(x, *self.matrix.csr, *self.transpose.csr)
+        return total
 
 
 def nearest(coords: Tensor, offsets: Tensor, k: int) -> Neighbours:
@@ -122,7 +123,8 @@ class GENConv(nn.Module):
         )
 
     def forward(self, x: Tensor, neighbours: Neighbours) -> Tensor:
-        return self.mlp(x + _softmax_aggregate(x.relu() + MESSAGE_SHIFT, self.t, neighbours))
+        out: Tensor = self.mlp(x + _softmax_aggregate(x.relu() + MESSAGE_SHIFT, self.t, neighbours))
+        return out
 
 
 def chebyshev_terms(x: Tensor, graph: Graph, count: int) -> list[Tensor]:
@@ -172,7 +174,11 @@ class GINConv(nn.Module):
         self.second = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, neighbours: Neighbours) -> Tensor:
-        if not isinstance(self.first, nn.Linear):
-            return self.second(self.first(x + neighbours.sum(x)).relu())
-        h = self.first(x)
-        return self.second((h + neighbours.sum(h - self.first.bias)).relu())
+        h: Tensor
+        if isinstance(self.first, nn.Linear):
+            h = self.first(x)
+            h = h + neighbours.sum(h - self.first.bias)
+        else:
+            h = self.first(x + neighbours.sum(x))
+        out: Tensor = self.second(h.relu())
+        return out

@@ -76,7 +76,8 @@ class AttentionPool(nn.Module):
         dtype = compute_dtype(self.score)
         with without_autocast(v):
             hidden = v.to(dtype).tanh()
-            return self.score(hidden if gate is None else hidden * gate.to(dtype).sigmoid())
+            scores: Tensor = self.score(hidden if gate is None else hidden * gate.to(dtype).sigmoid())
+        return scores
 
 
 class SmAttentionPool(AttentionPool):
@@ -125,14 +126,17 @@ class SmAttentionPool(AttentionPool):
 
     def _seen(self, layer: nn.Module, h: Tensor, graph: Graph) -> Tensor:
         """What a projection gives, smoothed if this is the place; early is layer(Sm(h)), on narrow rows if linear."""
+        seen: Tensor
         if self.where == "late":
-            return layer(h)
-        if self.where == "early" and not isinstance(layer, nn.Linear):
-            return layer(self.sm(h, graph))
-        v = layer(h)
-        v = v.to(compute_dtype(layer)) if v.dtype in (torch.float16, torch.bfloat16) else v
-        bias = layer.bias if self.where == "early" else None
-        return self.sm(v, graph) if bias is None else self.sm(v - bias, graph) + bias
+            seen = layer(h)
+        elif self.where == "early" and not isinstance(layer, nn.Linear):
+            seen = layer(self.sm(h, graph))
+        else:
+            v = layer(h)
+            v = v.to(compute_dtype(layer)) if v.dtype in (torch.float16, torch.bfloat16) else v
+            bias = layer.bias if self.where == "early" else None
+            seen = self.sm(v, graph) if bias is None else self.sm(v - bias, graph) + bias
+        return seen
 
 
 def embed_and_pool(
@@ -142,7 +146,13 @@ def embed_and_pool(
     graphs = () if graph is None else (graph,)
     if type(pool) in (AttentionPool, SmAttentionPool) and fused_pool.serves(pool, x, embed):
         return fused_pool.embed_and_attend(pool, embed, x, offsets, *graphs)  # type: ignore[arg-type]
-    return pool(embed(x.to(compute_dtype(embed))).relu(), offsets, *graphs)
+    pooled: tuple[Tensor, Tensor] = pool(embed(x.to(compute_dtype(embed))).relu(), offsets, *graphs)
+    return pooled
+
+
+def compute_dtype(layer: nn.Module) -> torch.dtype:
+    """The precision of a layer's weights; float32 for quantized layers, which hold them in a form of their own."""
+    return next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _normalize_layers(layers: Iterable[nn.Module | None]) -> None:

@@ -4,6 +4,7 @@ A single bag is the whole tensor: its offsets are never read, so nothing waits f
 stay open in a traced program.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ def segment_sum(x: Tensor, offsets: Tensor) -> Tensor:
         return x.sum(0, keepdim=True)
     if torch.compiler.is_compiling():
         return sum_by_row(row_numbers(offsets, x.shape[0]), x, offsets.shape[0] - 1)
-    return _SegmentSum.apply(x, offsets)
+    apply: Callable[..., Tensor] = _SegmentSum.apply
+    return apply(x, offsets)
 
 
 def segment_mean(x: Tensor, offsets: Tensor) -> Tensor:
@@ -56,7 +58,8 @@ def split_bags(x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
     """The rows of each bag; a single bag is the whole tensor, without reading `offsets` from its device."""
     if offsets.shape[0] == 2:
         return (x,)
-    return x.split(offsets.diff().tolist())
+    parts: tuple[Tensor, ...] = x.split(offsets.diff().tolist())
+    return parts
 
 
 def weighted_sum(h: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:

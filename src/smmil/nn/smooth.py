@@ -271,7 +271,7 @@ def _differentiate_sm(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
 def _slope(u: Tensor, alpha: Tensor, sides: list[Tensor], steps: int) -> Tensor:
     """∂/∂α of `sm`: Σ_{s<T} (s+1) αˢ Pˢ (P - I) u."""
     y = torch.ops.smmil.propagate(u, *sides) - u
-    total = y
+    total: Tensor = y
     for s in range(1, steps):
         y = torch.ops.smmil.propagate(y, *sides)
         total = total + (s + 1) * (alpha**s).to(u.dtype) * y
@@ -314,7 +314,7 @@ def _plain_sm_exact(u: Tensor, alpha: Tensor, *rest: Any) -> Tensor:
     *sides, degree = rest
     c = [c.to(u.dtype) for c in _coefficients(alpha.clamp_max(_LARGEST), degree)]
     before, now = u, torch.ops.smmil.propagate(u, *sides)
-    total = c[0] * before + c[1] * now
+    total: Tensor = c[0] * before + c[1] * now
     for k in range(2, degree + 1):
         before, now = now, 2 * torch.ops.smmil.propagate(now, *sides) - before
         total = total + c[k] * now

@@ -54,7 +54,8 @@ class SmoothAt(nn.Module):
         """u, smoothed over the graph (of a batch, or given) if this is the place."""
         if place != self.where:
             return u
-        return self.sm(u, on if isinstance(on, Graph) else on.need("graph"))
+        smooth: Tensor = self.sm(u, on if isinstance(on, Graph) else on.need("graph"))
+        return smooth
 
 
 def _chosen(options: Mapping[str, Any] | None, places: Mapping[str, Any]) -> dict[str, Any]:

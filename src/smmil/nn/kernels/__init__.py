@@ -80,7 +80,7 @@ def replaceable(layers: list[nn.Module], x: Tensor) -> bool:
 
     They must be on the processor in full precision, and calling them must do nothing but their own forward.
     """
-    if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or torch_module._has_any_global_hook():  # type: ignore[no-untyped-call,unused-ignore]
+    if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or torch_module._has_any_global_hook():
         return False
     return all(_is_ordinary(layer) for layer in layers)
 

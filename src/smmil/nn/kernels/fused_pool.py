@@ -40,7 +40,8 @@ def serves(pool: Any, rows: Tensor, embed: nn.Module | None = None) -> bool:
 def attend(pool: Any, h: Tensor, offsets: Tensor, graph: Graph | None = None) -> tuple[Tensor, Tensor]:
     """Bag vectors z (b, d) and scores (n, 1) from embedded instances h: what `pool(h, offsets, graph)` gives."""
     h, project, *params = _in_use(h, _projection(pool), *_params(pool))
-    return _Attend.apply(h, project, _weigh_with(pool, offsets, graph), offsets, *params)
+    apply: Callable[..., tuple[Tensor, Tensor]] = _Attend.apply
+    return apply(h, project, _weigh_with(pool, offsets, graph), offsets, *params)
 
 
 def embed_and_attend(
@@ -49,7 +50,8 @@ def embed_and_attend(
     """The same for h = relu(embed(x)); x may be half precision and is widened a few rows at a time."""
     weigh = _weigh_with(pool, offsets, graph)
     x, weight, bias, project, *params = _in_use(x, embed.weight, embed.bias, _projection(pool), *_params(pool))
-    return _EmbedAndAttend.apply(x, weight, bias, project, weigh, offsets, *params)
+    apply: Callable[..., tuple[Tensor, Tensor]] = _EmbedAndAttend.apply
+    return apply(x, weight, bias, project, weigh, offsets, *params)
 
 
 def _lacks_bias(layer: Any) -> bool:

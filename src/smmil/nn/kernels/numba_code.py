@@ -14,6 +14,7 @@ serves graphs whose neighbours are far apart.
 The vectors are explicit (LLVM's own vector types): numba would not find them here, and the speed depends on them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ FUSED = ("contract",)  # a product and a sum may become one instruction; nothing
 STRETCH = 64  # rows whose products are summed in the precision of the signal before they join a float64 sum
 
 
-def _compiled(function):
+def _compiled(function: Callable[..., Any]) -> Any:
     """Machine code for `function`, kept on disk for the next process where there is a place to write it."""
     try:
         return njit(nogil=True, error_model="numpy", cache=True)(function)
@@ -34,7 +35,7 @@ def _compiled(function):
         return njit(nogil=True, error_model="numpy")(function)
 
 
-def _instruction(typed) -> Any:
+def _instruction(typed: Callable[..., Any]) -> Any:
     """A function for compiled code only; `typed` gets the types of its arguments and says what LLVM is to do."""
     return intrinsic(typed)
 
@@ -119,7 +120,7 @@ def _scaled(_typing, factor, value):
     return value(value.dtype, value), generate
 
 
-def _lane_by_lane(operation):
+def _lane_by_lane(operation: str) -> Any:
     def typed(_typing, left, right):
         def generate(context, builder, signature, args):
             return getattr(builder, operation)(*args, flags=FUSED)

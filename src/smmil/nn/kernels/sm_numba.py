@@ -1,5 +1,6 @@
 """Sm on the processor by compiled code, where numba is installed (the extra `fast`)."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
@@ -111,7 +112,7 @@ def _recur(u: Tensor, matrix: CSR, factors: Factors, other: Tensor | None = None
     for firsts, lanes in _vectors(width, dtype.itemsize):
         dots = np.zeros((len(firsts), len(factors), 0 if other is None else lanes))
 
-        def work(part: slice, firsts=firsts, lanes=lanes, dots=dots) -> None:
+        def work(part: slice, firsts: np.ndarray = firsts, lanes: int = lanes, dots: np.ndarray = dots) -> None:
             scratch, like = _aligned(plan.scratch(bases) * lanes, dtype), (dtype.type(0),) * lanes
             _kernel()(csr, *matrices, dots[part], coefficients, firsts[part], width, tuple(plan), scratch, like)
 
@@ -145,7 +146,7 @@ def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
     return memory[start : start + size * dtype.itemsize].view(dtype)
 
 
-def _share(work: Any, count: int) -> None:
+def _share(work: Callable[[slice], None], count: int) -> None:
     """Let the threads torch may use do `count` independent things; what comes out does not depend on their number."""
     threads = min(torch.get_num_threads(), count)
     if threads == 1:
