@@ -150,11 +150,6 @@ def embed_and_pool(
     return pooled
 
 
-def compute_dtype(layer: nn.Module) -> torch.dtype:
-    """The precision of a layer's weights; float32 for quantized layers, which hold them in a form of their own."""
-    return next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
-
-
 def _normalize_layers(layers: Iterable[nn.Module | None]) -> None:
     for layer in layers:
         if layer is not None:
