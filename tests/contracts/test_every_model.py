@@ -385,13 +385,18 @@ def every_kernel():
     return kernels._forced(*installed)
 
 
+# The chunked attention kernel draws its dropout itself: another draw than that of plain torch.
+OWN_DRAWS = ("iib_mil", "set_mil")
+
+
 @every_model
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 def test_kernels_give_the_numbers_of_plain_torch(name, dtype, tolerance):
+    options = {"dropout": 0.0} if plain(name) in OWN_DRAWS else {}
     batch = pack(*[grid_bag(57 - y, seed=y, y=y, dtype=dtype) for y in range(2)])
     found = []
     for switch in (kernels.disabled, every_kernel):
-        model = build(name).to(dtype).train()
+        model = build(name, **options).to(dtype).train()
         with switch():
             torch.manual_seed(0)
             out = model(batch)

@@ -27,7 +27,7 @@ from smmil.evaluate import (
     unregister_metric,
 )
 from smmil.evaluate.bootstrap import Settings, statistic
-from smmil.evaluate.metrics import METRICS, _metrics_table
+from smmil.evaluate.metrics import METRICS, metrics_table
 from smmil.experiments.run import _measured_row
 from smmil.experiments.study import _measured_metric
 from smmil.packaging.facts import measure as packaged
@@ -109,10 +109,10 @@ def random_labelled(noise):
 
 
 def test_a_new_metric_is_listed_by_the_command_and_in_the_docs_table(registered):
-    assert "bag_specificity" not in command("--list-metrics") + _metrics_table()
+    assert "bag_specificity" not in command("--list-metrics") + metrics_table()
     registered(NEW)
     assert re.search(r"bag_specificity +│ higher +│ share of negative bags called negative", command("--list-metrics"))
-    assert "| `bag_specificity` | bag | bag specificity | higher | 0.5 | share of negative" in _metrics_table()
+    assert "| `bag_specificity` | bag | bag specificity | higher | 0.5 | share of negative" in metrics_table()
 
 
 def test_a_new_metric_is_in_the_report_with_its_interval(folders, tmp_path):
@@ -258,5 +258,5 @@ def test_the_table_of_the_docs_is_that_of_the_registry():
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     page = (DOCS / "evaluate.md").read_text(encoding="utf-8")
-    assert _metrics_table() in page
+    assert metrics_table() in page
     assert script.renewed(page) == page, "run python docs/metrics_table.py"

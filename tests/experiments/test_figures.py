@@ -150,8 +150,7 @@ def test_curves_with_words_and_numbers_are_drawn(tmp_path):
 def figures_drawn(monkeypatch):
     """The figures that were about to be written."""
     drawn = []
-    for room in (plots, plots, plots):
-        monkeypatch.setattr(room, "write_both", lambda figure, path: drawn.append(figure) or [path])
+    monkeypatch.setattr(plots, "_write_both", lambda figure, path: drawn.append(figure) or [path])
     return drawn
 
 

@@ -11,7 +11,7 @@ from smmil.train.loop import _after_step, _bag_weight, _before_step, _set_epoch_
 
 
 class Asking(nn.Module):
-    _bag_weight = 0.7
+    bag_weight = 0.7
 
     def __init__(self):
         super().__init__()

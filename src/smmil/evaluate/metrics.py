@@ -253,7 +253,7 @@ def explained(metrics: Iterable[str]) -> list[str]:
     return [*lines, f"{arrows}every definition with a worked example: docs/evaluate.md"]
 
 
-def _metrics_table() -> str:
+def metrics_table() -> str:
     """The registry as a table in Markdown, for the documentation."""
     lines = ["| name | level | label | better | threshold | what it is |", "|---|---|---|---|---|---|"]
     sides = {1: "higher", -1: "lower", 0: "neither"}

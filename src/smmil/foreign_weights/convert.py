@@ -82,7 +82,7 @@ class Imported:
     dropped: list[str]
 
 
-def _import_weights(path: str | Path, layout: str) -> Imported:
+def import_weights(path: str | Path, layout: str) -> Imported:
     """The model of a published checkpoint, in eval mode."""
     table = PROGRAMS[check_choice(layout, LAYOUTS, "layout")]
     tensors, dropped = table.renamed(_read_checkpoint(path), str(path))
@@ -114,9 +114,9 @@ def _misfits(table: Layout, given: Tensors, wanted: Tensors) -> str:
     return "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
 
 
-def _convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:
+def convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:
     """Write the imported model to `out`/checkpoints/best.safetensors, with where it came from."""
-    found = _import_weights(path, layout)
+    found = import_weights(path, layout)
     target = Path(out) / "checkpoints" / "best.safetensors"
     if (Path(out) / "config.yaml").exists():
         raise DataError(f"{out}: is the folder of a training run; use another --out folder")
