@@ -30,7 +30,7 @@ def softmax_aggregate(m: Tensor, t: Tensor, neighbours: Neighbours) -> Tensor:
         return softmax_aggregate_by_edge(m, t, neighbours)
     e = (logits - (low + top) / 2).exp()
     weighted, total = neighbours.sum(torch.cat([e * m, e], 1)).chunk(2, dim=1)
-    return weighted / (total + neighbours.lonely.to(m.dtype))
+    return weighted / (total + neighbours.isolated.to(m.dtype))
 
 
 def softmax_aggregate_by_edge(m: Tensor, t: Tensor, neighbours: Neighbours) -> Tensor:

@@ -1,4 +1,4 @@
-"""Who listens to whom when every neighbour counts the same: sums over neighbours, and the nearest by position."""
+"""Unweighted, possibly one-sided neighbourhoods: sums over neighbours, and the nearest by position."""
 
 import itertools
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SPARE = 16
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """A 0/1 matrix, rows listen to columns, and its transpose; unlike a `Graph` as built it may be one-sided."""
+    """A 0/1 matrix and its transpose: row i lists the neighbours of i; unlike a `Graph` as built it may be one-sided."""
 
     matrix: Graph
     transpose: Graph
@@ -30,21 +30,21 @@ class Neighbours:
         return cls(alike, alike)
 
     @property
-    def lonely(self) -> Tensor:
-        """Rows that listen to nobody, as a mask (n, 1)."""
+    def isolated(self) -> Tensor:
+        """Rows without neighbours, as a mask (n, 1)."""
         return (self.matrix.indptr.diff() == 0)[:, None]
 
     def sum(self, x: Tensor) -> Tensor:
-        """For every row the sum of the rows of x it listens to; half precision is summed in float32."""
+        """For every row the sum of its neighbours in x; half precision is summed in float32."""
         x = x if x.dtype in (torch.float32, torch.float64) else x.float()
         return torch.ops.smmil.propagate(x, *self.matrix.csr, *self.transpose.csr)
 
 
 def nearest(coords: Tensor, offsets: Tensor, k: int) -> Neighbours:
-    """Each instance speaks to the k nearest of its bag, hence listens to those that count it among their nearest.
+    """Each instance is a neighbour of the k nearest of its bag: row i lists those that count i among their nearest.
 
     Of equally distant ones those further up, then further left, come first: the order of the rows does not matter (as
-    long as no more than 16 compete). In a bag of n <= k instances everybody speaks to everybody.
+    long as no more than 16 compete). In a bag of n <= k instances all are neighbours.
     """
     if k < 1:
         raise DataError(f"nearest: k must be at least 1, got {k}")
