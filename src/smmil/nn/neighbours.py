@@ -16,7 +16,7 @@ SPARE = 16
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """A 0/1 matrix and its transpose: row i lists the neighbours of i; unlike a `Graph` as built it may be one-sided."""
+    """A 0/1 matrix and its transpose: row i lists the neighbours of i; it may be one-sided."""
 
     matrix: Graph
     transpose: Graph
