@@ -41,7 +41,7 @@ GOALS = {
 }
 # Fast paths that are switched off in turn; without the compiled products those with reused buffers serve, so the gain
 # of the latter is seen only where the former are off too.
-PATHS = {"plain": kernels.NAMES, **{f"without {name}": (name,) for name in ("fused_pool", "sm_numba")}}
+PATHS = {"plain": kernels.NAMES, **{f"without {name}": (name,) for name in ("fused_pool", "tanh_scores", "sm_numba")}}
 PATHS["without sm_numba, sm_buffers"] = ("sm_numba", "sm_buffers")
 SLIDES = ((10_000, 2048), (60_000, 512))
 

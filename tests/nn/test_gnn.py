@@ -67,7 +67,7 @@ def test_the_softmax_mean_is_its_definition_gradients_included(aggregate, one_si
 @pytest.mark.parametrize("aggregate", BOTH_WAYS)
 def test_without_temperature_it_is_the_mean_and_with_much_the_maximum(aggregate):
     near, m = both_kinds()[0], rows()
-    dense, lonely = near.matrix.dense(), near.lonely[:, 0]
+    dense, lonely = near.matrix.dense(), near.isolated[:, 0]
     mean = (dense @ m / dense.sum(1, keepdim=True))[~lonely]
     top = torch.stack([m[row.bool()].amax(0) for row in dense[~lonely]])
     assert torch.allclose(aggregate(m, torch.zeros(1).double(), near)[~lonely], mean)

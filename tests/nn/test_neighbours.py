@@ -26,7 +26,7 @@ def test_a_patch_hears_those_that_chose_it():
     """0, 1, 3, 7 on a line choose 1, 0, 1, 3: the second hears two, the last nobody."""
     line = nearest(torch.tensor([[0], [1], [3], [7]]), torch.tensor([0, 4]), 1)
     assert [heard(line, i) for i in range(4)] == [[1], [0, 2], [3], []]
-    assert line.lonely[:, 0].tolist() == [False, False, False, True]
+    assert line.isolated[:, 0].tolist() == [False, False, False, True]
 
 
 @pytest.mark.parametrize("k", [1, 4, 8])

@@ -19,7 +19,7 @@ SPARE = 16
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """A 0/1 matrix, rows listen to columns, and its transpose; unlike a `Graph` as built it may be one-sided."""
+    """A 0/1 matrix and its transpose: row i lists the neighbours of i; it may be one-sided."""
 
     matrix: Graph
     transpose: Graph
@@ -33,22 +33,22 @@ class Neighbours:
         return cls(alike, alike)
 
     @property
-    def lonely(self) -> Tensor:
-        """Rows that listen to nobody, as a mask (n, 1)."""
+    def isolated(self) -> Tensor:
+        """Rows without neighbours, as a mask (n, 1)."""
         return (self.matrix.indptr.diff() == 0)[:, None]
 
     def sum(self, x: Tensor) -> Tensor:
-        """For every row the sum of the rows of x it listens to; half precision is summed in float32."""
+        """For every row the sum of its neighbours in x; half precision is summed in float32."""
         x = x if x.dtype in (torch.float32, torch.float64) else x.float()
         total: Tensor = torch.ops.smmil.propagate(x, *self.matrix.csr, *self.transpose.csr)
         return total
 
 
 def nearest(coords: Tensor, offsets: Tensor, k: int) -> Neighbours:
-    """Each instance speaks to the k nearest of its bag, hence listens to those that count it among their nearest.
+    """Each instance is a neighbour of the k nearest of its bag: row i lists those that count i among their nearest.
 
     Of equally distant ones those further up, then further left, come first: the order of the rows does not matter (as
-    long as no more than 16 compete). In a bag of n <= k instances everybody speaks to everybody.
+    long as no more than 16 compete). In a bag of n <= k instances all are neighbours.
     """
     if k < 1:
         raise DataError(f"nearest: k must be at least 1, got {k}")
@@ -99,7 +99,7 @@ def _softmax_aggregate(m: Tensor, t: Tensor, neighbours: Neighbours) -> Tensor:
         return _softmax_aggregate_by_edge(m, t, neighbours)
     e = (logits - (low + top) / 2).exp()
     weighted, total = neighbours.sum(torch.cat([e * m, e], 1)).chunk(2, dim=1)
-    return weighted / (total + neighbours.lonely.to(m.dtype))
+    return weighted / (total + neighbours.isolated.to(m.dtype))
 
 
 def _softmax_aggregate_by_edge(m: Tensor, t: Tensor, neighbours: Neighbours) -> Tensor:

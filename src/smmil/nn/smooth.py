@@ -339,7 +339,7 @@ def _differentiate_exact(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     if g is not None:
         rough = g - torch.ops.smmil.propagate(g, *ctx.sides)
         distance = 1 - alpha + (alpha.detach() - _LARGEST).clamp_min(0)
-        grad_alpha = -(grad_u * rough).sum().to(alpha) / distance**2
+        grad_alpha = -torch.dot(grad_u.reshape(-1), rough.reshape(-1)).to(alpha) / distance**2
     return grad_u, grad_alpha, *[None] * 7
 
 

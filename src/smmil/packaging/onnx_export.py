@@ -202,7 +202,7 @@ def _refuse_difference(what: str, got: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def _bag(n: int, in_dim: int) -> Bag:
-    """A patch of tissue with holes, lonely tiles and weighted neighbours; the same one for every call."""
+    """A patch of tissue with holes, isolated tiles and weighted neighbours; the same one for every call."""
     rng = np.random.default_rng(n)
     side = int(np.ceil((2 * n) ** 0.5))
     cells = np.sort(rng.choice(side * side, n, replace=False))

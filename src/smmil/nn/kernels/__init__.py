@@ -23,7 +23,7 @@ from torch.nn.modules import module as torch_module
 
 from smmil.errors import check_choice
 
-NAMES = ("chunked_attention", "fused_pool", "sm_buffers", "sm_numba")
+NAMES = ("chunked_attention", "fused_pool", "tanh_scores", "sm_buffers", "sm_numba")
 COMPILED = ("sm_numba",)
 SWITCH = "SMMIL_COMPILED"
 _MODES = {"0": "off", "1": "always", "auto": "auto"}

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from smmil.graph import Graph
@@ -21,7 +22,7 @@ from smmil.nn import kernels
 from smmil.nn.segment import segment_ids, segment_softmax, split_bags, weighted_sum
 
 Weigh = Callable[..., tuple[Tensor, Tensor]]
-MANY = 512  # rows: for fewer, plain torch is as fast
+MANY = 16  # rows: time is even at about a thousand, but memory is saved and results repeat from a few on
 ROWS = 1024  # of h at a time: what is done to them in turn happens in the cache
 WIDENED = 2048  # rows of half precision at a time; products of a thousand rows lose 2 to 3 %
 
@@ -79,9 +80,11 @@ def _weigh_with(pool: Any, offsets: Tensor, graph: Graph | None) -> Weigh:
     p = None if graph is None else pool.sm.normalize(graph)
 
     def score(v: Tensor, bias: Tensor, w: Tensor, spare: bool) -> Tensor:
-        v = v.add_(bias) if spare else v + bias
+        if pool.gate is None and kernels.enabled("tanh_scores", pays=True):
+            return _TanhScores.apply(v, bias, w, spare)
+        v = v + bias
         if pool.gate is None:
-            return v.tanh_() @ w.T
+            return v.tanh() @ w.T
         return (v[:, : pool.att_dim].tanh() * v[:, pool.att_dim :].sigmoid()) @ w.T
 
     def weigh(v: Tensor, bias: Tensor, w: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,6 +106,25 @@ def _weigh_with(pool: Any, offsets: Tensor, graph: Graph | None) -> Weigh:
 def _in_use(*tensors: Tensor) -> list[Tensor]:
     """The tensors, detached where no gradients are wanted: an autograd function cannot see whether they are."""
     return list(tensors) if torch.is_grad_enabled() else [t.detach() for t in tensors]
+
+
+class _TanhScores(torch.autograd.Function):
+    """Scores tanh(v + bias) wᵀ (n, 1) of v (n, a) with two matrices less than autograd; a `spare` v is overwritten."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, bias: Tensor, w: Tensor, spare: bool) -> Tensor:
+        t = (v.detach().add_(bias) if spare else v + bias).tanh_()
+        ctx.save_for_backward(t, w)
+        return t @ w.T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        t, w = ctx.saved_tensors
+        grad_v = grad @ w
+        torch.ops.aten.tanh_backward.grad_input(grad_v, t, grad_input=grad_v)
+        grad_bias = grad_v.T @ grad_v.new_ones(len(grad_v)) if ctx.needs_input_grad[1] else None
+        return grad_v, grad_bias, grad.T @ t, None
 
 
 class _Tape:
