@@ -79,9 +79,11 @@ def _weigh_with(pool: Any, offsets: Tensor, graph: Graph | None) -> Weigh:
     """Scores and pooling weights of a bag as a function of v = h Wᵀ, without the bias, and of `_params`."""
     p = None if graph is None else pool.sm.normalize(graph)
 
+    tanh_scores: Callable[..., Tensor] = _TanhScores.apply
+
     def score(v: Tensor, bias: Tensor, w: Tensor, spare: bool) -> Tensor:
         if pool.gate is None and kernels.enabled("tanh_scores", pays=True):
-            return _TanhScores.apply(v, bias, w, spare)
+            return tanh_scores(v, bias, w, spare)
         v = v + bias
         if pool.gate is None:
             return v.tanh() @ w.T
