@@ -31,7 +31,7 @@ LIMITS = {
     "class names used twice": ("<=", 0),
 }
 # Where a limit is not reached yet: what is reached, which the tree may not exceed. `make test` checks these.
-CEILINGS = {"lines": 35_600, "public names": 830}
+CEILINGS = {"lines": 35_520, "public names": 830}
 
 
 def modules() -> dict[str, Path]:
