@@ -32,7 +32,11 @@ def sm(u: Tensor, graph: Graph, alpha: float | Tensor, steps: int = 10) -> Tenso
         raise ConfigError(f"sm: steps must be a whole number >= 0, got {steps}")
     if steps == 0 or (not isinstance(alpha, Tensor) and alpha == 0):
         return u
-    return _shaped(torch.ops.smmil.sm(_float_rows(u, graph), strength, *graph.sides, int(steps)), u)
+    rows = _float_rows(u, graph)
+    slope = strength.requires_grad and torch.is_grad_enabled() and sm_cpu.serves(rows) and not tracing()
+    slope = slope and not sm_numba.serves(rows, int(steps))
+    g, _ = torch.ops.smmil.sm(rows, strength, *graph.sides, int(steps), slope)
+    return _shaped(g, u)
 
 
 def sm_exact(u: Tensor, graph: Graph, alpha: float | Tensor, tol: float = 1e-6) -> Tensor:
@@ -184,25 +188,29 @@ def _sm(
     across_indices: Tensor,
     across_weight: Tensor,
     steps: int,
-) -> Tensor:
-    """`sm` of a contiguous matrix u in float32 or float64; `across_…` is the transposed matrix; steps at least 1."""
-    matrix = CSR(indptr, indices, weight)
-    if sm_numba.serves(u, steps):
-        return sm_numba.smooth(u, matrix, float(alpha), steps)
+    slope: bool,
+) -> tuple[Tensor, Tensor]:
+    """`sm` of a contiguous matrix u in float32 or float64; `across_…` is the transposed matrix; steps at least 1.
+
+    With it ∂/∂α, an (n, k) matrix, if `slope` is asked for: backward then needs no products for α.
+    """
+    matrix, none = CSR(indptr, indices, weight), u.new_empty(0)
+    if not slope and sm_numba.serves(u, steps):
+        return sm_numba.smooth(u, matrix, float(alpha), steps), none
     with without_autocast(u):
-        if sm_cpu.serves(u):
-            return sm_cpu.smooth(u, matrix, float(alpha), steps)
-        return _plain_sm(u, alpha, *matrix, across_indptr, across_indices, across_weight, steps)
+        if slope or sm_cpu.serves(u):
+            return sm_cpu.smooth(u, matrix, float(alpha), steps, slope)
+        return _plain_sm(u, alpha, *matrix, across_indptr, across_indices, across_weight, steps, slope)
 
 
-def _plain_sm(u: Tensor, alpha: Tensor, *rest: Any) -> Tensor:
+def _plain_sm(u: Tensor, alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """The definition."""
-    *sides, steps = rest
+    *sides, steps, _slope_wanted = rest
     alpha = alpha.to(u.dtype)
     g = u
     for _ in range(steps):
         g = alpha * torch.ops.smmil.propagate(g, *sides) + (1 - alpha) * u
-    return g
+    return g, u.new_empty(0)
 
 
 @torch.library.custom_op("smmil::sm_backward", mutates_args=())
@@ -221,9 +229,6 @@ def _sm_backward(
         grad_u, slope = sm_numba.smooth_backward(v, u, across, float(alpha), steps)
         return grad_u, torch.full_like(alpha, slope)
     with without_autocast(u):
-        if sm_cpu.serves(u):
-            grad_u, slope = sm_cpu.smooth_backward(v, u, across, float(alpha), steps)
-            return grad_u, torch.full_like(alpha, slope)
         return _plain_sm_backward(v, u, alpha, *across, *across, steps)
 
 
@@ -241,8 +246,8 @@ def _plain_sm_backward(v: Tensor, u: Tensor, alpha: Tensor, *rest: Any) -> tuple
 
 
 @_sm.register_fake
-def _(u: Tensor, *_rest: Any) -> Tensor:
-    return torch.empty_like(u)
+def _(u: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(u), torch.empty_like(u) if rest[-1] else u.new_empty(0)
 
 
 @_sm_backward.register_fake
@@ -250,22 +255,24 @@ def _(v: Tensor, u: Tensor, alpha: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]
     return torch.empty_like(v), torch.empty_like(alpha)
 
 
-def _keep_for_sm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    u, alpha, *ctx.sides, ctx.steps = inputs
-    ctx.save_for_backward(u if alpha.requires_grad else None, alpha)
+def _keep_for_sm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    u, alpha, *ctx.sides, ctx.steps, slope = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(u if alpha.requires_grad else None, alpha, output[1] if slope else None)
 
 
-def _differentiate_sm(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    (u, alpha), v = ctx.saved_tensors, v.contiguous()
+def _differentiate_sm(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    (u, alpha, slope), v = ctx.saved_tensors, v.contiguous()
     sides, across = ctx.sides, (*ctx.sides[3:], *ctx.sides[:3])
+    if u is not None and slope is None and not torch.is_grad_enabled():
+        return *torch.ops.smmil.sm_backward(v, u, alpha, *across[:3], ctx.steps), *[None] * 8
+    grad_u, _ = torch.ops.smmil.sm(v, alpha, *across, ctx.steps, False)
     grad_alpha = None
-    if u is not None and not torch.is_grad_enabled():
-        grad_u, grad_alpha = torch.ops.smmil.sm_backward(v, u, alpha, *across[:3], ctx.steps)
-    else:
-        grad_u = torch.ops.smmil.sm(v, alpha, *across, ctx.steps)
-        if u is not None:  # a second derivative is wanted: in operations that can be differentiated
-            grad_alpha = (v * _slope(u, alpha, sides, ctx.steps)).sum().to(alpha)
-    return grad_u, grad_alpha, *[None] * 7
+    if u is not None and torch.is_grad_enabled():  # a second derivative is wanted
+        grad_alpha = (v * _slope(u, alpha, sides, ctx.steps)).sum().to(alpha)
+    elif u is not None:
+        grad_alpha = torch.dot(v.reshape(-1), slope.reshape(-1)).to(alpha)
+    return grad_u, grad_alpha, *[None] * 8
 
 
 def _slope(u: Tensor, alpha: Tensor, sides: list[Tensor], steps: int) -> Tensor:

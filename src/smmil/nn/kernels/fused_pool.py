@@ -32,7 +32,9 @@ def serves(pool: Any, rows: Tensor, embed: nn.Module | None = None) -> bool:
     if kernels.tracing() or not kernels.enabled("fused_pool", pays=len(rows) >= MANY):
         return False
     linear_layers = [layer for layer in (embed, pool.project, pool.gate, pool.score) if layer is not None]
-    if any(type(layer).forward is not nn.Linear.forward for layer in linear_layers) or _lacks_bias(embed):
+    if any(type(layer).forward is not nn.Linear.forward for layer in linear_layers):
+        return False
+    if embed is not None and embed.bias is None:
         return False
     smoother = getattr(pool, "sm", None)
     return kernels.replaceable([pool, *linear_layers, *([] if smoother is None else [smoother])], rows)
@@ -53,10 +55,6 @@ def embed_and_attend(
     x, weight, bias, project, *params = _in_use(x, embed.weight, embed.bias, _projection(pool), *_params(pool))
     apply: Callable[..., tuple[Tensor, Tensor]] = _EmbedAndAttend.apply
     return apply(x, weight, bias, project, weigh, offsets, *params)
-
-
-def _lacks_bias(layer: Any) -> bool:
-    return layer is not None and layer.bias is None
 
 
 def _projection(pool: Any) -> Tensor:
@@ -138,7 +136,7 @@ class _Tape:
     def __init__(self, weigh: Weigh, v: Tensor, params: tuple[Any, ...], needed: tuple[bool, ...]):
         self.weigh = weigh
         self.leaves = [t.detach().requires_grad_(on) for t, on in zip((v, *params), needed, strict=True)]
-        self.record()
+        self.fresh = False
 
     def record(self) -> None:
         recorded = any(t.requires_grad for t in self.leaves)
@@ -165,6 +163,7 @@ class _Attend(torch.autograd.Function):
         v = (h @ project.T.to(h.dtype)).to(project.dtype)
         needs_v = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         ctx.tape = _Tape(weigh, v, params, (needs_v, *ctx.needs_input_grad[4:]))
+        ctx.tape.record()
         ctx.save_for_backward(h, project, offsets, *params)  # params: to notice if they are changed, and to repeat
         return weighted_sum(h, ctx.tape.weights.detach(), offsets), ctx.tape.scores.detach()
 
@@ -207,6 +206,7 @@ class _EmbedAndAttend(torch.autograd.Function):
         h, v = _embed(x, *(t.to(ctx.dtype) for t in (embed, bias, project)))
         needs_v = any(ctx.needs_input_grad[:4])
         ctx.tape = _Tape(weigh, v.to(project.dtype), params, (needs_v, *ctx.needs_input_grad[6:]))
+        ctx.tape.record()
         ctx.save_for_backward(x, embed, bias, project, offsets, *params)
         ctx.h = h
         return weighted_sum(h, ctx.tape.weights.detach(), offsets), ctx.tape.scores.detach()

@@ -27,16 +27,10 @@ def serves(u: Tensor) -> bool:
     return u.device.type == "cpu" and kernels.enabled("sm_buffers", pays=True)
 
 
-def smooth(u: Tensor, matrix: CSR, alpha: float, steps: int) -> Tensor:
-    """`steps` rounds of smoothing of the contiguous matrix u."""
-    (g,) = _by_columns(u, lambda block: _powers(block, matrix, alpha, steps, slope=False))
-    return g
-
-
-def smooth_backward(v: Tensor, u: Tensor, across: CSR, alpha: float, steps: int) -> tuple[Tensor, float]:
-    """Gradients of u and of α, from the gradient v of the result; `across` is the transposed matrix."""
-    grad_u, along = _by_columns(v, lambda block: _powers(block, across, alpha, steps, slope=True))
-    return grad_u, float(torch.dot(along.reshape(-1), u.reshape(-1)))
+def smooth(u: Tensor, matrix: CSR, alpha: float, steps: int, slope: bool = False) -> tuple[Tensor, Tensor]:
+    """`steps` rounds of smoothing of the contiguous matrix u, and ∂/∂α (empty unless `slope`)."""
+    g, *along = _by_columns(u, lambda block: _powers(block, matrix, alpha, steps, slope))
+    return g, along[0] if slope else u.new_empty(0)
 
 
 def _powers(u: Tensor, matrix: CSR, alpha: float, steps: int, slope: bool) -> tuple[Tensor, ...]:

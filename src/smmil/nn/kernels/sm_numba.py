@@ -1,8 +1,7 @@
 """Sm on the processor by compiled code, where numba is installed (the extra `fast`)."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +87,7 @@ class _Plan(NamedTuple):
         return bases * self.base + self.slots * self.stride + 1
 
 
+@lru_cache
 def _plan(n: int, bandwidth: int, steps: int) -> _Plan:
     """Tiles whose steps follow each other, or step after step if that takes less room."""
     ring = _power(TILE + 2 * bandwidth)
@@ -116,13 +116,19 @@ def _recur(u: Tensor, matrix: CSR, factors: Factors, other: Tensor | None = None
             scratch, like = _aligned(plan.scratch(bases) * lanes, dtype), (dtype.type(0),) * lanes
             _kernel()(csr, *matrices, dots[part], coefficients, firsts[part], width, tuple(plan), scratch, like)
 
-        _share(work, len(firsts))
+        parts = _shares(len(firsts))
+        if len(parts) == 1:
+            work(parts[0])
+        else:
+            with ThreadPoolExecutor(len(parts)) as pool:
+                list(pool.map(work, parts))
         if len(firsts) > 1:
             dots[-1, :, : firsts[-2] + lanes - firsts[-1]] = 0  # columns that were counted before
         products += dots.sum((0, 2))
     return out, products.tolist()
 
 
+@cache
 def _vectors(width: int, itemsize: int) -> list[tuple[np.ndarray, int]]:
     """First columns of the vectors that cover a row, and how many columns each has, from wide to narrow.
 
@@ -146,11 +152,7 @@ def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
     return memory[start : start + size * dtype.itemsize].view(dtype)
 
 
-def _share(work: Callable[[slice], None], count: int) -> None:
-    """Let the threads torch may use do `count` independent things; what comes out does not depend on their number."""
-    threads = min(torch.get_num_threads(), count)
-    if threads == 1:
-        return work(slice(None))
-    bounds = np.linspace(0, count, threads + 1).round().astype(int).tolist()
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, map(slice, bounds[:-1], bounds[1:])))
+def _shares(count: int) -> list[slice]:
+    """`count` independent things divided among the threads torch may use; results do not depend on their number."""
+    bounds = np.linspace(0, count, min(torch.get_num_threads(), count) + 1).round().astype(int).tolist()
+    return list(map(slice, bounds[:-1], bounds[1:]))
