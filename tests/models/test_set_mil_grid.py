@@ -23,7 +23,6 @@ from support.map_changes import literal_changes
 from smmil.bag import Bag
 from smmil.errors import DataError
 from smmil.frame import Frame
-from smmil.models import set_mil
 from smmil.nn.token_grid import GridAugmentation
 
 
@@ -134,9 +133,14 @@ CHANGES = [
 ]
 
 
+def test_the_grid_grows_to_the_bounding_square():
+    positions = torch.tensor([[0, 0], [3, 9]])
+    assert [build(size=size)._layout("b", positions).side for size in (4, 10, 48)] == [10, 10, 48]
+
+
 @pytest.mark.parametrize("changes", CHANGES)
 def test_training_on_a_changed_map_reads_scores_where_patches_went(monkeypatch, changes):
-    monkeypatch.setattr(set_mil, "draw_augmentation", lambda side: changes)
+    monkeypatch.setattr(GridAugmentation, "draw", lambda side: changes)
     bag = grid_bag(16, dim=5, seed=4, dtype=torch.float64)
     model = build(size=8, augment=True).train()
     shown, cells = feature_map(bag.x, grid_spots(bag.coords, STEP), 8)

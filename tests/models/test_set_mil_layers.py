@@ -19,7 +19,9 @@ from smmil.models.set_mil import (
     _sinusoids,
     _WindowTransformer,
 )
-from smmil.nn.token_grid import EMPTY, full_cells, window_index
+from smmil.nn.token_grid import EMPTY, window_index
+
+FULL_MAP = torch.arange(16).view(4, 4)
 
 
 def literal_bucket(distance):
@@ -256,8 +258,8 @@ def test_tokens_and_slopes_are_those_of_the_dense_map(monkeypatch, side, entries
 def test_dropout_of_windows_acts_in_training_only():
     net = window_layer(dropout=0.3, kernel=3)
     rows = torch.cat([torch.randn(16, 3, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)])
-    index = window_index(full_cells(4), 3)
-    truth = literal_tokens(net, dense(full_cells(4), rows), 3, 1)
+    index = window_index(FULL_MAP, 3)
+    truth = literal_tokens(net, dense(FULL_MAP, rows), 3, 1)
     assert torch.allclose(net.eval()(rows, index), truth, atol=1e-12)
     torch.manual_seed(0)
     draws = torch.stack([net.train()(rows, index) for _ in range(3)])
@@ -268,7 +270,7 @@ def test_dropout_of_windows_acts_in_training_only():
 def test_dropout_of_windows_meets_attention_output_and_mlp():
     net, mixed, middle = window_layer(dropout=0.25, kernel=3).train(), [], []
     rows = torch.cat([torch.randn(16, 3, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)])
-    v = (layer_norm(net.norm1, torch.nn.functional.unfold(dense(full_cells(4), rows)[None], 3, padding=1)[0].T)
+    v = (layer_norm(net.norm1, torch.nn.functional.unfold(dense(FULL_MAP, rows)[None], 3, padding=1)[0].T)
          @ net.qkv.weight.T)[:, 12:]  # fmt: skip
     net.out.register_forward_pre_hook(lambda _, inputs: mixed.append(inputs[0]))
     net.norm2.register_forward_pre_hook(lambda _, inputs: middle.append(inputs[0] - v))
@@ -277,7 +279,7 @@ def test_dropout_of_windows_meets_attention_output_and_mlp():
         net.out.bias.fill_(3)
         torch.manual_seed(0)
         for _ in range(100):
-            net(rows, window_index(full_cells(4), 3))
+            net(rows, window_index(FULL_MAP, 3))
     assert torch.stack(mixed).std(0).min() > 0.01
     steps = torch.stack(middle)
     assert torch.allclose(steps, torch.where(steps.abs() < 1e-9, 0, 4.0).double(), atol=1e-9)

@@ -13,16 +13,9 @@ from smmil.nn.token_grid import (
     GREY,
     GridAugmentation,
     GridLayout,
-    augment,
-    cell_rows,
-    draw_augmentation,
-    full_cells,
     gathered_positions,
-    grid_side,
-    instance_values,
     lattice_positions,
     lattice_step,
-    lay_out,
     square_side,
     window_index,
 )
@@ -64,13 +57,8 @@ def test_slices_are_gathered_in_their_own_order():
     assert gathered_positions(4, cloud).tolist() == [[1, 1], [0, 1], [1, 0], [0, 0]]
 
 
-def test_the_grid_grows_to_the_bounding_square():
-    positions = torch.tensor([[0, 0], [3, 9]])
-    assert (grid_side(positions, 4), grid_side(positions, 10), grid_side(positions, 48)) == (10, 10, 48)
-
-
 def test_positions_are_centred_with_the_odd_cell_behind():
-    layout = lay_out(torch.tensor([[0, 0], [1, 2], [0, 2]]), 5)
+    layout = GridLayout.centred(torch.tensor([[0, 0], [1, 2], [0, 2]]), 5)
     assert layout.cells.tolist() == [
         [E, E, E, E, E],
         [E, 0, E, 1, E],
@@ -83,46 +71,46 @@ def test_positions_are_centred_with_the_odd_cell_behind():
 
 def test_what_does_not_fit_is_cropped_on_both_sides():
     rows = torch.stack([torch.arange(5), torch.zeros(5, dtype=torch.long)], 1)
-    assert lay_out(rows, 2).cells.tolist() == [[1, E], [2, E]]
+    assert GridLayout.centred(rows, 2).cells.tolist() == [[1, E], [2, E]]
     both = torch.cartesian_prod(torch.arange(6), torch.arange(7))
-    assert lay_out(both, 2).cells.tolist() == [[2 * 7 + 2, 2 * 7 + 3], [3 * 7 + 2, 3 * 7 + 3]]
+    assert GridLayout.centred(both, 2).cells.tolist() == [[2 * 7 + 2, 2 * 7 + 3], [3 * 7 + 2, 3 * 7 + 3]]
 
 
 def test_a_cell_with_two_instances_shows_their_mean():
-    layout = lay_out(torch.tensor([[0, 1], [0, 0], [0, 1]]), 2)
+    layout = GridLayout.centred(torch.tensor([[0, 1], [0, 0], [0, 1]]), 2)
     x = torch.tensor([[1.0, 2], [10, 20], [3, 6]])
     assert layout.place.tolist() == [1, 0, 1]
-    assert cell_rows(x, layout).tolist() == [[10, 20], [2, 4], [0, 0], [0, 0]]
-    assert instance_values(torch.tensor([0.25]), layout).tolist() == [0.25, 0.25, 0.25]
+    assert layout.cell_rows(x).tolist() == [[10, 20], [2, 4], [0, 0], [0, 0]]
+    assert layout.instance_values(torch.tensor([0.25])).tolist() == [0.25, 0.25, 0.25]
 
 
 @pytest.mark.parametrize("side", [4, 5])
 def test_a_token_is_read_at_its_four_cells(side):
     positions = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(0)
     tokens = torch.arange(float(math.ceil(side / 2) ** 2))
-    found = instance_values(tokens, lay_out(positions, side))
+    found = GridLayout.centred(positions, side).instance_values(tokens)
     expected = [tokens[int(r) // 2 * math.ceil(side / 2) + int(c) // 2].item() for r, c in positions]
     assert found.tolist() == expected
 
 
 def test_instances_that_are_not_shown_read_zero():
-    layout = lay_out(torch.stack([torch.zeros(5, dtype=torch.long), torch.arange(5)], 1), 3)
-    assert instance_values(torch.tensor([1.0, 2, 3, 4]), layout).tolist() == [0, 1, 1, 2, 0]
+    layout = GridLayout.centred(torch.stack([torch.zeros(5, dtype=torch.long), torch.arange(5)], 1), 3)
+    assert layout.instance_values(torch.tensor([1.0, 2, 3, 4])).tolist() == [0, 1, 1, 2, 0]
 
 
 def test_an_instance_in_several_cells_reads_their_mean():
     layout = GridLayout(torch.tensor([[0, 0, 1], [E, E, 0], [GREY, E, 1]]), torch.tensor([0, 1, 2]))
-    assert instance_values(torch.tensor([1.0, 2, 3, 6]), layout).tolist() == pytest.approx([4 / 3, 4, 0])
+    assert layout.instance_values(torch.tensor([1.0, 2, 3, 6])).tolist() == pytest.approx([4 / 3, 4, 0])
 
 
 def full_layout(side, seed=0):
     g = torch.Generator().manual_seed(seed)
     positions = torch.rand(side, side, generator=g).lt(0.6).nonzero()
-    return lay_out(torch.cat([positions, torch.tensor([[0, 0], [side - 1, side - 1]])]), side)
+    return GridLayout.centred(torch.cat([positions, torch.tensor([[0, 0], [side - 1, side - 1]])]), side)
 
 
 def shown(layout, x):
-    return cell_rows(x, layout)[layout.cells].numpy()
+    return layout.cell_rows(x)[layout.cells].numpy()
 
 
 CHANGES = [
@@ -146,19 +134,19 @@ def test_changes_of_a_grid_are_those_of_the_feature_map(changes):
     layout = full_layout(16)
     x = torch.randn(len(layout.place), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 1
     truth = literal_changes(shown(layout, x), changes)
-    assert np.allclose(shown(augment(layout, changes), x), truth, atol=1e-12)
+    assert np.allclose(shown(layout.augmented(changes), x), truth, atol=1e-12)
 
 
 def test_a_turn_moves_an_instance_where_its_score_is_read():
-    layout = lay_out(torch.tensor([[0, 0], [3, 3], [0, 3]]), 4)
+    layout = GridLayout.centred(torch.tensor([[0, 0], [3, 3], [0, 3]]), 4)
     tokens = torch.tensor([1.0, 2, 3, 4])
-    assert instance_values(tokens, layout).tolist() == [1, 4, 2]
-    assert instance_values(tokens, augment(layout, GridAugmentation(turns=1))).tolist() == [3, 2, 1]
+    assert layout.instance_values(tokens).tolist() == [1, 4, 2]
+    assert layout.augmented(GridAugmentation(turns=1)).instance_values(tokens).tolist() == [3, 2, 1]
 
 
 def test_draws_cover_their_range_and_follow_the_seed():
     torch.manual_seed(0)
-    draws = [draw_augmentation(48) for _ in range(2000)]
+    draws = [GridAugmentation.draw(48) for _ in range(2000)]
     zooms, cuts = ([getattr(d, name) for d in draws if getattr(d, name) is not None] for name in ("zoom", "cut"))
     assert (min(zooms), max(zooms)) == (38, 56)
     assert {(min(c[i] for c in cuts), max(c[i] for c in cuts)) for i in (0, 1)} == {(-3, 41)}
@@ -172,7 +160,7 @@ def test_draws_cover_their_range_and_follow_the_seed():
     for d in draws:
         assert all(0 <= c < max(1, (d.zoom or 0) - 48) or d.zoom is None for c in d.corner)
     torch.manual_seed(0)
-    assert [draw_augmentation(48) for _ in range(5)] == draws[:5]
+    assert [GridAugmentation.draw(48) for _ in range(5)] == draws[:5]
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 7, 8, 9])
@@ -180,9 +168,9 @@ def test_small_grids_survive_any_change(side):
     torch.manual_seed(side)
     layout = full_layout(side)
     for _ in range(50):
-        changes = draw_augmentation(side)
-        assert augment(layout, changes).cells.shape == (side, side)
-        assert augment(layout, replace(changes, cut=None)).shares is None
+        changes = GridAugmentation.draw(side)
+        assert layout.augmented(changes).cells.shape == (side, side)
+        assert layout.augmented(replace(changes, cut=None)).shares is None
 
 
 def holey_cells(side, seed=0, share=0.3):
@@ -210,10 +198,6 @@ def test_windows_are_those_of_unfold(side, kernel, stride):
     truth = torch.nn.functional.unfold(dense(cells, rows)[None], kernel, stride=stride, padding=kernel // 2)[0].T
     assert torch.equal(ours, truth)
     assert len(ours) == math.ceil(side / stride) ** 2
-
-
-def test_a_full_map_numbers_its_cells_line_by_line():
-    assert full_cells(2).tolist() == [[0, 1], [2, 3]]
 
 
 def test_the_square_is_the_smallest_that_holds_all():

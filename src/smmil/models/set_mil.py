@@ -23,17 +23,11 @@ from smmil.nn.kernels.attention import Pairs, attention, join_heads, split_heads
 from smmil.nn.smooth_at import SmoothAt
 from smmil.nn.token_grid import (
     EMPTY,
+    GridAugmentation,
     GridLayout,
-    augment,
-    cell_rows,
-    draw_augmentation,
-    full_cells,
     gathered_positions,
-    grid_side,
-    instance_values,
     lattice_positions,
     lattice_step,
-    lay_out,
     window_index,
 )
 
@@ -123,9 +117,9 @@ class SETMIL(nn.Module):
 
     def _bag(self, x: Tensor, layout: GridLayout) -> tuple[Tensor, Tensor]:
         """Class token (1, dim) and scores (n,) of one bag."""
-        tokens = self.reduce(cell_rows(x, layout), window_index(layout.cells, _REDUCE, stride=2))
+        tokens = self.reduce(layout.cell_rows(x), window_index(layout.cells, _REDUCE, stride=2))
         side = (layout.side + 1) // 2
-        cells = full_cells(side, x.device)
+        cells = torch.arange(side * side, device=x.device).view(side, side)
         framed = torch.cat([tokens, torch.zeros_like(tokens[:1])])
         levels = [level(framed, window_index(cells, k)) for level, k in zip(self.levels, _PYRAMID, strict=True)]
         tokens = torch.cat([self.token, torch.cat(levels, dim=1)])
@@ -135,7 +129,7 @@ class SETMIL(nn.Module):
         for block in blocks:
             tokens = block(tokens, pairs)
         z, row = last(tokens)
-        return z, instance_values(row.mean(0)[1:].to(self.token.dtype), layout)
+        return z, layout.instance_values(row.mean(0)[1:].to(self.token.dtype))
 
     def _layouts(self, batch: BagBatch) -> list[GridLayout]:
         coords = [None] * len(batch) if batch.coords is None else batch.split(batch.coords)
@@ -150,14 +144,14 @@ class SETMIL(nn.Module):
         return gathered_positions(n, None, device) if step is None else lattice_positions(coords, step)
 
     def _layout(self, name: str, positions: Tensor) -> GridLayout:
-        side = self.size if self.crop else grid_side(positions, self.size)
+        side = self.size if self.crop else max(self.size, int(positions.max()) + 1)
         if side > _LARGEST_SIDE:
             raise DataError(
                 f"{name}: its map would have {side:,} × {side:,} cells, at most {_LARGEST_SIDE:,} are possible; "
                 "check the patch size and stride of its frame, or use fold='gather' or crop=True"
             )
-        layout = lay_out(positions, side)
-        return augment(layout, draw_augmentation(side)) if self.augment and self.training else layout
+        layout = GridLayout.centred(positions, side)
+        return layout.augmented(GridAugmentation.draw(side)) if self.augment and self.training else layout
 
 
 def _start_small(module: nn.Module) -> None:

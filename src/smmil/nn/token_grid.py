@@ -28,6 +28,52 @@ class GridLayout(NamedTuple):
     def side(self) -> int:
         return self.cells.shape[0]
 
+    @classmethod
+    def centred(cls, positions: Tensor, side: int) -> "GridLayout":
+        """Positions (n, 2), from row and column 0 on, centred on a grid; what does not fit is cropped on both sides."""
+        extent = positions.amax(0) + 1
+        keys, place = (positions[:, 0] * extent[1] + positions[:, 1]).unique(return_inverse=True)
+        corner = torch.where(extent > side, -((extent - side) // 2), (side - extent) // 2)
+        at = torch.stack([keys // extent[1], keys % extent[1]], 1) + corner
+        shown = ((at >= 0) & (at < side)).all(1)
+        cells = torch.full((side, side), EMPTY, device=positions.device)
+        cells[at[shown, 0], at[shown, 1]] = torch.arange(len(keys), device=positions.device)[shown]
+        return cls(cells, place)
+
+    def cell_rows(self, x: Tensor) -> Tensor:
+        """What cells can show: one row per place, the mean of its instances; then a grey row and one of zeros.
+
+        EMPTY and GREY are their numbers counted from the end. Grey is one number in all channels: the mean of the whole
+        grid before it was cut.
+        """
+        count = self.place.bincount()
+        rows = x.new_zeros(len(count), x.shape[1]).index_add(0, self.place, x) / count[:, None].to(x.dtype)
+        grey = x.new_zeros(()) if self.shares is None else self.shares.to(x.dtype) @ rows.mean(1)
+        return torch.cat([rows, grey.expand(1, x.shape[1]), x.new_zeros(1, x.shape[1])])
+
+    def instance_values(self, values: Tensor) -> Tensor:
+        """One number per instance (n,) from a map of tokens (⌈side/2⌉²,) in raster order, each for 2 × 2 cells.
+
+        The mean over all cells that show the instance's place; 0 if none does.
+        """
+        half = torch.arange(self.side, device=values.device) // 2
+        seen = self.cells >= 0
+        token = (half[:, None] * ((self.side + 1) // 2) + half)[seen]
+        m = int(self.place.max()) + 1
+        total = values.new_zeros(m).index_add(0, self.cells[seen], values[token])
+        return (total / self.cells[seen].bincount(minlength=m).clamp(min=1).to(values.dtype))[self.place]
+
+    def augmented(self, changes: "GridAugmentation") -> "GridLayout":
+        """The grid after the changes: some instances may have left it, and some may be seen in several cells."""
+        cells = self.cells.flip([axis for axis, on in ((0, changes.flip), (1, changes.mirror)) if on])
+        if changes.zoom is not None:
+            cells = _zoomed(cells, changes.zoom, changes.corner)
+        shares = None
+        if changes.cut is not None:
+            shares = cells[cells >= 0].bincount(minlength=int(self.place.max()) + 1) / cells.numel()
+            cells = _cut_out(cells, changes.cut)
+        return GridLayout(cells.rot90(changes.turns), self.place, shares)
+
 
 def square_side(n: int) -> int:
     """Side of the smallest square that holds n ≥ 1 instances."""
@@ -68,48 +114,6 @@ def gathered_positions(n: int, coords: Tensor | None = None, device: torch.devic
     return torch.stack([rank // square_side(n), rank % square_side(n)], 1)
 
 
-def grid_side(positions: Tensor, size: int) -> int:
-    """Side of a grid that shows all positions: at least `size`, else that of their bounding square."""
-    return max(size, int(positions.max()) + 1)
-
-
-def lay_out(positions: Tensor, side: int) -> GridLayout:
-    """Positions (n, 2), from row and column 0 on, centred on a grid; what does not fit is cropped on both sides."""
-    extent = positions.amax(0) + 1
-    keys, place = (positions[:, 0] * extent[1] + positions[:, 1]).unique(return_inverse=True)
-    corner = torch.where(extent > side, -((extent - side) // 2), (side - extent) // 2)
-    at = torch.stack([keys // extent[1], keys % extent[1]], 1) + corner
-    shown = ((at >= 0) & (at < side)).all(1)
-    cells = torch.full((side, side), EMPTY, device=positions.device)
-    cells[at[shown, 0], at[shown, 1]] = torch.arange(len(keys), device=positions.device)[shown]
-    return GridLayout(cells, place)
-
-
-def cell_rows(x: Tensor, layout: GridLayout) -> Tensor:
-    """What cells can show: one row per place, the mean of its instances; then a grey row and an empty one, of zeros.
-
-    EMPTY and GREY are their numbers counted from the end. Grey is one number in all channels: the mean of the whole
-    grid before it was cut.
-    """
-    count = layout.place.bincount()
-    rows = x.new_zeros(len(count), x.shape[1]).index_add(0, layout.place, x) / count[:, None].to(x.dtype)
-    grey = x.new_zeros(()) if layout.shares is None else layout.shares.to(x.dtype) @ rows.mean(1)
-    return torch.cat([rows, grey.expand(1, x.shape[1]), x.new_zeros(1, x.shape[1])])
-
-
-def instance_values(values: Tensor, layout: GridLayout) -> Tensor:
-    """One number per instance (n,) from a map of tokens (⌈side/2⌉²,) in raster order, each standing for 2 × 2 cells.
-
-    The mean over all cells that show the instance's place; 0 if none does.
-    """
-    half = torch.arange(layout.side, device=values.device) // 2
-    seen = layout.cells >= 0
-    token = (half[:, None] * ((layout.side + 1) // 2) + half)[seen]
-    m = int(layout.place.max()) + 1
-    total = values.new_zeros(m).index_add(0, layout.cells[seen], values[token])
-    return (total / layout.cells[seen].bincount(minlength=m).clamp(min=1).to(values.dtype))[layout.place]
-
-
 def window_index(cells: Tensor, kernel: int, stride: int = 1) -> Tensor:
     """What the k × k window around every stride-th cell shows: (⌈side/stride⌉², k²), row by row.
 
@@ -118,11 +122,6 @@ def window_index(cells: Tensor, kernel: int, stride: int = 1) -> Tensor:
     rim = kernel // 2
     framed = pad(cells, (rim, rim, rim, rim), value=EMPTY)
     return framed.unfold(0, kernel, stride).unfold(1, kernel, stride).reshape(-1, kernel * kernel)
-
-
-def full_cells(side: int, device: torch.device | str = "cpu") -> Tensor:
-    """Cells of a map without holes: their numbers in raster order."""
-    return torch.arange(side * side, device=device).view(side, side)
 
 
 @dataclass(frozen=True)
@@ -143,28 +142,16 @@ class GridAugmentation:
     cut: tuple[int, int] | None = None
     turns: int = 0
 
-
-def draw_augmentation(side: int) -> GridAugmentation:
-    """Flips, zoom of ±20 % and cut-out with probability ½ each, and a quarter turn; from torch's global generator."""
-    mirror, flip, zooms, cuts = (torch.rand(4) < 0.5).tolist()
-    least = max(1, int(0.8 * side))
-    zoom = _random_int(least, max(least + 1, int(1.2 * side)))
-    room, hole = max(1, zoom - side), side // 8
-    corner = (_random_int(0, room), _random_int(0, room))
-    cut = (_random_int(-(hole // 2), side - hole), _random_int(-(hole // 2), side - hole)) if hole else None
-    return GridAugmentation(mirror, flip, zoom if zooms else None, corner, cut if cuts else None, _random_int(0, 4))
-
-
-def augment(layout: GridLayout, changes: GridAugmentation) -> GridLayout:
-    """The grid after the changes: some instances may have left it, and some may be seen in several cells."""
-    cells = layout.cells.flip([axis for axis, on in ((0, changes.flip), (1, changes.mirror)) if on])
-    if changes.zoom is not None:
-        cells = _zoomed(cells, changes.zoom, changes.corner)
-    shares = None
-    if changes.cut is not None:
-        shares = cells[cells >= 0].bincount(minlength=int(layout.place.max()) + 1) / cells.numel()
-        cells = _cut_out(cells, changes.cut)
-    return GridLayout(cells.rot90(changes.turns), layout.place, shares)
+    @classmethod
+    def draw(cls, side: int) -> "GridAugmentation":
+        """Flips, zoom of ±20 % and cut-out with probability ½ each, and a quarter turn; by torch's generator."""
+        mirror, flip, zooms, cuts = (torch.rand(4) < 0.5).tolist()
+        least = max(1, int(0.8 * side))
+        zoom = _random_int(least, max(least + 1, int(1.2 * side)))
+        room, hole = max(1, zoom - side), side // 8
+        corner = (_random_int(0, room), _random_int(0, room))
+        cut = (_random_int(-(hole // 2), side - hole), _random_int(-(hole // 2), side - hole)) if hole else None
+        return cls(mirror, flip, zoom if zooms else None, corner, cut if cuts else None, _random_int(0, 4))
 
 
 def _zoomed(cells: Tensor, zoom: int, corner: tuple[int, int]) -> Tensor:
