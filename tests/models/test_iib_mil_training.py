@@ -9,7 +9,7 @@ from support.literal_iib_mil import loss_of, make, make_batch, shake
 
 from smmil.bag import BagBatch
 from smmil.errors import DataError
-from smmil.train.folder import State, load_checkpoint, save_checkpoint
+from smmil.train.folder import State, _load_checkpoint, _save_checkpoint
 
 IDENTITY = {"config": "c", "split": "s", "versions": {}}
 
@@ -193,9 +193,9 @@ def test_going_on_from_a_checkpoint_is_the_same_as_never_stopping(tmp_path, stop
     train(whole, optimiser, range(8))
     first, optimiser = fresh()
     train(first, optimiser, range(stop))
-    save_checkpoint(tmp_path / "last.safetensors", first, optimiser, State(step=stop), IDENTITY)
+    _save_checkpoint(tmp_path / "last.safetensors", first, optimiser, State(step=stop), IDENTITY)
     second, optimiser = fresh()
-    load_checkpoint(tmp_path / "last.safetensors", second, optimiser, IDENTITY)
+    _load_checkpoint(tmp_path / "last.safetensors", second, optimiser, IDENTITY)
     train(second, optimiser, range(stop, 8))
     assert same(dict(second.state_dict()), dict(whole.state_dict()))
 

@@ -6,7 +6,6 @@ from torch import nn
 
 from smmil.nn.graphcam import (
     CAM_STARTS,
-    TokenBlock,
     TokenTransformer,
     _attention_relevance,
     _divided,
@@ -15,6 +14,7 @@ from smmil.nn.graphcam import (
     _relevance_of_product,
     _relevance_of_sum,
     _rollout,
+    _TokenBlock,
     graph_cam,
 )
 from smmil.nn.kernels.attention import join_heads
@@ -159,7 +159,7 @@ def torchs_own(block, dim, heads, hidden):
 
 def test_a_block_is_torchs_pre_norm_layer():
     torch.manual_seed(0)
-    block = TokenBlock(12, 3, 24).double()
+    block = _TokenBlock(12, 3, 24).double()
     assert torch.allclose(block(some_tokens()).out, torchs_own(block, 12, 3, 24)(some_tokens()), atol=1e-12)
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from smmil.graph import chain_graph, grid_graph, join
 from smmil.nn import transformer as module
-from smmil.nn.transformer import FeedForward, PostNormLayer, QueryDecoder, QueryLayer, TransformerEncoder
+from smmil.nn.transformer import PostNormLayer, QueryDecoder, TransformerEncoder, _FeedForward, _QueryLayer
 
 OFFSETS = torch.tensor([0, 1, 6, 26])
 
@@ -124,7 +124,7 @@ def literal_query_layer(layer, t, bag):
 
 
 def test_queries_attend_to_each_other_then_to_their_bag_then_pass_the_mlp():
-    layer = shaken(QueryLayer(DIM, heads=2, hidden=12, dropout=0.1)).eval()
+    layer = shaken(_QueryLayer(DIM, heads=2, hidden=12, dropout=0.1)).eval()
     t = rows(1)[:9]
     expected = [literal_query_layer(layer, one, bag) for one, bag in zip(t.split(3), rows().split(SIZES), strict=True)]
     assert torch.allclose(layer(t, QUERIES, rows(), PACKED), torch.cat(expected), rtol=0, atol=1e-12)
@@ -162,7 +162,7 @@ def test_dropout_works_at_every_place_in_training_only():
 
 
 def test_queries_drop_in_training_only():
-    layer = shaken(QueryLayer(DIM, heads=2, hidden=12, dropout=0.5))
+    layer = shaken(_QueryLayer(DIM, heads=2, hidden=12, dropout=0.5))
     t = rows(1)[:9]
     still = layer.eval()(t, QUERIES, rows(), PACKED)
     assert torch.equal(still, layer(t, QUERIES, rows(), PACKED))
@@ -170,7 +170,7 @@ def test_queries_drop_in_training_only():
 
 
 def test_half_of_the_hidden_units_and_half_of_the_output_are_dropped():
-    feed = FeedForward(2000, 2000, 0.5).double()
+    feed = _FeedForward(2000, 2000, 0.5).double()
     nn.init.eye_(feed.expand.weight)
     nn.init.eye_(feed.contract.weight)
     nn.init.zeros_(feed.expand.bias)
@@ -181,7 +181,7 @@ def test_half_of_the_hidden_units_and_half_of_the_output_are_dropped():
     assert 0.2 < (added > 0).double().mean() < 0.3
 
 
-@pytest.mark.parametrize("kind", [PostNormLayer, QueryLayer])
+@pytest.mark.parametrize("kind", [PostNormLayer, _QueryLayer])
 def test_computing_again_gives_the_same_numbers_as_keeping(kind, monkeypatch):
     layer = shaken(kind(DIM, heads=2, hidden=20, dropout=0.3)).train()
     found = []
@@ -196,7 +196,7 @@ def test_computing_again_gives_the_same_numbers_as_keeping(kind, monkeypatch):
 
 def test_what_is_large_is_not_kept(monkeypatch):
     """The tape of the feed-forward step holds its input instead of its wide middle."""
-    feed, held = FeedForward(DIM, 500, 0.3), {}
+    feed, held = _FeedForward(DIM, 500, 0.3), {}
     for small in (0, 10**9):
         monkeypatch.setattr(module, "SMALL", small)
         sizes = []

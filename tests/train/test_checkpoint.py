@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from smmil.errors import ConfigError, DataError
-from smmil.train.folder import State, _peek, load_checkpoint, save_checkpoint
+from smmil.train.folder import State, _load_checkpoint, _peek, _save_checkpoint
 from smmil.weights import read_weights, save_weights
 
 IDENTITY = {"config": "c", "split": "s", "versions": {"torch": "x"}}
@@ -48,11 +48,11 @@ def test_going_on_from_a_checkpoint_is_the_same_as_never_stopping(tmp_path, kind
     state = State(
         epoch=2, step=5, sums={"loss": 0.1 + 0.2, "bags": 3}, history=[{"epoch": 1, "val_auroc": float("nan")}]
     )
-    save_checkpoint(tmp_path / "last.safetensors", model, optimiser, state, IDENTITY)
+    _save_checkpoint(tmp_path / "last.safetensors", model, optimiser, state, IDENTITY)
     torch.manual_seed(99)
     fresh = Awkward()
     again = kind(fresh.parameters(), lr=0.1)
-    found, _ = load_checkpoint(tmp_path / "last.safetensors", fresh, again, IDENTITY)
+    found, _ = _load_checkpoint(tmp_path / "last.safetensors", fresh, again, IDENTITY)
     assert (found.epoch, found.step, found.sums) == (2, 5, state.sums)
     trained(4, model, optimiser)
     trained(4, fresh, again)
@@ -62,17 +62,17 @@ def test_going_on_from_a_checkpoint_is_the_same_as_never_stopping(tmp_path, kind
 
 def test_the_same_content_gives_the_same_bytes(tmp_path):
     for name in ("a", "b"):
-        save_checkpoint(tmp_path / name, *trained(2), State(), IDENTITY)
+        _save_checkpoint(tmp_path / name, *trained(2), State(), IDENTITY)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_a_checkpoint_of_another_config_or_split_is_refused(tmp_path):
     model, optimiser = trained(1)
-    save_checkpoint(tmp_path / "last", model, optimiser, State(), IDENTITY)
+    _save_checkpoint(tmp_path / "last", model, optimiser, State(), IDENTITY)
     with pytest.raises(ConfigError, match="another config"):
-        load_checkpoint(tmp_path / "last", model, optimiser, {**IDENTITY, "config": "d"})
+        _load_checkpoint(tmp_path / "last", model, optimiser, {**IDENTITY, "config": "d"})
     with pytest.raises(DataError, match="have changed since this run began"):
-        load_checkpoint(tmp_path / "last", model, optimiser, {**IDENTITY, "split": "t"})
+        _load_checkpoint(tmp_path / "last", model, optimiser, {**IDENTITY, "split": "t"})
 
 
 def test_weights_without_training_state_are_not_a_checkpoint(tmp_path):
@@ -83,7 +83,7 @@ def test_weights_without_training_state_are_not_a_checkpoint(tmp_path):
 
 def test_any_truncation_or_flipped_bit_is_a_clear_error_and_never_other_weights(tmp_path):
     path = tmp_path / "last.safetensors"
-    save_checkpoint(path, *trained(1), State(history=[{"epoch": 1}]), IDENTITY)
+    _save_checkpoint(path, *trained(1), State(history=[{"epoch": 1}]), IDENTITY)
     good, chance = path.read_bytes(), random.Random(0)
     for trial in range(300):
         damaged = bytearray(good)

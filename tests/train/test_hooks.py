@@ -7,7 +7,7 @@ from torch import nn
 from smmil.config import TrainingConfig
 from smmil.losses import total_loss
 from smmil.models import Output
-from smmil.train.loop import _after_step, _bag_weight, _before_step, _set_epoch_lr, make_optimiser, parameter_groups
+from smmil.train.loop import _after_step, _bag_weight, _before_step, _make_optimiser, _parameter_groups, _set_epoch_lr
 
 
 class Asking(nn.Module):
@@ -30,7 +30,7 @@ class Asking(nn.Module):
 
 def test_groups_get_their_share_of_the_learning_rate_in_every_epoch():
     settings = TrainingConfig(lr=1.0, warmup_epochs=2, warmup_start=0.5)
-    optimiser = make_optimiser(parameter_groups(Asking()), settings)
+    optimiser = _make_optimiser(_parameter_groups(Asking()), settings)
     rates = []
     for epoch in range(3):
         _set_epoch_lr(optimiser, settings, epoch)
@@ -42,7 +42,7 @@ def test_a_group_that_forgets_a_parameter_is_refused():
     model = Asking()
     model.parameter_groups = lambda: [{"params": model.a.parameters()}]
     with pytest.raises(ValueError, match="exactly once"):
-        parameter_groups(model)
+        _parameter_groups(model)
 
 
 def test_the_bag_loss_is_weighted_next_to_the_models_own_terms():
@@ -59,4 +59,4 @@ def test_a_model_that_asks_for_nothing_is_trained_as_it_is():
     _before_step(model)
     _after_step(model)
     assert _bag_weight(model) == 1.0
-    assert [len(g["params"]) for g in parameter_groups(model)] == [2]
+    assert [len(g["params"]) for g in _parameter_groups(model)] == [2]

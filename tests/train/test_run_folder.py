@@ -16,7 +16,7 @@ from smmil.config import config_hash
 from smmil.data import Manifest
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.train import Interrupted, Progress, train
-from smmil.train.loop import StopRequest, stop_on_signals
+from smmil.train.loop import _stop_on_signals, _StopRequest
 from smmil.weights import read_weights
 
 SAME = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "checkpoints/last.safetensors",
@@ -103,7 +103,7 @@ def test_ctrl_c_finishes_the_step_saves_and_goes_on_to_the_same_bytes(finished, 
 
 
 def test_asking_twice_to_stop_stops_at_once():
-    request = StopRequest()
+    request = _StopRequest()
     request.ask(2)
     with pytest.raises(KeyboardInterrupt):
         request.ask(2)
@@ -111,7 +111,7 @@ def test_asking_twice_to_stop_stops_at_once():
 
 def test_signal_handlers_are_given_back():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with stop_on_signals():
+    with _stop_on_signals():
         assert signal.getsignal(signal.SIGINT) != before[0]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smmil.config import TrainingConfig
-from smmil.train.loop import _set_epoch_lr, _warmup_factor, make_optimiser
+from smmil.train.loop import _make_optimiser, _set_epoch_lr, _warmup_factor
 
 
 def test_the_papers_warm_up_is_reproduced_number_by_number():
@@ -27,14 +27,14 @@ def test_without_warm_up_the_rate_is_full_from_the_start():
 
 def test_the_rate_of_an_epoch_does_not_depend_on_the_epochs_before():
     settings = TrainingConfig(lr=1.0)
-    optimiser = make_optimiser([torch.nn.Parameter(torch.zeros(1))], settings)
+    optimiser = _make_optimiser([torch.nn.Parameter(torch.zeros(1))], settings)
     jumped = _set_epoch_lr(optimiser, settings, 3)
     assert optimiser.param_groups[0]["lr"] == jumped == pytest.approx(0.64)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adam", "Adam"), ("adamw", "AdamW"), ("sgd", "SGD")])
 def test_optimisers_keep_pytorchs_defaults(name, kind):
-    ours = make_optimiser([torch.nn.Parameter(torch.zeros(1))], TrainingConfig(optimiser=name, lr=0.5))
+    ours = _make_optimiser([torch.nn.Parameter(torch.zeros(1))], TrainingConfig(optimiser=name, lr=0.5))
     theirs = getattr(torch.optim, kind)([torch.nn.Parameter(torch.zeros(1))], lr=0.5, weight_decay=0.0)
     assert type(ours).__name__ == kind
     assert ours.defaults == theirs.defaults

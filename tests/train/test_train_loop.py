@@ -13,7 +13,7 @@ from smmil.errors import DataError
 from smmil.models import Output
 from smmil.train import train
 from smmil.train.folder import State
-from smmil.train.loop import Trainer, _is_better, _reason_to_end, make_optimiser
+from smmil.train.loop import Trainer, _is_better, _make_optimiser, _reason_to_end
 from smmil.weights import read_weights
 
 
@@ -42,7 +42,7 @@ def trainer(settings, ids, *, model=None, optimiser=None, **changes):
     bags = BagDataset(manifest, ids)
     t = settings.training
     nothing = {"save": lambda _state: None, "save_selected": lambda _name, chosen: chosen}
-    optimiser = optimiser or make_optimiser(model.parameters(), t)
+    optimiser = optimiser or _make_optimiser(model.parameters(), t)
     return Trainer(t, model, optimiser, bags, bags, torch.device("cpu"), **{**nothing, **changes})
 
 

@@ -20,7 +20,7 @@ CAM_STARTS = ("logit", "probability", "one")
 _EPS = 1e-9
 
 
-class BlockTrace(NamedTuple):
+class _BlockTrace(NamedTuple):
     """What one block computed on the way from x to out; queries, keys, values and attention maps per head."""
 
     x: Tensor
@@ -41,12 +41,12 @@ class BlockTrace(NamedTuple):
 class TransformerTrace(NamedTuple):
     """What the transformer computed: one trace per block, the class token after the last norm, and the logits."""
 
-    blocks: list[BlockTrace]
+    blocks: list[_BlockTrace]
     z: Tensor
     logits: Tensor
 
 
-class TokenBlock(nn.Module):
+class _TokenBlock(nn.Module):
     """Pre-norm transformer block over tokens (b, t, dim): attention, then an MLP, each added to its input."""
 
     def __init__(self, dim: int, heads: int, hidden: int):
@@ -59,7 +59,7 @@ class TokenBlock(nn.Module):
         self.expand = nn.Linear(dim, hidden)
         self.contract = nn.Linear(hidden, dim)
 
-    def forward(self, x: Tensor) -> BlockTrace:
+    def forward(self, x: Tensor) -> _BlockTrace:
         normed = self.norm1(x)
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(normed).chunk(3, dim=-1))
         attention = ((q @ k.mT) * q.shape[-1] ** -0.5).softmax(-1)
@@ -70,7 +70,7 @@ class TokenBlock(nn.Module):
         hidden = gelu(self.expand(middle_normed))
         fed = self.contract(hidden)
         out = middle + fed
-        return BlockTrace(x, normed, q, k, v, attention, mixed, attended, middle, middle_normed, hidden, fed, out)
+        return _BlockTrace(x, normed, q, k, v, attention, mixed, attended, middle, middle_normed, hidden, fed, out)
 
 
 class TokenTransformer(nn.Module):
@@ -78,12 +78,12 @@ class TokenTransformer(nn.Module):
 
     def __init__(self, dim: int, n_classes: int, *, layers: int, heads: int, hidden: int):
         super().__init__()
-        self.blocks = nn.ModuleList(TokenBlock(dim, heads, hidden) for _ in range(layers))
+        self.blocks = nn.ModuleList(_TokenBlock(dim, heads, hidden) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, n_classes)
 
     def forward(self, tokens: Tensor) -> TransformerTrace:
-        traces: list[BlockTrace] = []
+        traces: list[_BlockTrace] = []
         for block in self.blocks:
             traces.append(block(traces[-1].out if traces else tokens))
         z = self.norm(traces[-1].out[:, 0])
@@ -129,12 +129,12 @@ def _attention_relevance(transformer: TokenTransformer, trace: TransformerTrace,
     r = pad(r[:, None], (0, 0, 0, trace.blocks[0].x.shape[1] - 1))
     found: list[Tensor] = []
     for block, seen in zip(reversed(transformer.blocks), reversed(trace.blocks), strict=True):
-        attention, r = _through_block(cast(TokenBlock, block), seen, r)
+        attention, r = _through_block(cast(_TokenBlock, block), seen, r)
         found.insert(0, attention)
     return found
 
 
-def _through_block(block: TokenBlock, seen: BlockTrace, r: Tensor) -> tuple[Tensor, Tensor]:
+def _through_block(block: _TokenBlock, seen: _BlockTrace, r: Tensor) -> tuple[Tensor, Tensor]:
     """Relevance of a block's attention maps and of its input, from that of its output."""
     skipped, fed = _relevance_of_sum(r, seen.middle, seen.fed)
     hidden = _relevance_of_linear(fed, seen.hidden, block.contract.weight)

@@ -20,7 +20,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class HasGraph(Protocol):
+class _HasGraph(Protocol):
     def need(self, name: str) -> Any: ...
 
 
@@ -50,7 +50,7 @@ class SmoothAt(nn.Module):
             for layer in places[self.where]:
                 with_spectral_norm(layer)
 
-    def forward(self, place: str, u: Tensor, on: HasGraph | Graph) -> Tensor:
+    def forward(self, place: str, u: Tensor, on: _HasGraph | Graph) -> Tensor:
         """u, smoothed over the graph (of a batch, or given) if this is the place."""
         if place != self.where:
             return u

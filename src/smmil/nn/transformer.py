@@ -123,7 +123,7 @@ def recomputed(run: Callable[..., Tensor], *rows: Tensor, size: int) -> Tensor:
     return found
 
 
-class MultiHeadAttention(nn.Module):
+class _MultiHeadAttention(nn.Module):
     """Multi-head attention inside bags with biases in all maps; in training `dropout` acts on the attention weights."""
 
     def __init__(self, dim: int, heads: int, dropout: float):
@@ -147,7 +147,7 @@ class MultiHeadAttention(nn.Module):
         return mixed
 
 
-class FeedForward(nn.Module):
+class _FeedForward(nn.Module):
     """LN(x + W₂ relu(W₁ x)) with dropout after both maps, row by row; the hidden layer is not kept for training."""
 
     def __init__(self, dim: int, hidden: int, dropout: float):
@@ -171,25 +171,25 @@ class PostNormLayer(nn.Module):
 
     def __init__(self, dim: int, *, heads: int, hidden: int, dropout: float):
         super().__init__()
-        self.attention = MultiHeadAttention(dim, heads, dropout)
+        self.attention = _MultiHeadAttention(dim, heads, dropout)
         self.drop = nn.Dropout(dropout)
         self.norm = nn.LayerNorm(dim)
-        self.feed = FeedForward(dim, hidden, dropout)
+        self.feed = _FeedForward(dim, hidden, dropout)
 
     def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
         rows: Tensor = self.feed(self.norm(x + self.drop(self.attention(x, offsets))))
         return rows
 
 
-class QueryLayer(nn.Module):
+class _QueryLayer(nn.Module):
     """A few queries per bag attend to each other, then to all instances, then pass an MLP."""
 
     def __init__(self, dim: int, *, heads: int, hidden: int, dropout: float):
         super().__init__()
         self.drop = nn.Dropout(dropout)
-        self.among, self.norm_among = MultiHeadAttention(dim, heads, dropout), nn.LayerNorm(dim)
-        self.across, self.norm_across = MultiHeadAttention(dim, heads, dropout), nn.LayerNorm(dim)
-        self.feed = FeedForward(dim, hidden, dropout)
+        self.among, self.norm_among = _MultiHeadAttention(dim, heads, dropout), nn.LayerNorm(dim)
+        self.across, self.norm_across = _MultiHeadAttention(dim, heads, dropout), nn.LayerNorm(dim)
+        self.feed = _FeedForward(dim, hidden, dropout)
 
     def forward(self, t: Tensor, t_offsets: Tensor, h: Tensor, offsets: Tensor) -> Tensor:
         """New queries (b·m, dim) from packed queries t and packed instances h (n, dim)."""
@@ -207,7 +207,7 @@ class QueryDecoder(nn.Module):
     def __init__(self, dim: int, *, queries: int, layers: int, heads: int, hidden: int, dropout: float):
         super().__init__()
         self.queries = nn.Parameter(torch.randn(queries, dim))
-        first = QueryLayer(dim, heads=heads, hidden=hidden, dropout=dropout)
+        first = _QueryLayer(dim, heads=heads, hidden=hidden, dropout=dropout)
         self.layers = nn.ModuleList(deepcopy(first) for _ in range(layers))
 
     def forward(self, h: Tensor, offsets: Tensor) -> Tensor:

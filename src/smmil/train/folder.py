@@ -43,7 +43,7 @@ class State:
         self.sums["bags"] = self.sums.get("bags", 0) + bags
 
 
-def save_checkpoint(
+def _save_checkpoint(
     path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, state: State, identity: dict[str, Any]
 ) -> None:
     """Write everything needed to resume exactly from here."""
@@ -61,7 +61,7 @@ def _peek(path: Path) -> State:
     return _state(path, read_weights(path)[1])
 
 
-def load_checkpoint(
+def _load_checkpoint(
     path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, identity: dict[str, Any]
 ) -> tuple[State, dict[str, Any]]:
     """Restore model and optimiser; returns the state and the identity under which it was saved.
@@ -178,7 +178,7 @@ class RunFolder:
         """Complete run.json of a run that was killed between its last checkpoint and this file."""
         facts = read_json(self.path / "run.json")
         if facts["status"] != "finished":
-            self.write_facts({**facts, **outcome(state, "finished")})
+            self.write_facts({**facts, **_outcome(state, "finished")})
 
     def add_timing(self, epoch: int, seconds: float) -> None:
         """Add a line to timing.csv, the only file with clock times, so the only one that differs between equal runs."""
@@ -187,7 +187,7 @@ class RunFolder:
         write_text(path, f"{before}{epoch},{seconds:.3f}\n")
 
 
-def outcome(state: State, status: str) -> dict[str, Any]:
+def _outcome(state: State, status: str) -> dict[str, Any]:
     """Status and selected epochs of a run, for run.json."""
     return {"status": status, "ended": state.ended, "best": state.best, "lowest_loss": state.lowest_loss}
 
@@ -203,7 +203,7 @@ def table_text(rows: Iterable[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-class TensorBoardLog:
+class _TensorBoardLog:
     """Writes each epoch's numbers as TensorBoard scalars; resuming replaces later epochs."""
 
     def __init__(self, folder: Path, epoch: int):

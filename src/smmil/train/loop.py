@@ -66,7 +66,7 @@ class Interrupted(Exception):  # noqa: N818
         self.signal = signal_number
 
 
-class StopRequest:
+class _StopRequest:
     """Records a request to stop; a second one raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
+def _stop_on_signals() -> Iterator[_StopRequest]:
     """Turn SIGINT and SIGTERM into a StopRequest inside the block; outside the main thread signals are left alone."""
-    request = StopRequest()
+    request = _StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -98,7 +98,7 @@ def _bag_weight(model: nn.Module) -> float:
     return float(getattr(model, "bag_weight", 1.0))
 
 
-def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+def _parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Parameter groups of the model, or one group with all; every parameter must be in exactly one."""
     if not hasattr(model, "parameter_groups"):
         return [{"params": list(model.parameters())}]
@@ -121,7 +121,7 @@ def _after_step(model: nn.Module) -> None:
         model.after_step()  # type: ignore[operator]
 
 
-def lasting_state(model: nn.Module) -> dict[str, Tensor]:
+def _lasting_state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict without the entries that only training needs."""
     prefixes = tuple(getattr(model, "training_state", ()))
     return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(prefixes)}
@@ -134,7 +134,7 @@ _OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def make_optimiser(
+def _make_optimiser(
     parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]], settings: TrainingConfig
 ) -> torch.optim.Optimizer:
     """Create the optimiser; PyTorch's defaults apart from learning rate and weight decay."""
@@ -226,7 +226,7 @@ class Trainer:
     save_selected: Callable[[str, dict[str, Any]], dict[str, Any]]
     loss_weights: dict[str, Tensor] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
-    stop: StopRequest = field(default_factory=StopRequest)
+    stop: _StopRequest = field(default_factory=_StopRequest)
 
     @property
     def steps(self) -> int:

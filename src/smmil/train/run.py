@@ -31,16 +31,16 @@ from smmil.models import create_model
 from smmil.predict.cases import SOURCE_KEYS, feature_source
 from smmil.predict.inference import load_trained, outputs
 from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
-from smmil.train.folder import RunFolder, State, TensorBoardLog, load_checkpoint, outcome, save_checkpoint
+from smmil.train.folder import RunFolder, State, _load_checkpoint, _outcome, _save_checkpoint, _TensorBoardLog
 from smmil.train.loop import (
     Interrupted,
     Progress,
-    StopRequest,
     Trainer,
-    lasting_state,
-    make_optimiser,
-    parameter_groups,
-    stop_on_signals,
+    _lasting_state,
+    _make_optimiser,
+    _parameter_groups,
+    _stop_on_signals,
+    _StopRequest,
 )
 from smmil.weights import save_weights
 
@@ -143,7 +143,7 @@ def _train_in_folder(
     folder.refuse_other(config)
     state = folder.finished()
     if state is None:
-        with reproducible(config.training.threads), stop_on_signals() as stop:
+        with reproducible(config.training.threads), _stop_on_signals() as stop:
             state = _Run(config, folder, bags_of(config), progress, stop).resume()
     else:
         folder.write_metrics(state.history)
@@ -255,21 +255,21 @@ class _BagTable:
 class _Run:
     """A run in its folder: builds model and trainer, saves, logs and resumes."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, bags: _RunBags, progress: Progress, stop: StopRequest):
+    def __init__(self, config: TrainConfig, folder: RunFolder, bags: _RunBags, progress: Progress, stop: _StopRequest):
         self.config, self.folder, self.bags, self.progress, self.stop = config, folder, bags, progress, stop
         self.identity = {
             "config": config_hash(config),
             "split": bags.digest(),
             "versions": versions() | {"source": source_digest()},
         }
-        self.board: TensorBoardLog | None = None
+        self.board: _TensorBoardLog | None = None
         self.since = time.monotonic()
 
     def resume(self) -> State:
         """Train to the end, from the last checkpoint if there is one; raises Interrupted when stopped by a signal."""
         trainer, state = self._prepare()
         if self.config.training.tensorboard:
-            self.board = TensorBoardLog(self.folder.path / "tensorboard", state.epoch)
+            self.board = _TensorBoardLog(self.folder.path / "tensorboard", state.epoch)
         self.progress.begun(epochs=trainer.settings.epochs, steps=trainer.steps, epoch=state.epoch, step=state.step)
         self.folder.write_metrics(state.history)
         self._write_facts(state, "running")
@@ -301,14 +301,14 @@ class _Run:
         return trainer, state
 
     def _restored(self) -> State:
-        state, saved = load_checkpoint(self.folder.last, self.model, self.optimiser, self.identity)
+        state, saved = _load_checkpoint(self.folder.last, self.model, self.optimiser, self.identity)
         self.progress.message(f"{self.folder.path}: goes on at epoch {state.epoch + 1}, batch {state.step + 1}")
         if saved["versions"] != self.identity["versions"]:
             self.progress.message(f"begun with {saved['versions']}, now {self.identity['versions']}: bits may differ")
         return state
 
     def _save(self, state: State) -> None:
-        save_checkpoint(self.folder.last, self.model, self.optimiser, state, self.identity)
+        _save_checkpoint(self.folder.last, self.model, self.optimiser, state, self.identity)
         if state.step == 0:
             self._log_epoch(state)
 
@@ -322,11 +322,11 @@ class _Run:
 
     def _save_selected(self, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
         facts = {"model": self.shape, "features": self.features, "selected_by": name, **chosen, **self.identity}
-        return {**chosen, "weights": save_weights(self.folder.weights(name), lasting_state(self.model), facts)}
+        return {**chosen, "weights": save_weights(self.folder.weights(name), _lasting_state(self.model), facts)}
 
     def _write_facts(self, state: State, status: str) -> None:
         facts = {
-            **outcome(state, status),
+            **_outcome(state, status),
             "model": self.shape,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "features": self.features,
@@ -347,7 +347,7 @@ def _trainer(
 ) -> Trainer:
     """The trainer of a model that is on its device."""
     device = choose_device(settings.device)
-    optimiser = make_optimiser(parameter_groups(model), settings)
+    optimiser = _make_optimiser(_parameter_groups(model), settings)
     weights = _loss_weights(model, bags, device) if settings.class_weights else {}
     sets = bags.train_set, bags.val_set
     return Trainer(settings, model, optimiser, *sets, device, save, save_selected, loss_weights=weights, **hooks)

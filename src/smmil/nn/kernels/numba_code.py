@@ -40,7 +40,7 @@ def _instruction(typed: Callable[..., Any]) -> Any:
     return intrinsic(typed)
 
 
-class Lanes(types.Type):
+class _Lanes(types.Type):
     """A few neighbouring columns of one row, held in a vector register."""
 
     def __init__(self, dtype: types.Type, count: int):
@@ -48,8 +48,8 @@ class Lanes(types.Type):
         super().__init__(name=f"Lanes({dtype}, {count})")
 
 
-@register_model(Lanes)
-class LanesModel(models.PrimitiveModel):
+@register_model(_Lanes)
+class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager, kind):
         super().__init__(manager, kind, ir.VectorType(manager.lookup(kind.dtype).get_value_type(), kind.count))
 
@@ -82,7 +82,7 @@ def _zeros(_typing, like):
     def generate(context, builder, signature, args):
         return ir.Constant(context.get_value_type(signature.return_type), None)
 
-    return Lanes(like.dtype, like.count)(like), generate
+    return _Lanes(like.dtype, like.count)(like), generate
 
 
 @_instruction
@@ -95,7 +95,7 @@ def _load(_typing, array, at, like):
         found.align = array.dtype.bitwidth // 8
         return found
 
-    return Lanes(array.dtype, like.count)(array, types.int64, like), generate
+    return _Lanes(array.dtype, like.count)(array, types.int64, like), generate
 
 
 @_instruction
