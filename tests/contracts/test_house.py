@@ -70,6 +70,30 @@ def test_no_function_or_class_is_named_by_a_word_the_glossary_replaces():
     assert found == []
 
 
+def private_imports(room: tuple[str, ...], tree: ast.AST) -> list[str]:
+    """Underscore names that a module imports from another room (a folder below the package, or one of its files)."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("smmil."):
+            if tuple(node.module.split(".")[1:2]) != room:
+                found += [f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_")]
+    return found
+
+
+def test_an_import_of_a_private_name_from_another_room_is_noticed():
+    tree = ast.parse("from smmil.nn.pool import _score, Pool\nfrom smmil.train.loop import _Stop")
+    assert private_imports(("train",), tree) == ["smmil.nn.pool._score"]
+
+
+def test_names_with_an_underscore_stay_in_their_room():
+    found = {
+        str(name): names
+        for name, path in _modules().items()
+        if (names := private_imports(name.with_suffix("").parts[:1], ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    assert found == {}
+
+
 def imported_names(tree: ast.AST) -> set[str]:
     """Last parts of all modules, and names, that a module imports anywhere in it."""
     names: set[str] = set()
