@@ -21,7 +21,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class ByteCache:
+class _ByteCache:
     """Encoded tiles, patches and slices; together never more than `most` bytes, the oldest go first."""
 
     def __init__(self, most: int):
@@ -54,7 +54,7 @@ class ByteCache:
         return found
 
 
-class ObjectCache(Generic[K, V]):
+class _ObjectCache(Generic[K, V]):
     """At most `most` objects, made on first use; threads that ask for the same wait for one making.
 
     Exceptions are not cached: a drive that comes back is found again.
@@ -104,7 +104,7 @@ class _Handle:
     busy: bool = True
 
 
-class SlidePool:
+class _SlidePool:
     """Lends open slides to threads; a slide object serves one thread at a time, since none of them is safe for two.
 
     most_handles  slides open at once        per_slide  of these, for one file
@@ -158,7 +158,6 @@ class SlidePool:
 
     def _taken(self, path: Path, weight: int) -> _Handle:
         with self._changed:
-            handle = None
             if not self._changed.wait_for(lambda: self._closed or self._free(path, weight), _PATIENCE_SECONDS):
                 raise DataError("too many slides are being read at once; try again in a moment")
             if self._closed:
@@ -206,7 +205,7 @@ class SlidePool:
 _NAME = re.compile(r"smmil-view-([0-9a-f]{8})-([0-9]{1,10})-.+", re.ASCII)
 
 
-def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
+def _temporary_folder() -> "tempfile.TemporaryDirectory[str]":
     """A temporary folder named after machine and process; folders of ended processes are deleted."""
     _sweep(Path(tempfile.gettempdir()))
     return tempfile.TemporaryDirectory(prefix=f"smmil-view-{_machine()}-{os.getpid()}-")
@@ -233,7 +232,7 @@ def _lives(process: int) -> bool:
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass
     return True
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
 from smmil.viewer.data import ViewerData
-from smmil.viewer.guard import is_loopback
+from smmil.viewer.guard import _is_loopback
 
 _LOWEST_CACHE_MB, _HIGHEST_CACHE_MB = 1, 65_536
 
@@ -51,7 +51,7 @@ def serve(
         for problem in study.problems:
             remark(f"left out: {problem}")
         address, bound_port = listening.getsockname()[:2]
-        token = None if is_loopback(address) else secrets.token_urlsafe(32)
+        token = None if _is_loopback(address) else secrets.token_urlsafe(32)
         url = _address_to_open(host, bound_port, token)
         announce(url)
         if open_browser:
@@ -60,11 +60,11 @@ def serve(
 
 
 def _run(uvicorn: Any, study: ViewerData, host: str, token: str | None, listening: socket.socket) -> None:
-    from smmil.viewer.server import create_app
+    from smmil.viewer.server import _create_app
 
     # no log of requests: addresses may carry the token
     config = uvicorn.Config(
-        create_app(study, host=host, token=token),
+        _create_app(study, host=host, token=token),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -95,16 +95,14 @@ def _bind(host: str, port: int) -> socket.socket:
         listening.listen(128)
     except OSError as problem:
         listening.close()
-        raise ConfigError(_why_not(host, port, problem)) from None
+        why = problem.strerror
+        if problem.errno in (errno.EADDRINUSE, errno.EACCES):
+            text = f"--port {port}: cannot be used on {host} ({why}); choose another with --port (0: any free one)"
+        else:
+            hint = "use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
+            text = f"--host {host}: cannot be used on this machine ({why}); {hint}"
+        raise ConfigError(text) from None
     return listening
-
-
-def _why_not(host: str, port: int, problem: OSError) -> str:
-    if problem.errno in (errno.EADDRINUSE, errno.EACCES):
-        hint = "choose another with --port (0: any free one)"
-        return f"--port {port}: cannot be used on {host} ({problem.strerror}); {hint}"
-    hint = "use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
-    return f"--host {host}: cannot be used on this machine ({problem.strerror}); {hint}"
 
 
 def _address_to_open(host: str, port: int, token: str | None) -> str:
