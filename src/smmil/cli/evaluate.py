@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from smmil.cli.options import Column, Threshold, Validation, check_threshold
+from smmil.cli.options import Column, Threshold, Validation, _check_threshold, _print_line
 
 
-def intervals_table(results: dict[str, dict[str, Any]]) -> Any:
+def _intervals_table(results: dict[str, dict[str, Any]]) -> Any:
     """A row per metric, a column per model: value and interval."""
     some = next(iter(next(iter(results.values()))["ci"].values()), None)
     words = f"{some['level']:.0%} intervals, {some['n_resamples']} resamples by {some['unit']}" if some else "Intervals"
@@ -18,22 +18,22 @@ def intervals_table(results: dict[str, dict[str, Any]]) -> Any:
     return table
 
 
-def froc_table(results: dict[str, dict[str, Any]]) -> Any:
+def _froc_table(results: dict[str, dict[str, Any]]) -> Any:
     """A row per number of false alarms per bag, a column per model: share of the lesions found."""
     from smmil.evaluate.metrics import metrics_of
 
     table = _table("Lesions found (FROC)", ["false alarms per bag"], list(results))
     found = [result["froc"] for result in results.values()]
     for row, rate in enumerate(found[0]["rates"]):
-        table.add_row(f"{rate:g}", *(number(f["sensitivities"][row]) for f in found))
+        table.add_row(f"{rate:g}", *(_number(f["sensitivities"][row]) for f in found))
     for metric in metrics_of("lesion"):
         label = "mean" if metric.name == "froc" else metric.label
-        table.add_row(label, *(number(f[metric.key]) for f in found))
+        table.add_row(label, *(_number(f[metric.key]) for f in found))
     table.add_row("lesions / bags", *(f"{f['n_lesions']:,} / {f['n_bags']:,}" for f in found))
     return table
 
 
-def comparison_table(results: dict[str, dict[str, Any]]) -> Any:
+def _comparison_table(results: dict[str, dict[str, Any]]) -> Any:
     """A row per model and metric: both values, difference with interval, p values."""
     table = _table("Paired comparison", ["model", "against", "metric"], [
         "model's", "other's", "difference", "p", "p (Holm)", "p (DeLong)",
@@ -41,12 +41,12 @@ def comparison_table(results: dict[str, dict[str, Any]]) -> Any:
     for name, found in results.items():
         for row in found["comparisons"]:
             test = _p(row["delong"]["p"]) if row["delong"] else "–"
-            values = [number(row["a"]), number(row["b"]), _with_interval(row, "difference")]
+            values = [_number(row["a"]), _number(row["b"]), _with_interval(row, "difference")]
             table.add_row(name, row["other"], row["measure"], *values, _p(row["p"]), _p(row["p_holm"]), test)
     return table
 
 
-def evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
+def _evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
     """Every note of intervals, comparisons and FROC, once per model."""
     lines: dict[str, None] = {}
     for name, found in results.items():
@@ -58,7 +58,7 @@ def evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
     return list(lines)
 
 
-def number(value: float | None) -> str:
+def _number(value: float | None) -> str:
     """Three digits, or a dash for what does not exist."""
     return "–" if value is None or value != value else f"{value:.3f}"
 
@@ -76,7 +76,7 @@ def _table(title: str, texts: list[str], numbers: list[str]) -> Any:
 
 
 def _with_interval(found: dict[str, Any] | None, key: str) -> str:
-    return "–" if found is None else f"{number(found[key])} ({number(found['low'])} to {number(found['high'])})"
+    return "–" if found is None else f"{_number(found[key])} ({_number(found['low'])} to {_number(found['high'])})"
 
 
 def _p(value: float) -> str:
@@ -155,7 +155,7 @@ def evaluate(
     from smmil.evaluate.folders import add_froc, load_models, summarize_models
     from smmil.evaluate.metrics import USUAL
 
-    check_threshold(threshold, validation)
+    _check_threshold(threshold, validation)
     _refuse_idle(context, ci=ci, compare=bool(compare))
     if resamples < 2:
         raise ConfigError(f"--resamples {resamples}: expected at least 2; 2000 are usual")
@@ -193,12 +193,12 @@ def _show(results: dict[str, dict[str, Any]], *, ci: bool, froc: bool, compare: 
     from rich.console import Console
 
     console = Console()
-    console.print(metrics_table(results))
-    wanted = ((froc, froc_table), (ci, intervals_table), (compare, comparison_table))
+    console.print(_metrics_table(results))
+    wanted = ((froc, _froc_table), (ci, _intervals_table), (compare, _comparison_table))
     for table in (draw for asked, draw in wanted if asked):
         console.print(table(results))
-    for line in [*remarks(results), *evidence_notes(results)]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in [*_remarks(results), *_evidence_notes(results)]:
+        _print_line(console, line)
 
 
 def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | None) -> None:
@@ -217,7 +217,7 @@ def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | No
         typer.echo(f"written: {path}")
 
 
-def metrics_table(results: dict[str, dict[str, Any]]) -> Any:
+def _metrics_table(results: dict[str, dict[str, Any]]) -> Any:
     """One rich table: a row per metric, a column per model."""
     from smmil.evaluate.metrics import metrics_of
 
@@ -228,7 +228,7 @@ def metrics_table(results: dict[str, dict[str, Any]]) -> Any:
         measured = [m for m in metrics if m.same_as is None and any(m.key in values for values in inside)]
         for row, metric in enumerate(measured):
             label = " = ".join(m.key.replace("_", " ") for m in metrics if metric.name in (m.name, m.same_as))
-            cells = [number(values.get(metric.key)) for values in inside]
+            cells = [_number(values.get(metric.key)) for values in inside]
             table.add_row("" if row else heading, label, *cells, end_section=metric is measured[-1])
     return table
 
@@ -238,7 +238,7 @@ def _by_heading(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {"bags": found["bag"], **pools, "energy": found["energy"]}
 
 
-def remarks(results: dict[str, dict[str, Any]]) -> list[str]:
+def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
     """For each model: number of cases, threshold and its source, and every note once."""
     lines = []
     for name, found in results.items():
@@ -249,13 +249,8 @@ def remarks(results: dict[str, dict[str, Any]]) -> list[str]:
             f"instances ({pooled['n_positive']:,} positive), score: {pooled['score_kind']}"
         )
         lines.append(f"  instance threshold: {value} ({cut['source']}); bag threshold: {bag['threshold']}")
-        lines += [f"  note ({where}): {note}" for where, note in _notes(found)]
+        first: dict[str, str] = {}  # where a note stands first
+        for where, part in _by_heading(found).items():
+            first |= {note: where for note in part["notes"] if note not in first}
+        lines += [f"  note ({where}): {note}" for note, where in first.items()]
     return lines
-
-
-def _notes(found: dict[str, Any]) -> list[tuple[str, str]]:
-    first: dict[str, str] = {}
-    for where, part in _by_heading(found).items():
-        for note in part["notes"]:
-            first.setdefault(note, where)
-    return [(where, note) for note, where in first.items()]

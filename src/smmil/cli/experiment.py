@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from smmil.cli.options import _check_place, _exit_on_failures
+
 app = typer.Typer(
     no_args_is_help=True,
     help="Grids of training runs: run what is missing, then write tables and figures.\n\n"
@@ -21,11 +23,7 @@ Only = Annotated[list[str] | None, typer.Option("--set", help="Only these data s
 Toy = Annotated[bool, typer.Option("--toy", help="Everything tiny and synthetic, to see that it works.")]
 
 
-class StudyExecutor(StrEnum):
-    serial = "serial"
-    processes = "processes"
-    dask = "dask"
-    submitit = "submitit"
+StudyExecutor = StrEnum("StudyExecutor", "serial processes dask submitit")
 
 
 @app.command("run")
@@ -50,15 +48,14 @@ def run(
 
       smmil experiment run configs/paper/crchisto.yaml --out study --data CRCHISTO=crchisto/manifest.csv
     """
-    from smmil.cli.options import check_place
-    from smmil.cli.progress import GridBars
+    from smmil.cli.progress import _GridBars
     from smmil.experiments.runner import run_study
     from smmil.train.loop import Interrupted
 
-    check_place(executor.value, workers, address, slurm)
+    _check_place(executor.value, workers, address, slurm)
     study = _study(config, data, toy, check=True)
     try:
-        with GridBars() as bars:
+        with _GridBars() as bars:
             report = run_study(
                 study,
                 out,
@@ -87,17 +84,15 @@ def _print_report(report: Any, folder: Path) -> None:
         f"{folder / 'results.csv'}: {len(report.done)} runs done now, {meanwhile}{len(report.before)} there already, "
         f"{len(report.failed)} failed"
     )
+    failures = folder / "failures.csv"
     if report.failed:
         from smmil.files import write_text
         from smmil.train.folder import table_text
 
-        rows = [{"run": label, "reason": reason} for label, reason in report.failed.items()]
-        write_text(folder / "failures.csv", table_text(rows))
-        for label, reason in report.failed.items():
-            print(f"failed: {label}: {reason}", file=sys.stderr)
-        print(f"the failures are listed in {folder / 'failures.csv'}", file=sys.stderr)
-        raise typer.Exit(3)
-    (folder / "failures.csv").unlink(missing_ok=True)
+        write_text(failures, table_text([{"run": label, "reason": reason} for label, reason in report.failed.items()]))
+    else:
+        failures.unlink(missing_ok=True)
+    _exit_on_failures((f"{label}: {reason}" for label, reason in report.failed.items()), failures)
 
 
 @app.command("status")
@@ -155,10 +150,9 @@ def trust(
     workers: Annotated[int | None, typer.Option(help="Runs at once.")] = None,
 ) -> None:
     """Ask whether the maps deserve trust: seeds, deletion and insertion, inverted maps, random labels, positions."""
-    from smmil.cli.options import check_place
     from smmil.experiments.trust import trust_report
 
-    check_place(executor.value, workers, None)
+    _check_place(executor.value, workers, None)
     study = _study(config, data, toy, check=True)
     for path in trust_report(study, out, only=only or (), executor=executor.value, workers=workers):
         print(path)

@@ -1,13 +1,12 @@
 """smmil export"""
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from smmil.cli.options import Column
+from smmil.cli.options import Column, _CaseBar, _exit_on_failures
 
 
 def _print_formats(wanted: bool) -> None:
@@ -68,15 +67,9 @@ def export(
 
       smmil export predictions/ct_3.npz --to dicom-seg --threshold 0 --image scans/ct_3 --out ct_3.dcm
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from smmil.exports.batch import export as export_predictions
 
-    console = Console(stderr=True)
-    columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("exporting", total=None)
+    with _CaseBar("exporting") as bar:
         done = export_predictions(
             predictions,
             to,
@@ -87,14 +80,10 @@ def export(
             size=size,
             deidentify=deidentify,
             keep_uids=not replace_uids,
-            progress=lambda count, total: bars.update(task, completed=count, total=total),
+            progress=bar.at,
         )
     where = done.written[0] if len(done.written) == 1 and not done.failed else out
     print(f"{where}: {len(done.written)} written, {len(done.failed)} failed")
     for note, cases in Counter(note for _, note in done.notes).most_common():
         print(f"note: {note} ({cases} {'case' if cases == 1 else 'cases'})")
-    for reason in done.failed.values():
-        print(f"failed: {reason}", file=sys.stderr)
-    if done.failed:
-        print(f"the failures are listed in {out / 'export_failures.csv'}", file=sys.stderr)
-        raise typer.Exit(3)
+    _exit_on_failures(done.failed.values(), out / "export_failures.csv")

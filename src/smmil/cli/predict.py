@@ -7,19 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smmil.cli.options import Checkpoint
+from smmil.cli.options import Checkpoint, _CaseBar, _exit_on_failures
 
 if TYPE_CHECKING:
     from smmil.predict.cases import Predicted
 
 
-class Part(StrEnum):
-    """Part of a split."""
-
-    train = "train"
-    val = "val"
-    test = "test"
-    all = "all"
+Part = StrEnum("Part", "train val test all")
 
 
 def predict(
@@ -74,20 +68,20 @@ def predict(
     for option in (option for option, value in idle.items() if value is not None):
         raise ConfigError(f"--{option}: {'needs --model' if model is None else 'is for runs, not for --model'}")
     if model is not None:
-        _finish(_from_package(model, sources, of_images, trust_code, out=out, device=device), out)
-        return
-    if len(sources) > 1:
+        done = _from_package(model, sources, of_images, trust_code, out=out, device=device)
+    elif len(sources) > 1:
         raise ConfigError(f"{sources[1]}: give one run, or a package with --model and what it should look at")
-    chosen = {"part": part.value if part else None, "checkpoint": (checkpoint or Checkpoint.best).value}
-    _finish(_from_run(sources[0], manifest=manifest, **chosen, out=out, device=device), out)
+    else:
+        from smmil.predict.cases import predict_run
 
-
-def _from_run(run: Path, **options: Any) -> "Predicted":
-    from smmil.cli.progress import CaseBar
-    from smmil.predict.cases import predict_run
-
-    with CaseBar("predicting") as bar:
-        return predict_run(run, progress=bar.at, **options)
+        chosen: dict[str, Any] = {
+            "part": part.value if part else None,
+            "checkpoint": (checkpoint or Checkpoint.best).value,
+        }
+        with _CaseBar("predicting") as bar:
+            done = predict_run(sources[0], manifest=manifest, **chosen, out=out, device=device, progress=bar.at)
+    print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
+    _exit_on_failures(done.failed.values(), out / "failures.csv")
 
 
 def _from_package(
@@ -97,31 +91,12 @@ def _from_package(
     from smmil.packaging.loading import Images, load_package, predict_package
 
     package = load_package(folder, trust_code=trust_code)
-    from smmil.cli.progress import CaseBar
-
-    with CaseBar("preparing") as bar:
-
-        def prepared(outcome: Any) -> None:
-            bar.one_more(outcome.task.case.id)
-
-        def moved(count: int, total: int) -> None:
-            bar.now("predicting")
-            bar.at(count, total)
-
+    with _CaseBar("preparing") as bar:
+        options["on_case"] = lambda outcome: bar.one_more(outcome.task.case.id)
+        options["progress"] = lambda count, total: bar.at(count, total, "predicting")
         try:
-            return predict_package(
-                package, sources, images=Images(**images), on_case=prepared, progress=moved, **options
-            )
+            return predict_package(package, sources, images=Images(**images), **options)
         except KeyboardInterrupt:
             bar.stop()
             print("stopped; what is done is kept, repeat the command to go on", file=sys.stderr)
             raise typer.Exit(130) from None
-
-
-def _finish(done: "Predicted", out: Path) -> None:
-    print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
-    for reason in done.failed.values():
-        print(f"failed: {reason}", file=sys.stderr)
-    if done.failed:
-        print(f"the failures are listed in {out / 'failures.csv'}", file=sys.stderr)
-        raise typer.Exit(3)

@@ -7,22 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smmil.cli.options import _check_place, _print_line
+
 if TYPE_CHECKING:
     from smmil.prepare.pipeline import PreparePlan, Summary
 
 
-class ImageKind(StrEnum):
-    auto = "auto"
-    slide = "slide"
-    ct = "ct"
-    points = "points"
-
-
-class PrepareExecutor(StrEnum):
-    auto = "auto"
-    serial = "serial"
-    processes = "processes"
-    dask = "dask"
+ImageKind = StrEnum("ImageKind", "auto slide ct points")
+PrepareExecutor = StrEnum("PrepareExecutor", "auto serial processes dask")
 
 
 def prepare(
@@ -89,11 +81,10 @@ def prepare(
 
       smmil train --manifest study/manifest.csv --model sm_ap --out run
     """
-    from smmil.cli.options import check_place
     from smmil.prepare.pipeline import plan
     from smmil.prepare.recipe import load_recipe, refuse_unused
 
-    check_place(executor.value, workers, dask)
+    _check_place(executor.value, workers, dask)
     chosen = {
         "kind": None if kind is ImageKind.auto else kind.value,
         "encoder": encoder,
@@ -183,7 +174,7 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
             id_, reason = outcome.task.case.id, why_not(outcome)
             line = f"failed: {id_}: {reason}" if reason else f"{id_}: {outcome.value.instances:,} instances"
             bars.update(bar, advance=1, description=id_)
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            _print_line(console, line)
 
         try:
             return run(todo, on_case=on_case, **options)

@@ -1,4 +1,4 @@
-"""Progress bars with the remaining time: training, experiment grids and case counters."""
+"""Progress bars with the remaining time: training runs and experiment grids."""
 
 from typing import Any
 
@@ -8,20 +8,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from smmil.cli.options import _print_line
 from smmil.train.loop import Interrupted, Progress
 from smmil.train.run import RunResult
 
 
-class TrainingBars(Progress):
+def _bars(console: Console) -> Bars:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Bars(*columns, TextColumn("left:"), TimeRemainingColumn(), console=console)
+
+
+class _TrainingBars(Progress):
     """Shows the progress of a training run on the terminal; the summary goes to standard output."""
 
-    def __init__(self, console: Console | None = None, *, every_epoch: bool = True):
-        self.console = console or Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bars = Bars(*columns, TextColumn("left:"), TimeRemainingColumn(), console=self.console)
+    def __init__(self, *, every_epoch: bool = True):
+        self.console = Console(stderr=True)
+        self._bars = _bars(self.console)
         self._steps, self._every_epoch = 0, every_epoch
 
-    def __enter__(self) -> "TrainingBars":
+    def __enter__(self) -> "_TrainingBars":
         return self
 
     def __exit__(self, _kind: object, problem: BaseException | None, _trace: object) -> None:
@@ -41,7 +46,7 @@ class TrainingBars(Progress):
         self._bars.reset(self._task, total=total, completed=done)  # the time left counts from here
 
     def message(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        _print_line(self.console, text)
 
     def step_done(self, epoch: int, step: int, loss: float) -> None:
         self._show(f"epoch {epoch + 1}  loss {loss:.4f}", completed=epoch * self._steps + step)
@@ -71,23 +76,20 @@ class TrainingBars(Progress):
             chosen = getattr(result, name)
             table.add_row(name, str(chosen["epoch"]), f"{chosen['auroc']:.4f}", f"{chosen['loss']:.4f}")
         out = Console()
-        out.print(f"{result.folder}: {result.ended}", highlight=False, soft_wrap=True, markup=False)
+        _print_line(out, f"{result.folder}: {result.ended}")
         out.print(table)
-        out.print(
-            f"next: smmil predict {result.folder} --out predictions", highlight=False, soft_wrap=True, markup=False
-        )
+        _print_line(out, f"next: smmil predict {result.folder} --out predictions")
 
 
-class GridBars:
+class _GridBars:
     """Shows finished runs of a grid on the terminal; failures stay as lines above the bar."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bars = Bars(*columns, TextColumn("left:"), TimeRemainingColumn(), console=self.console)
+        self._bars = _bars(self.console)
         self._done = 0
 
-    def __enter__(self) -> "GridBars":
+    def __enter__(self) -> "_GridBars":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,25 +106,5 @@ class GridBars:
     def ended(self, label: str, error: str | None) -> None:
         self._done += 1
         if error is not None:
-            self.console.print(f"failed: {label}: {error}", highlight=False, soft_wrap=True, markup=False)
+            _print_line(self.console, f"failed: {label}: {error}")
         self._bars.update(self._task, description=label, completed=self._done)
-
-
-class CaseBar(Bars):
-    """A counter with the remaining time; nothing when standard error is not a terminal."""
-
-    def __init__(self, words: str):
-        console = Console(stderr=True)
-        super().__init__(console=console, transient=True, disable=not console.is_terminal)
-        self._work = self.add_task(words, total=None)
-
-    def at(self, count: int, total: int) -> None:
-        """Set the counter to `count` of `total`."""
-        self.update(self._work, completed=count, total=total)
-
-    def one_more(self, words: str) -> None:
-        """Advance the counter by one; the total is not known."""
-        self.update(self._work, advance=1, description=words)
-
-    def now(self, words: str) -> None:
-        self.update(self._work, description=words)

@@ -2,11 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from smmil.cli.options import Column, Models, Threshold, Validation, check_threshold
+from smmil.cli.options import Column, Models, Threshold, Validation, _check_threshold
 
 
 def report(
@@ -38,10 +38,11 @@ def report(
 
       smmil report predictions --slides slides/ --title "Lymph nodes, second reading"
     """
+    from smmil.encoders.table import encoder_info, list_encoders
     from smmil.errors import ConfigError
     from smmil.report.document import write_report
 
-    check_threshold(threshold, validation)
+    _check_threshold(threshold, validation)
     if resamples < 0 or resamples == 1:
         raise ConfigError(f"--resamples {resamples}: expected 0 (no intervals) or at least 2")
     done = write_report(
@@ -53,25 +54,16 @@ def report(
         column=column,
         resamples=resamples,
         title=title,
-        licences=known_licences(),
+        licences={name: encoder_info(name).licence for name in list_encoders()},
         max_mb=max_mb,
         window=window,
     )
     print(f"{done.page}: {done.n_cases} cases, {', '.join(done.models)}, {done.n_bytes / 1e6:.1f} MB")
     if done.n_bytes > max_mb * 1e6:
         print(f"larger than --max-mb {max_mb:g}: report fewer cases, or leave out --slides", file=sys.stderr)
-    for id_, reason in done.without_picture.items():
-        print(f"no picture: {id_}: {reason}", file=sys.stderr)
-    for id_, reason in done.damaged.items():
-        print(f"damaged: {id_}: {reason}", file=sys.stderr)
-    for path, reason in done.left_out.items():
-        print(f"left out: {path}: {reason}", file=sys.stderr)
-    if done.without_picture or done.damaged or done.left_out:
+    problems: dict[str, Any] = {"no picture": done.without_picture, "damaged": done.damaged, "left out": done.left_out}
+    for kind, found in problems.items():
+        for what, reason in found.items():
+            print(f"{kind}: {what}: {reason}", file=sys.stderr)
+    if any(problems.values()):
         raise typer.Exit(3)
-
-
-def known_licences() -> dict[str, str]:
-    """Licence of every encoder in our table, for predictions that name the encoder but not its licence."""
-    from smmil.encoders.table import encoder_info, list_encoders
-
-    return {name: encoder_info(name).licence for name in list_encoders()}

@@ -6,13 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-
-class Name(StrEnum):
-    camelyon16 = "camelyon16"
-    panda = "panda"
-    rsna_ich = "rsna_ich"
-    crchisto = "crchisto"
-    folder = "folder"
+Name = StrEnum("Name", "camelyon16 panda rsna_ich crchisto folder")
 
 
 def source(

@@ -46,9 +46,9 @@ def train(
         check_settings(settings)
         typer.echo(dump(settings), nl=False)
         return
-    from smmil.cli.progress import TrainingBars
+    from smmil.cli.progress import _TrainingBars
     from smmil.train.run import train as train_run
 
-    with TrainingBars() as bars:
+    with _TrainingBars() as bars:
         result = train_run(settings, out, progress=bars)
     bars.summary(result)

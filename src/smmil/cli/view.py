@@ -2,14 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from smmil.cli.options import Column, Models, check_threshold
-
-if TYPE_CHECKING:
-    from smmil.cli.progress import CaseBar
+from smmil.cli.options import Column, Models, _CaseBar, _check_threshold
 
 
 def view(
@@ -46,10 +43,17 @@ def view(
     """
     from smmil.viewer.serving import serve
 
-    check_threshold(threshold)
-    from smmil.cli.progress import CaseBar
+    _check_threshold(threshold)
+    with _CaseBar("reading predictions") as bar:
 
-    with CaseBar("reading predictions") as bar:
+        def announce(url: str) -> None:
+            bar.stop()
+            print(f"smmil view: {url}\nstop with Ctrl-C", flush=True)
+
+        def remark(line: str) -> None:
+            bar.stop()
+            print(line, file=sys.stderr, flush=True)
+
         serve(
             where,
             slides=slides,
@@ -62,17 +66,7 @@ def view(
             max_cache_mb=max_cache_mb,
             title=title,
             progress=bar.at,
-            announce=lambda url: _announce(bar, url),
-            remark=lambda line: _remark(bar, line),
+            announce=announce,
+            remark=remark,
         )
     print("stopped")
-
-
-def _announce(bar: "CaseBar", url: str) -> None:
-    bar.stop()
-    print(f"smmil view: {url}\nstop with Ctrl-C", flush=True)
-
-
-def _remark(bar: "CaseBar", line: str) -> None:
-    bar.stop()
-    print(line, file=sys.stderr, flush=True)
