@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from smmil.cli.options import Column, Threshold, Validation, _check_threshold, _print_line
+from smmil.cli.options import Column, Threshold, Validation, _check_threshold, _print_line, _table
 
 
 def _intervals_table(results: dict[str, dict[str, Any]]) -> Any:
@@ -35,9 +35,8 @@ def _froc_table(results: dict[str, dict[str, Any]]) -> Any:
 
 def _comparison_table(results: dict[str, dict[str, Any]]) -> Any:
     """A row per model and metric: both values, difference with interval, p values."""
-    table = _table("Paired comparison", ["model", "against", "metric"], [
-        "model's", "other's", "difference", "p", "p (Holm)", "p (DeLong)",
-    ])  # fmt: skip
+    numbers = ["model's", "other's", "difference", "p", "p (Holm)", "p (DeLong)"]
+    table = _table("Paired comparison", ["model", "against", "metric"], numbers)
     for name, found in results.items():
         for row in found["comparisons"]:
             test = _p(row["delong"]["p"]) if row["delong"] else "–"
@@ -63,26 +62,12 @@ def _number(value: float | None) -> str:
     return "–" if value is None or value != value else f"{value:.3f}"
 
 
-def _table(title: str, texts: list[str], numbers: list[str]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left")
-    for heading in texts:
-        table.add_column(heading)
-    for heading in numbers:
-        table.add_column(Text(heading), justify="right")
-    return table
-
-
 def _with_interval(found: dict[str, Any] | None, key: str) -> str:
     return "–" if found is None else f"{_number(found[key])} ({_number(found['low'])} to {_number(found['high'])})"
 
 
 def _p(value: float) -> str:
-    if value != value:
-        return "–"
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
+    return "<0.001" if value < 0.001 else _number(value)
 
 
 _POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "mean over bags"}
@@ -202,18 +187,16 @@ def _show(results: dict[str, dict[str, Any]], *, ci: bool, froc: bool, compare: 
 
 
 def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | None) -> None:
+    from pandas import DataFrame
+
     from smmil.evaluate.folders import long_table, without_nan
-    from smmil.files import write_json, write_text
+    from smmil.files import cell, write_json, write_text
 
     if json is not None:
         write_json(json, without_nan(results))
     if csv is not None:
-        from pandas import DataFrame
-
-        from smmil.files import cell
-
         write_text(csv, DataFrame(long_table(results)).map(cell).to_csv(index=False, lineterminator="\n"))
-    for path in (path for path in (json, csv) if path is not None):
+    for path in filter(None, (json, csv)):
         typer.echo(f"written: {path}")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from smmil.cli.options import _check_place, _exit_on_failures
+from smmil.cli.options import _check_place, _exit_on_failures, _table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -99,15 +99,12 @@ def _print_report(report: Any, folder: Path) -> None:
 def status(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
     """How many runs are done, running, failed and missing, by data set; failures with their reason."""
     from rich.console import Console
-    from rich.table import Table
 
     from smmil.experiments.runner import run_states
 
     states = run_states(_study(config, data, toy), out, only=only or ())
     sets = list(dict.fromkeys(label.split(" · ")[0] for runs in states.values() for label, _ in runs))
-    table = Table()
-    for column in ("data set", *states):
-        table.add_column(column, justify="left" if column == "data set" else "right")
+    table = _table(None, ["data set"], states)
     for name in sets:
         counts = [sum(label.split(" · ")[0] == name for label, _ in runs) for runs in states.values()]
         table.add_row(name, *map(str, counts))

@@ -44,24 +44,20 @@ def inspect(
 
 def _facts_or_reason(path: Path, alone: bool) -> dict[str, Any]:
     """What is in a file, or why it cannot be read; a single file that cannot be read is an error of the command."""
+    from smmil.data.manifest import describe_manifest
+    from smmil.formats import wsinfer
+    from smmil.formats.inspection import describe
+
     try:
-        return _facts(path)
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder")
+        is_manifest = path.suffix.lower() in (".csv", ".parquet") and not wsinfer.recognises(path)
+        return describe_manifest(path) if is_manifest else describe(path)
     except DataError as problem:
         reason = _right_verb(path) or str(problem)
         if alone:
             raise DataError(reason) from None
         return {"file": str(path), "not_readable": True, "warnings": [reason]}
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    from smmil.data.manifest import describe_manifest
-    from smmil.formats import wsinfer
-    from smmil.formats.inspection import describe
-
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
-    is_manifest = path.suffix.lower() in (".csv", ".parquet") and not wsinfer.recognises(path)
-    return describe_manifest(path) if is_manifest else describe(path)
 
 
 def _show(facts: list[dict[str, Any]]) -> None:

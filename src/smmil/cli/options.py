@@ -116,6 +116,19 @@ class _CaseBar:
         self._bars.update(self._task, advance=1, description=words)
 
 
+def _table(title: str | None, texts: Iterable[str], numbers: Iterable[str]) -> Any:
+    """A table with columns of texts, then of numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for heading in texts:
+        table.add_column(heading)
+    for heading in numbers:
+        table.add_column(Text(heading), justify="right")
+    return table
+
+
 def _print_line(console: Any, text: str) -> None:
     """Print a line as it is: no markup, no colours, no wrapping."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smmil.cli.options import _check_place, _print_line
+from smmil.cli.options import _check_place, _print_line, _table
 
 if TYPE_CHECKING:
     from smmil.prepare.pipeline import PreparePlan, Summary
@@ -143,17 +143,15 @@ def _announce(todo: "PreparePlan") -> None:
 
 def _show_dry(todo: "PreparePlan") -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from smmil.prepare.case import preflight
 
-    table = Table()
-    for name in ("id", "status", "instances", "mpp of the file", "tile µm wanted", "tile µm used"):
-        table.add_column(name, justify="left" if name in ("id", "status") else "right")
+    numbers = ("instances", "mpp of the file", "tile µm wanted", "tile µm used")
+    table = _table(None, ("id", "status"), numbers)
     for job in todo.jobs:
         line = preflight(job)
-        numbers = (line.mpp_level0, line.wanted_um, line.used_um)
-        table.add_row(line.id, line.status, str(line.instances), *("" if n is None else f"{n:.5g}" for n in numbers))
+        sizes = ("" if n is None else f"{n:.5g}" for n in (line.mpp_level0, line.wanted_um, line.used_um))
+        table.add_row(line.id, line.status, str(line.instances), *sizes)
     Console().print(table)
 
 

@@ -6,9 +6,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 
-from smmil.cli.options import _print_line
+from smmil.cli.options import _print_line, _table
 from smmil.train.loop import Interrupted, Progress
 from smmil.train.run import RunResult
 
@@ -69,9 +68,7 @@ class _TrainingBars(Progress):
 
     def summary(self, result: RunResult) -> None:
         """Print the selected epochs and the next command."""
-        table = Table()
-        for column in ("weights", "epoch", "val auroc", "val loss"):
-            table.add_column(column, justify="left" if column == "weights" else "right")
+        table = _table(None, ["weights"], ["epoch", "val auroc", "val loss"])
         for name in ("best", "lowest_loss"):
             chosen = getattr(result, name)
             table.add_row(name, str(chosen["epoch"]), f"{chosen['auroc']:.4f}", f"{chosen['loss']:.4f}")

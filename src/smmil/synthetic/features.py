@@ -37,7 +37,7 @@ from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.formats import write_bag
 from smmil.frame import Frame
-from smmil.graph import Graph, chain_graph, grid_graph
+from smmil.graph import chain_graph, grid_graph
 from smmil.synthetic.slides import _between, _blobs, _is_positive, _isolated_cells, _rng, _save_labels, _tissue
 
 _TISSUES = 4
@@ -77,7 +77,8 @@ def synthetic_slides(
         cells = np.argwhere(mask)[:, ::-1]
         coords = torch.from_numpy(cells * 512 + rng.integers(0, 20_000, 2))
         graph = grid_graph(coords, _SLIDE_FRAME.step)
-        bags.append(_bag(f"slide_{index:04d}", x, coords, _SLIDE_FRAME, graph, y, sick[mask]))
+        labels = torch.from_numpy(sick[mask].astype(np.int64))
+        bags.append(Bag(f"slide_{index:04d}", x, coords, _SLIDE_FRAME, graph, y, labels))
     return bags
 
 
@@ -108,7 +109,8 @@ def synthetic_scans(
         weights = _tissue_weights(rng, (n,), sigma=3.0).T
         x = _features(rng, weights, sick | alike, dim, contrast, noise)
         coords = torch.arange(n)[:, None]
-        bags.append(_bag(f"scan_{index:04d}", x, coords, _SCAN_FRAME, chain_graph(n), y, sick))
+        labels = torch.from_numpy(sick.astype(np.int64))
+        bags.append(Bag(f"scan_{index:04d}", x, coords, _SCAN_FRAME, chain_graph(n), y, labels))
     return bags
 
 
@@ -150,10 +152,6 @@ def _features(
     shift = 0.3 * rng.standard_normal(dim)
     x = weights @ tissues + shift + strength[:, None] * lesion + noise * rng.standard_normal((n, dim))
     return torch.from_numpy(x.astype(np.float32))
-
-
-def _bag(id_: str, x: torch.Tensor, coords: torch.Tensor, frame: Frame, graph: Graph, y: int, sick: np.ndarray) -> Bag:
-    return Bag(id_, x, coords, frame, graph, y, torch.from_numpy(sick.astype(np.int64)))
 
 
 def write_synthetic(folder: str | Path, bags: Sequence[Bag], *, dtype: str = "float16") -> Path:

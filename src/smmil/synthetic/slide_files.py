@@ -161,7 +161,11 @@ def _add_pixels(dataset: Any, level: np.ndarray, tile: int, compression: str) ->
     dataset.LossyImageCompression = "01" if jpeg else "00"
     dataset.file_meta.TransferSyntaxUID = JPEGBaseline8Bit if jpeg else ExplicitVRLittleEndian
     if jpeg:
-        coded = [_jpeg(frame) for frame in frames]
+        coded = []
+        for frame in frames:
+            buffer = io.BytesIO()
+            Image.fromarray(frame).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling="4:2:2")
+            coded.append(buffer.getvalue())
         dataset.LossyImageCompressionMethod = "ISO_10918_1"
         dataset.LossyImageCompressionRatio = f"{level.nbytes / sum(map(len, coded)):.4g}"
         dataset.PixelData = encapsulate(coded)
@@ -180,12 +184,6 @@ def _frames(level: np.ndarray, tile: int) -> Iterator[np.ndarray]:
             part = level[top : top + tile, left : left + tile]
             frame[: part.shape[0], : part.shape[1]] = part
             yield frame
-
-
-def _jpeg(frame: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(frame).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling="4:2:2")
-    return buffer.getvalue()
 
 
 def write_pyramid(
@@ -230,12 +228,9 @@ def _build_levels(image: np.ndarray, factors: Sequence[int]) -> list[np.ndarray]
     image = _rgb(image)
     if list(factors) != sorted(set(factors)) or factors[0] != 1:
         raise ConfigError(f"factors: must rise from 1, got {tuple(factors)}; for example (1, 4, 16)")
-    return [_shrunk(image, f) for f in factors if f <= min(image.shape[:2])]
-
-
-def _shrunk(image: np.ndarray, factor: int) -> np.ndarray:
-    height, width = (side // factor * factor for side in image.shape[:2])
-    return np.asarray(Image.fromarray(image).reduce(factor, box=(0, 0, width, height)))
+    (height, width), picture = image.shape[:2], Image.fromarray(image)
+    used = [factor for factor in factors if factor <= min(height, width)]
+    return [np.asarray(picture.reduce(f, box=(0, 0, width // f * f, height // f * f))) for f in used]
 
 
 def _rgb(image: np.ndarray) -> np.ndarray:

@@ -29,29 +29,20 @@ class _ByteCache:
         self._lock = Lock()
         self._parts: OrderedDict[Hashable, bytes] = OrderedDict()
 
-    def get(self, key: Hashable) -> bytes | None:
+    def get_or_make(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        """The bytes of `key`, made now when they are not there."""
         with self._lock:
             if key in self._parts:
                 self._parts.move_to_end(key)
-            return self._parts.get(key)
-
-    def put(self, key: Hashable, part: bytes) -> None:
-        if len(part) > self.most:
-            return
+                return self._parts[key]
+        part = make()
         with self._lock:
-            self.held -= len(self._parts.pop(key, b""))
-            self._parts[key] = part
-            self.held += len(part)
+            if key not in self._parts and len(part) <= self.most:  # another thread may have been faster
+                self._parts[key] = part
+                self.held += len(part)
             while self.held > self.most:
                 self.held -= len(self._parts.popitem(last=False)[1])
-
-    def get_or_make(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
-        """The bytes of `key`, made now when they are not there."""
-        found = self.get(key)
-        if found is None:
-            found = make()
-            self.put(key, found)
-        return found
+        return part
 
 
 class _ObjectCache(Generic[K, V]):

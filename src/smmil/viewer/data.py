@@ -105,14 +105,11 @@ class ViewerData:
 
     def truth_bytes(self, case: int) -> bytes:
         """int8: 1 lesion, 0 not, -1 unknown."""
-        labels = self.truth(case)
+        found = (one.prediction.y_inst for one in self.export_cases(case) if one is not None)
+        labels = next((y for y in found if y is not None and (y >= 0).any()), None)
         if labels is None:
             raise _NotFound("the instances of this case have no labels")
         return np.where(labels < 0, -1, labels > 0).astype(np.int8).tobytes()
-
-    def truth(self, case: int) -> np.ndarray | None:
-        found = (one.prediction.y_inst for one in self.export_cases(case) if one is not None)
-        return next((y for y in found if y is not None and (y >= 0).any()), None)
 
     def instance(self, case: int, index: int, model: int | None = None) -> dict[str, Any]:
         """Facts for the inspector; similar patches are taken from the hottest ones of `model` (or the first)."""

@@ -32,8 +32,8 @@ class _Geometry:
 
     coords: np.ndarray | None = None
     boxes: np.ndarray | None = None
-    patch: tuple[float, float] | None = None
-    step: tuple[float, float] | None = None
+    patch: tuple[float, ...] | None = None
+    step: tuple[float, ...] | None = None
     mpp: float | None = None
     size: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
@@ -51,8 +51,11 @@ def _case_geometry(study: "ViewerData", number: int) -> _Geometry:
         facts, case = _facts(study, number, case)
         if case.prediction.frame is None:
             return _Geometry(coords.astype(np.float64), mpp=facts.mpp, size=facts.size)
-        places = _on_slide(case, facts)
-        return places if row.kind == "slide" else replace(places, step=None)
+        rectangles, frame = boxes(case, facts), case.prediction.frame
+        patch = tuple((rectangles[0, 2:] - rectangles[0, :2]).tolist())
+        scale = patch[0] / frame.patch[0]
+        step = tuple(side * scale for side in (frame.step * 2)[:2]) if row.kind == "slide" else None
+        return _Geometry(rectangles[:, :2], rectangles, patch, step, facts.mpp, facts.size)
     except DataError as problem:
         return _Geometry(coords.astype(np.float64), notes=(study.message(problem, number),))
 
@@ -95,16 +98,6 @@ def _in_pixels(case: ExportCase, mpp: float) -> ExportCase:
     return replace(case, prediction=replace(prediction, coords=coords, frame=Frame(patch, stride=step)))
 
 
-def _on_slide(case: ExportCase, facts: SlideFacts) -> _Geometry:
-    frame = case.prediction.frame
-    assert frame is not None  # asked before
-    rectangles = boxes(case, facts)
-    width, height = (rectangles[0, 2:] - rectangles[0, :2]).tolist()
-    scale = width / frame.patch[0]
-    step = [side * scale for side in (frame.step * 2)[:2]]
-    return _Geometry(rectangles[:, :2], rectangles, (width, height), (step[0], step[1]), facts.mpp, facts.size)
-
-
 _MOST_NEIGHBOURS = 8
 _MOST_SIMILAR = 6
 # Patches closer than this many steps along every axis touch, as in smmil.graph.grid_graph.
@@ -136,25 +129,18 @@ def _score_facts(case: ExportCase, index: int) -> dict[str, Any]:
     attention share    softmax over the case, where they are attention logits: what the model's average used
     rank share         else: the share of the case's instances that score no higher
     """
-    score = case.score[index]
-    kind, share = _share(case, index)
+    score, kind, share = float(case.score[index]), "probability", float(case.probability[index])
+    if not np.isfinite(share):
+        kind, share = "rank share", float(case.percentile[index])
+        if str(case.prediction.meta.get("score_kind", "")) == "attention logit":
+            kind, share = "attention share", float(np.exp(score - logsumexp(case.score.astype(np.float64))))
     return {
-        "score": float(score),
-        "rank": int((case.score > score).sum()) + 1,
+        "score": score,
+        "rank": int((case.score > case.score[index]).sum()) + 1,
         "of": case.prediction.n,
         "probability": share,
         "probability_kind": kind,
     }
-
-
-def _share(case: ExportCase, index: int) -> tuple[str, float]:
-    probability = float(case.probability[index])
-    if np.isfinite(probability):
-        return "probability", probability
-    if str(case.prediction.meta.get("score_kind", "")) == "attention logit":
-        scores = case.score.astype(np.float64)
-        return "attention share", float(np.exp(scores[index] - logsumexp(scores)))
-    return "rank share", float(case.percentile[index])
 
 
 def _neighbours(prediction: Prediction, index: int) -> np.ndarray:
@@ -213,7 +199,14 @@ def _hot_patches(path: Path, prediction: Prediction, scores: np.ndarray) -> _Hot
     with _features(path) as features:
         if len(features) != prediction.n:
             raise DataError(f"{path}: has {len(features):,} rows, the prediction {prediction.n:,}; give its own bags")
-        _refuse_other_positions(path, features, prediction)
+        file = getattr(features, "file", {})
+        if prediction.coords is not None and "coords" in file:  # the same coordinates: the same order of instances
+            places = file["coords"]
+            if places.shape != prediction.coords.shape or not np.allclose(places[()], prediction.coords):
+                raise DataError(
+                    f"{path}: its patches have other coordinates than those of the prediction; give the bags it was "
+                    "made of"
+                )
         return _HotPatches(path, rows, _directions(features[rows]))
 
 
@@ -244,18 +237,6 @@ def _checked(features: Any) -> Any:
     if features.ndim != 2 or features.dtype.kind != "f" or not 0 < features.shape[1] <= _WIDEST:
         raise DataError(f"features must be floating point numbers (instances, dimensions), got {features.shape}")
     return features
-
-
-def _refuse_other_positions(path: Path, features: Any, prediction: Prediction) -> None:
-    """The order of instances is the same when the coordinates are."""
-    file = getattr(features, "file", None)
-    if prediction.coords is None or file is None or "coords" not in file:
-        return
-    places = file["coords"]
-    if places.shape != prediction.coords.shape or not np.allclose(places[()], prediction.coords):
-        raise DataError(
-            f"{path}: its patches have other coordinates than those of the prediction; give the bags it was made of"
-        )
 
 
 def _directions(features: np.ndarray) -> np.ndarray:

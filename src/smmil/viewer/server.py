@@ -37,10 +37,23 @@ _CHUNK = 2**20
 def _create_app(study: ViewerData, *, host: str = "127.0.0.1", token: str | None = None) -> Starlette:
     """The application over a study, guarded; `host` is where it is bound, `token` what other machines must send."""
     handlers = _Routes(study)
+    about_cases = {
+        "/api/cases": handlers.cases,
+        "/api/case/{case}": handlers.case,
+        "/api/case/{case}/coords": handlers.coords,
+        "/api/case/{case}/scores/{model}": handlers.scores,
+        "/api/case/{case}/truth": handlers.truth,
+        "/api/case/{case}/instance/{instance}": handlers.instance,
+        "/tiles/{case}/{level}/{place}": handlers.tile,
+        "/patch/{case}/{picture}": handlers.patch,
+        "/slice/{case}/{slice}": handlers.slice,
+        "/thumbnail/{picture}": handlers.thumbnail,
+        "/export/{case}/{model}/{format}": handlers.export,
+    }
     routes = [
         Route("/", handlers.page),
         Route("/static/{name}", handlers.static),
-        *(Route(path, handlers.same_start(handler)) for path, handler in handlers.table()),
+        *(Route(path, handlers.same_start(handler)) for path, handler in about_cases.items()),
     ]
     problems: Any = {
         SmmilError: handlers.problem,
@@ -69,22 +82,6 @@ class _Routes:
         # Numbers mean other cases after a restart: no browser may take an old answer for a new one.
         self._start = secrets.token_hex(8)
         self._all_cases = _json({"study": self._start, **_all_cases(study)})
-
-    def table(self) -> list[tuple[str, Callable[[Request], Response]]]:
-        """Routes about cases with their handlers."""
-        return [
-            ("/api/cases", self.cases),
-            ("/api/case/{case}", self.case),
-            ("/api/case/{case}/coords", self.coords),
-            ("/api/case/{case}/scores/{model}", self.scores),
-            ("/api/case/{case}/truth", self.truth),
-            ("/api/case/{case}/instance/{instance}", self.instance),
-            ("/tiles/{case}/{level}/{place}", self.tile),
-            ("/patch/{case}/{picture}", self.patch),
-            ("/slice/{case}/{slice}", self.slice),
-            ("/thumbnail/{picture}", self.thumbnail),
-            ("/export/{case}/{model}/{format}", self.export),
-        ]
 
     def same_start(self, handler: Callable[[Request], Response]) -> Callable[[Request], Response]:
         """Refuse requests of a page of an earlier start (query `study`): its numbers mean other cases now."""

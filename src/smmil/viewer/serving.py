@@ -7,7 +7,6 @@ import socket
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
 from smmil.viewer.data import ViewerData
@@ -41,11 +40,14 @@ def serve(
     announce      called with the URL to open, with its token when one is needed
     remark        called with a line for each prediction that could not be read and was left out
     """
-    uvicorn = _library()
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(str(missing.name), "view", "smmil view") from None
     if not _LOWEST_CACHE_MB <= max_cache_mb <= _HIGHEST_CACHE_MB:
         raise ConfigError(f"--max-cache-mb {max_cache_mb}: must be from {_LOWEST_CACHE_MB} to {_HIGHEST_CACHE_MB}")
-    listening = _bind(host, port)
-    with listening:
+    with _bind(host, port) as listening:
         options = {"threshold": threshold, "cache_bytes": max_cache_mb * 2**20, "title": title}
         study = ViewerData.read(places, slides=slides, bags=bags, column=column, progress=progress, **options)
         for problem in study.problems:
@@ -56,10 +58,12 @@ def serve(
         announce(url)
         if open_browser:
             webbrowser.open(url)
-        _run(uvicorn, study, host, token, listening)
+        _run(study, host, token, listening)
 
 
-def _run(uvicorn: Any, study: ViewerData, host: str, token: str | None, listening: socket.socket) -> None:
+def _run(study: ViewerData, host: str, token: str | None, listening: socket.socket) -> None:
+    import uvicorn
+
     from smmil.viewer.server import _create_app
 
     # no log of requests: addresses may carry the token
@@ -110,12 +114,3 @@ def _address_to_open(host: str, port: int, token: str | None) -> str:
     name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
     shown = f"[{name}]" if ":" in name else name
     return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
-
-
-def _library() -> Any:
-    try:
-        import starlette  # noqa: F401
-        import uvicorn
-    except ModuleNotFoundError as problem:
-        raise MissingExtra(str(problem.name), "view", "smmil view") from None
-    return uvicorn
