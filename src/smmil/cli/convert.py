@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from smmil.cli.options import _CaseBar, _exit_on_failures, _right_verb
 
@@ -14,12 +14,12 @@ ConvertTarget = StrEnum("ConvertTarget", "native trident clam stamp torchmil")
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A feature file, a .zarr store, or a folder of them.")],
-    to: Annotated[ConvertTarget, typer.Option("--to", help="Format to write.")],
-    out: Annotated[Path, typer.Option(help="Folder for the result; files of others in it are never overwritten.")],
-    mpp: Annotated[float | None, typer.Option(help="Micrometres per level-0 pixel, if the files do not say.")] = None,
-    encoder: Annotated[str | None, typer.Option(help="Name of the encoder, if the files do not say.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="Table id,label, for torchmil's folder of labels.")] = None,
+    source: Annotated[Path, Argument(help="A feature file, a .zarr store, or a folder of them.")],
+    to: Annotated[ConvertTarget, Option("--to", help="Format to write.")],
+    out: Annotated[Path, Option(help="Folder for the result; files of others in it are never overwritten.")],
+    mpp: Annotated[float | None, Option(help="Micrometres per level-0 pixel, if the files do not say.")] = None,
+    encoder: Annotated[str | None, Option(help="Name of the encoder, if the files do not say.")] = None,
+    labels: Annotated[Path | None, Option(help="Table id,label, for torchmil's folder of labels.")] = None,
 ) -> None:
     """Turn feature files of TRIDENT, CLAM, STAMP, torchmil, LazySlide or WSInfer into those of another project.
 

@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for slides, runs, predictions, maps and the page.")] = Path(
-        "smmil-demo"
-    ),
+    out: Annotated[Path, Option(help="Folder for slides, runs, predictions, maps and the page.")] = Path("smmil-demo"),
 ) -> None:
     """Draw synthetic slides and CT scans, prepare them, train ABMIL and SmAP, and show their maps next to the truth.
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Context, Exit, Option, echo
 
 from smmil.cli.options import Column, Threshold, Validation, _check_threshold, _print_line, _table
 
@@ -86,41 +86,36 @@ def _list_metrics(wanted: bool) -> None:
     for metric in METRICS.values():
         table.add_row(metric.name, sides[metric.direction], metric.explanation)
     Console().print(table)
-    raise typer.Exit
+    raise Exit
 
 
 def evaluate(
-    context: typer.Context,
-    predictions: Annotated[list[Path], typer.Argument(help="Folders of .npz predictions, one per model.")],
+    context: Context,
+    predictions: Annotated[list[Path], Argument(help="Folders of .npz predictions, one per model.")],
     validation: Validation = None,
     threshold: Threshold = None,
     column: Column = None,
-    ci: Annotated[bool, typer.Option("--ci", help="Confidence intervals: BCa, patients resampled.")] = False,
+    ci: Annotated[bool, Option("--ci", help="Confidence intervals: BCa, patients resampled.")] = False,
     compare: Annotated[
         list[Path] | None,
-        typer.Option(help="Predictions of another model on the same cases: paired differences with p values."),
+        Option(help="Predictions of another model on the same cases: paired differences with p values."),
     ] = None,
     compare_validation: Annotated[
-        list[Path] | None,
-        typer.Option(help="Validation predictions of the --compare models, for thresholds of their own."),
+        list[Path] | None, Option(help="Validation predictions of the --compare models, for thresholds of their own.")
     ] = None,
-    froc: Annotated[
-        bool, typer.Option("--froc", help="Share of lesions found at 1/4 to 8 false alarms per bag.")
-    ] = False,
+    froc: Annotated[bool, Option("--froc", help="Share of lesions found at 1/4 to 8 false alarms per bag.")] = False,
     metric: Annotated[
-        list[str] | None,
-        typer.Option(help="Metrics of --ci and --compare, such as bag_auroc or inst_auroc@positive_bags."),
+        list[str] | None, Option(help="Metrics of --ci and --compare, such as bag_auroc or inst_auroc@positive_bags.")
     ] = None,
     list_metrics: Annotated[
-        bool,
-        typer.Option("--list-metrics", callback=_list_metrics, is_eager=True, help="List every metric and exit."),
+        bool, Option("--list-metrics", callback=_list_metrics, is_eager=True, help="List every metric and exit.")
     ] = False,
-    unit: Annotated[str, typer.Option(help="What is resampled: patient or bag.")] = "patient",
-    resamples: Annotated[int, typer.Option(help="Number of resamples.")] = 2000,
-    stratified: Annotated[bool, typer.Option("--stratified", help="Resample within classes.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Also write every number to this CSV file, one per row.")] = None,
+    unit: Annotated[str, Option(help="What is resampled: patient or bag.")] = "patient",
+    resamples: Annotated[int, Option(help="Number of resamples.")] = 2000,
+    stratified: Annotated[bool, Option("--stratified", help="Resample within classes.")] = False,
+    seed: Annotated[int, Option(help="Seed of the resamples.")] = 0,
+    json: Annotated[Path | None, Option(help="Also write everything to this JSON file.")] = None,
+    csv: Annotated[Path | None, Option(help="Also write every number to this CSV file, one per row.")] = None,
 ) -> None:
     """Bag and instance metrics of one or several models, from files, without a GPU.
 
@@ -161,7 +156,7 @@ def evaluate(
     _write(results, json, csv)
 
 
-def _refuse_idle(context: typer.Context, *, ci: bool, compare: bool) -> None:
+def _refuse_idle(context: Context, *, ci: bool, compare: bool) -> None:
     """Refuse options that have no effect without --ci or --compare."""
     from smmil.errors import ConfigError
 
@@ -197,7 +192,7 @@ def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | No
     if csv is not None:
         write_text(csv, DataFrame(long_table(results)).map(cell).to_csv(index=False, lineterminator="\n"))
     for path in filter(None, (json, csv)):
-        typer.echo(f"written: {path}")
+        echo(f"written: {path}")
 
 
 def _metrics_table(results: dict[str, dict[str, Any]]) -> Any:

@@ -5,22 +5,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option, Typer
 
 from smmil.cli.options import _check_place, _exit_on_failures, _table
 
-app = typer.Typer(
+app = Typer(
     no_args_is_help=True,
     help="Grids of training runs: run what is missing, then write tables and figures.\n\n"
     "Start with: smmil experiment run configs/paper/main.yaml --out study --toy",
 )
-Config = Annotated[Path, typer.Argument(help="YAML file of a study.")]
-Out = Annotated[Path, typer.Option(help="Folder of the study; runs in it are shared by all studies.")]
+Config = Annotated[Path, Argument(help="YAML file of a study.")]
+Out = Annotated[Path, Option(help="Folder of the study; runs in it are shared by all studies.")]
 Data = Annotated[
-    list[str] | None, typer.Option("--data", help="Where data lie: CRCHISTO=manifest.csv. Also from the environment.")
+    list[str] | None, Option("--data", help="Where data lie: CRCHISTO=manifest.csv. Also from the environment.")
 ]
-Only = Annotated[list[str] | None, typer.Option("--set", help="Only these data sets.")]
-Toy = Annotated[bool, typer.Option("--toy", help="Everything tiny and synthetic, to see that it works.")]
+Only = Annotated[list[str] | None, Option("--set", help="Only these data sets.")]
+Toy = Annotated[bool, Option("--toy", help="Everything tiny and synthetic, to see that it works.")]
 
 
 StudyExecutor = StrEnum("StudyExecutor", "serial processes dask submitit")
@@ -33,11 +33,11 @@ def run(
     data: Data = None,
     only: Only = None,
     toy: Toy = False,
-    executor: Annotated[StudyExecutor, typer.Option(help="Where runs are executed.")] = StudyExecutor.serial,
-    workers: Annotated[int | None, typer.Option(help="Runs at once; one thread each.")] = None,
-    address: Annotated[str | None, typer.Option("--dask", help="Address of a Dask scheduler.")] = None,
+    executor: Annotated[StudyExecutor, Option(help="Where runs are executed.")] = StudyExecutor.serial,
+    workers: Annotated[int | None, Option(help="Runs at once; one thread each.")] = None,
+    address: Annotated[str | None, Option("--dask", help="Address of a Dask scheduler.")] = None,
     slurm: Annotated[
-        list[str] | None, typer.Option(help="Parameter of submitit, such as slurm_partition=gpu, timeout_min=600.")
+        list[str] | None, Option(help="Parameter of submitit, such as slurm_partition=gpu, timeout_min=600.")
     ] = None,
 ) -> None:
     """Train and measure what is missing; repeat the command to go on after an interruption.
@@ -69,10 +69,10 @@ def run(
             )
     except Interrupted as stopped:
         print(f"{stopped}", file=sys.stderr)
-        raise typer.Exit(128 + stopped.signal) from None
+        raise Exit(128 + stopped.signal) from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise Exit(130) from None
     _print_report(report, out / study.name)
 
 
@@ -133,7 +133,7 @@ def figures(config: Config, out: Out, data: Data = None, only: Only = None, toy:
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     if failed:
-        raise typer.Exit(3)
+        raise Exit(3)
 
 
 @app.command("trust")
@@ -143,8 +143,8 @@ def trust(
     data: Data = None,
     only: Only = None,
     toy: Toy = False,
-    executor: Annotated[StudyExecutor, typer.Option(help="Where the extra runs are executed.")] = StudyExecutor.serial,
-    workers: Annotated[int | None, typer.Option(help="Runs at once.")] = None,
+    executor: Annotated[StudyExecutor, Option(help="Where the extra runs are executed.")] = StudyExecutor.serial,
+    workers: Annotated[int | None, Option(help="Runs at once.")] = None,
 ) -> None:
     """Ask whether the maps deserve trust: seeds, deletion and insertion, inverted maps, random labels, positions."""
     from smmil.experiments.trust import trust_report

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from smmil.cli.options import Column, _CaseBar, _exit_on_failures
 
@@ -22,33 +22,30 @@ def _print_formats(wanted: bool) -> None:
         threshold = "" if format_.threshold == "never" else format_.threshold
         table.add_row(format_.name, format_.content, format_.opens_in, cases_of(format_), threshold)
     Console(markup=False).print(table)
-    raise typer.Exit
+    raise Exit
 
 
 def export(
-    predictions: Annotated[list[Path], typer.Argument(help="Files of predictions (.npz), or folders of them.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="Format to write; --formats lists them.")],
-    out: Annotated[Path, typer.Option(help="File for a single prediction; folder for several.")],
+    predictions: Annotated[list[Path], Argument(help="Files of predictions (.npz), or folders of them.")],
+    to: Annotated[str, Option("--to", metavar="FORMAT", help="Format to write; --formats lists them.")],
+    out: Annotated[Path, Option(help="File for a single prediction; folder for several.")],
     threshold: Annotated[
-        float | None, typer.Option(help="Instances with at least this score are positive: regions, segments, colours.")
+        float | None, Option(help="Instances with at least this score are positive: regions, segments, colours.")
     ] = None,
     image: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Slide or CT series of the case; for several the folder of them, named by id; or a CSV table id,slide."
         ),
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Longest side of a png, in pixels. [default: 2048]")] = None,
+    size: Annotated[int | None, Option(help="Longest side of a png, in pixels. [default: 2048]")] = None,
     column: Column = None,
-    deidentify: Annotated[
-        bool, typer.Option(help="DICOM: take nothing from the image that identifies the patient.")
-    ] = True,
+    deidentify: Annotated[bool, Option(help="DICOM: take nothing from the image that identifies the patient.")] = True,
     replace_uids: Annotated[
-        bool, typer.Option("--replace-uids", help="DICOM: also replace UIDs; the file no longer finds its image.")
+        bool, Option("--replace-uids", help="DICOM: also replace UIDs; the file no longer finds its image.")
     ] = False,
     formats: Annotated[
-        bool,
-        typer.Option("--formats", help="List the formats and stop.", is_eager=True, callback=_print_formats),
+        bool, Option("--formats", help="List the formats and stop.", is_eager=True, callback=_print_formats)
     ] = False,
 ) -> None:
     """Write score maps as files that other programs open: QuPath, OHIF, 3D Slicer, ASAP, spreadsheets.

@@ -4,17 +4,15 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from smmil.cli.options import _right_verb
 from smmil.errors import DataError
 
 
 def inspect(
-    paths: Annotated[list[Path], typer.Argument(help="Feature files of any format, or manifests (.csv, .parquet).")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, one object per file, for other programs.")
-    ] = False,
+    paths: Annotated[list[Path], Argument(help="Feature files of any format, or manifests (.csv, .parquet).")],
+    as_json: Annotated[bool, Option("--json", help="Print JSON, one object per file, for other programs.")] = False,
 ) -> None:
     """Show what is inside feature files and manifests, before any training.
 
@@ -39,7 +37,7 @@ def inspect(
     else:
         _show(facts)
     if any(one["warnings"] for one in facts):
-        raise typer.Exit(3)
+        raise Exit(3)
 
 
 def _facts_or_reason(path: Path, alone: bool) -> dict[str, Any]:

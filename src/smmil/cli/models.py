@@ -3,11 +3,11 @@
 import inspect
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 
 def models(
-    name: Annotated[str | None, typer.Argument(help="Show the options of this model.")] = None,
+    name: Annotated[str | None, Argument(help="Show the options of this model.")] = None,
 ) -> None:
     """List the models, or the options of one with their defaults.
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from smmil.errors import ConfigError, SmmilError
 
@@ -28,15 +28,13 @@ def _check_place(executor: str, workers: int | None, dask: str | None, slurm: li
         raise ConfigError(f"--slurm: is for the executor submitit, not {executor}; give --executor submitit")
 
 
-Models = Annotated[
-    list[Path], typer.Argument(help="Runs with predictions, or folders of .npz predictions; one per model.")
-]
+Models = Annotated[list[Path], Argument(help="Runs with predictions, or folders of .npz predictions; one per model.")]
 Validation = Annotated[
     list[Path] | None,
-    typer.Option(help="Predictions on validation cases, to choose the instance threshold; one per model."),
+    Option(help="Predictions on validation cases, to choose the instance threshold; one per model."),
 ]
-Threshold = Annotated[float | None, typer.Option(help="Instance threshold; else the best on --validation.")]
-Column = Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")]
+Threshold = Annotated[float | None, Option(help="Instance threshold; else the best on --validation.")]
+Column = Annotated[int | None, Option(help="Score column, for models with more than two classes.")]
 _PREDICTIONS = "holds predictions, not features; use smmil evaluate, report or export"
 
 
@@ -140,4 +138,4 @@ def _exit_on_failures(reasons: Iterable[str], table: Path) -> None:
         for reason in reasons:
             print(f"failed: {reason}", file=sys.stderr)
         print(f"the failures are listed in {table}", file=sys.stderr)
-        raise typer.Exit(3)
+        raise Exit(3)

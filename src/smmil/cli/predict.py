@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from smmil.cli.options import Checkpoint, _CaseBar, _exit_on_failures
 
@@ -19,32 +19,28 @@ Part = StrEnum("Part", "train val test all")
 def predict(
     sources: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="RUN | SOURCES...",
             help="Folder of a run (the --out of smmil train). With --model: slides, scans, folders of them, a manifest "
             "of bags, or bags.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the predictions, one .npz per case.")],
+    out: Annotated[Path, Option(help="Folder for the predictions, one .npz per case.")],
     part: Annotated[
-        Part | None, typer.Option(help="Part of the run's split: test unless given, all with --manifest.")
+        Part | None, Option(help="Part of the run's split: test unless given, all with --manifest.")
     ] = None,
-    manifest: Annotated[Path | None, typer.Option(help="Other bags than those of the run.")] = None,
-    checkpoint: Annotated[Checkpoint | None, typer.Option(help="Weights of the run to use: best unless given.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Folder of a package (the --out of smmil package).")] = None,
-    labels: Annotated[Path | None, typer.Option(help="With --model: table id,label of the images.")] = None,
-    points: Annotated[
-        Path | None, typer.Option(help="With --model: table image,x,y, if it was trained on crops.")
-    ] = None,
-    mpp: Annotated[
-        float | None, typer.Option(help="With --model: micrometres per pixel, for slides without it.")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="With --model: file with the encoder's weights.")] = None,
-    workers: Annotated[int | None, typer.Option(help="With --model: processes that prepare images.")] = None,
+    manifest: Annotated[Path | None, Option(help="Other bags than those of the run.")] = None,
+    checkpoint: Annotated[Checkpoint | None, Option(help="Weights of the run to use: best unless given.")] = None,
+    model: Annotated[Path | None, Option(help="Folder of a package (the --out of smmil package).")] = None,
+    labels: Annotated[Path | None, Option(help="With --model: table id,label of the images.")] = None,
+    points: Annotated[Path | None, Option(help="With --model: table image,x,y, if it was trained on crops.")] = None,
+    mpp: Annotated[float | None, Option(help="With --model: micrometres per pixel, for slides without it.")] = None,
+    weights: Annotated[Path | None, Option(help="With --model: file with the encoder's weights.")] = None,
+    workers: Annotated[int | None, Option(help="With --model: processes that prepare images.")] = None,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="With --model: run code outside smmil that the package names.")
+        bool, Option("--trust-code", help="With --model: run code outside smmil that the package names.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
     """Predict every case with a trained model; complete prediction files are kept.
 
@@ -99,4 +95,4 @@ def _from_package(
         except KeyboardInterrupt:
             bar.stop()
             print("stopped; what is done is kept, repeat the command to go on", file=sys.stderr)
-            raise typer.Exit(130) from None
+            raise Exit(130) from None

@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from smmil.cli.options import _check_place, _print_line, _table
 
@@ -19,49 +19,44 @@ PrepareExecutor = StrEnum("PrepareExecutor", "auto serial processes dask")
 
 def prepare(
     sources: Annotated[
-        list[Path], typer.Argument(help="Folders or files: slides, DICOM folders, NIfTI volumes, plain images.")
+        list[Path], Argument(help="Folders or files: slides, DICOM folders, NIfTI volumes, plain images.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for bags/, previews/, manifest.csv, cases.csv, failures.csv.")],
+    out: Annotated[Path, Option(help="Folder for bags/, previews/, manifest.csv, cases.csv, failures.csv.")],
     labels: Annotated[
-        Path | None,
-        typer.Option(help="Table id,label with optional columns patient, split, path, annotation, tissue, mpp."),
+        Path | None, Option(help="Table id,label with optional columns patient, split, path, annotation, tissue, mpp.")
     ] = None,
-    kind: Annotated[ImageKind, typer.Option(help="What the images are; auto: from the files.")] = ImageKind.auto,
-    recipe: Annotated[Path | None, typer.Option(help="YAML file with the choices below; options win over it.")] = None,
-    encoder: Annotated[str | None, typer.Option(help="Encoder; efficientnet-lite0 comes with the program.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="File with the encoder's weights, where it needs one.")] = None,
+    kind: Annotated[ImageKind, Option(help="What the images are; auto: from the files.")] = ImageKind.auto,
+    recipe: Annotated[Path | None, Option(help="YAML file with the choices below; options win over it.")] = None,
+    encoder: Annotated[str | None, Option(help="Encoder; efficientnet-lite0 comes with the program.")] = None,
+    weights: Annotated[Path | None, Option(help="File with the encoder's weights, where it needs one.")] = None,
     encoder_pixels: Annotated[
-        int | None, typer.Option(help="Side at which the encoder looks; default: as it was trained. Less is faster.")
+        int | None, Option(help="Side at which the encoder looks; default: as it was trained. Less is faster.")
     ] = None,
-    tile_um: Annotated[float | None, typer.Option(help="Width of a tile in micrometres (256).")] = None,
-    tile_px: Annotated[int | None, typer.Option(help="Or: width in pixels, together with --tile-mpp.")] = None,
-    tile_mpp: Annotated[float | None, typer.Option(help="Micrometres per pixel at which tiles are read.")] = None,
-    overlap_um: Annotated[float | None, typer.Option(help="How far neighbouring tiles overlap (0).")] = None,
-    tissue_share: Annotated[float | None, typer.Option(help="Share of a tile that must be tissue (0.25).")] = None,
+    tile_um: Annotated[float | None, Option(help="Width of a tile in micrometres (256).")] = None,
+    tile_px: Annotated[int | None, Option(help="Or: width in pixels, together with --tile-mpp.")] = None,
+    tile_mpp: Annotated[float | None, Option(help="Micrometres per pixel at which tiles are read.")] = None,
+    overlap_um: Annotated[float | None, Option(help="How far neighbouring tiles overlap (0).")] = None,
+    tissue_share: Annotated[float | None, Option(help="Share of a tile that must be tissue (0.25).")] = None,
     mpp: Annotated[
-        float | None, typer.Option(help="Micrometres per pixel at full resolution, for files that do not say.")
+        float | None, Option(help="Micrometres per pixel at full resolution, for files that do not say.")
     ] = None,
-    window: Annotated[
-        list[str] | None, typer.Option(help="CT window by name or centre/width; once or three times.")
-    ] = None,
-    triplets: Annotated[bool, typer.Option(help="CT: a slice with its neighbours as colours (one --window).")] = False,
-    points: Annotated[Path | None, typer.Option(help="Table image,x,y[,label]: a crop around every point.")] = None,
-    crop_px: Annotated[int | None, typer.Option(help="Side of a crop around a point, in pixels (27).")] = None,
-    coverage: Annotated[
-        float | None, typer.Option(help="Annotated share above which an instance is positive (0.5).")
-    ] = None,
+    window: Annotated[list[str] | None, Option(help="CT window by name or centre/width; once or three times.")] = None,
+    triplets: Annotated[bool, Option(help="CT: a slice with its neighbours as colours (one --window).")] = False,
+    points: Annotated[Path | None, Option(help="Table image,x,y[,label]: a crop around every point.")] = None,
+    crop_px: Annotated[int | None, Option(help="Side of a crop around a point, in pixels (27).")] = None,
+    coverage: Annotated[float | None, Option(help="Annotated share above which an instance is positive (0.5).")] = None,
     positive: Annotated[
         list[str] | None,
-        typer.Option(help="Class or code in annotations, or class of points, that is a lesion; may be repeated."),
+        Option(help="Class or code in annotations, or class of points, that is a lesion; may be repeated."),
     ] = None,
     executor: Annotated[
-        PrepareExecutor, typer.Option(help="Where to work; auto: one process per core.")
+        PrepareExecutor, Option(help="Where to work; auto: one process per core.")
     ] = PrepareExecutor.auto,
-    workers: Annotated[int | None, typer.Option(help="Number of worker processes.")] = None,
-    dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
-    device: Annotated[str, typer.Option(help="Device of the encoder: auto, cpu, cuda, cuda:1.")] = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace bags of another recipe in --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")] = False,
+    workers: Annotated[int | None, Option(help="Number of worker processes.")] = None,
+    dask: Annotated[str | None, Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
+    device: Annotated[str, Option(help="Device of the encoder: auto, cpu, cuda, cuda:1.")] = "auto",
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace bags of another recipe in --out.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be done, and stop.")] = False,
 ) -> None:
     """Turn slides or scans into bags: find tissue, cut tiles, encode them; ready for smmil train.
 
@@ -179,7 +174,7 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
         except KeyboardInterrupt:
             bars.stop()
             console.print("stopped; what is done is kept, repeat the command to go on", highlight=False)
-            raise typer.Exit(130) from None
+            raise Exit(130) from None
 
 
 def _finish(done: "Summary", todo: "PreparePlan") -> None:
@@ -189,7 +184,7 @@ def _finish(done: "Summary", todo: "PreparePlan") -> None:
         print(_next_step(done.manifest))
     if failed:
         print(f"all failures are listed in {todo.out / 'failures.csv'}", file=sys.stderr)
-        raise typer.Exit(3)
+        raise Exit(3)
 
 
 def _next_step(manifest: Path) -> str:

@@ -4,27 +4,26 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Exit, Option
 
 from smmil.cli.options import Column, Models, Threshold, Validation, _check_threshold
 
 
 def report(
     where: Models,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
     slides: Annotated[
-        Path | None, typer.Option(help="Folder of slides or scans, or CSV table (id, slide): pictures below the maps.")
+        Path | None, Option(help="Folder of slides or scans, or CSV table (id, slide): pictures below the maps.")
     ] = None,
     validation: Validation = None,
     threshold: Threshold = None,
     column: Column = None,
-    resamples: Annotated[int, typer.Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    resamples: Annotated[int, Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
+    title: Annotated[str | None, Option(help="Title of the page.")] = None,
     window: Annotated[
-        str,
-        typer.Option(help="How slices of CT scans are shown: brain, lung, bone, … or centre/width in HU, as 40/80."),
+        str, Option(help="How slices of CT scans are shown: brain, lung, bone, … or centre/width in HU, as 40/80.")
     ] = "brain",
-    max_mb: Annotated[float, typer.Option(help="Largest size of the page; pictures are made to fit.")] = 30.0,
+    max_mb: Annotated[float, Option(help="Largest size of the page; pictures are made to fit.")] = 30.0,
 ) -> None:
     """One self-contained page about one or several models: numbers, curves, every case with its map.
 
@@ -66,4 +65,4 @@ def report(
         for what, reason in found.items():
             print(f"{kind}: {what}: {reason}", file=sys.stderr)
     if any(problems.values()):
-        raise typer.Exit(3)
+        raise Exit(3)

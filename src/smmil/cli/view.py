@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from smmil.cli.options import Column, Models, _CaseBar, _check_threshold
 
@@ -12,21 +12,20 @@ from smmil.cli.options import Column, Models, _CaseBar, _check_threshold
 def view(
     where: Models,
     slides: Annotated[
-        Path | None,
-        typer.Option(help="Folder of slides and CT scans named like the cases, or CSV table (id, slide)."),
+        Path | None, Option(help="Folder of slides and CT scans named like the cases, or CSV table (id, slide).")
     ] = None,
     bags: Annotated[
-        Path | None, typer.Option(help="Manifest of the bags (id, path): shows hot patches that look alike.")
+        Path | None, Option(help="Manifest of the bags (id, path): shows hot patches that look alike.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Where to listen; anything but this machine asks visitors for a token.")
+        str, Option(help="Where to listen; anything but this machine asks visitors for a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0: any free one.")] = 8000,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
-    threshold: Annotated[float | None, typer.Option(help="Instance threshold the page begins with.")] = None,
+    port: Annotated[int, Option(help="Port; 0: any free one.")] = 8000,
+    open_: Annotated[bool, Option("--open/--no-open", help="Open the browser.")] = True,
+    threshold: Annotated[float | None, Option(help="Instance threshold the page begins with.")] = None,
     column: Column = None,
-    max_cache_mb: Annotated[int, typer.Option(help="Memory for tiles that were shown lately.")] = 256,
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "smmil view",
+    max_cache_mb: Annotated[int, Option(help="Memory for tiles that were shown lately.")] = 256,
+    title: Annotated[str, Option(help="Title of the page.")] = "smmil view",
 ) -> None:
     """Look at cases in the browser: deep zoom into the slide or scroll the CT, the maps of all models on top.
 
