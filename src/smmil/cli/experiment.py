@@ -1,6 +1,7 @@
 """smmil experiment run | status | tables | figures | trust"""
 
 import sys
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,11 +104,10 @@ def status(config: Config, out: Out, data: Data = None, only: Only = None, toy: 
     from smmil.experiments.runner import run_states
 
     states = run_states(_study(config, data, toy), out, only=only or ())
-    sets = list(dict.fromkeys(label.split(" · ")[0] for runs in states.values() for label, _ in runs))
+    counts = [Counter(label.split(" · ")[0] for label, _ in runs) for runs in states.values()]
     table = _table(None, ["data set"], states)
-    for name in sets:
-        counts = [sum(label.split(" · ")[0] == name for label, _ in runs) for runs in states.values()]
-        table.add_row(name, *map(str, counts))
+    for name in dict.fromkeys(name for count in counts for name in count):
+        table.add_row(name, *(str(count[name]) for count in counts))
     Console().print(table)
     for label, reason in states["failed"]:
         print(f"failed: {label}: {reason}")

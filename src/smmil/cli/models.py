@@ -6,9 +6,7 @@ from typing import Annotated
 from typer import Argument
 
 
-def models(
-    name: Annotated[str | None, Argument(help="Show the options of this model.")] = None,
-) -> None:
+def models(name: Annotated[str | None, Argument(help="Show the options of this model.")] = None) -> None:
     """List the models, or the options of one with their defaults.
 
     [bold]Examples[/bold]

@@ -30,8 +30,7 @@ def _check_place(executor: str, workers: int | None, dask: str | None, slurm: li
 
 Models = Annotated[list[Path], Argument(help="Runs with predictions, or folders of .npz predictions; one per model.")]
 Validation = Annotated[
-    list[Path] | None,
-    Option(help="Predictions on validation cases, to choose the instance threshold; one per model."),
+    list[Path] | None, Option(help="Predictions on validation cases, to choose the instance threshold; one per model.")
 ]
 Threshold = Annotated[float | None, Option(help="Instance threshold; else the best on --validation.")]
 Column = Annotated[int | None, Option(help="Score column, for models with more than two classes.")]

@@ -1,6 +1,6 @@
 """Progress bars with the remaining time: training runs and experiment grids."""
 
-from typing import Any
+from typing import Any, Self
 
 import typer
 from rich.console import Console
@@ -12,26 +12,32 @@ from smmil.train.loop import Interrupted, Progress
 from smmil.train.run import RunResult
 
 
-def _bars(console: Console) -> Bars:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Bars(*columns, TextColumn("left:"), TimeRemainingColumn(), console=console)
+class _Terminal:
+    """A progress bar on standard error, which appears with the first event."""
 
-
-class _TrainingBars(Progress):
-    """Shows the progress of a training run on the terminal; the summary goes to standard output."""
-
-    def __init__(self, *, every_epoch: bool = True):
+    def __init__(self) -> None:
         self.console = Console(stderr=True)
-        self._bars = _bars(self.console)
-        self._steps, self._every_epoch = 0, every_epoch
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Bars(*columns, TextColumn("left:"), TimeRemainingColumn(), console=self.console)
 
-    def __enter__(self) -> "_TrainingBars":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _kind: object, problem: BaseException | None, _trace: object) -> None:
-        """Remove the bars; interrupted training prints how to resume, and the exit code names the signal."""
         if self._bars.tasks:
             self._bars.stop()
+
+
+class _TrainingBars(_Terminal, Progress):
+    """Shows the progress of a training run on the terminal; the summary goes to standard output."""
+
+    def __init__(self, *, every_epoch: bool = True):
+        super().__init__()
+        self._steps, self._every_epoch = 0, every_epoch
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        """Remove the bars; interrupted training prints how to resume, and the exit code names the signal."""
+        super().__exit__(kind, problem, trace)
         if isinstance(problem, Interrupted):
             self.message(str(problem))
             raise typer.Exit(128 + problem.signal) from None
@@ -78,20 +84,8 @@ class _TrainingBars(Progress):
         _print_line(out, f"next: smmil predict {result.folder} --out predictions")
 
 
-class _GridBars:
+class _GridBars(_Terminal):
     """Shows finished runs of a grid on the terminal; failures stay as lines above the bar."""
-
-    def __init__(self) -> None:
-        self.console = Console(stderr=True)
-        self._bars = _bars(self.console)
-        self._done = 0
-
-    def __enter__(self) -> "_GridBars":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars.tasks:
-            self._bars.stop()
 
     def begun(self, done: int, total: int) -> None:
         """Show the bar; called after all checks, so that an early error is not mixed with it."""

@@ -15,7 +15,6 @@ from smmil.encoders.loading import Network
 from smmil.errors import ConfigError
 from smmil.executors import Outcome, run_tasks
 from smmil.files import read_json, remove_leftovers, write_json, write_rows
-from smmil.images.matching import ImageSource
 from smmil.prepare.case import prepare_case
 from smmil.prepare.recipe import Recipe, refuse_unused
 from smmil.prepare.selection import _check_classes, _encoder_of, _stray_images
@@ -143,8 +142,11 @@ def plan(
     if (recipe.kind == "points") != (points is not None):
         raise ConfigError("--points: a table of points and the kind 'points' belong together; give both")
     refuse_unused({"mpp": mpp, "coverage": coverage}, recipe.kind)
-    found = _fitting(found, recipe.kind)
-    cases = _cases_from_table(labels, found, mpp) if labels is not None else _cases_without_labels(found, mpp)
+    # of this kind, and damaged ones that might be
+    fitting = [s for s in found if s.kind in (None, "ct" if recipe.kind == "ct" else "slide")]
+    if not fitting:
+        raise ConfigError(f"{found[0].path}: is no source for the kind {recipe.kind!r}; choose with --kind slide or ct")
+    cases = _cases_from_table(labels, fitting, mpp) if labels is not None else _cases_without_labels(fitting, mpp)
     own, pixels = None, recipe.encoder_pixels
     if encoder is None:
         used = _encoder_of(recipe.encoder, _resolved(weights), device, recipe.autocast, pixels)
@@ -179,14 +181,6 @@ def _check_annotations(
         if value is not None and not annotated and (points is None or option == "--coverage"):
             raise ConfigError(f"{option}: no case has an annotation; name it in a column annotation of the labels")
     return None if points is None or annotated else _check_classes(points, positive)
-
-
-def _fitting(found: list[ImageSource], kind: str) -> list[ImageSource]:
-    """Sources of this kind, and damaged ones that might be."""
-    fitting = [s for s in found if s.kind in (None, "ct" if kind == "ct" else "slide")]
-    if not fitting:
-        raise ConfigError(f"{found[0].path}: is no source for the kind {kind!r}; choose with --kind slide or ct")
-    return fitting
 
 
 def _resolved(path: str | Path | None) -> Path | None:

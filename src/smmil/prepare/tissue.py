@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from scipy.ndimage import label, median_filter
 
 from smmil.errors import DataError, MissingExtra
@@ -104,13 +104,12 @@ def _mask_from_image(slide: Slide, path: Path) -> _TissueMask:
 
 def _read_image(path: Path) -> np.ndarray:
     """Pixels of a PNG or TIFF mask; an error of the reading library becomes a DataError."""
-    damage = (OSError, ValueError, SyntaxError, EOFError, UnidentifiedImageError, MemoryError)
     try:
         with Image.open(path) as image:
             return np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "PA", "CMYK") else image)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check where the tissue masks lie") from None
-    except (*damage, Image.DecompressionBombError) as problem:
+    except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError) as problem:
         raise DataError(f"{path}: not readable as a mask image ({problem}); write it again as PNG") from None
 
 

@@ -15,7 +15,6 @@ from smmil.errors import ConfigError, SmmilError
 from smmil.exports.batch import export
 from smmil.exports.registry import FORMATS
 from smmil.files import file_name
-from smmil.images.matching import Original
 from smmil.maps import canvas
 from smmil.prediction import Prediction
 from smmil.redact import safe_text
@@ -169,16 +168,9 @@ def _needs_threshold(format_: str) -> bool:
 
 
 def _write_download(
-    prediction: Prediction,
-    model: str,
-    format_: str,
-    *,
-    folder: Path,
-    image: Original | None,
-    threshold: float | None,
-    column: int | None,
-) -> "_Download":
-    """The case in that format; a threshold is used where the format has a use for it."""
+    prediction: Prediction, model: str, format_: str, folder: Path, threshold: float | None, **options: Any
+) -> _Download:
+    """The case in that format; a threshold is used where the format has a use for it; options are those of export."""
     if _needs_threshold(format_) and threshold is None:
         raise ConfigError(f"{format_}: needs a threshold, a score above which an instance is positive; set one")
     # half a character, as broken file names have them, cannot be written into any file
@@ -187,7 +179,7 @@ def _write_download(
     own = Path(mkdtemp(dir=folder))
     try:
         target = own / f"export{FORMATS[format_].endings[0]}"
-        export(prediction, format_, target, image=image, threshold=cut, column=column)
+        export(prediction, format_, target, threshold=cut, **options)
     except BaseException:
         shutil.rmtree(own, ignore_errors=True)
         raise

@@ -116,10 +116,6 @@ class _SlidePool:
         self._closed = False
 
     @property
-    def n_open(self) -> int:
-        return len(self._handles)
-
-    @property
     def bytes_held(self) -> int:
         return sum(handle.weight for handle in self._handles)
 
@@ -197,24 +193,15 @@ _NAME = re.compile(r"smmil-view-([0-9a-f]{8})-([0-9]{1,10})-.+", re.ASCII)
 
 
 def _temporary_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A temporary folder named after machine and process; folders of ended processes are deleted."""
-    _sweep(Path(tempfile.gettempdir()))
-    return tempfile.TemporaryDirectory(prefix=f"smmil-view-{_machine()}-{os.getpid()}-")
-
-
-def _sweep(folder: Path) -> None:
-    """Delete the folders of viewers of ours that run no more; processes of other machines cannot be asked."""
-    if os.name != "posix":
-        return  # only there can a process be asked whether it lives without a library
-    for entry in folder.glob("smmil-view-*"):
+    """A temporary folder named after machine and process; folders of ended processes of this machine are deleted."""
+    # containers may share a folder for temporary files, but count their processes on their own
+    machine = digest(socket.gethostname())[:8]
+    # only on posix can a process be asked without a library whether it lives
+    for entry in Path(tempfile.gettempdir()).glob("smmil-view-*") if os.name == "posix" else ():
         found = _NAME.fullmatch(entry.name)
-        if found is not None and found[1] == _machine() and not _lives(int(found[2])) and _is_ours(entry):
+        if found is not None and found[1] == machine and not _lives(int(found[2])) and _is_ours(entry):
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def _machine() -> str:
-    """Containers may share a folder for temporary files, but count their processes on their own."""
-    return digest(socket.gethostname())[:8]
+    return tempfile.TemporaryDirectory(prefix=f"smmil-view-{machine}-{os.getpid()}-")
 
 
 def _lives(process: int) -> bool:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -39,10 +38,13 @@ class _Model:
 
 @dataclass(frozen=True)
 class _ModelScores:
-    """Probability and outcome of one case by one model; the scores stay in the file.
+    """What the prediction of one case by one model says; the scores stay in the file.
 
-    mapped   False when its instances are others than those of the case's first model: one map cannot show both
+    layout   digest that is equal for predictions with the same instances in the same order
     content  digest of the prediction at the start
+    kind     slide: patches on a lattice; points: places on none; scan: slices, or boxes in them; none: no places at all
+    truth    whether instances have labels
+    mapped   False when its instances are others than those of the case's first model: one map cannot show both
     """
 
     file: Path
@@ -50,7 +52,23 @@ class _ModelScores:
     outcome: str | None
     layout: str
     content: str
+    kind: str
+    instances: int
+    label: int | None
+    truth: bool
     mapped: bool = True
+
+    @classmethod
+    def of(cls, prediction: Prediction, file: Path) -> "_ModelScores":
+        facts, labels = verdict(prediction), prediction.y_inst
+        outcome = None if prediction.y is None else facts["outcome"]
+        truth = labels is not None and bool((labels >= 0).any())
+        axes = 0 if prediction.coords is None else prediction.coords.shape[1]
+        kind = "scan" if axes in (1, 3) else "none"
+        if axes == 2:
+            kind = "points" if prediction.frame is None or scattered(prediction) else "slide"
+        digests = _layout(prediction), _content(prediction)
+        return cls(file, facts["p"], outcome, *digests, kind, prediction.n, prediction.y, truth)
 
     def load(self) -> Prediction:
         """Load the prediction; an error when the file has changed since the start, since the list shows the first."""
@@ -100,7 +118,6 @@ class _Gathered:
 
     name: str
     found: dict[str, _ModelScores] = field(default_factory=dict)
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     scores: list[np.ndarray] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
     damaged: list[DataError] = field(default_factory=list)
@@ -111,17 +128,9 @@ class _Gathered:
         except DataError as problem:
             self.damaged.append(problem)
             return
-        id_, labels, facts = prediction.id, prediction.y_inst, verdict(prediction)
-        if id_ in self.found:
-            raise DataError(f"{file}: id {id_!r} is already in {self.found[id_].file}; remove one")
-        outcome = None if prediction.y is None else facts["outcome"]
-        self.found[id_] = _ModelScores(file, facts["p"], outcome, _layout(prediction), _content(prediction))
-        self.facts[id_] = {
-            "kind": _kind_of(prediction),
-            "instances": prediction.n,
-            "label": prediction.y,
-            "truth": labels is not None and bool((labels >= 0).any()),
-        }
+        if prediction.id in self.found:
+            raise DataError(f"{file}: id {prediction.id!r} is already in {self.found[prediction.id].file}; remove one")
+        self.found[prediction.id] = _ModelScores.of(prediction, file)
         self.scores.append(instance_score(prediction, column).astype(np.float32))
         self.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
 
@@ -170,16 +179,7 @@ def _read_catalogue(
     return _Catalogue(models, [_row(id_, gathered) for id_ in ids], notes, tuple(map(str, problems)))
 
 
-def _kind_of(prediction: Prediction) -> str:
-    """slide: patches on a lattice; points: places on none; scan: slices, or boxes in them; none: no places at all."""
-    axes = 0 if prediction.coords is None else prediction.coords.shape[1]
-    if axes == 2:
-        return "points" if prediction.frame is None or scattered(prediction) else "slide"
-    return "scan" if axes in (1, 3) else "none"
-
-
 def _layout(prediction: Prediction) -> str:
-    """Digest that is equal for predictions with the same instances in the same order."""
     coords = prediction.coords
     places = b"" if coords is None else np.ascontiguousarray(coords, dtype="<f8").tobytes()
     frame = "" if prediction.frame is None else str(prediction.frame.patch)
@@ -197,11 +197,9 @@ def _content(prediction: Prediction) -> str:
 
 def _row(id_: str, gathered: Sequence[_Gathered]) -> _CaseRow:
     found = [table.found.get(id_) for table in gathered]
-    layout = next(s.layout for s in found if s is not None)
-    by_model = [None if s is None else replace(s, mapped=s.layout == layout) for s in found]
-    facts = [table.facts[id_] for table in gathered if id_ in table.facts]
-    usable = [f for f, s in zip(facts, filter(None, by_model), strict=True) if s.mapped]
-    label = next((f["label"] for f in facts if f["label"] is not None), None)
-    first = facts[0]
-    truth = any(f["truth"] for f in usable)
-    return _CaseRow(id_, first["kind"], first["instances"], tuple(by_model), label, truth)
+    known = [scores for scores in found if scores is not None]
+    first = known[0]
+    by_model = [None if s is None else replace(s, mapped=s.layout == first.layout) for s in found]
+    label = next((s.label for s in known if s.label is not None), None)
+    truth = any(s.truth for s in by_model if s is not None and s.mapped)
+    return _CaseRow(id_, first.kind, first.instances, tuple(by_model), label, truth)

@@ -156,17 +156,10 @@ class ViewerData:
         """The case as a file that other programs open; a few at a time."""
         if not self.present(case, model) or format_ not in self.formats(case):
             raise _NotFound("this case has no such export")
-        prediction = self.export_case((case, model)).prediction
+        prediction, name = self.export_case((case, model)).prediction, self.models[model].name
+        options = {"image": self.checked_original(case), "column": self.column}
         with self._exporting:
-            return _write_download(
-                prediction,
-                self.models[model].name,
-                format_,
-                folder=Path(self._temporary.name),
-                image=self.checked_original(case),
-                threshold=threshold,
-                column=self.column,
-            )
+            return _write_download(prediction, name, format_, Path(self._temporary.name), threshold, **options)
 
     def formats(self, case: int) -> list[str]:
         """What the case can be exported to now."""

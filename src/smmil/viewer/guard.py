@@ -42,8 +42,6 @@ def _is_loopback(host: str) -> bool:
 
 def _allowed_hosts(bound: str) -> frozenset[str]:
     """Names a browser may have used to come here: loopback, the host that was bound, and this machine's own."""
-    if _is_loopback(bound):
-        return _LOOPBACK | {bound.lower()}
     own = {socket.gethostname().lower(), socket.getfqdn().lower()} if _is_wildcard(bound) else set()
     return _LOOPBACK | {bound.lower()} | own
 
