@@ -16,6 +16,7 @@ from smmil.bag import Bag
 from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, replacing
+from smmil.images.volume import open_volume
 
 SHAPES = {"asap": read_asap, "geojson": read_geojson, "boxes": read_boxes}
 KINDS = ("auto", *SHAPES, "label-image", *PANDA, "volume", "rsna")
@@ -122,12 +123,8 @@ def _kind(path: Path) -> str:
     known = {".xml": "asap", ".geojson": "geojson", ".json": "geojson", **dict.fromkeys(SUFFIXES, "label-image")}
     if path.suffix.lower() in known:
         return known[path.suffix.lower()]
-    if path.suffix.lower() == ".csv":
-        return _kind_of_table(path)
-    raise DataError(f"{path}: cannot tell what kind of annotation this is; choose from: {', '.join(KINDS[1:])}")
-
-
-def _kind_of_table(path: Path) -> str:
+    if path.suffix.lower() != ".csv":
+        raise DataError(f"{path}: cannot tell what kind of annotation this is; choose from: {', '.join(KINDS[1:])}")
     with annotation_errors(path, "a table"):
         columns = set(read_table(path).columns)
     if {"id", "label"} <= columns:
@@ -185,6 +182,7 @@ def _boxes(bag: Bag, scale: float, offset: Sequence[float]) -> np.ndarray:
 def _of_scan(
     bag: Bag, path: Path, kind: str, positive: Collection[Any] | None, slices: Sequence[str] | None
 ) -> np.ndarray:
+    """Annotated share of every slice: 0 or 1 from a table of labels per slice, else that of a label volume."""
     if kind == "rsna":
         if slices is None or len(slices) != bag.n:
             got = "none" if slices is None else f"{len(slices)}"
@@ -192,7 +190,16 @@ def _of_scan(
         with annotation_errors(path, "labels of slices"):
             marked = labels_in_order(read_slice_labels(path), slices, positive or (ANY,))
         return marked.astype(np.float64)
-    return _voxel_share(bag, path, _codes(positive))
+    codes, volume = _codes(positive), open_volume(path)  # turned as the scan itself is
+    if len(volume) != bag.n:
+        raise DataError(f"{path}: {len(volume)} slices for a scan of {bag.n}; the label volume is of another scan")
+    pages = [volume.slice_hu(index) for index in range(bag.n)]
+    seen = np.unique(np.concatenate([np.unique(page) for page in pages]))
+    if codes is None and len(seen[seen != 0]) > 1:
+        raise DataError(
+            f"{path}: holds the codes {', '.join(f'{c:g}' for c in seen[:10])}; say which are lesions (--positive)"
+        )
+    return np.array([(page != 0 if codes is None else np.isin(page, codes)).mean() for page in pages])
 
 
 def _codes(positive: Collection[Any] | None) -> list[int] | None:
@@ -202,22 +209,6 @@ def _codes(positive: Collection[Any] | None) -> list[int] | None:
     except ValueError:
         given = ", ".join(map(str, positive or ()))
         raise ConfigError(f"--positive {given}: masks hold codes, not names; give numbers") from None
-
-
-def _voxel_share(bag: Bag, path: Path, positive: Collection[int] | None) -> np.ndarray:
-    """Annotated share of every slice of a label volume, which is turned as the scan itself is."""
-    from smmil.images.volume import open_volume
-
-    volume = open_volume(path)
-    if len(volume) != bag.n:
-        raise DataError(f"{path}: {len(volume)} slices for a scan of {bag.n}; the label volume is of another scan")
-    pages = [volume.slice_hu(index) for index in range(bag.n)]
-    seen = np.unique(np.concatenate([np.unique(page) for page in pages]))
-    if positive is None and len(seen[seen != 0]) > 1:
-        raise DataError(
-            f"{path}: holds the codes {', '.join(f'{c:g}' for c in seen[:10])}; say which are lesions (--positive)"
-        )
-    return np.array([(page != 0 if positive is None else np.isin(page, list(positive))).mean() for page in pages])
 
 
 def _coords_digest(bag: Bag) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from smmil.config import checked, parse_yaml
 from smmil.errors import ConfigError
 from smmil.files import digest
+from smmil.images.volume import parse_window
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -108,8 +109,6 @@ class Recipe(_Part):
         return self
 
     def _check_windows(self) -> None:
-        from smmil.images.volume import parse_window
-
         if self.triplets and len(self.windows) != 1:
             raise ValueError(f"triplets need a single window, got {', '.join(self.windows)}")
         if len(self.windows) not in (1, 3):

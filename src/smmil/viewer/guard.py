@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 from smmil.files import digest
 
-if TYPE_CHECKING:  # is_loopback is needed where the extra may be missing
+if TYPE_CHECKING:  # _is_loopback is needed where the extra may be missing
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -89,9 +89,9 @@ class _Guard:
         headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         if not self._host_is_ours([value for name, value in headers if name == "host"]):
             return 400, "this host name is not served; use the address that smmil view printed", {}
-        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if scope["path"] == "/" and "token" in query:
-            return self._entrance(query["token"][0], headers)
+        query = scope["query_string"].decode("latin-1") if scope["path"] == "/" else ""
+        if tokens := parse_qs(query, keep_blank_values=True).get("token"):
+            return self._entrance(tokens[0], headers)
         if self.token is not None and not self._knows_token(headers):
             return _CLOSED
         # a line break at the end would pass for the address without it
