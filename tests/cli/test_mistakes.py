@@ -7,7 +7,7 @@ import pytest
 from support import prepare_makers as makers
 
 import smmil.cli
-from smmil.cli.options import check_place
+from smmil.cli.options import _check_place
 from smmil.errors import ConfigError
 from smmil.prediction import Prediction
 from smmil.synthetic import synthetic_slides, write_synthetic
@@ -95,10 +95,10 @@ def test_paragraphs_of_the_help_flow(monkeypatch, capsys):
 )
 def test_options_that_the_executor_would_pass_over_are_refused(given, words):
     with pytest.raises(ConfigError, match=words):
-        check_place(*given)
+        _check_place(*given)
 
 
 @pytest.mark.parametrize("given", [("auto", 2, None), ("auto", None, "tcp://x:1"), ("dask", 2, None),
                                    ("submitit", None, None, ["a=1"]), ("serial", None, None)])  # fmt: skip
 def test_options_that_the_executor_takes_are_let_pass(given):
-    check_place(*given)
+    _check_place(*given)

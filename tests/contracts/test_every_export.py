@@ -239,13 +239,13 @@ def test_a_format_registered_at_run_time_works_everywhere(tmp_path, cases, regis
 
 def test_a_registered_format_is_offered_and_downloaded_in_the_viewer(tmp_path, cases, registered):
     from smmil.exports import possible_formats
-    from smmil.viewer.api import _needs_threshold, write_download
+    from smmil.viewer.api import _needs_threshold, _write_download
 
     image, prediction = cases["scan"]
     assert "hottest" in possible_formats("scan", ExportCase(prediction, image))
     assert "hottest" not in possible_formats("scan", ExportCase(prediction, None))
     assert _needs_threshold("hottest")
-    done = write_download(prediction, "m", "hottest", folder=tmp_path, image=None, threshold=0.25, column=None)
+    done = _write_download(prediction, "m", "hottest", tmp_path, 0.25, image=None, column=None)
     assert done.name == "scan_m.txt"
     assert done.file.read_text().endswith("above 0.25\n")
 

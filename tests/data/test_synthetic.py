@@ -9,7 +9,7 @@ from smmil.errors import ConfigError
 from smmil.formats import read_provenance
 from smmil.synthetic import synthetic_scans, synthetic_slides, write_synthetic
 from smmil.synthetic.features import _encoder
-from smmil.synthetic.slides import blobs, isolated_cells, tissue
+from smmil.synthetic.slides import _blobs, _isolated_cells, _tissue
 
 TOUCHING = np.ones((3, 3))
 
@@ -61,8 +61,8 @@ def test_patches_lie_on_a_lattice_of_half_micron_pixels_without_doubles():
 @pytest.mark.parametrize("seed", range(10))
 def test_tissue_is_one_or_two_pieces_of_the_exact_size_and_lesions_are_connected(seed):
     rng = np.random.default_rng(seed)
-    mask = tissue(rng, 300)
-    sick = blobs(rng, mask, 30)
+    mask = _tissue(rng, 300)
+    sick = _blobs(rng, mask, 30)
     assert mask.sum() == 300
     assert label(mask, TOUCHING)[1] in (1, 2)
     assert 20 <= sick.sum() <= 30
@@ -75,11 +75,11 @@ def test_distractors_stand_alone():
     mask = np.ones((20, 20), dtype=bool)
     sick = np.zeros_like(mask)
     sick[5:8, 5:8] = True
-    alone = isolated_cells(rng, mask, sick, 12)
+    alone = _isolated_cells(rng, mask, sick, 12)
     assert alone.sum() == 12
     assert label(alone, TOUCHING)[1] == 12
     assert label(alone | sick, TOUCHING)[1] == 13
-    most = isolated_cells(rng, mask, sick, mask.size)
+    most = _isolated_cells(rng, mask, sick, mask.size)
     assert label(most | sick, TOUCHING)[1] == most.sum() + 1
 
 

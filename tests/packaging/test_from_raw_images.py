@@ -166,15 +166,12 @@ class TestWordsForTheUserOfAPackage:
         assert "prepared for a package with another recipe; choose another --out" in told
 
     def test_a_slide_with_too_many_damaged_tiles(self, loaded, unseen, tmp_path, monkeypatch):
-        from smmil.images.slide import DamagedTile
-        from smmil.prepare import selection
+        from smmil.images.slide import DamagedTile, Slide
 
-        def torn(reading, coords):
-            for index, (x, y) in enumerate(coords):
-                reading._note(index, len(coords), DamagedTile(str(unseen[0]), x, y, "torn"))
-                yield from ()
+        def torn(slide, x, y, *_size):
+            raise DamagedTile(str(slide.path), x, y, "torn")
 
-        monkeypatch.setattr(selection._Reading, "tiles", torn)
+        monkeypatch.setattr(Slide, "read", torn)
         (reason,) = predict_package(loaded, unseen[:1], out=tmp_path / "p", device="cpu").failed.values()
         assert "copy or scan the slide again" in reason
         assert "raise" not in reason

@@ -6,7 +6,7 @@ from support import prepare_makers as makers
 from support.ct_makers import series
 
 from smmil.errors import ConfigError, DataError
-from smmil.prepare.table import cases_from_table, cases_without_labels, common_kind, find_sources
+from smmil.prepare.table import _cases_from_table, _cases_without_labels, _common_kind, find_sources
 
 
 def image(path):
@@ -35,7 +35,7 @@ def table(tmp_path, text):
 
 def test_images_below_a_folder_are_found_but_not_hidden_ones_nor_our_own_output(folder):
     assert [s.name for s in sources_of(folder)] == ["a/one", "a/two", "b/three.x"]
-    assert [c.id for c in cases_without_labels(sources_of(folder)).cases] == ["one", "two", "three.x"]
+    assert [c.id for c in _cases_without_labels(sources_of(folder)).cases] == ["one", "two", "three.x"]
 
 
 def test_the_same_file_given_twice_is_one_case(folder):
@@ -44,7 +44,7 @@ def test_the_same_file_given_twice_is_one_case(folder):
 
 def test_ids_are_stems_or_relative_paths_or_come_with_a_path(tmp_path, folder):
     text = "id,label,patient,split,path,mpp\none,1,p1,train,,0.25\nb/three.x,0,p2,test,,\nown,0,p3,,in/a/two.png,\n"
-    cases = cases_from_table(table(tmp_path, text), sources_of(folder), mpp=0.5)
+    cases = _cases_from_table(table(tmp_path, text), sources_of(folder), mpp=0.5)
     found = [(c.id, c.source.name, c.label, c.patient, c.split, c.mpp) for c in cases.cases]
     assert found == [
         ("one", "one.png", "1", "p1", "train", 0.25),
@@ -59,15 +59,15 @@ def test_two_images_of_one_name_are_refused_with_both_paths(tmp_path, folder):
     image(folder / "b" / "one.png")
     both = r"in/a/one\.png and .*in/b/one\.png are both called 'one'"
     with pytest.raises(DataError, match=both):
-        cases_without_labels(sources_of(folder))
+        _cases_without_labels(sources_of(folder))
     with pytest.raises(DataError, match=both):
-        cases_from_table(table(tmp_path, "id,label\none,1\n"), sources_of(folder))
-    named = cases_from_table(table(tmp_path, "id,label\na/one,1\nb/one,0\n"), sources_of(folder))
+        _cases_from_table(table(tmp_path, "id,label\none,1\n"), sources_of(folder))
+    named = _cases_from_table(table(tmp_path, "id,label\na/one,1\nb/one,0\n"), sources_of(folder))
     assert [c.source.parent.name for c in named.cases] == ["a", "b"]
 
 
 def test_rows_without_image_and_images_without_row_are_both_told(tmp_path, folder):
-    cases = cases_from_table(table(tmp_path, "id,label\none,1\ntow,0\n"), sources_of(folder))
+    cases = _cases_from_table(table(tmp_path, "id,label\none,1\ntow,0\n"), sources_of(folder))
     assert [c.id for c in cases.cases] == ["one"]
     assert cases.missing[0][0] == "tow"
     assert "did you mean two" in cases.missing[0][1]
@@ -95,7 +95,7 @@ def test_rows_without_image_and_images_without_row_are_both_told(tmp_path, folde
 )
 def test_tables_that_cannot_be_meant_are_refused(tmp_path, folder, text, words):
     with pytest.raises(DataError, match=words):
-        cases_from_table(table(tmp_path, text), sources_of(folder))
+        _cases_from_table(table(tmp_path, text), sources_of(folder))
 
 
 def test_slides_and_scans_are_told_apart_and_not_mixed(tmp_path):
@@ -104,9 +104,9 @@ def test_slides_and_scans_are_told_apart_and_not_mixed(tmp_path):
     image(tmp_path / "png" / "a.png")
     kinds = {s.name: s.kind for s in find_sources([tmp_path])}
     assert kinds == {"ct/scan": "ct", "wsi/slide": "slide", "png/a": "slide"}
-    assert common_kind(find_sources([tmp_path / "ct"])) == "ct"
+    assert _common_kind(find_sources([tmp_path / "ct"])) == "ct"
     with pytest.raises(ConfigError, match=r"both slides .* and scans .* --kind"):
-        common_kind(find_sources([tmp_path]))
+        _common_kind(find_sources([tmp_path]))
 
 
 def test_a_folder_without_images_and_no_folder_at_all_are_told(tmp_path):
@@ -117,13 +117,13 @@ def test_a_folder_without_images_and_no_folder_at_all_are_told(tmp_path):
 
 
 def test_labels_of_a_spreadsheet_lose_their_decimal(tmp_path, folder):
-    cases = cases_from_table(table(tmp_path, "id,label\none,1.0\ntwo,0.0\n"), sources_of(folder))
+    cases = _cases_from_table(table(tmp_path, "id,label\none,1.0\ntwo,0.0\n"), sources_of(folder))
     assert [case.label for case in cases.cases] == ["1", "0"]
 
 
 def test_a_file_whose_name_is_a_formula_needs_an_id_of_its_own(tmp_path):
     image(tmp_path / "png" / "-x.png")
     with pytest.raises(DataError, match=r"id '-x' would be a formula .* columns id and path"):
-        cases_without_labels(sources_of(tmp_path / "png"))
-    found = cases_from_table(table(tmp_path, "id,label,path\nx,1,png/-x.png\n"), sources_of(tmp_path / "png"))
+        _cases_without_labels(sources_of(tmp_path / "png"))
+    found = _cases_from_table(table(tmp_path, "id,label,path\nx,1,png/-x.png\n"), sources_of(tmp_path / "png"))
     assert found.cases[0].source.name == "-x.png"

@@ -14,7 +14,7 @@ from smmil.formats import read_bag, read_provenance
 from smmil.graph import chain_graph, knn_graph
 from smmil.images.volume import open_volume, window
 from smmil.prepare import prepare_case
-from smmil.prepare.selection import check_classes, read_points, slice_pictures
+from smmil.prepare.selection import _check_classes, _read_points, _slice_pictures
 
 POINTS = "image,x,y,label\nother,1,1,0\na,14,14,0\na,40.3,30.6,1\na,60,50,\na.png,20,60,1\n"
 
@@ -55,12 +55,12 @@ def test_neighbours_are_the_nearest_points_and_the_size_may_be_unknown(tmp_path)
 def test_points_that_are_not_there_or_not_numbers_are_refused(tmp_path):
     (tmp_path / "p.csv").write_text("image,x,y\na,1,2\na,one,2\n")
     with pytest.raises(DataError, match="no points for image 'b'"):
-        read_points(tmp_path / "p.csv", "b")
+        _read_points(tmp_path / "p.csv", "b")
     with pytest.raises(DataError, match="line 3: x and y must be numbers"):
-        read_points(tmp_path / "p.csv", "a")
+        _read_points(tmp_path / "p.csv", "a")
     (tmp_path / "p.csv").write_text("image,x\na,1\n")
     with pytest.raises(DataError, match="column 'y' is missing"):
-        read_points(tmp_path / "p.csv", "a")
+        _read_points(tmp_path / "p.csv", "a")
 
 
 def ct(windows=("brain", "subdural", "40/400"), **options):
@@ -70,7 +70,7 @@ def ct(windows=("brain", "subdural", "40/400"), **options):
 def test_three_windows_of_a_slice_become_its_colours(tmp_path):
     series(tmp_path / "scan")
     volume = open_volume(tmp_path / "scan")
-    pictures = list(slice_pictures(volume, ct()))
+    pictures = list(_slice_pictures(volume, ct()))
     for hu, picture in zip(volume.hu, pictures, strict=True):
         assert picture.shape == (9, 9, 3)
         assert not picture[:, [0, 8]].any()  # 9 rows, 7 columns: one black column on either side
@@ -82,8 +82,8 @@ def test_one_window_is_grey_and_a_triplet_shows_the_neighbours(tmp_path):
     series(tmp_path / "scan")
     volume = open_volume(tmp_path / "scan")
     shades = [window(hu, 40, 400) for hu in volume.hu]
-    grey = list(slice_pictures(volume, ct(("40/400",))))
-    three = list(slice_pictures(volume, ct(("40/400",), triplets=True)))
+    grey = list(_slice_pictures(volume, ct(("40/400",))))
+    three = list(_slice_pictures(volume, ct(("40/400",), triplets=True)))
     for i in range(6):
         below, above = max(i - 1, 0), min(i + 1, 5)
         for channel, index in enumerate((below, i, above)):
@@ -127,33 +127,33 @@ NAMED = "image,x,y,class\na,14,14,Stroma\na,40,30,epithelial\na,60,50, Epithelia
 
 def test_classes_of_points_become_labels_when_the_lesions_are_named(tmp_path):
     (tmp_path / "p.csv").write_text(NAMED)
-    assert read_points(tmp_path / "p.csv", "a").labels is None
-    assert read_points(tmp_path / "p.csv", "a", ["epithelial"]).labels.tolist() == [0, 1, 1, 0]
-    assert check_classes(tmp_path / "p.csv", ["epithelial"]) is None
+    assert _read_points(tmp_path / "p.csv", "a").labels is None
+    assert _read_points(tmp_path / "p.csv", "a", ["epithelial"]).labels.tolist() == [0, 1, 1, 0]
+    assert _check_classes(tmp_path / "p.csv", ["epithelial"]) is None
 
 
 def test_classes_of_points_that_nobody_names_are_noted(tmp_path):
     (tmp_path / "p.csv").write_text(NAMED)
-    assert "the column class is not used" in check_classes(tmp_path / "p.csv", None)
+    assert "the column class is not used" in _check_classes(tmp_path / "p.csv", None)
     (tmp_path / "p.csv").write_text(POINTS)
-    assert check_classes(tmp_path / "p.csv", None) is None
+    assert _check_classes(tmp_path / "p.csv", None) is None
 
 
 def test_lesions_that_no_point_is_are_refused(tmp_path):
     (tmp_path / "p.csv").write_text(NAMED)
     with pytest.raises(DataError, match="no point is of the class 'epitelial'; did you mean Epithelial"):
-        check_classes(tmp_path / "p.csv", ["epitelial"])
+        _check_classes(tmp_path / "p.csv", ["epitelial"])
     (tmp_path / "p.csv").write_text(POINTS)
     with pytest.raises(ConfigError, match=r"--positive: .* has labels in its column label already"):
-        check_classes(tmp_path / "p.csv", ["epithelial"])
+        _check_classes(tmp_path / "p.csv", ["epithelial"])
 
 
 def test_a_word_as_label_of_a_point_is_refused_and_not_taken_as_unknown(tmp_path):
     (tmp_path / "p.csv").write_text("image,x,y,label\na,1,2,0\na,1,2,tumour\n")
     with pytest.raises(DataError, match="line 3: label 'tumour'; expected -1 or nothing"):
-        read_points(tmp_path / "p.csv", "a")
+        _read_points(tmp_path / "p.csv", "a")
 
 
 def test_names_of_images_keep_their_zeros(tmp_path):
     (tmp_path / "p.csv").write_text("image,x,y\n007,1,2\n7,3,4\n")
-    assert read_points(tmp_path / "p.csv", "007").xy.tolist() == [[1, 2]]
+    assert _read_points(tmp_path / "p.csv", "007").xy.tolist() == [[1, 2]]

@@ -10,7 +10,7 @@ from support import prepare_makers as makers
 from smmil.errors import DataError
 from smmil.images import open_slide
 from smmil.prepare import TissueRecipe
-from smmil.prepare.tissue import TissueMask, _tidy, tissue_mask
+from smmil.prepare.tissue import _tidy, _TissueMask
 
 PLAIN = TissueRecipe(resolution_um=4.0, smallest_um2=0.0, hole_um2=0.0)
 
@@ -34,18 +34,18 @@ def test_shares_equal_the_counted_pixels():
     mask, scale, origin = rng.random((9, 7)) < 0.5, (4, 3), (5, -2)
     coords = rng.integers(-10, 30, (60, 2))
     expected = [share_by_counting(mask, scale, origin, x, y, 6) for x, y in coords.tolist()]
-    assert TissueMask(mask, scale, origin).shares(coords, 6) == pytest.approx(expected, abs=1e-9)
+    assert _TissueMask(mask, scale, origin).shares(coords, 6) == pytest.approx(expected, abs=1e-9)
 
 
 def test_parts_of_mask_pixels_count_in_part():
-    mask = TissueMask(np.array([[True, False]]), (2.5, 2.5))
+    mask = _TissueMask(np.array([[True, False]]), (2.5, 2.5))
     assert mask.shares(np.array([[0.0, 0.0], [2.0, 0.0], [1.25, 0.0]]), 2.5).tolist() == pytest.approx([1, 0.2, 0.5])
 
 
 def test_glass_and_tissue_are_told_apart_to_the_mask_pixel(tmp_path):
     image = makers.painted(256, 320, (64, 48, 160, 128, makers.TISSUE))
     with slide_of(tmp_path, image) as slide:
-        found = tissue_mask(slide, PLAIN)
+        found = _TissueMask.find(slide, PLAIN)
     assert found.scale == (8, 8)
     expected = np.zeros((32, 40), bool)
     expected[6:22, 8:28] = True
@@ -59,13 +59,13 @@ def test_blank_glass_is_not_split_in_two_and_neither_is_a_slide_without_glass(tm
     patches = np.random.default_rng(0).integers(-spread, spread + 1, (16, 16, 3)).repeat(16, 0).repeat(16, 1)
     image = np.clip(np.array(colour) + patches, 0, 255).astype(np.uint8)
     with slide_of(tmp_path, image) as slide:
-        assert tissue_mask(slide, PLAIN).mask.mean() == share
+        assert _TissueMask.find(slide, PLAIN).mask.mean() == share
 
 
 def test_ink_and_black_borders_are_no_tissue(tmp_path):
     image = makers.painted(256, 256, (0, 0, 128, 256, (18, 2, 9)), (128, 0, 64, 256, makers.TISSUE))
     with slide_of(tmp_path, image) as slide:
-        mask = tissue_mask(slide, PLAIN).mask
+        mask = _TissueMask.find(slide, PLAIN).mask
     assert not mask[:, :15].any()
     assert mask[:, 17:23].all()
 
@@ -90,7 +90,7 @@ def test_sizes_of_dust_count_in_micrometres_whatever_the_magnification(tmp_path)
         image = makers.painted(128, 128, (16, 16, 12, 12, makers.TISSUE), (64, 64, 24, 24, makers.TISSUE))
         folder = tmp_path / str(zoom)
         with slide_of(folder, image.repeat(zoom, 0).repeat(zoom, 1), mpp) as slide:
-            mask = tissue_mask(slide, recipe).mask
+            mask = _TissueMask.find(slide, recipe).mask
         assert mask.shape == (32, 32)
         assert not mask[:10, :10].any()
         assert mask[17:21, 17:21].all()
@@ -99,7 +99,7 @@ def test_sizes_of_dust_count_in_micrometres_whatever_the_magnification(tmp_path)
 def test_without_a_method_everything_inside_the_bounds_is_tissue(tmp_path):
     path = makers.write_slide(tmp_path / "s.scn", makers.glass(96, 128), 0.5, flavour="leica", bounds_offset=(64, 32))
     with open_slide(path) as slide:
-        mask = tissue_mask(slide, TissueRecipe(method="none"))
+        mask = _TissueMask.find(slide, TissueRecipe(method="none"))
         x, y, width, height = slide.bounds
     corners = np.array([[x, y], [x - 16, y], [x + width - 16, y + height - 8], [x + width, y]])
     assert mask.shares(corners, 32).tolist() == [1, 0.5, 0.5 * 0.25, 0]
@@ -112,13 +112,13 @@ def test_a_given_mask_wins_and_must_have_the_shape_of_the_slide(tmp_path):
     Image.fromarray(drawn[:20]).save(tmp_path / "cropped.png")
     (tmp_path / "broken.png").write_bytes((tmp_path / "mask.png").read_bytes()[:40])
     with slide_of(tmp_path, makers.glass(256, 320)) as slide:
-        mask = tissue_mask(slide, PLAIN, tmp_path / "mask.png")
+        mask = _TissueMask.find(slide, PLAIN, tmp_path / "mask.png")
         assert mask.shares(np.array([[80, 32], [72, 32], [200, 200]]), 16).tolist() == [1, 0.5, 0]
         with pytest.raises(DataError, match=r"cropped.png: 40 x 20 pixels do not have the shape of the slide"):
-            tissue_mask(slide, PLAIN, tmp_path / "cropped.png")
+            _TissueMask.find(slide, PLAIN, tmp_path / "cropped.png")
         for name in ("broken.png", "absent.png"):
             with pytest.raises(DataError, match=name):
-                tissue_mask(slide, PLAIN, tmp_path / name)
+                _TissueMask.find(slide, PLAIN, tmp_path / name)
 
 
 def ring(x, y, side):
@@ -134,7 +134,7 @@ def test_outlines_with_holes_count_from_level_0_or_from_the_bounds(tmp_path, ori
     features = [{"type": "Feature", "geometry": shape} for shape in (one, two)]
     outlines.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
     with open_slide(path) as slide:
-        mask = tissue_mask(slide, PLAIN.model_copy(update={"origin": origin}), outlines)
+        mask = _TissueMask.find(slide, PLAIN.model_copy(update={"origin": origin}), outlines)
     shift = np.array((64, 32) if origin == "bounds" else (0, 0))
     corners = np.array([[64, 64], [96, 96], [0, 0], [200, 200], [144, 144], [24, 24]]) + shift
     assert mask.shares(corners, 16).tolist() == [1, 0, 1, 1, 1, 0]
@@ -144,7 +144,7 @@ def test_a_mask_pixel_belongs_to_an_outline_when_its_centre_does(tmp_path):
     outlines = tmp_path / "s.geojson"
     outlines.write_text(json.dumps({"type": "Polygon", "coordinates": [ring(66, 61, 128)]}))
     with slide_of(tmp_path, makers.glass(256, 256)) as slide:
-        mask = tissue_mask(slide, PLAIN, outlines).mask
+        mask = _TissueMask.find(slide, PLAIN, outlines).mask
     expected = np.zeros((32, 32), bool)
     expected[8:24, 8:24] = True  # centres from 68 to 188 in both axes
     assert np.array_equal(mask, expected)
@@ -156,4 +156,4 @@ def test_a_mask_pixel_belongs_to_an_outline_when_its_centre_does(tmp_path):
 def test_outlines_that_make_no_sense_are_refused_by_name(tmp_path, text):
     (tmp_path / "bad.geojson").write_text(text)
     with slide_of(tmp_path, makers.glass(64, 64)) as slide, pytest.raises(DataError, match=r"bad\.geojson"):
-        tissue_mask(slide, PLAIN, tmp_path / "bad.geojson")
+        _TissueMask.find(slide, PLAIN, tmp_path / "bad.geojson")

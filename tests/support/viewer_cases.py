@@ -11,7 +11,7 @@ from smmil.bag import Bag
 from smmil.formats import write_bag
 from smmil.prediction import Prediction
 from smmil.viewer.data import ViewerData
-from smmil.viewer.server import create_app
+from smmil.viewer.server import _create_app
 from support.export_makers import scan_case, slide_case
 
 
@@ -87,7 +87,7 @@ class Client:
 
 
 def client_of(study, **options):
-    return Client(create_app(study, **options))
+    return Client(_create_app(study, **options))
 
 
 def small_study(tmp_path, flavour="aperio", second_model=True, **options):

@@ -82,10 +82,10 @@ def served(study, port=0, around=lambda app: app, **options):
     """
     import uvicorn
 
-    from smmil.viewer.server import create_app
+    from smmil.viewer.server import _create_app
 
     listening = _bind("127.0.0.1", port)
-    app = around(create_app(study, **options))
+    app = around(_create_app(study, **options))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -13,7 +13,7 @@ from support.export_makers import slide_case
 from support.viewer_cases import client_of, renamed, save, small_study
 
 from smmil.errors import DataError
-from smmil.viewer.cache import temporary_folder
+from smmil.viewer.cache import _temporary_folder
 from smmil.viewer.data import ViewerData
 
 ADDRESSES = ["/api/cases", "/api/case/0", "/api/case/0/coords", "/api/case/0/scores/0", "/api/case/0/truth",
@@ -111,7 +111,7 @@ def dead_process():
 
 def test_folders_of_killed_viewers_are_swept_and_those_of_living_ones_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    living = temporary_folder()
+    living = _temporary_folder()
     machine = re.match(r"smmil-view-([0-9a-f]+)-(\d+)-", Path(living.name).name)
     assert int(machine[2]) == os.getpid()
     dead = dead_process()
@@ -124,7 +124,7 @@ def test_folders_of_killed_viewers_are_swept_and_those_of_living_ones_stay(tmp_p
     target.mkdir()
     link = tmp_path / f"smmil-view-{machine[1]}-{dead}-link"
     link.symlink_to(target)
-    second = temporary_folder()
+    second = _temporary_folder()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {*stays, "precious", link.name, Path(living.name).name, Path(second.name).name}
     living.cleanup()

@@ -5,8 +5,8 @@ import re
 import pytest
 from support.viewer_cases import Client, client_of, small_study
 
-from smmil.viewer.guard import _allowed_hosts, is_loopback
-from smmil.viewer.server import create_app
+from smmil.viewer.guard import _allowed_hosts, _is_loopback
+from smmil.viewer.server import _create_app
 
 TOKEN = "s3cret-token"
 ADDRESSES = ["/", "/static/view.css", "/api/cases", "/api/case/0", "/api/case/0/coords", "/api/case/0/scores/0",
@@ -75,7 +75,7 @@ def test_two_servers_on_one_machine_do_not_overwrite_each_others_cookie(study):
 
 
 def test_a_web_site_that_points_its_name_at_this_machine_is_refused(study):
-    app = create_app(study)
+    app = _create_app(study)
     for host in ("127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:1", "localhost.", "[::1]:8000"):
         assert Client(app, host).get("/api/cases").status_code == 200
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example:8000", "", " ",
@@ -85,8 +85,8 @@ def test_a_web_site_that_points_its_name_at_this_machine_is_refused(study):
 
 
 def test_bound_elsewhere_that_name_is_served_and_bound_everywhere_any_number(study):
-    there = create_app(study, host="viewer.lab", token=TOKEN)
-    everywhere = create_app(study, host="0.0.0.0", token=TOKEN)
+    there = _create_app(study, host="viewer.lab", token=TOKEN)
+    everywhere = _create_app(study, host="0.0.0.0", token=TOKEN)
     known = {"authorization": f"Bearer {TOKEN}"}
     ask = lambda app, host: Client(app, host).get("/api/cases", headers=known).status_code  # noqa: E731
     assert [ask(there, h) for h in ("viewer.lab:80", "VIEWER.LAB", "other.lab", "10.0.0.1")] == [200, 200, 400, 400]
@@ -104,13 +104,13 @@ def test_two_host_headers_are_one_too_many(study):
 
     lines = [(b"host", b"127.0.0.1"), (b"host", b"evil.example")]
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": lines}
-    asyncio.run(create_app(study)(scope, None, send))
+    asyncio.run(_create_app(study)(scope, None, send))
     assert statuses == [400]
 
 
 def test_only_addresses_of_this_machine_count_as_loopback():
-    assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "localhost")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.2", "10.0.0.1", "example.org", "127.0.0.1.org", "")))
+    assert all(map(_is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "localhost")))
+    assert not any(map(_is_loopback, ("0.0.0.0", "::", "192.168.1.2", "10.0.0.1", "example.org", "127.0.0.1.org", "")))
     assert _allowed_hosts("127.0.0.1") == {"127.0.0.1", "localhost", "::1"}
 
 
@@ -138,7 +138,7 @@ def test_a_web_socket_gets_no_answer(study):
     async def send(message):
         sent.append(message)
 
-    asyncio.run(create_app(study)({"type": "websocket", "path": "/", "headers": []}, None, send))
+    asyncio.run(_create_app(study)({"type": "websocket", "path": "/", "headers": []}, None, send))
     assert sent == []
 
 

@@ -16,9 +16,9 @@ from smmil.frame import Frame
 from smmil.images import open_slide
 from smmil.prediction import Prediction
 from smmil.synthetic import write_pyramid
-from smmil.viewer.cache import USUAL_BYTES, ByteCache, ObjectCache, SlidePool
+from smmil.viewer.cache import USUAL_BYTES, _ByteCache, _ObjectCache, _SlidePool
 from smmil.viewer.data import ViewerData
-from smmil.viewer.server import create_app
+from smmil.viewer.server import _create_app
 
 CLIENTS = 16
 
@@ -59,7 +59,7 @@ def test_sixteen_threads_get_the_same_tiles_as_one_alone(large):
         order = np.random.default_rng(number).permutation(len(places))[:40]
         for i in order:
             assert together.tile(0, *places[i]) == expected[places[i]]
-            seen["open"] = max(seen["open"], together.pool.n_open)
+            seen["open"] = max(seen["open"], len(together.pool._handles))
             seen["held"] = max(seen["held"], together.cache.held)
 
     with ThreadPoolExecutor(CLIENTS) as threads:
@@ -68,13 +68,13 @@ def test_sixteen_threads_get_the_same_tiles_as_one_alone(large):
     assert 0 < seen["held"] <= 400_000
     alone.close()
     together.close()
-    assert together.pool.n_open == 0
+    assert len(together.pool._handles) == 0
 
 
 def test_sixteen_clients_over_http_are_answered_quickly_once_warm(large):
     study = study_of(large)
     places = [f"/tiles/0/{level}/{column}_{row}.jpg" for level, column, row in places_of(study)][:40]
-    with running(create_app(study)) as server:
+    with running(_create_app(study)) as server:
         bodies = {path: server.get(path)[2] for path in places}
 
         def client(number):
@@ -125,7 +125,7 @@ class Watched:
 @pytest.mark.parametrize(("weight", "most"), [(USUAL_BYTES, 6), (2**28, 4), (2**31, 1)])
 def test_the_pool_never_opens_too_many_and_never_lends_one_twice(weight, most):
     Watched.open_now = Watched.most_open = 0
-    pool = SlidePool(most_handles=6, per_slide=3, most_bytes=2**30, opener=Watched)
+    pool = _SlidePool(most_handles=6, per_slide=3, most_bytes=2**30, opener=Watched)
 
     def client(number):
         rng = np.random.default_rng(number)
@@ -138,7 +138,7 @@ def test_the_pool_never_opens_too_many_and_never_lends_one_twice(weight, most):
         list(threads.map(client, range(CLIENTS)))
     assert 0 < Watched.most_open <= most
     pool.close()
-    assert Watched.open_now == pool.n_open == 0
+    assert Watched.open_now == len(pool._handles) == 0
     with pytest.raises(DataError, match="stopping"), pool.lend(Path("slide1")):
         pass
 
@@ -146,7 +146,7 @@ def test_the_pool_never_opens_too_many_and_never_lends_one_twice(weight, most):
 def test_one_slide_is_opened_a_few_times_only_and_a_large_picture_once():
     for weight, most in ((USUAL_BYTES, 3), (USUAL_BYTES + 1, 1)):
         Watched.open_now = Watched.most_open = 0
-        pool = SlidePool(most_handles=8, per_slide=3, opener=Watched)
+        pool = _SlidePool(most_handles=8, per_slide=3, opener=Watched)
 
         def client(_, pool=pool, weight=weight):
             for _ in range(10):
@@ -160,11 +160,11 @@ def test_one_slide_is_opened_a_few_times_only_and_a_large_picture_once():
 
 
 def test_a_slide_that_cannot_be_opened_leaves_no_trace_in_the_pool(tmp_path):
-    pool = SlidePool(most_handles=2)
+    pool = _SlidePool(most_handles=2)
     for _ in range(5):
         with pytest.raises(DataError), pool.lend(tmp_path / "absent.svs"):
             pass
-    assert pool.n_open == 0
+    assert len(pool._handles) == 0
     path, _ = slide_case(tmp_path)
     with pool.lend(path) as slide:
         assert np.array_equal(slide.read(0, 0, 16, 16), open_slide(path).read(0, 0, 16, 16))
@@ -172,15 +172,15 @@ def test_a_slide_that_cannot_be_opened_leaves_no_trace_in_the_pool(tmp_path):
 
 
 def test_the_cache_holds_what_was_used_last_and_never_more_than_it_may():
-    cache = ByteCache(10)
+    cache = _ByteCache(10)
     for key, size in (("a", 4), ("b", 4), ("a", 4), ("c", 4)):
         cache.get_or_make(key, lambda size=size: b"x" * size)
         assert cache.held <= 10
-    assert [cache.get(key) is not None for key in "abc"] == [True, False, True]
-    cache.put("huge", b"x" * 11)
-    assert cache.get("huge") is None
-    cache.put("a", b"yy")
-    assert (cache.held, cache.get("a")) == (6, b"yy")
+    assert list(cache._parts) == ["a", "c"]
+    assert cache.get_or_make("huge", lambda: b"x" * 11) == b"x" * 11
+    assert (list(cache._parts), cache.held) == (["a", "c"], 8)
+    cache.get_or_make("d", lambda: cache.get_or_make("d", lambda: b"yy"))  # two made it at the same time
+    assert (cache.held, cache.get_or_make("d", lambda: b"")) == (10, b"yy")
 
 
 def test_what_many_ask_for_at_once_is_made_once_and_failures_are_not_remembered():
@@ -193,7 +193,7 @@ def test_what_many_ask_for_at_once_is_made_once_and_failures_are_not_remembered(
             raise DataError("not now")
         return key.upper()
 
-    recent = ObjectCache(2, make)
+    recent = _ObjectCache(2, make)
     with ThreadPoolExecutor(CLIENTS) as threads:
         assert list(threads.map(recent, ["a"] * CLIENTS)) == ["A"] * CLIENTS
     assert made == ["a"]

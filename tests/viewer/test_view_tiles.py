@@ -14,7 +14,7 @@ from smmil.frame import Frame
 from smmil.images import open_slide
 from smmil.prediction import Prediction
 from smmil.viewer.data import ViewerData
-from smmil.viewer.tiles import slide_picture, tile_pixels
+from smmil.viewer.tiles import _SlidePicture
 
 
 def pixels_of(answer):
@@ -60,13 +60,13 @@ def test_a_tile_is_the_slide_read_pixel_by_pixel_without_a_pyramid_of_ours(tmp_p
     frame = Frame((64, 64))
     from smmil.images.matching import Original
 
-    picture = slide_picture(Original(path), Prediction("s", [0.5], [[0.0]], coords=[[0, 0]], frame=frame))
+    picture = _SlidePicture.open(Original(path), Prediction("s", [0.5], [[0.0]], coords=[[0, 0]], frame=frame))
     with open_slide(path) as slide:
         for level in range(picture.levels - 4, picture.levels):
             scale = picture.scale(level)
             columns, rows = picture.size(level)
             for column, row in ((0, 0), (columns // 256, rows // 256), (columns // 512, 0)):
-                tile = tile_pixels(slide, picture, level, column, row)
+                tile = picture.tile(slide, level, column, row)
                 inner = [min(side, (length // scale) - place * 256) for side, length, place in
                          zip(tile.shape[:2], (700, 900), (row, column), strict=True)]  # fmt: skip
                 part = pixels[row * 256 * scale :, column * 256 * scale :][: inner[0] * scale, : inner[1] * scale]

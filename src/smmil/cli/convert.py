@@ -4,26 +4,22 @@ import sys
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from smmil.cli.options import _CaseBar, _exit_on_failures, _right_verb
 
-class ConvertTarget(StrEnum):
-    native = "native"
-    trident = "trident"
-    clam = "clam"
-    stamp = "stamp"
-    torchmil = "torchmil"
+ConvertTarget = StrEnum("ConvertTarget", "native trident clam stamp torchmil")
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A feature file, a .zarr store, or a folder of them.")],
-    to: Annotated[ConvertTarget, typer.Option("--to", help="Format to write.")],
-    out: Annotated[Path, typer.Option(help="Folder for the result; files of others in it are never overwritten.")],
-    mpp: Annotated[float | None, typer.Option(help="Micrometres per level-0 pixel, if the files do not say.")] = None,
-    encoder: Annotated[str | None, typer.Option(help="Name of the encoder, if the files do not say.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="Table id,label, for torchmil's folder of labels.")] = None,
+    source: Annotated[Path, Argument(help="A feature file, a .zarr store, or a folder of them.")],
+    to: Annotated[ConvertTarget, Option("--to", help="Format to write.")],
+    out: Annotated[Path, Option(help="Folder for the result; files of others in it are never overwritten.")],
+    mpp: Annotated[float | None, Option(help="Micrometres per level-0 pixel, if the files do not say.")] = None,
+    encoder: Annotated[str | None, Option(help="Name of the encoder, if the files do not say.")] = None,
+    labels: Annotated[Path | None, Option(help="Table id,label, for torchmil's folder of labels.")] = None,
 ) -> None:
     """Turn feature files of TRIDENT, CLAM, STAMP, torchmil, LazySlide or WSInfer into those of another project.
 
@@ -39,29 +35,15 @@ def convert(
 
       smmil convert bags --to torchmil --labels labels.csv --out torchmil
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from smmil.data.foreign_tables import ManifestLabels
+    from smmil.data.foreign_tables import ManifestLabels, read_labels
     from smmil.formats.convert import convert as convert_files
 
     found = ManifestLabels(source)
-    known = _read_labels(labels) if labels else {}
+    known = read_labels(labels) if labels else {}
     _refuse_other_files(source, out)
-    console = Console(stderr=True)
-    columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("converting")
-        done = convert_files(
-            source,
-            to=to.value,
-            out=out,
-            mpp=mpp,
-            encoder=encoder,
-            labels=known,
-            beside=found,
-            progress=lambda count, total: bars.update(task, completed=count, total=total),
-        )
+    with _CaseBar("converting") as bar:
+        options: dict[str, Any] = {"mpp": mpp, "encoder": encoder, "labels": known, "beside": found}
+        done = convert_files(source, to=to.value, out=out, progress=bar.at, **options)
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
     if found.manifest is not None:
         print(f"instance labels: taken from the files that {found.manifest} names")
@@ -70,22 +52,17 @@ def convert(
         print(f"{note} ({cases} {'case' if cases == 1 else 'cases'})")
     for reason, files in Counter(done.others.values()).most_common():
         print(f"not converted: {files} {'file' if files == 1 else 'files'}, {reason}")
-    for reason in done.failed.values():
-        print(f"failed: {reason}", file=sys.stderr)
-    if done.failed:
-        print(f"the failures are listed in {out / 'convert_failures.csv'}", file=sys.stderr)
-        raise typer.Exit(3)
+    _exit_on_failures(done.failed.values(), out / "convert_failures.csv")
 
 
 def _refuse_other_files(source: Path, out: Path) -> None:
     """Slides, scans and predictions are sent to their verb."""
-    from smmil.cli.options import right_verb
     from smmil.errors import DataError
     from smmil.formats.inspection import find_bags, find_or_none
 
     if not source.exists() or (find_or_none(source) if source.is_file() else find_bags(source, out)[0]):
         return
-    if advice := right_verb(source):
+    if advice := _right_verb(source):
         raise DataError(advice)
 
 
@@ -95,9 +72,3 @@ def _print_label_notes(given: dict[str, int], used: dict[str, int], table: Path 
         print(f"labels: this format has no place for them; those of {len(used)} cases are in {written}")
     if strange := sorted(set(given) - set(used)):
         print(f"{table}: {len(strange)} of {len(given)} ids are no case here, such as {strange[0]}", file=sys.stderr)
-
-
-def _read_labels(path: Path) -> dict[str, int]:
-    from smmil.data.foreign_tables import read_labels
-
-    return read_labels(path)

@@ -4,7 +4,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from smmil.foreign_weights import LAYOUTS
 
@@ -12,9 +12,9 @@ Source = StrEnum("Source", list(LAYOUTS))  # type: ignore[misc]
 
 
 def convert_weights(
-    checkpoint: Annotated[Path, typer.Argument(help="The authors' checkpoint (.pt, .pth, .ckpt or .safetensors).")],
-    source: Annotated[Source, typer.Option("--from", help="Whose program wrote it.")],
-    out: Annotated[Path, typer.Option(help="Folder for the converted model; smmil predict takes it.")],
+    checkpoint: Annotated[Path, Argument(help="The authors' checkpoint (.pt, .pth, .ckpt or .safetensors).")],
+    source: Annotated[Source, Option("--from", help="Whose program wrote it.")],
+    out: Annotated[Path, Option(help="Folder for the converted model; smmil predict takes it.")],
 ) -> None:
     """Bring a model trained with its authors' own program into smmil; the same weights give the same outputs.
 

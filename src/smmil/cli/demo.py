@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for slides, runs, predictions, maps and the page.")] = Path(
-        "smmil-demo"
-    ),
+    out: Annotated[Path, Option(help="Folder for slides, runs, predictions, maps and the page.")] = Path("smmil-demo"),
 ) -> None:
     """Draw synthetic slides and CT scans, prepare them, train ABMIL and SmAP, and show their maps next to the truth.
 
@@ -22,15 +20,14 @@ def demo(
     """
     from rich.console import Console
 
-    from smmil.cli.evaluate import metrics_table, remarks
-    from smmil.cli.progress import TrainingBars
+    from smmil.cli.evaluate import _metrics_table, _remarks
+    from smmil.cli.options import _print_line
+    from smmil.cli.progress import _TrainingBars
     from smmil.demo import run_demo
 
-    with TrainingBars(every_epoch=False) as bars:
+    with _TrainingBars(every_epoch=False) as bars:
         result = run_demo(out, progress=bars)
     console = Console()
-    console.print(metrics_table(result.results))
-    for line in remarks(result.results):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    last = f"open {result.page} to see the maps next to the truth"
-    console.print(last, markup=False, highlight=False, soft_wrap=True)
+    console.print(_metrics_table(result.results))
+    for line in [*_remarks(result.results), f"open {result.page} to see the maps next to the truth"]:
+        _print_line(console, line)

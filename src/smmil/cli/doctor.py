@@ -21,14 +21,14 @@ def doctor() -> None:
     table = Table("", "here", title="smmil doctor", title_justify="left")
     for name, value in {**facts.pop("versions"), **facts}.items():
         table.add_row(name.replace("_", " "), str(value))
-    works = self_check()
+    works = _self_check()
     table.add_row("self-check", "a step of sm_ap on two synthetic bags: " + ("ok" if works else "FAILED"))
     Console().print(table)
     if not works:
         raise typer.Exit(1)
 
 
-def self_check() -> bool:
+def _self_check() -> bool:
     """Check that a forward and a backward pass on two small bags give finite numbers."""
     import torch
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Context, Exit, Option, echo
 
-from smmil.cli.options import Column, Threshold, Validation, check_threshold
+from smmil.cli.options import Column, Threshold, Validation, _check_threshold, _print_line, _table
 
 
-def intervals_table(results: dict[str, dict[str, Any]]) -> Any:
+def _intervals_table(results: dict[str, dict[str, Any]]) -> Any:
     """A row per metric, a column per model: value and interval."""
     some = next(iter(next(iter(results.values()))["ci"].values()), None)
     words = f"{some['level']:.0%} intervals, {some['n_resamples']} resamples by {some['unit']}" if some else "Intervals"
@@ -18,35 +18,34 @@ def intervals_table(results: dict[str, dict[str, Any]]) -> Any:
     return table
 
 
-def froc_table(results: dict[str, dict[str, Any]]) -> Any:
+def _froc_table(results: dict[str, dict[str, Any]]) -> Any:
     """A row per number of false alarms per bag, a column per model: share of the lesions found."""
     from smmil.evaluate.metrics import metrics_of
 
     table = _table("Lesions found (FROC)", ["false alarms per bag"], list(results))
     found = [result["froc"] for result in results.values()]
     for row, rate in enumerate(found[0]["rates"]):
-        table.add_row(f"{rate:g}", *(number(f["sensitivities"][row]) for f in found))
+        table.add_row(f"{rate:g}", *(_number(f["sensitivities"][row]) for f in found))
     for metric in metrics_of("lesion"):
         label = "mean" if metric.name == "froc" else metric.label
-        table.add_row(label, *(number(f[metric.key]) for f in found))
+        table.add_row(label, *(_number(f[metric.key]) for f in found))
     table.add_row("lesions / bags", *(f"{f['n_lesions']:,} / {f['n_bags']:,}" for f in found))
     return table
 
 
-def comparison_table(results: dict[str, dict[str, Any]]) -> Any:
+def _comparison_table(results: dict[str, dict[str, Any]]) -> Any:
     """A row per model and metric: both values, difference with interval, p values."""
-    table = _table("Paired comparison", ["model", "against", "metric"], [
-        "model's", "other's", "difference", "p", "p (Holm)", "p (DeLong)",
-    ])  # fmt: skip
+    numbers = ["model's", "other's", "difference", "p", "p (Holm)", "p (DeLong)"]
+    table = _table("Paired comparison", ["model", "against", "metric"], numbers)
     for name, found in results.items():
         for row in found["comparisons"]:
             test = _p(row["delong"]["p"]) if row["delong"] else "–"
-            values = [number(row["a"]), number(row["b"]), _with_interval(row, "difference")]
+            values = [_number(row["a"]), _number(row["b"]), _with_interval(row, "difference")]
             table.add_row(name, row["other"], row["measure"], *values, _p(row["p"]), _p(row["p_holm"]), test)
     return table
 
 
-def evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
+def _evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
     """Every note of intervals, comparisons and FROC, once per model."""
     lines: dict[str, None] = {}
     for name, found in results.items():
@@ -58,31 +57,17 @@ def evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
     return list(lines)
 
 
-def number(value: float | None) -> str:
+def _number(value: float | None) -> str:
     """Three digits, or a dash for what does not exist."""
     return "–" if value is None or value != value else f"{value:.3f}"
 
 
-def _table(title: str, texts: list[str], numbers: list[str]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left")
-    for heading in texts:
-        table.add_column(heading)
-    for heading in numbers:
-        table.add_column(Text(heading), justify="right")
-    return table
-
-
 def _with_interval(found: dict[str, Any] | None, key: str) -> str:
-    return "–" if found is None else f"{number(found[key])} ({number(found['low'])} to {number(found['high'])})"
+    return "–" if found is None else f"{_number(found[key])} ({_number(found['low'])} to {_number(found['high'])})"
 
 
 def _p(value: float) -> str:
-    if value != value:
-        return "–"
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
+    return "<0.001" if value < 0.001 else _number(value)
 
 
 _POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "mean over bags"}
@@ -101,41 +86,36 @@ def _list_metrics(wanted: bool) -> None:
     for metric in METRICS.values():
         table.add_row(metric.name, sides[metric.direction], metric.explanation)
     Console().print(table)
-    raise typer.Exit
+    raise Exit
 
 
 def evaluate(
-    context: typer.Context,
-    predictions: Annotated[list[Path], typer.Argument(help="Folders of .npz predictions, one per model.")],
+    context: Context,
+    predictions: Annotated[list[Path], Argument(help="Folders of .npz predictions, one per model.")],
     validation: Validation = None,
     threshold: Threshold = None,
     column: Column = None,
-    ci: Annotated[bool, typer.Option("--ci", help="Confidence intervals: BCa, patients resampled.")] = False,
+    ci: Annotated[bool, Option("--ci", help="Confidence intervals: BCa, patients resampled.")] = False,
     compare: Annotated[
         list[Path] | None,
-        typer.Option(help="Predictions of another model on the same cases: paired differences with p values."),
+        Option(help="Predictions of another model on the same cases: paired differences with p values."),
     ] = None,
     compare_validation: Annotated[
-        list[Path] | None,
-        typer.Option(help="Validation predictions of the --compare models, for thresholds of their own."),
+        list[Path] | None, Option(help="Validation predictions of the --compare models, for thresholds of their own.")
     ] = None,
-    froc: Annotated[
-        bool, typer.Option("--froc", help="Share of lesions found at 1/4 to 8 false alarms per bag.")
-    ] = False,
+    froc: Annotated[bool, Option("--froc", help="Share of lesions found at 1/4 to 8 false alarms per bag.")] = False,
     metric: Annotated[
-        list[str] | None,
-        typer.Option(help="Metrics of --ci and --compare, such as bag_auroc or inst_auroc@positive_bags."),
+        list[str] | None, Option(help="Metrics of --ci and --compare, such as bag_auroc or inst_auroc@positive_bags.")
     ] = None,
     list_metrics: Annotated[
-        bool,
-        typer.Option("--list-metrics", callback=_list_metrics, is_eager=True, help="List every metric and exit."),
+        bool, Option("--list-metrics", callback=_list_metrics, is_eager=True, help="List every metric and exit.")
     ] = False,
-    unit: Annotated[str, typer.Option(help="What is resampled: patient or bag.")] = "patient",
-    resamples: Annotated[int, typer.Option(help="Number of resamples.")] = 2000,
-    stratified: Annotated[bool, typer.Option("--stratified", help="Resample within classes.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Also write every number to this CSV file, one per row.")] = None,
+    unit: Annotated[str, Option(help="What is resampled: patient or bag.")] = "patient",
+    resamples: Annotated[int, Option(help="Number of resamples.")] = 2000,
+    stratified: Annotated[bool, Option("--stratified", help="Resample within classes.")] = False,
+    seed: Annotated[int, Option(help="Seed of the resamples.")] = 0,
+    json: Annotated[Path | None, Option(help="Also write everything to this JSON file.")] = None,
+    csv: Annotated[Path | None, Option(help="Also write every number to this CSV file, one per row.")] = None,
 ) -> None:
     """Bag and instance metrics of one or several models, from files, without a GPU.
 
@@ -155,7 +135,7 @@ def evaluate(
     from smmil.evaluate.folders import add_froc, load_models, summarize_models
     from smmil.evaluate.metrics import USUAL
 
-    check_threshold(threshold, validation)
+    _check_threshold(threshold, validation)
     _refuse_idle(context, ci=ci, compare=bool(compare))
     if resamples < 2:
         raise ConfigError(f"--resamples {resamples}: expected at least 2; 2000 are usual")
@@ -176,7 +156,7 @@ def evaluate(
     _write(results, json, csv)
 
 
-def _refuse_idle(context: typer.Context, *, ci: bool, compare: bool) -> None:
+def _refuse_idle(context: Context, *, ci: bool, compare: bool) -> None:
     """Refuse options that have no effect without --ci or --compare."""
     from smmil.errors import ConfigError
 
@@ -193,31 +173,29 @@ def _show(results: dict[str, dict[str, Any]], *, ci: bool, froc: bool, compare: 
     from rich.console import Console
 
     console = Console()
-    console.print(metrics_table(results))
-    wanted = ((froc, froc_table), (ci, intervals_table), (compare, comparison_table))
+    console.print(_metrics_table(results))
+    wanted = ((froc, _froc_table), (ci, _intervals_table), (compare, _comparison_table))
     for table in (draw for asked, draw in wanted if asked):
         console.print(table(results))
-    for line in [*remarks(results), *evidence_notes(results)]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in [*_remarks(results), *_evidence_notes(results)]:
+        _print_line(console, line)
 
 
 def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | None) -> None:
+    from pandas import DataFrame
+
     from smmil.evaluate.folders import long_table, without_nan
-    from smmil.files import write_json, write_text
+    from smmil.files import cell, write_json, write_text
 
     if json is not None:
         write_json(json, without_nan(results))
     if csv is not None:
-        from pandas import DataFrame
-
-        from smmil.files import cell
-
         write_text(csv, DataFrame(long_table(results)).map(cell).to_csv(index=False, lineterminator="\n"))
-    for path in (path for path in (json, csv) if path is not None):
-        typer.echo(f"written: {path}")
+    for path in filter(None, (json, csv)):
+        echo(f"written: {path}")
 
 
-def metrics_table(results: dict[str, dict[str, Any]]) -> Any:
+def _metrics_table(results: dict[str, dict[str, Any]]) -> Any:
     """One rich table: a row per metric, a column per model."""
     from smmil.evaluate.metrics import metrics_of
 
@@ -228,7 +206,7 @@ def metrics_table(results: dict[str, dict[str, Any]]) -> Any:
         measured = [m for m in metrics if m.same_as is None and any(m.key in values for values in inside)]
         for row, metric in enumerate(measured):
             label = " = ".join(m.key.replace("_", " ") for m in metrics if metric.name in (m.name, m.same_as))
-            cells = [number(values.get(metric.key)) for values in inside]
+            cells = [_number(values.get(metric.key)) for values in inside]
             table.add_row("" if row else heading, label, *cells, end_section=metric is measured[-1])
     return table
 
@@ -238,7 +216,7 @@ def _by_heading(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {"bags": found["bag"], **pools, "energy": found["energy"]}
 
 
-def remarks(results: dict[str, dict[str, Any]]) -> list[str]:
+def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
     """For each model: number of cases, threshold and its source, and every note once."""
     lines = []
     for name, found in results.items():
@@ -249,13 +227,8 @@ def remarks(results: dict[str, dict[str, Any]]) -> list[str]:
             f"instances ({pooled['n_positive']:,} positive), score: {pooled['score_kind']}"
         )
         lines.append(f"  instance threshold: {value} ({cut['source']}); bag threshold: {bag['threshold']}")
-        lines += [f"  note ({where}): {note}" for where, note in _notes(found)]
+        first: dict[str, str] = {}  # where a note stands first
+        for where, part in _by_heading(found).items():
+            first |= {note: where for note in part["notes"] if note not in first}
+        lines += [f"  note ({where}): {note}" for note, where in first.items()]
     return lines
-
-
-def _notes(found: dict[str, Any]) -> list[tuple[str, str]]:
-    first: dict[str, str] = {}
-    for where, part in _by_heading(found).items():
-        for note in part["notes"]:
-            first.setdefault(note, where)
-    return [(where, note) for note, where in first.items()]

@@ -1,31 +1,30 @@
 """smmil experiment run | status | tables | figures | trust"""
 
 import sys
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option, Typer
 
-app = typer.Typer(
+from smmil.cli.options import _check_place, _exit_on_failures, _table
+
+app = Typer(
     no_args_is_help=True,
     help="Grids of training runs: run what is missing, then write tables and figures.\n\n"
     "Start with: smmil experiment run configs/paper/main.yaml --out study --toy",
 )
-Config = Annotated[Path, typer.Argument(help="YAML file of a study.")]
-Out = Annotated[Path, typer.Option(help="Folder of the study; runs in it are shared by all studies.")]
+Config = Annotated[Path, Argument(help="YAML file of a study.")]
+Out = Annotated[Path, Option(help="Folder of the study; runs in it are shared by all studies.")]
 Data = Annotated[
-    list[str] | None, typer.Option("--data", help="Where data lie: CRCHISTO=manifest.csv. Also from the environment.")
+    list[str] | None, Option("--data", help="Where data lie: CRCHISTO=manifest.csv. Also from the environment.")
 ]
-Only = Annotated[list[str] | None, typer.Option("--set", help="Only these data sets.")]
-Toy = Annotated[bool, typer.Option("--toy", help="Everything tiny and synthetic, to see that it works.")]
+Only = Annotated[list[str] | None, Option("--set", help="Only these data sets.")]
+Toy = Annotated[bool, Option("--toy", help="Everything tiny and synthetic, to see that it works.")]
 
 
-class StudyExecutor(StrEnum):
-    serial = "serial"
-    processes = "processes"
-    dask = "dask"
-    submitit = "submitit"
+StudyExecutor = StrEnum("StudyExecutor", "serial processes dask submitit")
 
 
 @app.command("run")
@@ -35,11 +34,11 @@ def run(
     data: Data = None,
     only: Only = None,
     toy: Toy = False,
-    executor: Annotated[StudyExecutor, typer.Option(help="Where runs are executed.")] = StudyExecutor.serial,
-    workers: Annotated[int | None, typer.Option(help="Runs at once; one thread each.")] = None,
-    address: Annotated[str | None, typer.Option("--dask", help="Address of a Dask scheduler.")] = None,
+    executor: Annotated[StudyExecutor, Option(help="Where runs are executed.")] = StudyExecutor.serial,
+    workers: Annotated[int | None, Option(help="Runs at once; one thread each.")] = None,
+    address: Annotated[str | None, Option("--dask", help="Address of a Dask scheduler.")] = None,
     slurm: Annotated[
-        list[str] | None, typer.Option(help="Parameter of submitit, such as slurm_partition=gpu, timeout_min=600.")
+        list[str] | None, Option(help="Parameter of submitit, such as slurm_partition=gpu, timeout_min=600.")
     ] = None,
 ) -> None:
     """Train and measure what is missing; repeat the command to go on after an interruption.
@@ -50,15 +49,14 @@ def run(
 
       smmil experiment run configs/paper/crchisto.yaml --out study --data CRCHISTO=crchisto/manifest.csv
     """
-    from smmil.cli.options import check_place
-    from smmil.cli.progress import GridBars
+    from smmil.cli.progress import _GridBars
     from smmil.experiments.runner import run_study
     from smmil.train.loop import Interrupted
 
-    check_place(executor.value, workers, address, slurm)
+    _check_place(executor.value, workers, address, slurm)
     study = _study(config, data, toy, check=True)
     try:
-        with GridBars() as bars:
+        with _GridBars() as bars:
             report = run_study(
                 study,
                 out,
@@ -72,10 +70,10 @@ def run(
             )
     except Interrupted as stopped:
         print(f"{stopped}", file=sys.stderr)
-        raise typer.Exit(128 + stopped.signal) from None
+        raise Exit(128 + stopped.signal) from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise Exit(130) from None
     _print_report(report, out / study.name)
 
 
@@ -87,35 +85,29 @@ def _print_report(report: Any, folder: Path) -> None:
         f"{folder / 'results.csv'}: {len(report.done)} runs done now, {meanwhile}{len(report.before)} there already, "
         f"{len(report.failed)} failed"
     )
+    failures = folder / "failures.csv"
     if report.failed:
         from smmil.files import write_text
         from smmil.train.folder import table_text
 
-        rows = [{"run": label, "reason": reason} for label, reason in report.failed.items()]
-        write_text(folder / "failures.csv", table_text(rows))
-        for label, reason in report.failed.items():
-            print(f"failed: {label}: {reason}", file=sys.stderr)
-        print(f"the failures are listed in {folder / 'failures.csv'}", file=sys.stderr)
-        raise typer.Exit(3)
-    (folder / "failures.csv").unlink(missing_ok=True)
+        write_text(failures, table_text([{"run": label, "reason": reason} for label, reason in report.failed.items()]))
+    else:
+        failures.unlink(missing_ok=True)
+    _exit_on_failures((f"{label}: {reason}" for label, reason in report.failed.items()), failures)
 
 
 @app.command("status")
 def status(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
     """How many runs are done, running, failed and missing, by data set; failures with their reason."""
     from rich.console import Console
-    from rich.table import Table
 
     from smmil.experiments.runner import run_states
 
     states = run_states(_study(config, data, toy), out, only=only or ())
-    sets = list(dict.fromkeys(label.split(" · ")[0] for runs in states.values() for label, _ in runs))
-    table = Table()
-    for column in ("data set", *states):
-        table.add_column(column, justify="left" if column == "data set" else "right")
-    for name in sets:
-        counts = [sum(label.split(" · ")[0] == name for label, _ in runs) for runs in states.values()]
-        table.add_row(name, *map(str, counts))
+    counts = [Counter(label.split(" · ")[0] for label, _ in runs) for runs in states.values()]
+    table = _table(None, ["data set"], states)
+    for name in dict.fromkeys(name for count in counts for name in count):
+        table.add_row(name, *(str(count[name]) for count in counts))
     Console().print(table)
     for label, reason in states["failed"]:
         print(f"failed: {label}: {reason}")
@@ -141,7 +133,7 @@ def figures(config: Config, out: Out, data: Data = None, only: Only = None, toy:
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     if failed:
-        raise typer.Exit(3)
+        raise Exit(3)
 
 
 @app.command("trust")
@@ -151,14 +143,13 @@ def trust(
     data: Data = None,
     only: Only = None,
     toy: Toy = False,
-    executor: Annotated[StudyExecutor, typer.Option(help="Where the extra runs are executed.")] = StudyExecutor.serial,
-    workers: Annotated[int | None, typer.Option(help="Runs at once.")] = None,
+    executor: Annotated[StudyExecutor, Option(help="Where the extra runs are executed.")] = StudyExecutor.serial,
+    workers: Annotated[int | None, Option(help="Runs at once.")] = None,
 ) -> None:
     """Ask whether the maps deserve trust: seeds, deletion and insertion, inverted maps, random labels, positions."""
-    from smmil.cli.options import check_place
     from smmil.experiments.trust import trust_report
 
-    check_place(executor.value, workers, None)
+    _check_place(executor.value, workers, None)
     study = _study(config, data, toy, check=True)
     for path in trust_report(study, out, only=only or (), executor=executor.value, workers=workers):
         print(path)

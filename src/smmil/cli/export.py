@@ -1,13 +1,12 @@
 """smmil export"""
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
-from smmil.cli.options import Column
+from smmil.cli.options import Column, _CaseBar, _exit_on_failures
 
 
 def _print_formats(wanted: bool) -> None:
@@ -23,33 +22,30 @@ def _print_formats(wanted: bool) -> None:
         threshold = "" if format_.threshold == "never" else format_.threshold
         table.add_row(format_.name, format_.content, format_.opens_in, cases_of(format_), threshold)
     Console(markup=False).print(table)
-    raise typer.Exit
+    raise Exit
 
 
 def export(
-    predictions: Annotated[list[Path], typer.Argument(help="Files of predictions (.npz), or folders of them.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="Format to write; --formats lists them.")],
-    out: Annotated[Path, typer.Option(help="File for a single prediction; folder for several.")],
+    predictions: Annotated[list[Path], Argument(help="Files of predictions (.npz), or folders of them.")],
+    to: Annotated[str, Option("--to", metavar="FORMAT", help="Format to write; --formats lists them.")],
+    out: Annotated[Path, Option(help="File for a single prediction; folder for several.")],
     threshold: Annotated[
-        float | None, typer.Option(help="Instances with at least this score are positive: regions, segments, colours.")
+        float | None, Option(help="Instances with at least this score are positive: regions, segments, colours.")
     ] = None,
     image: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Slide or CT series of the case; for several the folder of them, named by id; or a CSV table id,slide."
         ),
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Longest side of a png, in pixels. [default: 2048]")] = None,
+    size: Annotated[int | None, Option(help="Longest side of a png, in pixels. [default: 2048]")] = None,
     column: Column = None,
-    deidentify: Annotated[
-        bool, typer.Option(help="DICOM: take nothing from the image that identifies the patient.")
-    ] = True,
+    deidentify: Annotated[bool, Option(help="DICOM: take nothing from the image that identifies the patient.")] = True,
     replace_uids: Annotated[
-        bool, typer.Option("--replace-uids", help="DICOM: also replace UIDs; the file no longer finds its image.")
+        bool, Option("--replace-uids", help="DICOM: also replace UIDs; the file no longer finds its image.")
     ] = False,
     formats: Annotated[
-        bool,
-        typer.Option("--formats", help="List the formats and stop.", is_eager=True, callback=_print_formats),
+        bool, Option("--formats", help="List the formats and stop.", is_eager=True, callback=_print_formats)
     ] = False,
 ) -> None:
     """Write score maps as files that other programs open: QuPath, OHIF, 3D Slicer, ASAP, spreadsheets.
@@ -68,15 +64,9 @@ def export(
 
       smmil export predictions/ct_3.npz --to dicom-seg --threshold 0 --image scans/ct_3 --out ct_3.dcm
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from smmil.exports.batch import export as export_predictions
 
-    console = Console(stderr=True)
-    columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("exporting", total=None)
+    with _CaseBar("exporting") as bar:
         done = export_predictions(
             predictions,
             to,
@@ -87,14 +77,10 @@ def export(
             size=size,
             deidentify=deidentify,
             keep_uids=not replace_uids,
-            progress=lambda count, total: bars.update(task, completed=count, total=total),
+            progress=bar.at,
         )
     where = done.written[0] if len(done.written) == 1 and not done.failed else out
     print(f"{where}: {len(done.written)} written, {len(done.failed)} failed")
     for note, cases in Counter(note for _, note in done.notes).most_common():
         print(f"note: {note} ({cases} {'case' if cases == 1 else 'cases'})")
-    for reason in done.failed.values():
-        print(f"failed: {reason}", file=sys.stderr)
-    if done.failed:
-        print(f"the failures are listed in {out / 'export_failures.csv'}", file=sys.stderr)
-        raise typer.Exit(3)
+    _exit_on_failures(done.failed.values(), out / "export_failures.csv")

@@ -4,14 +4,15 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
+
+from smmil.cli.options import _right_verb
+from smmil.errors import DataError
 
 
 def inspect(
-    paths: Annotated[list[Path], typer.Argument(help="Feature files of any format, or manifests (.csv, .parquet).")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, one object per file, for other programs.")
-    ] = False,
+    paths: Annotated[list[Path], Argument(help="Feature files of any format, or manifests (.csv, .parquet).")],
+    as_json: Annotated[bool, Option("--json", help="Print JSON, one object per file, for other programs.")] = False,
 ) -> None:
     """Show what is inside feature files and manifests, before any training.
 
@@ -36,37 +37,25 @@ def inspect(
     else:
         _show(facts)
     if any(one["warnings"] for one in facts):
-        raise typer.Exit(3)
+        raise Exit(3)
 
 
 def _facts_or_reason(path: Path, alone: bool) -> dict[str, Any]:
     """What is in a file, or why it cannot be read; a single file that cannot be read is an error of the command."""
-    from smmil.cli.options import right_verb
-    from smmil.errors import DataError
+    from smmil.data.manifest import describe_manifest
+    from smmil.formats import wsinfer
+    from smmil.formats.inspection import describe
 
     try:
-        return _facts(path)
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder")
+        is_manifest = path.suffix.lower() in (".csv", ".parquet") and not wsinfer.recognises(path)
+        return describe_manifest(path) if is_manifest else describe(path)
     except DataError as problem:
-        reason = right_verb(path) or str(problem)
+        reason = _right_verb(path) or str(problem)
         if alone:
             raise DataError(reason) from None
         return {"file": str(path), "not_readable": True, "warnings": [reason]}
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    from smmil.errors import DataError
-    from smmil.formats import wsinfer
-
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
-
-    if path.suffix.lower() in (".csv", ".parquet") and not wsinfer.recognises(path):
-        from smmil.data.manifest import describe_manifest
-
-        return describe_manifest(path)
-    from smmil.formats.inspection import describe
-
-    return describe(path)
 
 
 def _show(facts: list[dict[str, Any]]) -> None:

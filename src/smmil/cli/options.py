@@ -1,23 +1,20 @@
-"""Option checks that several verbs share: executors, thresholds, files that belong to another verb."""
+"""What several verbs share: options, their checks, the counter of cases, and lines about failures."""
 
 import math
+import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
-from smmil.errors import ConfigError
+from smmil.errors import ConfigError, SmmilError
 
-
-class Checkpoint(StrEnum):
-    """Selected weights of a run."""
-
-    best = "best"
-    lowest_loss = "lowest_loss"
+Checkpoint = StrEnum("Checkpoint", "best lowest_loss")
 
 
-def check_place(executor: str, workers: int | None, dask: str | None, slurm: list[str] | None = None) -> None:
+def _check_place(executor: str, workers: int | None, dask: str | None, slurm: list[str] | None = None) -> None:
     """Raise an error for an option that does not fit the executor; `auto` takes any."""
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers: must be at least 1, got {workers}")
@@ -31,18 +28,16 @@ def check_place(executor: str, workers: int | None, dask: str | None, slurm: lis
         raise ConfigError(f"--slurm: is for the executor submitit, not {executor}; give --executor submitit")
 
 
-Models = Annotated[
-    list[Path], typer.Argument(help="Runs with predictions, or folders of .npz predictions; one per model.")
-]
+Models = Annotated[list[Path], Argument(help="Runs with predictions, or folders of .npz predictions; one per model.")]
 Validation = Annotated[
-    list[Path] | None,
-    typer.Option(help="Predictions on validation cases, to choose the instance threshold; one per model."),
+    list[Path] | None, Option(help="Predictions on validation cases, to choose the instance threshold; one per model.")
 ]
-Threshold = Annotated[float | None, typer.Option(help="Instance threshold; else the best on --validation.")]
-Column = Annotated[int | None, typer.Option(help="Score column, for models with more than two classes.")]
+Threshold = Annotated[float | None, Option(help="Instance threshold; else the best on --validation.")]
+Column = Annotated[int | None, Option(help="Score column, for models with more than two classes.")]
+_PREDICTIONS = "holds predictions, not features; use smmil evaluate, report or export"
 
 
-def check_threshold(threshold: float | None, validation: list[Path] | None = None) -> None:
+def _check_threshold(threshold: float | None, validation: list[Path] | None = None) -> None:
     """Check that an instance threshold is finite and given in one way only."""
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"--threshold {threshold}: expected a finite number, such as 0.5")
@@ -50,14 +45,14 @@ def check_threshold(threshold: float | None, validation: list[Path] | None = Non
         raise ConfigError(f"--threshold {threshold}: --validation chooses the threshold; give one of the two, not both")
 
 
-def right_verb(path: Path) -> str | None:
+def _right_verb(path: Path) -> str | None:
     """Message that says what a path is instead of a feature file, and the verb for it; None if unknown."""
     if not path.exists():
         return None
     if path.is_dir():
         return _folder(path)
     if path.suffix.lower() == ".npz":
-        return _predictions(path)
+        return f"{path}: {_PREDICTIONS}"
     if path.suffix.lower() in (".safetensors", ".ckpt", ".pth"):
         return f"{path}: holds weights of a model, not features; use smmil predict with the folder of the run"
     return _image(path)
@@ -70,21 +65,13 @@ def _folder(path: Path) -> str | None:
         return f"{path}: is a training run, not features; use smmil predict {path}"
     for ending in (".h5", ".npz", ".pt"):
         if any(path.glob(f"*{ending}")):
-            return _predictions(path) if ending == ".npz" else _name_files(path, ending)
+            features = f"is a folder; name the files in it: smmil inspect {path}/*{ending}"
+            return f"{path}: {_PREDICTIONS if ending == '.npz' else features}"
     return _image(path)
-
-
-def _predictions(path: Path) -> str:
-    return f"{path}: holds predictions, not features; use smmil evaluate, report or export"
-
-
-def _name_files(path: Path, ending: str) -> str:
-    return f"{path}: is a folder; name the files in it: smmil inspect {path}/*{ending}"
 
 
 def _image(path: Path) -> str | None:
     """Message for slides and scans, recognised as in smmil prepare."""
-    from smmil.errors import SmmilError
     from smmil.prepare.table import ENDINGS, find_sources
 
     if path.is_file() and not path.name.lower().endswith(ENDINGS):
@@ -95,3 +82,59 @@ def _image(path: Path) -> str | None:
         return None
     what = "CT scans" if found.kind == "ct" else "slides"
     return f"{path}: pixels of {what}, not features; use smmil prepare {path} --out study --dry-run"
+
+
+class _CaseBar:
+    """A counter with the remaining time on standard error; nothing when that is not a terminal."""
+
+    def __init__(self, words: str):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bars.add_task(words, total=None)
+        self.stop = self._bars.stop
+
+    def __enter__(self) -> "_CaseBar":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def at(self, count: int, total: int, words: str | None = None) -> None:
+        """Set the counter to `count` of `total`."""
+        self._bars.update(self._task, completed=count, total=total, description=words)
+
+    def one_more(self, words: str) -> None:
+        """Advance the counter by one; the total is not known."""
+        self._bars.update(self._task, advance=1, description=words)
+
+
+def _table(title: str | None, texts: Iterable[str], numbers: Iterable[str]) -> Any:
+    """A table with columns of texts, then of numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for heading in texts:
+        table.add_column(heading)
+    for heading in numbers:
+        table.add_column(Text(heading), justify="right")
+    return table
+
+
+def _print_line(console: Any, text: str) -> None:
+    """Print a line as it is: no markup, no colours, no wrapping."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _exit_on_failures(reasons: Iterable[str], table: Path) -> None:
+    """Print what failed and the table that lists it, and exit with code 3; nothing when nothing failed."""
+    if reasons := list(reasons):
+        for reason in reasons:
+            print(f"failed: {reason}", file=sys.stderr)
+        print(f"the failures are listed in {table}", file=sys.stderr)
+        raise Exit(3)

@@ -4,22 +4,22 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from smmil.cli.options import Checkpoint
 
 
 def package(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run (the --out of smmil train).")],
-    out: Annotated[Path, typer.Option(help="Folder for the package.")],
-    name: Annotated[str | None, typer.Option(help="Name of the model in its card; default: model and weights.")] = None,
+    run: Annotated[Path, Argument(help="Folder of a finished run (the --out of smmil train).")],
+    out: Annotated[Path, Option(help="Folder for the package.")],
+    name: Annotated[str | None, Option(help="Name of the model in its card; default: model and weights.")] = None,
     predictions: Annotated[
-        Path | None, typer.Option(help="Predictions of these weights: their metrics go into the card.")
+        Path | None, Option(help="Predictions of these weights: their metrics go into the card.")
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="Also model.onnx, checked against the model.")] = False,
-    licence: Annotated[str, typer.Option(help="Licence you give it under, such as apache-2.0.")] = "other",
-    checkpoint: Annotated[Checkpoint, typer.Option(help="Weights to use.")] = Checkpoint.best,
-    force: Annotated[bool, typer.Option("--force", help="Replace a package of the same run.")] = False,
+    onnx: Annotated[bool, Option("--onnx/--no-onnx", help="Also model.onnx, checked against the model.")] = False,
+    licence: Annotated[str, Option(help="Licence you give it under, such as apache-2.0.")] = "other",
+    checkpoint: Annotated[Checkpoint, Option(help="Weights to use.")] = Checkpoint.best,
+    force: Annotated[bool, Option("--force", help="Replace a package of the same run.")] = False,
 ) -> None:
     """Pack a trained model with its card, recipe and checksums into a folder others can use.
 

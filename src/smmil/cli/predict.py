@@ -5,52 +5,42 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
-from smmil.cli.options import Checkpoint
+from smmil.cli.options import Checkpoint, _CaseBar, _exit_on_failures
 
 if TYPE_CHECKING:
     from smmil.predict.cases import Predicted
 
 
-class Part(StrEnum):
-    """Part of a split."""
-
-    train = "train"
-    val = "val"
-    test = "test"
-    all = "all"
+Part = StrEnum("Part", "train val test all")
 
 
 def predict(
     sources: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="RUN | SOURCES...",
             help="Folder of a run (the --out of smmil train). With --model: slides, scans, folders of them, a manifest "
             "of bags, or bags.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the predictions, one .npz per case.")],
+    out: Annotated[Path, Option(help="Folder for the predictions, one .npz per case.")],
     part: Annotated[
-        Part | None, typer.Option(help="Part of the run's split: test unless given, all with --manifest.")
+        Part | None, Option(help="Part of the run's split: test unless given, all with --manifest.")
     ] = None,
-    manifest: Annotated[Path | None, typer.Option(help="Other bags than those of the run.")] = None,
-    checkpoint: Annotated[Checkpoint | None, typer.Option(help="Weights of the run to use: best unless given.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Folder of a package (the --out of smmil package).")] = None,
-    labels: Annotated[Path | None, typer.Option(help="With --model: table id,label of the images.")] = None,
-    points: Annotated[
-        Path | None, typer.Option(help="With --model: table image,x,y, if it was trained on crops.")
-    ] = None,
-    mpp: Annotated[
-        float | None, typer.Option(help="With --model: micrometres per pixel, for slides without it.")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="With --model: file with the encoder's weights.")] = None,
-    workers: Annotated[int | None, typer.Option(help="With --model: processes that prepare images.")] = None,
+    manifest: Annotated[Path | None, Option(help="Other bags than those of the run.")] = None,
+    checkpoint: Annotated[Checkpoint | None, Option(help="Weights of the run to use: best unless given.")] = None,
+    model: Annotated[Path | None, Option(help="Folder of a package (the --out of smmil package).")] = None,
+    labels: Annotated[Path | None, Option(help="With --model: table id,label of the images.")] = None,
+    points: Annotated[Path | None, Option(help="With --model: table image,x,y, if it was trained on crops.")] = None,
+    mpp: Annotated[float | None, Option(help="With --model: micrometres per pixel, for slides without it.")] = None,
+    weights: Annotated[Path | None, Option(help="With --model: file with the encoder's weights.")] = None,
+    workers: Annotated[int | None, Option(help="With --model: processes that prepare images.")] = None,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="With --model: run code outside smmil that the package names.")
+        bool, Option("--trust-code", help="With --model: run code outside smmil that the package names.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
     """Predict every case with a trained model; complete prediction files are kept.
 
@@ -74,20 +64,20 @@ def predict(
     for option in (option for option, value in idle.items() if value is not None):
         raise ConfigError(f"--{option}: {'needs --model' if model is None else 'is for runs, not for --model'}")
     if model is not None:
-        _finish(_from_package(model, sources, of_images, trust_code, out=out, device=device), out)
-        return
-    if len(sources) > 1:
+        done = _from_package(model, sources, of_images, trust_code, out=out, device=device)
+    elif len(sources) > 1:
         raise ConfigError(f"{sources[1]}: give one run, or a package with --model and what it should look at")
-    chosen = {"part": part.value if part else None, "checkpoint": (checkpoint or Checkpoint.best).value}
-    _finish(_from_run(sources[0], manifest=manifest, **chosen, out=out, device=device), out)
+    else:
+        from smmil.predict.cases import predict_run
 
-
-def _from_run(run: Path, **options: Any) -> "Predicted":
-    from smmil.cli.progress import CaseBar
-    from smmil.predict.cases import predict_run
-
-    with CaseBar("predicting") as bar:
-        return predict_run(run, progress=bar.at, **options)
+        chosen: dict[str, Any] = {
+            "part": part.value if part else None,
+            "checkpoint": (checkpoint or Checkpoint.best).value,
+        }
+        with _CaseBar("predicting") as bar:
+            done = predict_run(sources[0], manifest=manifest, **chosen, out=out, device=device, progress=bar.at)
+    print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
+    _exit_on_failures(done.failed.values(), out / "failures.csv")
 
 
 def _from_package(
@@ -97,31 +87,12 @@ def _from_package(
     from smmil.packaging.loading import Images, load_package, predict_package
 
     package = load_package(folder, trust_code=trust_code)
-    from smmil.cli.progress import CaseBar
-
-    with CaseBar("preparing") as bar:
-
-        def prepared(outcome: Any) -> None:
-            bar.one_more(outcome.task.case.id)
-
-        def moved(count: int, total: int) -> None:
-            bar.now("predicting")
-            bar.at(count, total)
-
+    with _CaseBar("preparing") as bar:
+        options["on_case"] = lambda outcome: bar.one_more(outcome.task.case.id)
+        options["progress"] = lambda count, total: bar.at(count, total, "predicting")
         try:
-            return predict_package(
-                package, sources, images=Images(**images), on_case=prepared, progress=moved, **options
-            )
+            return predict_package(package, sources, images=Images(**images), **options)
         except KeyboardInterrupt:
             bar.stop()
             print("stopped; what is done is kept, repeat the command to go on", file=sys.stderr)
-            raise typer.Exit(130) from None
-
-
-def _finish(done: "Predicted", out: Path) -> None:
-    print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
-    for reason in done.failed.values():
-        print(f"failed: {reason}", file=sys.stderr)
-    if done.failed:
-        print(f"the failures are listed in {out / 'failures.csv'}", file=sys.stderr)
-        raise typer.Exit(3)
+            raise Exit(130) from None

@@ -5,71 +5,58 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
+
+from smmil.cli.options import _check_place, _print_line, _table
 
 if TYPE_CHECKING:
     from smmil.prepare.pipeline import PreparePlan, Summary
 
 
-class ImageKind(StrEnum):
-    auto = "auto"
-    slide = "slide"
-    ct = "ct"
-    points = "points"
-
-
-class PrepareExecutor(StrEnum):
-    auto = "auto"
-    serial = "serial"
-    processes = "processes"
-    dask = "dask"
+ImageKind = StrEnum("ImageKind", "auto slide ct points")
+PrepareExecutor = StrEnum("PrepareExecutor", "auto serial processes dask")
 
 
 def prepare(
     sources: Annotated[
-        list[Path], typer.Argument(help="Folders or files: slides, DICOM folders, NIfTI volumes, plain images.")
+        list[Path], Argument(help="Folders or files: slides, DICOM folders, NIfTI volumes, plain images.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for bags/, previews/, manifest.csv, cases.csv, failures.csv.")],
+    out: Annotated[Path, Option(help="Folder for bags/, previews/, manifest.csv, cases.csv, failures.csv.")],
     labels: Annotated[
-        Path | None,
-        typer.Option(help="Table id,label with optional columns patient, split, path, annotation, tissue, mpp."),
+        Path | None, Option(help="Table id,label with optional columns patient, split, path, annotation, tissue, mpp.")
     ] = None,
-    kind: Annotated[ImageKind, typer.Option(help="What the images are; auto: from the files.")] = ImageKind.auto,
-    recipe: Annotated[Path | None, typer.Option(help="YAML file with the choices below; options win over it.")] = None,
-    encoder: Annotated[str | None, typer.Option(help="Encoder; efficientnet-lite0 comes with the program.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="File with the encoder's weights, where it needs one.")] = None,
+    kind: Annotated[ImageKind, Option(help="What the images are; auto: from the files.")] = ImageKind.auto,
+    recipe: Annotated[Path | None, Option(help="YAML file with the choices below; options win over it.")] = None,
+    encoder: Annotated[str | None, Option(help="Encoder; efficientnet-lite0 comes with the program.")] = None,
+    weights: Annotated[Path | None, Option(help="File with the encoder's weights, where it needs one.")] = None,
     encoder_pixels: Annotated[
-        int | None, typer.Option(help="Side at which the encoder looks; default: as it was trained. Less is faster.")
+        int | None, Option(help="Side at which the encoder looks; default: as it was trained. Less is faster.")
     ] = None,
-    tile_um: Annotated[float | None, typer.Option(help="Width of a tile in micrometres (256).")] = None,
-    tile_px: Annotated[int | None, typer.Option(help="Or: width in pixels, together with --tile-mpp.")] = None,
-    tile_mpp: Annotated[float | None, typer.Option(help="Micrometres per pixel at which tiles are read.")] = None,
-    overlap_um: Annotated[float | None, typer.Option(help="How far neighbouring tiles overlap (0).")] = None,
-    tissue_share: Annotated[float | None, typer.Option(help="Share of a tile that must be tissue (0.25).")] = None,
+    tile_um: Annotated[float | None, Option(help="Width of a tile in micrometres (256).")] = None,
+    tile_px: Annotated[int | None, Option(help="Or: width in pixels, together with --tile-mpp.")] = None,
+    tile_mpp: Annotated[float | None, Option(help="Micrometres per pixel at which tiles are read.")] = None,
+    overlap_um: Annotated[float | None, Option(help="How far neighbouring tiles overlap (0).")] = None,
+    tissue_share: Annotated[float | None, Option(help="Share of a tile that must be tissue (0.25).")] = None,
     mpp: Annotated[
-        float | None, typer.Option(help="Micrometres per pixel at full resolution, for files that do not say.")
+        float | None, Option(help="Micrometres per pixel at full resolution, for files that do not say.")
     ] = None,
-    window: Annotated[
-        list[str] | None, typer.Option(help="CT window by name or centre/width; once or three times.")
-    ] = None,
-    triplets: Annotated[bool, typer.Option(help="CT: a slice with its neighbours as colours (one --window).")] = False,
-    points: Annotated[Path | None, typer.Option(help="Table image,x,y[,label]: a crop around every point.")] = None,
-    crop_px: Annotated[int | None, typer.Option(help="Side of a crop around a point, in pixels (27).")] = None,
-    coverage: Annotated[
-        float | None, typer.Option(help="Annotated share above which an instance is positive (0.5).")
-    ] = None,
+    window: Annotated[list[str] | None, Option(help="CT window by name or centre/width; once or three times.")] = None,
+    triplets: Annotated[bool, Option(help="CT: a slice with its neighbours as colours (one --window).")] = False,
+    points: Annotated[Path | None, Option(help="Table image,x,y[,label]: a crop around every point.")] = None,
+    crop_px: Annotated[int | None, Option(help="Side of a crop around a point, in pixels (27).")] = None,
+    coverage: Annotated[float | None, Option(help="Annotated share above which an instance is positive (0.5).")] = None,
     positive: Annotated[
         list[str] | None,
-        typer.Option(help="Class or code in annotations, or class of points, that is a lesion; may be repeated."),
+        Option(help="Class or code in annotations, or class of points, that is a lesion; may be repeated."),
     ] = None,
     executor: Annotated[
-        PrepareExecutor, typer.Option(help="Where to work; auto: one process per core.")
+        PrepareExecutor, Option(help="Where to work; auto: one process per core.")
     ] = PrepareExecutor.auto,
-    workers: Annotated[int | None, typer.Option(help="Number of worker processes.")] = None,
-    dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
-    device: Annotated[str, typer.Option(help="Device of the encoder: auto, cpu, cuda, cuda:1.")] = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace bags of another recipe in --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")] = False,
+    workers: Annotated[int | None, Option(help="Number of worker processes.")] = None,
+    dask: Annotated[str | None, Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
+    device: Annotated[str, Option(help="Device of the encoder: auto, cpu, cuda, cuda:1.")] = "auto",
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace bags of another recipe in --out.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be done, and stop.")] = False,
 ) -> None:
     """Turn slides or scans into bags: find tissue, cut tiles, encode them; ready for smmil train.
 
@@ -89,11 +76,10 @@ def prepare(
 
       smmil train --manifest study/manifest.csv --model sm_ap --out run
     """
-    from smmil.cli.options import check_place
     from smmil.prepare.pipeline import plan
     from smmil.prepare.recipe import load_recipe, refuse_unused
 
-    check_place(executor.value, workers, dask)
+    _check_place(executor.value, workers, dask)
     chosen = {
         "kind": None if kind is ImageKind.auto else kind.value,
         "encoder": encoder,
@@ -152,17 +138,15 @@ def _announce(todo: "PreparePlan") -> None:
 
 def _show_dry(todo: "PreparePlan") -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from smmil.prepare.case import preflight
 
-    table = Table()
-    for name in ("id", "status", "instances", "mpp of the file", "tile µm wanted", "tile µm used"):
-        table.add_column(name, justify="left" if name in ("id", "status") else "right")
+    numbers = ("instances", "mpp of the file", "tile µm wanted", "tile µm used")
+    table = _table(None, ("id", "status"), numbers)
     for job in todo.jobs:
         line = preflight(job)
-        numbers = (line.mpp_level0, line.wanted_um, line.used_um)
-        table.add_row(line.id, line.status, str(line.instances), *("" if n is None else f"{n:.5g}" for n in numbers))
+        sizes = ("" if n is None else f"{n:.5g}" for n in (line.mpp_level0, line.wanted_um, line.used_um))
+        table.add_row(line.id, line.status, str(line.instances), *sizes)
     Console().print(table)
 
 
@@ -183,14 +167,14 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
             id_, reason = outcome.task.case.id, why_not(outcome)
             line = f"failed: {id_}: {reason}" if reason else f"{id_}: {outcome.value.instances:,} instances"
             bars.update(bar, advance=1, description=id_)
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            _print_line(console, line)
 
         try:
             return run(todo, on_case=on_case, **options)
         except KeyboardInterrupt:
             bars.stop()
             console.print("stopped; what is done is kept, repeat the command to go on", highlight=False)
-            raise typer.Exit(130) from None
+            raise Exit(130) from None
 
 
 def _finish(done: "Summary", todo: "PreparePlan") -> None:
@@ -200,7 +184,7 @@ def _finish(done: "Summary", todo: "PreparePlan") -> None:
         print(_next_step(done.manifest))
     if failed:
         print(f"all failures are listed in {todo.out / 'failures.csv'}", file=sys.stderr)
-        raise typer.Exit(3)
+        raise Exit(3)
 
 
 def _next_step(manifest: Path) -> str:

@@ -1,33 +1,43 @@
-"""Progress bars with the remaining time: training, experiment grids and case counters."""
+"""Progress bars with the remaining time: training runs and experiment grids."""
 
-from typing import Any
+from typing import Any, Self
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 
+from smmil.cli.options import _print_line, _table
 from smmil.train.loop import Interrupted, Progress
 from smmil.train.run import RunResult
 
 
-class TrainingBars(Progress):
-    """Shows the progress of a training run on the terminal; the summary goes to standard output."""
+class _Terminal:
+    """A progress bar on standard error, which appears with the first event."""
 
-    def __init__(self, console: Console | None = None, *, every_epoch: bool = True):
-        self.console = console or Console(stderr=True)
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bars = Bars(*columns, TextColumn("left:"), TimeRemainingColumn(), console=self.console)
-        self._steps, self._every_epoch = 0, every_epoch
 
-    def __enter__(self) -> "TrainingBars":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _kind: object, problem: BaseException | None, _trace: object) -> None:
-        """Remove the bars; interrupted training prints how to resume, and the exit code names the signal."""
         if self._bars.tasks:
             self._bars.stop()
+
+
+class _TrainingBars(_Terminal, Progress):
+    """Shows the progress of a training run on the terminal; the summary goes to standard output."""
+
+    def __init__(self, *, every_epoch: bool = True):
+        super().__init__()
+        self._steps, self._every_epoch = 0, every_epoch
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        """Remove the bars; interrupted training prints how to resume, and the exit code names the signal."""
+        super().__exit__(kind, problem, trace)
         if isinstance(problem, Interrupted):
             self.message(str(problem))
             raise typer.Exit(128 + problem.signal) from None
@@ -41,7 +51,7 @@ class TrainingBars(Progress):
         self._bars.reset(self._task, total=total, completed=done)  # the time left counts from here
 
     def message(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        _print_line(self.console, text)
 
     def step_done(self, epoch: int, step: int, loss: float) -> None:
         self._show(f"epoch {epoch + 1}  loss {loss:.4f}", completed=epoch * self._steps + step)
@@ -64,35 +74,18 @@ class TrainingBars(Progress):
 
     def summary(self, result: RunResult) -> None:
         """Print the selected epochs and the next command."""
-        table = Table()
-        for column in ("weights", "epoch", "val auroc", "val loss"):
-            table.add_column(column, justify="left" if column == "weights" else "right")
+        table = _table(None, ["weights"], ["epoch", "val auroc", "val loss"])
         for name in ("best", "lowest_loss"):
             chosen = getattr(result, name)
             table.add_row(name, str(chosen["epoch"]), f"{chosen['auroc']:.4f}", f"{chosen['loss']:.4f}")
         out = Console()
-        out.print(f"{result.folder}: {result.ended}", highlight=False, soft_wrap=True, markup=False)
+        _print_line(out, f"{result.folder}: {result.ended}")
         out.print(table)
-        out.print(
-            f"next: smmil predict {result.folder} --out predictions", highlight=False, soft_wrap=True, markup=False
-        )
+        _print_line(out, f"next: smmil predict {result.folder} --out predictions")
 
 
-class GridBars:
+class _GridBars(_Terminal):
     """Shows finished runs of a grid on the terminal; failures stay as lines above the bar."""
-
-    def __init__(self) -> None:
-        self.console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bars = Bars(*columns, TextColumn("left:"), TimeRemainingColumn(), console=self.console)
-        self._done = 0
-
-    def __enter__(self) -> "GridBars":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars.tasks:
-            self._bars.stop()
 
     def begun(self, done: int, total: int) -> None:
         """Show the bar; called after all checks, so that an early error is not mixed with it."""
@@ -104,25 +97,5 @@ class GridBars:
     def ended(self, label: str, error: str | None) -> None:
         self._done += 1
         if error is not None:
-            self.console.print(f"failed: {label}: {error}", highlight=False, soft_wrap=True, markup=False)
+            _print_line(self.console, f"failed: {label}: {error}")
         self._bars.update(self._task, description=label, completed=self._done)
-
-
-class CaseBar(Bars):
-    """A counter with the remaining time; nothing when standard error is not a terminal."""
-
-    def __init__(self, words: str):
-        console = Console(stderr=True)
-        super().__init__(console=console, transient=True, disable=not console.is_terminal)
-        self._work = self.add_task(words, total=None)
-
-    def at(self, count: int, total: int) -> None:
-        """Set the counter to `count` of `total`."""
-        self.update(self._work, completed=count, total=total)
-
-    def one_more(self, words: str) -> None:
-        """Advance the counter by one; the total is not known."""
-        self.update(self._work, advance=1, description=words)
-
-    def now(self, words: str) -> None:
-        self.update(self._work, description=words)

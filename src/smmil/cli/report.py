@@ -2,29 +2,28 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Exit, Option
 
-from smmil.cli.options import Column, Models, Threshold, Validation, check_threshold
+from smmil.cli.options import Column, Models, Threshold, Validation, _check_threshold
 
 
 def report(
     where: Models,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
     slides: Annotated[
-        Path | None, typer.Option(help="Folder of slides or scans, or CSV table (id, slide): pictures below the maps.")
+        Path | None, Option(help="Folder of slides or scans, or CSV table (id, slide): pictures below the maps.")
     ] = None,
     validation: Validation = None,
     threshold: Threshold = None,
     column: Column = None,
-    resamples: Annotated[int, typer.Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    resamples: Annotated[int, Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
+    title: Annotated[str | None, Option(help="Title of the page.")] = None,
     window: Annotated[
-        str,
-        typer.Option(help="How slices of CT scans are shown: brain, lung, bone, … or centre/width in HU, as 40/80."),
+        str, Option(help="How slices of CT scans are shown: brain, lung, bone, … or centre/width in HU, as 40/80.")
     ] = "brain",
-    max_mb: Annotated[float, typer.Option(help="Largest size of the page; pictures are made to fit.")] = 30.0,
+    max_mb: Annotated[float, Option(help="Largest size of the page; pictures are made to fit.")] = 30.0,
 ) -> None:
     """One self-contained page about one or several models: numbers, curves, every case with its map.
 
@@ -38,10 +37,11 @@ def report(
 
       smmil report predictions --slides slides/ --title "Lymph nodes, second reading"
     """
+    from smmil.encoders.table import encoder_info, list_encoders
     from smmil.errors import ConfigError
     from smmil.report.document import write_report
 
-    check_threshold(threshold, validation)
+    _check_threshold(threshold, validation)
     if resamples < 0 or resamples == 1:
         raise ConfigError(f"--resamples {resamples}: expected 0 (no intervals) or at least 2")
     done = write_report(
@@ -53,25 +53,16 @@ def report(
         column=column,
         resamples=resamples,
         title=title,
-        licences=known_licences(),
+        licences={name: encoder_info(name).licence for name in list_encoders()},
         max_mb=max_mb,
         window=window,
     )
     print(f"{done.page}: {done.n_cases} cases, {', '.join(done.models)}, {done.n_bytes / 1e6:.1f} MB")
     if done.n_bytes > max_mb * 1e6:
         print(f"larger than --max-mb {max_mb:g}: report fewer cases, or leave out --slides", file=sys.stderr)
-    for id_, reason in done.without_picture.items():
-        print(f"no picture: {id_}: {reason}", file=sys.stderr)
-    for id_, reason in done.damaged.items():
-        print(f"damaged: {id_}: {reason}", file=sys.stderr)
-    for path, reason in done.left_out.items():
-        print(f"left out: {path}: {reason}", file=sys.stderr)
-    if done.without_picture or done.damaged or done.left_out:
-        raise typer.Exit(3)
-
-
-def known_licences() -> dict[str, str]:
-    """Licence of every encoder in our table, for predictions that name the encoder but not its licence."""
-    from smmil.encoders.table import encoder_info, list_encoders
-
-    return {name: encoder_info(name).licence for name in list_encoders()}
+    problems: dict[str, Any] = {"no picture": done.without_picture, "damaged": done.damaged, "left out": done.left_out}
+    for kind, found in problems.items():
+        for what, reason in found.items():
+            print(f"{kind}: {what}: {reason}", file=sys.stderr)
+    if any(problems.values()):
+        raise Exit(3)

@@ -4,28 +4,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-
-class Name(StrEnum):
-    camelyon16 = "camelyon16"
-    panda = "panda"
-    rsna_ich = "rsna_ich"
-    crchisto = "crchisto"
-    folder = "folder"
+Name = StrEnum("Name", "camelyon16 panda rsna_ich crchisto folder")
 
 
 def source(
-    name: Annotated[Name, typer.Argument(help="The data set.")],
-    root: Annotated[Path, typer.Argument(help="The folder it was downloaded to.")],
-    out: Annotated[Path, typer.Option(help="Folder for labels.csv and source.json.")],
-    split: Annotated[Path | None, typer.Option(help="Table id,split; else a test set is drawn and marked so.")] = None,
-    patients: Annotated[Path | None, typer.Option(help="PANDA: table image_id,patient.")] = None,
-    task: Annotated[str | None, typer.Option(help="PANDA: cancer or isup.")] = None,
-    table: Annotated[Path | None, typer.Option(help="folder: table id,label of the images.")] = None,
-    annotations: Annotated[Path | None, typer.Option(help="folder: annotation files named like the images.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of a split that is drawn.")] = None,
-    allow_missing: Annotated[bool, typer.Option(help="Go on with what is there; the rest is listed.")] = False,
+    name: Annotated[Name, Argument(help="The data set.")],
+    root: Annotated[Path, Argument(help="The folder it was downloaded to.")],
+    out: Annotated[Path, Option(help="Folder for labels.csv and source.json.")],
+    split: Annotated[Path | None, Option(help="Table id,split; else a test set is drawn and marked so.")] = None,
+    patients: Annotated[Path | None, Option(help="PANDA: table image_id,patient.")] = None,
+    task: Annotated[str | None, Option(help="PANDA: cancer or isup.")] = None,
+    table: Annotated[Path | None, Option(help="folder: table id,label of the images.")] = None,
+    annotations: Annotated[Path | None, Option(help="folder: annotation files named like the images.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of a split that is drawn.")] = None,
+    allow_missing: Annotated[bool, Option(help="Go on with what is there; the rest is listed.")] = False,
 ) -> None:
     """Check a public data set that you downloaded and write the table that `smmil prepare --labels` takes.
 

@@ -3,18 +3,18 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, echo
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Folder of the run; the same folder resumes.")],
-    config: Annotated[Path | None, typer.Argument(help="YAML file with sections data, model, training.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.lr=1e-5")] = None,
-    manifest: Annotated[Path | None, typer.Option(help="Table of bags (short for --set data.manifest=…).")] = None,
-    model: Annotated[str | None, typer.Option(help="Name of the model (short for --set model.name=…).")] = None,
-    fold: Annotated[int | None, typer.Option(help="Which fold validates, from 0.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show the settings, train nothing.")] = False,
+    out: Annotated[Path, Option(help="Folder of the run; the same folder resumes.")],
+    config: Annotated[Path | None, Argument(help="YAML file with sections data, model, training.")] = None,
+    set_: Annotated[list[str] | None, Option("--set", help="Change a setting: training.lr=1e-5")] = None,
+    manifest: Annotated[Path | None, Option(help="Table of bags (short for --set data.manifest=…).")] = None,
+    model: Annotated[str | None, Option(help="Name of the model (short for --set model.name=…).")] = None,
+    fold: Annotated[int | None, Option(help="Which fold validates, from 0.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of weights, order and dropout.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Check and show the settings, train nothing.")] = False,
 ) -> None:
     """Train a model; repeat the same command to go on after an interruption.
 
@@ -44,11 +44,11 @@ def train(
         from smmil.train.run import check_settings
 
         check_settings(settings)
-        typer.echo(dump(settings), nl=False)
+        echo(dump(settings), nl=False)
         return
-    from smmil.cli.progress import TrainingBars
+    from smmil.cli.progress import _TrainingBars
     from smmil.train.run import train as train_run
 
-    with TrainingBars() as bars:
+    with _TrainingBars() as bars:
         result = train_run(settings, out, progress=bars)
     bars.summary(result)

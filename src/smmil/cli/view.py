@@ -2,34 +2,30 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Option
 
-from smmil.cli.options import Column, Models, check_threshold
-
-if TYPE_CHECKING:
-    from smmil.cli.progress import CaseBar
+from smmil.cli.options import Column, Models, _CaseBar, _check_threshold
 
 
 def view(
     where: Models,
     slides: Annotated[
-        Path | None,
-        typer.Option(help="Folder of slides and CT scans named like the cases, or CSV table (id, slide)."),
+        Path | None, Option(help="Folder of slides and CT scans named like the cases, or CSV table (id, slide).")
     ] = None,
     bags: Annotated[
-        Path | None, typer.Option(help="Manifest of the bags (id, path): shows hot patches that look alike.")
+        Path | None, Option(help="Manifest of the bags (id, path): shows hot patches that look alike.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Where to listen; anything but this machine asks visitors for a token.")
+        str, Option(help="Where to listen; anything but this machine asks visitors for a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0: any free one.")] = 8000,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
-    threshold: Annotated[float | None, typer.Option(help="Instance threshold the page begins with.")] = None,
+    port: Annotated[int, Option(help="Port; 0: any free one.")] = 8000,
+    open_: Annotated[bool, Option("--open/--no-open", help="Open the browser.")] = True,
+    threshold: Annotated[float | None, Option(help="Instance threshold the page begins with.")] = None,
     column: Column = None,
-    max_cache_mb: Annotated[int, typer.Option(help="Memory for tiles that were shown lately.")] = 256,
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "smmil view",
+    max_cache_mb: Annotated[int, Option(help="Memory for tiles that were shown lately.")] = 256,
+    title: Annotated[str, Option(help="Title of the page.")] = "smmil view",
 ) -> None:
     """Look at cases in the browser: deep zoom into the slide or scroll the CT, the maps of all models on top.
 
@@ -46,10 +42,17 @@ def view(
     """
     from smmil.viewer.serving import serve
 
-    check_threshold(threshold)
-    from smmil.cli.progress import CaseBar
+    _check_threshold(threshold)
+    with _CaseBar("reading predictions") as bar:
 
-    with CaseBar("reading predictions") as bar:
+        def announce(url: str) -> None:
+            bar.stop()
+            print(f"smmil view: {url}\nstop with Ctrl-C", flush=True)
+
+        def remark(line: str) -> None:
+            bar.stop()
+            print(line, file=sys.stderr, flush=True)
+
         serve(
             where,
             slides=slides,
@@ -62,17 +65,7 @@ def view(
             max_cache_mb=max_cache_mb,
             title=title,
             progress=bar.at,
-            announce=lambda url: _announce(bar, url),
-            remark=lambda line: _remark(bar, line),
+            announce=announce,
+            remark=remark,
         )
     print("stopped")
-
-
-def _announce(bar: "CaseBar", url: str) -> None:
-    bar.stop()
-    print(f"smmil view: {url}\nstop with Ctrl-C", flush=True)
-
-
-def _remark(bar: "CaseBar", line: str) -> None:
-    bar.stop()
-    print(line, file=sys.stderr, flush=True)

@@ -16,10 +16,11 @@ from smmil.bag import Bag
 from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, replacing
+from smmil.images.volume import open_volume
 
 SHAPES = {"asap": read_asap, "geojson": read_geojson, "boxes": read_boxes}
 KINDS = ("auto", *SHAPES, "label-image", *PANDA, "volume", "rsna")
-Bounds = tuple[float, ...]
+_Bounds = tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ def annotate_case(
     kind: str = "auto",
     coverage: float = 0.5,
     mpp: float | None = None,
-    bounds: Bounds | None = None,
+    bounds: _Bounds | None = None,
     positive: Collection[Any] | None = None,
     slices: Sequence[str] | None = None,
     complete: bool = True,
@@ -59,18 +60,21 @@ def annotate_case(
     complete  False: not all lesions were marked, so what is not positive is unknown
     """
     path = Path(annotation)
+    more: dict[str, Any] = {}
     if not 0 <= coverage < 1:
         raise ConfigError(f"coverage must be at least 0 and less than 1, got {coverage}")
     kind = _kind(path) if check_choice(kind, KINDS, "kind of annotation") == "auto" else kind
     if kind in ("rsna", "volume"):
         rule = {"rule": "any annotation in the slice", "coverage": 0.0}
-        share, more = _of_scan(bag, path, kind, positive, slices)
+        share = _of_scan(bag, path, kind, positive, slices)
     else:
         rule = {"rule": "more than coverage of the area", "coverage": coverage}
         share, more = _of_patches(bag, path, kind, mpp, bounds, positive)
     labels = np.where(share > rule["coverage"], 1, 0 if complete else -1).astype(np.int8)
     chosen = {} if positive is None else {"positive": sorted(map(str, positive))}
-    about = {**_origin(bag, path), "kind": kind, "complete": complete, **rule, **more, **chosen}
+    with annotation_errors(path, "an annotation"):
+        origin = {"annotation": path.name, "digest": digest(path.read_bytes()), "coords": _coords_digest(bag)}
+    about = {**origin, "kind": kind, "complete": complete, **rule, **more, **chosen}
     return InstanceLabels(labels, share, about)
 
 
@@ -119,12 +123,8 @@ def _kind(path: Path) -> str:
     known = {".xml": "asap", ".geojson": "geojson", ".json": "geojson", **dict.fromkeys(SUFFIXES, "label-image")}
     if path.suffix.lower() in known:
         return known[path.suffix.lower()]
-    if path.suffix.lower() == ".csv":
-        return _kind_of_table(path)
-    raise DataError(f"{path}: cannot tell what kind of annotation this is; choose from: {', '.join(KINDS[1:])}")
-
-
-def _kind_of_table(path: Path) -> str:
+    if path.suffix.lower() != ".csv":
+        raise DataError(f"{path}: cannot tell what kind of annotation this is; choose from: {', '.join(KINDS[1:])}")
     with annotation_errors(path, "a table"):
         columns = set(read_table(path).columns)
     if {"id", "label"} <= columns:
@@ -135,7 +135,7 @@ def _kind_of_table(path: Path) -> str:
 
 
 def _of_patches(
-    bag: Bag, path: Path, kind: str, mpp: float | None, bounds: Bounds | None, positive: Collection[Any] | None
+    bag: Bag, path: Path, kind: str, mpp: float | None, bounds: _Bounds | None, positive: Collection[Any] | None
 ) -> tuple[np.ndarray, dict[str, Any]]:
     scale = _scale(bag, mpp)
     if kind in SHAPES:
@@ -144,9 +144,16 @@ def _of_patches(
         share = polygon_share(_boxes(bag, scale, offset), shapes.area)
         return share, {"scale": scale, "offset": list(offset), "notes": list(shapes.notes)}
     image = open_mask(path, kind, _codes(positive))
-    offset = _mask_offset((image.width * scale, image.height * scale), bounds)
+    offset, extent = (0.0, 0.0), (image.width * scale, image.height * scale)
+    if bounds is not None and len(bounds) >= 4 and np.allclose(extent, bounds[2:4], rtol=0, atol=1):
+        offset = float(bounds[0]), float(bounds[1])  # the mask has exactly the size of the scanned area
     boxes = _boxes(bag, scale, offset)
-    _refuse_outside(path, boxes, image.width, image.height)
+    outside = np.flatnonzero((boxes[:, :2] >= (image.width, image.height)).any(1) | (boxes[:, 2:] <= 0).any(1))
+    if len(outside):
+        raise DataError(
+            f"{path}: {len(outside):,} of {len(boxes):,} instances lie outside the {image.width} x {image.height} mask;"
+            " if it is smaller than the slide, give its pixel size (mpp), else it belongs to another slide"
+        )
     return pixel_share(boxes, image.lesions(boxes)), {"scale": scale, "offset": list(offset)}
 
 
@@ -165,44 +172,34 @@ def _scale(bag: Bag, mpp: float | None) -> float:
 
 def _boxes(bag: Bag, scale: float, offset: Sequence[float]) -> np.ndarray:
     """(n, 4) first and last corner of every instance in pixels of the annotation."""
-    if (
-        bag.coords is None
-        or bag.frame is None
-        or bag.coords.ndim != 2
-        or min(bag.coords.shape[1], len(bag.frame.patch)) < 2
-    ):
+    coords, frame = bag.coords, bag.frame
+    if coords is None or frame is None or coords.ndim != 2 or min(coords.shape[1], len(frame.patch)) < 2:
         raise DataError(f"{bag.id}: areas need coordinates x, y and the size of a patch; this bag has no such frame")
-    corner = bag.coords[:, :2].numpy().astype(np.float64) - np.asarray(offset, dtype=np.float64)
-    return np.hstack([corner, corner + bag.frame.patch[:2]]) / scale
-
-
-def _mask_offset(extent: tuple[float, float], bounds: Bounds | None) -> tuple[float, float]:
-    """The corner of the scanned area when the mask has exactly its size, else that of the slide."""
-    if bounds is None or len(bounds) < 4 or any(abs(a - b) > 1 for a, b in zip(extent, bounds[2:4], strict=True)):
-        return 0.0, 0.0
-    return float(bounds[0]), float(bounds[1])
-
-
-def _refuse_outside(path: Path, boxes: np.ndarray, width: int, height: int) -> None:
-    outside = np.flatnonzero((boxes[:, :2] >= (width, height)).any(1) | (boxes[:, 2:] <= 0).any(1))
-    if len(outside):
-        raise DataError(
-            f"{path}: {len(outside):,} of {len(boxes):,} instances lie outside the {width} x {height} mask; "
-            "if it is smaller than the slide, give its pixel size (mpp), else it belongs to another slide"
-        )
+    corner = coords[:, :2].numpy().astype(np.float64) - np.asarray(offset, dtype=np.float64)
+    return np.hstack([corner, corner + frame.patch[:2]]) / scale
 
 
 def _of_scan(
     bag: Bag, path: Path, kind: str, positive: Collection[Any] | None, slices: Sequence[str] | None
-) -> tuple[np.ndarray, dict[str, Any]]:
+) -> np.ndarray:
+    """Annotated share of every slice: 0 or 1 from a table of labels per slice, else that of a label volume."""
     if kind == "rsna":
         if slices is None or len(slices) != bag.n:
             got = "none" if slices is None else f"{len(slices)}"
             raise DataError(f"{path}: labels per slice need the name of each of {bag.n} slices, got {got}")
         with annotation_errors(path, "labels of slices"):
             marked = labels_in_order(read_slice_labels(path), slices, positive or (ANY,))
-        return marked.astype(np.float64), {}
-    return _voxel_share(bag, path, _codes(positive)), {}
+        return marked.astype(np.float64)
+    codes, volume = _codes(positive), open_volume(path)  # turned as the scan itself is
+    if len(volume) != bag.n:
+        raise DataError(f"{path}: {len(volume)} slices for a scan of {bag.n}; the label volume is of another scan")
+    pages = [volume.slice_hu(index) for index in range(bag.n)]
+    seen = np.unique(np.concatenate([np.unique(page) for page in pages]))
+    if codes is None and len(seen[seen != 0]) > 1:
+        raise DataError(
+            f"{path}: holds the codes {', '.join(f'{c:g}' for c in seen[:10])}; say which are lesions (--positive)"
+        )
+    return np.array([(page != 0 if codes is None else np.isin(page, codes)).mean() for page in pages])
 
 
 def _codes(positive: Collection[Any] | None) -> list[int] | None:
@@ -212,28 +209,6 @@ def _codes(positive: Collection[Any] | None) -> list[int] | None:
     except ValueError:
         given = ", ".join(map(str, positive or ()))
         raise ConfigError(f"--positive {given}: masks hold codes, not names; give numbers") from None
-
-
-def _voxel_share(bag: Bag, path: Path, positive: Collection[int] | None) -> np.ndarray:
-    """Annotated share of every slice of a label volume, which is turned as the scan itself is."""
-    from smmil.images.volume import open_volume
-
-    volume = open_volume(path)
-    if len(volume) != bag.n:
-        raise DataError(f"{path}: {len(volume)} slices for a scan of {bag.n}; the label volume is of another scan")
-    pages = [volume.slice_hu(index) for index in range(bag.n)]
-    seen = np.unique(np.concatenate([np.unique(page) for page in pages]))
-    if positive is None and len(seen[seen != 0]) > 1:
-        raise DataError(
-            f"{path}: holds the codes {', '.join(f'{c:g}' for c in seen[:10])}; say which are lesions (--positive)"
-        )
-    return np.array([(page != 0 if positive is None else np.isin(page, list(positive))).mean() for page in pages])
-
-
-def _origin(bag: Bag, path: Path) -> dict[str, Any]:
-    with annotation_errors(path, "an annotation"):
-        content = path.read_bytes()
-    return {"annotation": path.name, "digest": digest(content), "coords": _coords_digest(bag)}
 
 
 def _coords_digest(bag: Bag) -> str:

@@ -15,21 +15,21 @@ from smmil.encoders.loading import Network
 from smmil.errors import ConfigError
 from smmil.executors import Outcome, run_tasks
 from smmil.files import read_json, remove_leftovers, write_json, write_rows
-from smmil.images.matching import ImageSource
 from smmil.prepare.case import prepare_case
 from smmil.prepare.recipe import Recipe, refuse_unused
-from smmil.prepare.selection import check_classes, encoder_of, stray_images
+from smmil.prepare.selection import _check_classes, _encoder_of, _stray_images
 from smmil.prepare.table import (
     PrepareCase,
     PreparedCase,
     PrepareJob,
-    cases_from_table,
-    cases_without_labels,
-    common_kind,
+    _cases_from_table,
+    _cases_without_labels,
+    _common_kind,
     find_sources,
 )
 from smmil.runtime import available_cores
 
+_Outcome = Outcome[PrepareJob, PreparedCase]
 _COLUMNS = ("id", "status", "instances", "damaged", "mpp_level0", "mpp_read", "notes")
 
 
@@ -37,7 +37,7 @@ _COLUMNS = ("id", "status", "instances", "damaged", "mpp_level0", "mpp_read", "n
 class Summary:
     """What a run did: outcomes in the order of the cases, the manifest of all bags, and what has none."""
 
-    outcomes: tuple[Outcome[PrepareJob, PreparedCase], ...]
+    outcomes: tuple[_Outcome, ...]
     manifest: Path | None
     failures: tuple[tuple[str, str, str], ...] = ()
 
@@ -45,9 +45,7 @@ class Summary:
         return sum(o.value is not None and o.value.status == status for o in self.outcomes)
 
 
-def _record(
-    out: Path, outcomes: Sequence[Outcome[PrepareJob, PreparedCase]], missing: Sequence[tuple[str, str]] = ()
-) -> Summary:
+def _record(out: Path, outcomes: Sequence[_Outcome], missing: Sequence[tuple[str, str]]) -> Summary:
     """Write manifest.csv, cases.csv and, if there are any, failures.csv (of this run only)."""
     failures = [(o.task.case.id, str(o.task.case.source), reason) for o in outcomes if (reason := why_not(o))]
     failures += [(id_, "", reason) for id_, reason in missing]
@@ -55,32 +53,32 @@ def _record(
     write_rows(out / "failures.csv", ("id", "path", "reason"), failures)
     done = [o for o in outcomes if o.ok and not _empty(o)]
     manifest = out / "manifest.csv"
-    if not done:
+    if done:
+        Manifest(_manifest_table(done), out).write(manifest)
+    else:
         manifest.unlink(missing_ok=True)  # one of an earlier run would name cases that have failed since
-        return Summary(tuple(outcomes), None, tuple(failures))
-    Manifest(_manifest_table(done), out).write(manifest)
-    return Summary(tuple(outcomes), manifest, tuple(failures))
+    return Summary(tuple(outcomes), manifest if done else None, tuple(failures))
 
 
-def _empty(outcome: Outcome[PrepareJob, PreparedCase]) -> bool:
+def _empty(outcome: _Outcome) -> bool:
     return outcome.value is not None and outcome.value.status == "no tissue"
 
 
-def why_not(outcome: Outcome[PrepareJob, PreparedCase]) -> str | None:
+def why_not(outcome: _Outcome) -> str | None:
     """Why a case has no bag; None when it has one."""
     if _empty(outcome):
         return f"no tissue found; look at {outcome.task.preview_path} and adjust the tissue settings, or give a mask"
     return outcome.error
 
 
-def _row(outcome: Outcome[PrepareJob, PreparedCase]) -> tuple[Any, ...]:
+def _row(outcome: _Outcome) -> tuple[Any, ...]:
     done = outcome.value or PreparedCase("failed")
     status = "no tissue" if _empty(outcome) else "done" if outcome.ok else "failed"
     notes = outcome.error or "; ".join(done.notes)
     return outcome.task.case.id, status, done.instances, done.damaged, done.mpp_level0, done.mpp_read, notes
 
 
-def _manifest_table(done: Sequence[Outcome[PrepareJob, PreparedCase]]) -> pd.DataFrame:
+def _manifest_table(done: Sequence[_Outcome]) -> pd.DataFrame:
     """Columns that smmil train reads; empty ones are left out."""
     rows = []
     for outcome in done:
@@ -92,9 +90,6 @@ def _manifest_table(done: Sequence[Outcome[PrepareJob, PreparedCase]]) -> pd.Dat
         rows.append({"id": case.id, "path": path, **given})
     table = pd.DataFrame(rows)
     return table[[c for c in table if c in ("id", "path") or (table[c] != "").any()]]
-
-
-OnCase = Callable[[Outcome[PrepareJob, PreparedCase]], Any]
 
 
 @dataclass(frozen=True)
@@ -133,33 +128,39 @@ def plan(
     positive   names or codes that are lesions, where annotations or the column class of `points` have others as well
     encoder    an encoder or network of your own (see `load_encoder`) in place of the recipe's; for the serial executor
     """
-    out = Path(out)
-    _check_numbers(mpp, coverage)
+    out, points = Path(out), None if points is None else Path(points)
+    if mpp is not None and not 0 < mpp < float("inf"):
+        raise ConfigError(f"--mpp must be a positive number of micrometres, got {mpp}")
+    if coverage is not None and not 0 <= coverage < 1:
+        raise ConfigError(f"--coverage must be at least 0 and less than 1, got {coverage}")
     if encoder is not None and "encoder" in recipe.model_fields_set:
         raise ConfigError(f"encoder: given as an object, while the recipe says {recipe.encoder!r}; leave one out")
     found = find_sources(sources, skip=out)
     if "kind" not in recipe.model_fields_set:
-        recipe = _of_kind(recipe, "points" if points is not None else common_kind(found))
+        kind = {"kind": "points" if points is not None else _common_kind(found)}
+        recipe = checked(Recipe, recipe.model_dump(exclude={"tile_px", "tile_mpp"}) | kind, "the recipe")
     if (recipe.kind == "points") != (points is not None):
         raise ConfigError("--points: a table of points and the kind 'points' belong together; give both")
     refuse_unused({"mpp": mpp, "coverage": coverage}, recipe.kind)
-    found = _fitting(found, recipe.kind)
-    cases = cases_from_table(labels, found, mpp) if labels is not None else cases_without_labels(found, mpp)
+    # of this kind, and damaged ones that might be
+    fitting = [s for s in found if s.kind in (None, "ct" if recipe.kind == "ct" else "slide")]
+    if not fitting:
+        raise ConfigError(f"{found[0].path}: is no source for the kind {recipe.kind!r}; choose with --kind slide or ct")
+    cases = _cases_from_table(labels, fitting, mpp) if labels is not None else _cases_without_labels(fitting, mpp)
+    own, pixels = None, recipe.encoder_pixels
     if encoder is None:
-        own = None
-        used = encoder_of(recipe.encoder, _path(weights), device, recipe.autocast, recipe.encoder_pixels)
+        used = _encoder_of(recipe.encoder, _resolved(weights), device, recipe.autocast, pixels)
     else:
-        pixels = recipe.encoder_pixels
         own = used = load_encoder(encoder, weights=weights, device=device, autocast=recipe.autocast, pixels=pixels)
         recipe = recipe.model_copy(update={"encoder": own.id.partition("@")[0]})
     digest = recipe.digest(used.id)
     annotated = any(case.annotation is not None for case in cases.cases)
     note = _check_annotations(cases.cases, recipe.kind, annotated, points, coverage, positive)
-    common: dict[str, Any] = {"points": _path(points), "weights": _path(weights), "device": device, "encoder": own}
+    common: dict[str, Any] = {"points": _resolved(points), "weights": _resolved(weights), "device": device}
     common |= {"coverage": 0.5 if coverage is None else coverage, "negatives_known": annotated}
-    common |= {"positive": None if positive is None else tuple(positive)}
+    common |= {"positive": None if positive is None else tuple(positive), "encoder": own}
     jobs = tuple(PrepareJob(_absolute(case), recipe, digest, out.resolve(), **common) for case in cases.cases)
-    strays = [] if points is None else stray_images(points, [case.source.stem for case in cases.cases])
+    strays = [] if points is None else _stray_images(points, [case.source.stem for case in cases.cases])
     notes = () if note is None else (note,)
     return PreparePlan(jobs, recipe, used.id, out, (*cases.missing, *strays), cases.unlisted, notes)
 
@@ -168,7 +169,7 @@ def _check_annotations(
     cases: Sequence[PrepareCase],
     kind: str,
     annotated: bool,
-    points: str | Path | None,
+    points: Path | None,
     coverage: float | None,
     positive: Sequence[str] | None,
 ) -> str | None:
@@ -179,38 +180,17 @@ def _check_annotations(
     for option, value in (("--coverage", coverage), ("--positive", positive)):
         if value is not None and not annotated and (points is None or option == "--coverage"):
             raise ConfigError(f"{option}: no case has an annotation; name it in a column annotation of the labels")
-    return None if points is None or annotated else check_classes(points, positive)
+    return None if points is None or annotated else _check_classes(points, positive)
 
 
-def _check_numbers(mpp: float | None, coverage: float | None) -> None:
-    if mpp is not None and not 0 < mpp < float("inf"):
-        raise ConfigError(f"--mpp must be a positive number of micrometres, got {mpp}")
-    if coverage is not None and not 0 <= coverage < 1:
-        raise ConfigError(f"--coverage must be at least 0 and less than 1, got {coverage}")
-
-
-def _of_kind(recipe: Recipe, kind: str) -> Recipe:
-    """The same choices for another kind, checked again."""
-    return checked(Recipe, recipe.model_dump(exclude={"tile_px", "tile_mpp"}) | {"kind": kind}, "the recipe")
-
-
-def _fitting(found: list[ImageSource], kind: str) -> list[ImageSource]:
-    """Sources of this kind, and damaged ones that might be."""
-    fitting = [s for s in found if s.kind in (None, "ct" if kind == "ct" else "slide")]
-    if not fitting:
-        raise ConfigError(f"{found[0].path}: is no source for the kind {kind!r}; choose with --kind slide or ct")
-    return fitting
-
-
-def _path(path: str | Path | None) -> Path | None:
+def _resolved(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path).resolve()
 
 
 def _absolute(case: PrepareCase) -> PrepareCase:
     """Paths that mean the same file in another process; links are not followed, since tables know their names."""
-    others = (case.tissue, case.annotation, case.instance_labels)
-    tissue, annotation, labels = (None if path is None else path.absolute() for path in others)
-    return replace(case, source=case.source.absolute(), tissue=tissue, annotation=annotation, instance_labels=labels)
+    paths = {name: getattr(case, name) for name in ("source", "tissue", "annotation", "instance_labels")}
+    return replace(case, **{name: path.absolute() for name, path in paths.items() if path is not None})
 
 
 def run(
@@ -220,7 +200,7 @@ def run(
     workers: int | None = None,
     address: str | None = None,
     overwrite: bool = False,
-    on_case: OnCase | None = None,
+    on_case: Callable[[_Outcome], Any] | None = None,
 ) -> Summary:
     """Prepare every case that is not done yet, and write manifest.csv, cases.csv and (if any) failures.csv."""
     if executor != "serial" and any(job.encoder is not None for job in todo.jobs):
@@ -233,17 +213,14 @@ def run(
         for path in (job.bag_path, job.preview_path, job.labels_path):
             remove_leftovers(path.parent)
     remove_leftovers(todo.out)
-    jobs = [replace(job, threads=_threads(executor, workers, len(todo.jobs))) for job in todo.jobs]
+    # so many threads per case that all cores are busy and none is fought over; features do not depend on it
+    cores = available_cores()
+    each = None if executor == "serial" else 1
+    if executor not in ("serial", "dask"):
+        each = max(1, cores // min(workers or cores, len(todo.jobs)))
+    jobs = [replace(job, threads=each) for job in todo.jobs]
     outcomes = run_tasks(prepare_case, jobs, executor, workers, on_case, address=address)
     return _record(todo.out, outcomes, todo.missing)
-
-
-def _threads(executor: str, workers: int | None, cases: int) -> int | None:
-    """Threads per case, so that all cores are busy and none is fought over; features do not depend on it."""
-    if executor == "serial":
-        return None
-    cores = available_cores()
-    return 1 if executor == "dask" else max(1, cores // min(workers or cores, cases))
 
 
 def _claim(todo: PreparePlan, overwrite: bool) -> None:

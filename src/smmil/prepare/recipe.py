@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from smmil.config import checked, parse_yaml
 from smmil.errors import ConfigError
 from smmil.files import digest
+from smmil.images.volume import parse_window
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -90,12 +91,8 @@ class Recipe(_Part):
         """Two ways to say the same size become the same recipe."""
         if not isinstance(content, dict) or (content.get("tile_px") is None and content.get("tile_mpp") is None):
             return content
-        px, mpp = content.get("tile_px"), content.get("tile_mpp")
-        if (
-            not isinstance(px, int)
-            or not isinstance(mpp, int | float)
-            or content.get("tile_um") not in (None, px * mpp)
-        ):
+        px, mpp, um = (content.get(name) for name in ("tile_px", "tile_mpp", "tile_um"))
+        if not isinstance(px, int) or not isinstance(mpp, int | float) or um not in (None, px * mpp):
             raise ValueError("give tile_um, or tile_px together with tile_mpp")
         if content.get("pixels") not in (None, px):
             raise ValueError(f"tile_px is {px}, so pixels cannot be {content['pixels']}; leave one out")
@@ -112,8 +109,6 @@ class Recipe(_Part):
         return self
 
     def _check_windows(self) -> None:
-        from smmil.images.volume import parse_window
-
         if self.triplets and len(self.windows) != 1:
             raise ValueError(f"triplets need a single window, got {', '.join(self.windows)}")
         if len(self.windows) not in (1, 3):
@@ -140,8 +135,6 @@ _OWN = {
     "points": ("pixels", "reader", "max_damaged", "crop_px", "first_pixel", "neighbours"),
     "ct": ("windows", "triplets"),
 }
-
-
 _NEITHER = {"mpp": ("slide", "points"), "coverage": ("slide", "points")}
 _TYPED = {"windows": "--window", "tissue": "--tissue-share"}
 _CASES = {"slide": "slides", "points": "crops around points", "ct": "CT scans"}
@@ -160,11 +153,11 @@ def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
 
 def load_recipe(path: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in a YAML file with changes on top; unknown keys are refused by name."""
-    content: dict[str, Any] = {}
-    if path is not None:
-        content = _content(Path(path))
+    content = {} if path is None else _content(Path(path))
     merged = _merged(content, {name: value for name, value in (changes or {}).items() if value is not None})
-    return checked(Recipe, _as_pydantic(merged), "the recipe" if path is None else str(path))
+    # lists as YAML has them become tuples, which a frozen recipe keeps
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in merged.items()}
+    return checked(Recipe, plain, "the recipe" if path is None else str(path))
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -186,8 +179,3 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         below = {name: value for name, value in below.items() if name not in sizes}
     inner = {**below.get("tissue", {}), **above.get("tissue", {})} if "tissue" in above else below.get("tissue")
     return below | above | ({} if inner is None else {"tissue": inner})
-
-
-def _as_pydantic(content: dict[str, Any]) -> dict[str, Any]:
-    """Lists as YAML has them become tuples, which a frozen recipe keeps."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}

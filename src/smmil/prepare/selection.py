@@ -15,16 +15,15 @@ from smmil.bag import Bag
 from smmil.data.tables import need_columns, read_text_table
 from smmil.encoders import Encoder, encode_stream, load_encoder
 from smmil.errors import ConfigError, DataError, suggest
-from smmil.files import digest
 from smmil.frame import Frame
 from smmil.images import DamagedTile, Slide, need_mpp
 from smmil.images.volume import Volume, triplets, window_channels
 from smmil.prepare.recipe import Recipe
-from smmil.prepare.tissue import TissueMask, tissue_mask
+from smmil.prepare.tissue import _TissueMask
 
 
 @dataclass(frozen=True)
-class Lattice:
+class _Lattice:
     """Squares of `footprint` level-0 pixels, `step` apart, from `origin` on, over `size` level-0 pixels.
 
     One lattice serves the whole slide, so that neighbours are found wherever two pieces of tissue meet. It begins at
@@ -39,11 +38,29 @@ class Lattice:
     step: int
     mpp: float
 
+    @classmethod
+    def over(cls, slide: Slide, recipe: Recipe) -> "_Lattice":
+        """The lattice of this slide for the recipe's tile size."""
+        mpp = need_mpp(slide)
+        footprint, overlap = round(recipe.tile_um / mpp), round(recipe.overlap_um / mpp)
+        if footprint - overlap < 1:
+            raise ConfigError(
+                f"{slide.path}: tiles of {recipe.tile_um:g} µm with an overlap of {recipe.overlap_um:g} µm are less "
+                f"than one pixel apart at {mpp:g} µm per pixel; use larger tiles or less overlap"
+            )
+        x, y, width, height = slide.bounds
+        return cls((x, y), (width, height), footprint, footprint - overlap, mpp)
+
     def coords(self) -> np.ndarray:
         """Top-left corners, int64 (n, 2): x, y; row by row."""
         columns, rows = self.counts
         y, x = np.mgrid[:rows, :columns]
         return np.stack([x.ravel(), y.ravel()], 1).astype(np.int64) * self.step + np.array(self.origin)
+
+    def tissue_tiles(self, mask: _TissueMask, share: float) -> np.ndarray:
+        """Corners of the squares of which at least `share` is tissue; what sticks out of the slide is none."""
+        coords = self.coords()
+        return coords[mask.shares(coords, self.footprint) >= share]
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -58,27 +75,8 @@ class Lattice:
         return Frame((self.footprint, self.footprint), (self.mpp, self.mpp), "um", stride)
 
 
-def _lattice(slide: Slide, recipe: Recipe) -> Lattice:
-    """The lattice of this slide for the recipe's tile size."""
-    mpp = need_mpp(slide)
-    footprint, overlap = round(recipe.tile_um / mpp), round(recipe.overlap_um / mpp)
-    if footprint - overlap < 1:
-        raise ConfigError(
-            f"{slide.path}: tiles of {recipe.tile_um:g} µm with an overlap of {recipe.overlap_um:g} µm are less than "
-            f"one pixel apart at {mpp:g} µm per pixel; use larger tiles or less overlap"
-        )
-    x, y, width, height = slide.bounds
-    return Lattice((x, y), (width, height), footprint, footprint - overlap, mpp)
-
-
-def _tissue_tiles(cells: Lattice, mask: TissueMask, share: float) -> np.ndarray:
-    """Corners of the squares of which at least `share` is tissue; what sticks out of the slide is none."""
-    coords = cells.coords()
-    return coords[mask.shares(coords, cells.footprint) >= share]
-
-
 @dataclass(frozen=True, eq=False)
-class Points:
+class _Points:
     """Points of one image, as the table gives them, and their instance labels where it says them."""
 
     xy: np.ndarray
@@ -92,17 +90,13 @@ class Points:
         """
         return self.xy - recipe.first_pixel + 0.5 - recipe.crop_px / 2
 
-    def fingerprint(self) -> str:
-        """Checksum of where the points are; labels are opinions and do not change features."""
-        return digest(self.xy.tobytes())
 
-
-def read_points(path: str | Path, image: str, positive: Collection[str] | None = None) -> Points:
+def _read_points(path: Path, image: str, positive: Collection[str] | None = None) -> _Points:
     """The rows of a table image,x,y[,label] that belong to `image` (its name, with or without ending).
 
     positive  names in a column `class` that are lesions, for tables without a column `label`
     """
-    table = _table(Path(path))
+    table = _table(path)
     names = table["image"].astype(str).str.strip()
     rows = table[(names == image) | (names.map(lambda name: Path(name).stem) == image)]
     if rows.empty:
@@ -111,34 +105,32 @@ def read_points(path: str | Path, image: str, positive: Collection[str] | None =
     wrong = np.flatnonzero(~np.isfinite(xy).all(1))
     if len(wrong):
         raise DataError(f"{path}: line {rows.index[wrong[0]] + 2}: x and y must be numbers; correct the table")
-    return Points(xy, _labels(rows, path, positive))
+    return _Points(xy, _labels(rows, path, positive))
 
 
-def stray_images(path: str | Path, known: Iterable[str]) -> list[tuple[str, str]]:
+def _stray_images(path: Path, known: Iterable[str]) -> list[tuple[str, str]]:
     """Images of the table that are none of the cases, each with the reason why its points are left out."""
-    names = _table(Path(path))["image"].astype(str).str.strip()
+    names = _table(path)["image"].astype(str).str.strip()
     strays = sorted(set(names) - {name for name in set(names) if {name, Path(name).stem} & set(known)})
     return [(name, f"{path}: points of {name!r}, which is not among the cases") for name in strays]
 
 
-def check_classes(path: str | Path, positive: Collection[str] | None) -> str | None:
+def _check_classes(path: Path, positive: Collection[str] | None) -> str | None:
     """Refuse names of lesions that the table does not have; a note when it has classes that were not asked for."""
-    table = _table(Path(path))
+    table = _table(path)
     if positive is None:
-        unused = "class" in table and "label" not in table
+        if "class" not in table or "label" in table:
+            return None
         return (
             f"{path}: the column class is not used; say which of its names are lesions (--positive), or add a column "
             "label with 0, 1, or -1 for unknown"
-            if unused
-            else None
         )
     if "label" in table or "class" not in table:
         has = "labels in its column label already" if "label" in table else "no column class"
         raise ConfigError(f"--positive: {path} has {has}; leave the option out")
     names = {_plain(name): name for name in table["class"]}
-    for name in positive:
-        if _plain(name) not in names:
-            raise DataError(f"{path}: no point is of the class {name!r}; {suggest(name, names.values())}")
+    for name in (name for name in positive if _plain(name) not in names):
+        raise DataError(f"{path}: no point is of the class {name!r}; {suggest(name, names.values())}")
     return None
 
 
@@ -148,7 +140,7 @@ def _table(path: Path) -> pd.DataFrame:
     return table
 
 
-def _labels(rows: pd.DataFrame, path: str | Path, positive: Collection[str] | None) -> np.ndarray | None:
+def _labels(rows: pd.DataFrame, path: Path, positive: Collection[str] | None) -> np.ndarray | None:
     if "label" not in rows:
         wanted = {_plain(name) for name in positive or ()}
         return None if not wanted else np.array([_plain(name) in wanted for name in rows["class"]]).astype(np.int64)
@@ -169,34 +161,33 @@ def _plain(name: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class _Selection:
     """Squares of `footprint` level-0 pixels at `coords`, how neighbours are found, and facts for the bag file."""
 
     coords: np.ndarray
     footprint: int
     frame: Frame
     graph: dict[str, Any]
-    mask: TissueMask | None = None
+    mask: _TissueMask | None = None
     candidates: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def select_tiles(slide: Slide, recipe: Recipe, given_mask: Path | None = None) -> Selection:
+def _select_tiles(slide: Slide, recipe: Recipe, given_mask: Path | None = None) -> _Selection:
     """Tiles of the lattice that hold enough tissue."""
-    cells = _lattice(slide, recipe)
-    mask = tissue_mask(slide, recipe.tissue, given_mask)
-    coords = _tissue_tiles(cells, mask, recipe.tissue.share)
+    cells = _Lattice.over(slide, recipe)
+    mask = _TissueMask.find(slide, recipe.tissue, given_mask)
+    coords = cells.tissue_tiles(mask, recipe.tissue.share)
     columns, rows = cells.counts
+    rule = {"kind": "grid", "neighbours": 8}
     facts = {
         "tile_um": {"requested": recipe.tile_um, "used": cells.footprint * cells.mpp},
         "overlap_um": {"requested": recipe.overlap_um, "used": (cells.footprint - cells.step) * cells.mpp},
     }
-    return Selection(
-        coords, cells.footprint, cells.frame, {"kind": "grid", "neighbours": 8}, mask, columns * rows, facts
-    )
+    return _Selection(coords, cells.footprint, cells.frame, rule, mask, columns * rows, facts)
 
 
-def select_points(slide: Slide, recipe: Recipe, points: Points) -> Selection:
+def _select_points(slide: Slide, recipe: Recipe, points: _Points) -> _Selection:
     """A crop around every point; the pixel size may be unknown, since crops are counted in pixels."""
     patch = (recipe.crop_px, recipe.crop_px)
     frame = Frame(patch) if slide.mpp is None else Frame(patch, (slide.mpp, slide.mpp), "um")
@@ -209,10 +200,10 @@ def select_points(slide: Slide, recipe: Recipe, points: Points) -> Selection:
             f"it has {slide.size[0]} × {slide.size[1]} pixels"
         )
     rule = {"kind": "knn", "k": recipe.neighbours}
-    return Selection(corners, recipe.crop_px, frame, rule, candidates=len(corners))
+    return _Selection(corners, recipe.crop_px, frame, rule, candidates=len(corners))
 
 
-def slide_facts(slide: Slide, selection: Selection, pixels: int) -> dict[str, Any]:
+def _slide_facts(slide: Slide, selection: _Selection, pixels: int) -> dict[str, Any]:
     """What a bag file should remember of its slide: resolution wanted and used, size, reader, oddities."""
     scale = selection.footprint / pixels
     return {
@@ -229,7 +220,7 @@ def slide_facts(slide: Slide, selection: Selection, pixels: int) -> dict[str, An
     }
 
 
-def slice_pictures(volume: Volume, recipe: Recipe) -> Iterator[np.ndarray]:
+def _slice_pictures(volume: Volume, recipe: Recipe) -> Iterator[np.ndarray]:
     """One float32 picture (side, side, 3) with shades from 0 to 1 per slice, in the order of the volume."""
     if recipe.triplets:
         for three in triplets(volume):
@@ -251,13 +242,13 @@ def _square(channels: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=1)
-def encoder_of(name: str, weights: Path | None, device: str, autocast: bool, pixels: int | None = None) -> Encoder:
+def _encoder_of(name: str, weights: Path | None, device: str, autocast: bool, pixels: int | None = None) -> Encoder:
     """The encoder of a recipe, loaded once per process."""
     return load_encoder(name, weights=weights, device=device, autocast=autocast, pixels=pixels)
 
 
 @dataclass(eq=False)
-class Encoded:
+class _Encoded:
     """What was read and encoded: one row of `features` per row of `coords`, and where tiles could not be decoded."""
 
     features: np.ndarray
@@ -268,52 +259,29 @@ class Encoded:
         return Bag(id_, torch.from_numpy(self.features), torch.from_numpy(np.ascontiguousarray(self.coords)), frame)
 
 
-@dataclass(eq=False)
-class _Reading:
-    """Tiles of a slide one by one; those that cannot be decoded are left out and remembered."""
-
-    slide: Slide
-    footprint: float
-    pixels: int
-    limit: int
-    kept: list[int] = field(default_factory=list)
-    damaged: list[int] = field(default_factory=list)
-
-    def tiles(self, coords: np.ndarray) -> Iterator[np.ndarray]:
-        for index, (x, y) in enumerate(np.rint(coords).tolist()):
-            try:
-                tile = self.slide.read(x, y, self.footprint, self.pixels)
-            except DamagedTile as damage:
-                self._note(index, len(coords), damage)
-                continue
-            self.kept.append(index)
-            yield tile
-
-    def _note(self, index: int, total: int, damage: DamagedTile) -> None:
-        self.damaged.append(index)
-        if len(self.damaged) > self.limit:
-            raise DataError(
-                f"{self.slide.path}: more than {self.limit} of {total} tiles cannot be decoded (the last one: "
-                f"{damage.reason}); copy or scan the slide again (max_damaged of the recipe allows no more)"
-            )
-
-
-def encode_tiles(slide: Slide, coords: np.ndarray, footprint: float, recipe: Recipe, encoder: Encoder) -> Encoded:
+def _encode_tiles(slide: Slide, coords: np.ndarray, footprint: float, recipe: Recipe, encoder: Encoder) -> _Encoded:
     """Features of the squares at `coords`; an error when more of them are damaged than the recipe allows, or all."""
     limit = min(ceil(recipe.max_damaged * len(coords)), len(coords) - 1)
-    reading = _Reading(slide, footprint, recipe.pixels or encoder.pixels, limit)
-    features = encode_stream(encoder, reading.tiles(coords))
-    lost = [(float(x), float(y)) for x, y in coords[reading.damaged].tolist()]
-    return Encoded(features, coords[reading.kept], lost)
+    pixels = recipe.pixels or encoder.pixels
+    kept: list[int] = []
+    damaged: list[int] = []
 
+    def tiles() -> Iterator[np.ndarray]:
+        """One by one; those that cannot be decoded are left out and remembered."""
+        for index, (x, y) in enumerate(np.rint(coords).tolist()):
+            try:
+                tile = slide.read(x, y, footprint, pixels)
+            except DamagedTile as damage:
+                damaged.append(index)
+                if len(damaged) > limit:
+                    raise DataError(
+                        f"{slide.path}: more than {limit} of {len(coords)} tiles cannot be decoded (the last one: "
+                        f"{damage.reason}); copy or scan the slide again (max_damaged of the recipe allows no more)"
+                    ) from None
+            else:
+                kept.append(index)
+                yield tile
 
-def encode_slices(pictures: Iterable[np.ndarray], encoder: Encoder) -> Encoded:
-    """Features of slices; the coordinate of a slice is its number."""
-    features = encode_stream(encoder, pictures)
-    return Encoded(features, np.arange(len(features), dtype=np.int64)[:, None])
-
-
-def encoder_facts(encoder: Encoder) -> dict[str, Any]:
-    """Provenance of the features for a bag file: the id under `encoder`, the rest under `encoder_facts`."""
-    facts = encoder.provenance()
-    return {"encoder": facts.pop("id"), "licence": facts.pop("licence"), "encoder_facts": facts}
+    features = encode_stream(encoder, tiles())
+    lost = [(float(x), float(y)) for x, y in coords[damaged].tolist()]
+    return _Encoded(features, coords[kept], lost)

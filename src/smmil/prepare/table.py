@@ -37,7 +37,10 @@ def find_sources(roots: Iterable[str | Path], skip: Path | None = None) -> list[
         for path in [root] if root.is_file() else _inside(root, skip):
             found.setdefault(path.resolve(), ImageSource(path, _name(path, root), _source_kind(path)))
     if not found:
-        raise DataError(f"{', '.join(map(str, folders))}: no slides or scans found; {_instead(folders)}")
+        hint = f"looked for {', '.join(_SLIDES + _SCANS)} and DICOM files"
+        if features := [path for folder in folders for path in sorted(folder.glob("*.h5"))]:
+            hint = f"{features[0].name} holds features already, which a manifest brings to smmil train"
+        raise DataError(f"{', '.join(map(str, folders))}: no slides or scans found; {hint}")
     return sorted(found.values(), key=lambda source: source.name)
 
 
@@ -47,13 +50,6 @@ def _refuse_no_image(path: Path) -> None:
         raise DataError(f"{path}: holds features or predictions, not pixels; features go to smmil train by a manifest")
     if path.is_file() and path.suffix.lower() in _TEXTS:
         raise DataError(f"{path}: no slide or scan; give images or folders of them, tables with --labels or --points")
-
-
-def _instead(folders: list[Path]) -> str:
-    for folder in folders:
-        for path in sorted(folder.glob("*.h5"))[:1]:
-            return f"{path.name} holds features already, which a manifest brings to smmil train"
-    return f"looked for {', '.join(_SLIDES + _SCANS)} and DICOM files"
 
 
 def _inside(folder: Path, skip: Path | None) -> Iterator[Path]:
@@ -98,7 +94,7 @@ def _source_kind(path: Path) -> str | None:
     return None
 
 
-def common_kind(sources: list[ImageSource]) -> str:
+def _common_kind(sources: list[ImageSource]) -> str:
     """What the sources are, when the user did not say; slides and scans in one run are refused."""
     examples = {source.kind: source.path for source in reversed(sources) if source.kind is not None}
     if len(examples) > 1:
@@ -110,7 +106,10 @@ def common_kind(sources: list[ImageSource]) -> str:
 
 @dataclass(frozen=True)
 class PrepareCase:
-    """One slide, image or scan, and what the user says about it; texts are as in the table of labels."""
+    """One slide, image or scan, and what the user says about it; texts are as in the table of labels.
+
+    annotation_complete  whether everything that is not annotated is known to be free of lesions
+    """
 
     id: str
     source: Path
@@ -173,24 +172,12 @@ class PreparedCase:
     notes: tuple[str, ...] = ()
 
 
-_OWN = (
-    "id",
-    "path",
-    "label",
-    "patient",
-    "group",
-    "split",
-    "annotation",
-    "annotation_kind",
-    "annotation_complete",
-    "instance_labels",
-    "tissue",
-    "mpp",
-)
+_FILES = ("tissue", "annotation", "instance_labels")
+_OWN = ("id", "path", "label", "patient", "group", "split", "mpp", "annotation_kind", "annotation_complete", *_FILES)
 
 
 @dataclass(frozen=True)
-class CaseTable:
+class _CaseTable:
     """Cases to prepare; `missing`: ids of rows without an image, with the reason; `unlisted`: images without a row."""
 
     cases: tuple[PrepareCase, ...]
@@ -198,15 +185,14 @@ class CaseTable:
     unlisted: tuple[Path, ...] = ()
 
 
-def cases_without_labels(sources: Sequence[ImageSource], mpp: float | None = None) -> CaseTable:
+def _cases_without_labels(sources: Sequence[ImageSource], mpp: float | None = None) -> _CaseTable:
     """Every source is a case, named after its file."""
     refuse_equal_stems(sources)
-    return CaseTable(
-        tuple(PrepareCase(_checked_id(source.stem, str(source.path)), source.path, mpp=mpp) for source in sources)
-    )
+    cases = [PrepareCase(_checked_id(source.stem, str(source.path)), source.path, mpp=mpp) for source in sources]
+    return _CaseTable(tuple(cases))
 
 
-def cases_from_table(path: str | Path, sources: Sequence[ImageSource], mpp: float | None = None) -> CaseTable:
+def _cases_from_table(path: str | Path, sources: Sequence[ImageSource], mpp: float | None = None) -> _CaseTable:
     """One case per row of a table id,label[,patient,split,path,annotation,tissue,mpp]; paths count from the table.
 
     Without `path` the id must be the name of a file without ending, or its path below the folder of slides.
@@ -216,18 +202,17 @@ def cases_from_table(path: str | Path, sources: Sequence[ImageSource], mpp: floa
     cases, missing, used = [], [], set()
     for values in table.itertuples(index=False, name=None):
         row = dict(zip(_OWN, values, strict=True))
-        source = _source(row, path, sources)
+        id_, source = row["id"], _source(row, path, sources)
         if source is None:
-            missing.append(
-                (row["id"], f"{path}: no slide or scan is called {row['id']!r}; {_near(row['id'], sources)}")
-            )
-            continue
-        used.add(source.resolve())
-        cases.append(_case(row, source, path, mpp))
+            near = suggest(id_, [source.stem for source in sources[:50]])
+            missing.append((id_, f"{path}: no slide or scan is called {id_!r}; {near}"))
+        else:
+            used.add(source.resolve())
+            cases.append(_case(row, source, path, mpp))
     if not cases:
         raise DataError(missing[0][1] + f" (none of the {len(missing)} rows has an image)")
     unlisted = tuple(s.path for s in sources if s.path.resolve() not in used)
-    return CaseTable(tuple(cases), tuple(missing), unlisted)
+    return _CaseTable(tuple(cases), tuple(missing), unlisted)
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -266,36 +251,24 @@ def _source(row: dict[str, str], table: Path, sources: Sequence[ImageSource]) ->
     return source_named(row["id"], sources)
 
 
-def _near(name: str, sources: Sequence[ImageSource]) -> str:
-    return suggest(name, [source.stem for source in sources[:10000]][:50])
-
-
 def _case(row: dict[str, str], source: Path, table: Path, mpp: float | None) -> PrepareCase:
-    files = {
-        name: table.parent / row[name] if row[name] else None for name in ("tissue", "annotation", "instance_labels")
-    }
+    id_, complete = row["id"], row["annotation_complete"]
     if row["group"] and row["patient"] and row["group"] != row["patient"]:
-        raise DataError(f"{table}: {row['id']!r} has both a group and another patient; keep one of the two columns")
+        raise DataError(f"{table}: {id_!r} has both a group and another patient; keep one of the two columns")
+    mpp = _mpp(row["mpp"], id_, table) or mpp
+    if complete.lower() not in ("", "yes", "no"):
+        raise DataError(f"{table}: annotation_complete of {id_!r} is {complete!r}; expected yes or no")
     return PrepareCase(
-        row["id"],
+        id_,
         source,
         row["label"],
         row["group"] or row["patient"],
         row["split"],
-        _mpp(row["mpp"], row["id"], table) or mpp,
-        files["tissue"],
-        files["annotation"],
-        row["annotation_kind"] or "auto",
-        _complete(row["annotation_complete"], row["id"], table),
-        files["instance_labels"],
+        mpp,
+        annotation_kind=row["annotation_kind"] or "auto",
+        annotation_complete=complete.lower() != "no",
+        **{name: table.parent / row[name] if row[name] else None for name in _FILES},
     )
-
-
-def _complete(text: str, id_: str, table: Path) -> bool:
-    """Whether everything that is not annotated is known to be free of lesions."""
-    if text.lower() not in ("", "yes", "no"):
-        raise DataError(f"{table}: annotation_complete of {id_!r} is {text!r}; expected yes or no")
-    return text.lower() != "no"
 
 
 def _mpp(text: str, id_: str, table: Path) -> float | None:

@@ -1,12 +1,14 @@
 """Tissue masks: computed at a fixed resolution, from outlines or from an image."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
+from scipy.ndimage import label, median_filter
 
 from smmil.errors import DataError, MissingExtra
 from smmil.files import read_json
@@ -15,12 +17,27 @@ from smmil.prepare.recipe import TissueRecipe
 
 
 @dataclass(frozen=True, eq=False)
-class TissueMask:
+class _TissueMask:
     """True where there is tissue. Pixel [i, j] covers level 0 from origin + (j, i) · scale on."""
 
     mask: np.ndarray
     scale: tuple[float, float]
     origin: tuple[float, float] = (0.0, 0.0)
+
+    @classmethod
+    def find(cls, slide: Slide, recipe: TissueRecipe, given: Path | None = None) -> "_TissueMask":
+        """The mask of a slide: from `given` (an image or GeoJSON outlines) or by the recipe's method."""
+        if given is not None:
+            outlines = given.suffix.lower() in (".geojson", ".json")
+            return _mask_from_outlines(slide, given, recipe) if outlines else _mask_from_image(slide, given)
+        if recipe.method == "none":  # one mask pixel that is exactly the scanned area
+            x, y, width, height = slide.bounds
+            return cls(np.ones((1, 1), bool), (width, height), (x, y))
+        side = max(1, ceil(max(slide.size) * need_mpp(slide) / recipe.resolution_um))
+        picture = slide.thumbnail(side)
+        pixel_um2 = (picture.scale * need_mpp(slide)) ** 2
+        mask = _tidy(_coloured(picture.image, recipe), recipe.smallest_um2 / pixel_um2, recipe.hole_um2 / pixel_um2)
+        return cls(mask, (picture.scale, picture.scale))
 
     def shares(self, coords: np.ndarray, footprint: float) -> np.ndarray:
         """The share of tissue, 0 to 1, in each square with its corner at `coords` (n, 2) and this side; exact."""
@@ -43,47 +60,20 @@ def _at(total: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     return upper * (1 - v) + lower * v
 
 
-def tissue_mask(slide: Slide, recipe: TissueRecipe, given: Path | None = None) -> TissueMask:
-    """The mask of a slide: from `given` (an image or GeoJSON outlines) or by the recipe's method."""
-    if given is not None:
-        if given.suffix.lower() in (".geojson", ".json"):
-            return _mask_from_outlines(slide, given, recipe)
-        return _mask_from_image(slide, given)
-    if recipe.method == "none":
-        return _everything(slide)
-    side = max(1, ceil(max(slide.size) * need_mpp(slide) / recipe.resolution_um))
-    picture = slide.thumbnail(side)
-    pixel_um2 = (picture.scale * need_mpp(slide)) ** 2
-    mask = _tidy(_coloured(picture.image, recipe), recipe.smallest_um2 / pixel_um2, recipe.hole_um2 / pixel_um2)
-    return TissueMask(mask, (picture.scale, picture.scale))
-
-
-def _everything(slide: Slide) -> TissueMask:
-    """One mask pixel that is exactly the scanned area."""
-    x, y, width, height = slide.bounds
-    return TissueMask(np.ones((1, 1), bool), (width, height), (x, y))
-
-
 def _coloured(image: np.ndarray, recipe: TissueRecipe) -> np.ndarray:
     """True where an RGB image is saturated more than Otsu's threshold (kept within the recipe's limits)."""
-    from scipy.ndimage import median_filter
-
-    brightest, faintest = image.max(2).astype(np.float32), image.min(2).astype(np.float32)
-    saturation = (brightest - faintest) / np.maximum(brightest, 1)
-    saturation[brightest < recipe.darkest * 255] = 0
-    saturation = median_filter(saturation, 3)
-    return saturation > _threshold(saturation, recipe.lowest, recipe.highest)
-
-
-def _threshold(saturation: np.ndarray, lowest: float, highest: float) -> float:
-    """Otsu's threshold between two limits."""
     try:
         from skimage.filters import threshold_otsu
     except ModuleNotFoundError:
         raise MissingExtra("scikit-image", "slides", "finding tissue") from None
-    if saturation.min() == saturation.max():
-        return lowest
-    return float(np.clip(threshold_otsu(saturation), lowest, highest))
+    brightest, faintest = image.max(2).astype(np.float32), image.min(2).astype(np.float32)
+    saturation = (brightest - faintest) / np.maximum(brightest, 1)
+    saturation[brightest < recipe.darkest * 255] = 0
+    saturation = median_filter(saturation, 3)
+    threshold = recipe.lowest
+    if saturation.min() < saturation.max():
+        threshold = float(np.clip(threshold_otsu(saturation), recipe.lowest, recipe.highest))
+    return saturation > threshold
 
 
 def _tidy(mask: np.ndarray, smallest: float, hole: float) -> np.ndarray:
@@ -92,16 +82,12 @@ def _tidy(mask: np.ndarray, smallest: float, hole: float) -> np.ndarray:
 
 
 def _without_small(mask: np.ndarray, pixels: float) -> np.ndarray:
-    from scipy.ndimage import label
-
     pieces, count = label(mask, np.ones((3, 3)))
     sizes = np.bincount(pieces.ravel(), minlength=count + 1)
-    kept = sizes >= pixels
-    kept[0] = False
-    return kept[pieces]
+    return (sizes >= pixels)[pieces] & mask
 
 
-def _mask_from_image(slide: Slide, path: Path) -> TissueMask:
+def _mask_from_image(slide: Slide, path: Path) -> _TissueMask:
     """A mask drawn over the whole slide, at any resolution: tissue is where it is not black."""
     image = _read_image(path)
     mask = np.asarray(image.reshape(*image.shape[:2], -1).any(2))
@@ -113,25 +99,24 @@ def _mask_from_image(slide: Slide, path: Path) -> TissueMask:
             f"{path}: {columns} x {rows} pixels do not have the shape of the slide ({slide.size[0]} x "
             f"{slide.size[1]}); give a mask of the whole slide"
         )
-    return TissueMask(mask, scale)
+    return _TissueMask(mask, scale)
 
 
 def _read_image(path: Path) -> np.ndarray:
     """Pixels of a PNG or TIFF mask; an error of the reading library becomes a DataError."""
-    from PIL import Image, UnidentifiedImageError
-
-    damage: Sequence[Any] = (OSError, ValueError, SyntaxError, EOFError, UnidentifiedImageError, MemoryError)
     try:
         with Image.open(path) as image:
             return np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "PA", "CMYK") else image)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check where the tissue masks lie") from None
-    except (*damage, Image.DecompressionBombError) as problem:
+    except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError) as problem:
         raise DataError(f"{path}: not readable as a mask image ({problem}); write it again as PNG") from None
 
 
-def _mask_from_outlines(slide: Slide, path: Path, recipe: TissueRecipe) -> TissueMask:
+def _mask_from_outlines(slide: Slide, path: Path, recipe: TissueRecipe) -> _TissueMask:
     """True where the centre of a mask pixel lies inside an outline and not inside one of its holes."""
+    from skimage.draw import polygon
+
     scale = recipe.resolution_um / need_mpp(slide)
     columns, rows = (max(1, ceil(side / scale)) for side in slide.size)
     offset = np.array(slide.bounds[:2] if recipe.origin == "bounds" else (0, 0), dtype=np.float64)
@@ -139,17 +124,11 @@ def _mask_from_outlines(slide: Slide, path: Path, recipe: TissueRecipe) -> Tissu
     for rings in _polygons(read_json(path), path):
         inside = np.zeros_like(mask)
         for depth, ring in enumerate(rings):
-            _paint(inside, (_points(ring, path) + offset) / scale, value=depth == 0)
+            # Half a pixel: skimage's whole numbers are centres of pixels, ours are their corners.
+            x, y = ((_points(ring, path) + offset) / scale - 0.5).T
+            inside[polygon(y, x, mask.shape)] = depth == 0
         mask |= inside
-    return TissueMask(mask, (scale, scale))
-
-
-def _paint(mask: np.ndarray, corners: np.ndarray, value: bool) -> None:
-    from skimage.draw import polygon
-
-    # Half a pixel: skimage's whole numbers are centres of pixels, ours are their corners.
-    rows, columns = polygon(corners[:, 1] - 0.5, corners[:, 0] - 0.5, mask.shape)
-    mask[rows, columns] = value
+    return _TissueMask(mask, (scale, scale))
 
 
 def _polygons(content: Any, path: Path) -> Iterator[list[Any]]:

@@ -11,7 +11,7 @@ mean carries no information; positions do. What is found here says how a method 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,15 +19,15 @@ from scipy.ndimage import gaussian_filter
 
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.files import digest, replacing
-from smmil.synthetic.slide_files import derived_uid, dicom_dataset
+from smmil.synthetic.slide_files import _derived_uid, _dicom_file
+from smmil.synthetic.slides import _between, _is_positive, _rng, _save_labels
 
 _CT_IMAGE = "1.2.840.10008.5.1.4.1.1.2"
 _EXPLICIT_LITTLE_ENDIAN = "1.2.840.10008.1.2.1"
 _EMPTY = "PatientBirthDate PatientSex StudyDate StudyTime ReferringPhysicianName StudyID AccessionNumber Manufacturer"
-WIDTH_MM = 230.0
-SLICE_MM = 5.0
-_DOTS = 3
 _EMPTY += " PositionReferenceIndicator"
+_WIDTH_MM, _SLICE_MM = 230.0, 5.0
+_DOTS = 3
 
 
 def _write_ct_series(
@@ -52,12 +52,25 @@ def _write_ct_series(
     hu, folder = np.asarray(hu), Path(folder)
     stored = _stored(hu, slope, intercept)
     paths = [folder / f"IM{number:04d}.dcm" for number in range(len(stored), 0, -1)]
-    _refuse_other_files(folder, paths)
+    if others := sorted(set(folder.glob("*.dcm")) - set(paths)):
+        raise DataError(f"{others[0]}: belongs to another series; write into an empty folder")
     root = digest(str(seed), patient, np.ascontiguousarray(hu).data)
-    shared = _dataset(_header(root, patient, stored.shape[1:], spacing_mm, orientation, slope, intercept))
-    positions = _positions(len(stored), spacing_mm[2], origin_mm, orientation)
+    try:
+        dataset = _dicom_file(**_header(root, patient, stored.shape[1:], spacing_mm, orientation, slope, intercept))
+    except ImportError:
+        raise MissingExtra("pydicom", "ct", "writing DICOM") from None
+    dataset.file_meta.TransferSyntaxUID = _EXPLICIT_LITTLE_ENDIAN
+    step = spacing_mm[2] * np.cross(orientation[:3], orientation[3:])
     for index, path in enumerate(paths):
-        _write_slice(path, shared, root, len(stored) - index, positions[index], stored[index])
+        number = len(stored) - index
+        uid = _derived_uid("slice", root, str(number))
+        dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = uid
+        dataset.InstanceNumber = number
+        dataset.ImagePositionPatient = [_decimal(v) for v in np.asarray(origin_mm, dtype=np.float64) + index * step]
+        dataset.PixelData = stored[index].tobytes()
+        dataset["PixelData"].VR = "OW"
+        with replacing(path) as temporary:
+            dataset.save_as(temporary, enforce_file_format=True)
     return paths
 
 
@@ -70,17 +83,6 @@ def _stored(hu: np.ndarray, slope: float, intercept: float) -> np.ndarray:
     if not (np.abs(values) < 2**15).all():
         raise DataError(f"write_ct_series: voxels must fit 16 bits with slope {slope} and intercept {intercept}")
     return values.astype("<i2")
-
-
-def _refuse_other_files(folder: Path, paths: list[Path]) -> None:
-    others = sorted(set(folder.glob("*.dcm")) - set(paths))
-    if others:
-        raise DataError(f"{others[0]}: belongs to another series; write into an empty folder")
-
-
-def _positions(n: int, distance: float, origin: Sequence[float], orientation: Sequence[float]) -> np.ndarray:
-    normal = np.cross(orientation[:3], orientation[3:])
-    return np.asarray(origin, dtype=np.float64) + np.arange(n)[:, None] * distance * normal
 
 
 def _header(
@@ -96,29 +98,25 @@ def _header(
     return {
         **dict.fromkeys(_EMPTY.split(), ""),
         "SOPClassUID": _CT_IMAGE,
+        "SOPInstanceUID": "",  # of the slice
         "ImageType": ["DERIVED", "SECONDARY", "AXIAL"],
         "Modality": "CT",
         "SeriesDescription": "synthetic phantom, no patient",
-        "PatientName": patient,
-        "PatientID": patient,
+        **dict.fromkeys(("PatientName", "PatientID"), patient),
         "PatientPosition": "HFS",
-        "StudyInstanceUID": derived_uid("study", root),
-        "SeriesInstanceUID": derived_uid("series", root),
-        "FrameOfReferenceUID": derived_uid("frame", root),
-        "SeriesNumber": 1,
-        "AcquisitionNumber": 1,
+        "StudyInstanceUID": _derived_uid("study", root),
+        "SeriesInstanceUID": _derived_uid("series", root),
+        "FrameOfReferenceUID": _derived_uid("frame", root),
+        **dict.fromkeys(("SeriesNumber", "AcquisitionNumber", "SamplesPerPixel", "PixelRepresentation"), 1),
         "KVP": 120,
         "SliceThickness": _decimal(spacing[2]),
         "PixelSpacing": [_decimal(spacing[1]), _decimal(spacing[0])],
         "ImageOrientationPatient": [_decimal(v) for v in orientation],
-        "SamplesPerPixel": 1,
         "PhotometricInterpretation": "MONOCHROME2",
         "Rows": size[0],
         "Columns": size[1],
-        "BitsAllocated": 16,
-        "BitsStored": 16,
+        **dict.fromkeys(("BitsAllocated", "BitsStored"), 16),
         "HighBit": 15,
-        "PixelRepresentation": 1,
         "RescaleIntercept": _decimal(intercept),
         "RescaleSlope": _decimal(slope),
         "RescaleType": "HU",
@@ -129,29 +127,6 @@ def _decimal(value: float) -> str:
     """DICOM's decimal string: at most 16 characters."""
     text = f"{float(value):.10g}"
     return text if len(text) <= 16 else f"{float(value):.8g}"
-
-
-def _dataset(header: dict[str, Any]) -> Any:
-    try:
-        from pydicom.dataset import FileMetaDataset
-    except ImportError:
-        raise MissingExtra("pydicom", "ct", "writing DICOM") from None
-    dataset, meta = dicom_dataset(**header), cast(Any, FileMetaDataset())
-    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = _CT_IMAGE, _EXPLICIT_LITTLE_ENDIAN
-    meta.ImplementationClassUID, meta.ImplementationVersionName = derived_uid("smmil"), "SMMIL"
-    dataset.file_meta = meta
-    return dataset
-
-
-def _write_slice(path: Path, shared: Any, root: str, number: int, position: np.ndarray, pixels: np.ndarray) -> None:
-    """Fill in what differs from slice to slice, and write."""
-    shared.SOPInstanceUID = shared.file_meta.MediaStorageSOPInstanceUID = derived_uid("slice", root, str(number))
-    shared.InstanceNumber = number
-    shared.ImagePositionPatient = [_decimal(v) for v in position]
-    shared.PixelData = pixels.tobytes()
-    shared["PixelData"].VR = "OW"
-    with replacing(path) as temporary:
-        shared.save_as(temporary, enforce_file_format=True)
 
 
 def synthetic_ct_scans(
@@ -197,16 +172,14 @@ def _check(n: int, slices: tuple[int, int], size: int, positive: float) -> None:
 def _write_scan(
     folder: Path, index: int, seed: int, slices: tuple[int, int], size: int, positive: float, contrast: float
 ) -> dict[str, str | int]:
-    rng = np.random.default_rng(np.random.SeedSequence([seed, index]))
-    label = int(np.floor((index + 1) * positive + 1e-9) - np.floor(index * positive + 1e-9))
-    hu, sick = _head_phantom(rng, int(rng.integers(slices[0], slices[1] + 1)), size, contrast if label else None)
+    rng, label = _rng(seed, index), _is_positive(index, positive)
+    hu, sick = _head_phantom(rng, _between(rng, slices), size, contrast if label else None)
     name, patient = f"ct_{index:04d}", f"patient_{index - (index % 4 == 3):04d}"
     path, sidecar = f"scans/{name}", f"labels/{name}.npy"
-    pixel = WIDTH_MM / size
-    corner = (-WIDTH_MM / 2 + pixel / 2, -WIDTH_MM / 2 + pixel / 2, -SLICE_MM * len(hu) / 2)
-    _write_ct_series(folder / path, hu, (pixel, pixel, SLICE_MM), origin_mm=corner, patient=patient, seed=seed)
-    with replacing(folder / sidecar) as temporary:
-        np.save(temporary, sick.astype(np.int8), allow_pickle=False)
+    pixel = _WIDTH_MM / size
+    corner = (-_WIDTH_MM / 2 + pixel / 2, -_WIDTH_MM / 2 + pixel / 2, -_SLICE_MM * len(hu) / 2)
+    _write_ct_series(folder / path, hu, (pixel, pixel, _SLICE_MM), origin_mm=corner, patient=patient, seed=seed)
+    _save_labels(folder / sidecar, sick)
     return {"id": name, "path": path, "label": label, "patient": patient, "instance_labels": sidecar}
 
 
@@ -214,10 +187,15 @@ def _head_phantom(
     rng: np.random.Generator, n_slices: int, size: int, blood: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """HU of a head (slices, rows, columns) as int16, and which slices hold blood; `blood` None means a healthy scan."""
-    x, y, z = _millimetres(n_slices, size)
-    half = np.array([rng.uniform(60, 78), rng.uniform(76, 96), SLICE_MM * n_slices / 2 * rng.uniform(1.03, 1.15)])
+    # millimetres from the middle of the volume: x to the left, y to the back, z to the head
+    across = (np.arange(size) + 0.5) * _WIDTH_MM / size - _WIDTH_MM / 2
+    along = (np.arange(n_slices) + 0.5 - n_slices / 2) * _SLICE_MM
+    x, y, z = across[None, None, :], across[None, :, None], along[:, None, None]
+    half = np.array([rng.uniform(60, 78), rng.uniform(76, 96), _SLICE_MM * n_slices / 2 * rng.uniform(1.03, 1.15)])
     skull, brain = _shell(x, y, z, half - 4), _shell(x, y, z, half - 4 - rng.uniform(4, 8))
-    tissue = 35 + rng.normal(0, 2) + _texture(rng, brain.shape)
+    tissue = 35 + rng.normal(0, 2)
+    texture = gaussian_filter(rng.standard_normal(brain.shape), (1, 3, 3))
+    tissue = tissue + 3.0 * texture / texture.std()
     hu = np.where(_shell(x, y, z, half), 20.0, -1000.0)
     hu = np.where(skull, rng.uniform(800, 1000), hu)
     hu = np.where(brain, tissue, hu)
@@ -233,20 +211,8 @@ def _head_phantom(
     return np.rint(np.clip(hu, -1024, 3000)).astype(np.int16), sick
 
 
-def _millimetres(n_slices: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places of the voxels from the middle of the volume: x to the left, y to the back, z to the head."""
-    across = (np.arange(size) + 0.5) * WIDTH_MM / size - WIDTH_MM / 2
-    along = (np.arange(n_slices) + 0.5 - n_slices / 2) * SLICE_MM
-    return across[None, None, :], across[None, :, None], along[:, None, None]
-
-
 def _shell(x: np.ndarray, y: np.ndarray, z: np.ndarray, half: np.ndarray) -> np.ndarray:
     return (x / half[0]) ** 2 + (y / half[1]) ** 2 + (z / half[2]) ** 2 < 1
-
-
-def _texture(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    field = gaussian_filter(rng.standard_normal(shape), (1, 3, 3))
-    return 3.0 * field / field.std()
 
 
 def _ventricles(rng: np.random.Generator, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:

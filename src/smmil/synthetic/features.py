@@ -35,15 +35,14 @@ from scipy.ndimage import gaussian_filter
 from smmil.bag import Bag
 from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.files import replacing
 from smmil.formats import write_bag
 from smmil.frame import Frame
-from smmil.graph import Graph, chain_graph, grid_graph
-from smmil.synthetic.slides import blobs, isolated_cells, tissue
+from smmil.graph import chain_graph, grid_graph
+from smmil.synthetic.slides import _between, _blobs, _is_positive, _isolated_cells, _rng, _save_labels, _tissue
 
-TISSUES = 4
-SLIDE_FRAME = Frame(patch=(512, 512), spacing=(0.5, 0.5), unit="um")
-SCAN_FRAME = Frame(patch=(1,), spacing=(5.0,), unit="mm")
+_TISSUES = 4
+_SLIDE_FRAME = Frame(patch=(512, 512), spacing=(0.5, 0.5), unit="um")
+_SCAN_FRAME = Frame(patch=(1,), spacing=(5.0,), unit="mm")
 
 
 def synthetic_slides(
@@ -69,16 +68,17 @@ def synthetic_slides(
     bags = []
     for index in range(n_bags):
         rng = _rng(seed, index)
-        mask = tissue(rng, _between(rng, size))
+        mask = _tissue(rng, _between(rng, size))
         y = _is_positive(index, positive)
-        sick = blobs(rng, mask, _lesion_size(rng, lesion, int(mask.sum()))) if y else np.zeros_like(mask)
-        alike = isolated_cells(rng, mask, sick, round(distractors * mask.sum()))
+        sick = _blobs(rng, mask, _lesion_size(rng, lesion, int(mask.sum()))) if y else np.zeros_like(mask)
+        alike = _isolated_cells(rng, mask, sick, round(distractors * mask.sum()))
         weights = _tissue_weights(rng, mask.shape, sigma=4.0)[:, mask].T
         x = _features(rng, weights, (sick | alike)[mask], dim, contrast, noise)
         cells = np.argwhere(mask)[:, ::-1]
         coords = torch.from_numpy(cells * 512 + rng.integers(0, 20_000, 2))
-        graph = grid_graph(coords, SLIDE_FRAME.step)
-        bags.append(_bag(f"slide_{index:04d}", x, coords, SLIDE_FRAME, graph, y, sick[mask]))
+        graph = grid_graph(coords, _SLIDE_FRAME.step)
+        labels = torch.from_numpy(sick[mask].astype(np.int64))
+        bags.append(Bag(f"slide_{index:04d}", x, coords, _SLIDE_FRAME, graph, y, labels))
     return bags
 
 
@@ -100,12 +100,17 @@ def synthetic_scans(
     for index in range(n_bags):
         rng = _rng(seed, index)
         n, y = _between(rng, slices), _is_positive(index, positive)
-        sick = _run(rng, n, _lesion_size(rng, lesion, n)) if y else np.zeros(n, dtype=bool)
-        alike = isolated_cells(rng, np.ones((1, n), dtype=bool), sick[None], round(distractors * n))[0]
+        sick = np.zeros(n, dtype=bool)
+        if y:
+            length = _lesion_size(rng, lesion, n)
+            first = int(rng.integers(0, n - length + 1))
+            sick[first : first + length] = True
+        alike = _isolated_cells(rng, np.ones((1, n), dtype=bool), sick[None], round(distractors * n))[0]
         weights = _tissue_weights(rng, (n,), sigma=3.0).T
         x = _features(rng, weights, sick | alike, dim, contrast, noise)
         coords = torch.arange(n)[:, None]
-        bags.append(_bag(f"scan_{index:04d}", x, coords, SCAN_FRAME, chain_graph(n), y, sick))
+        labels = torch.from_numpy(sick.astype(np.int64))
+        bags.append(Bag(f"scan_{index:04d}", x, coords, _SCAN_FRAME, chain_graph(n), y, labels))
     return bags
 
 
@@ -120,40 +125,22 @@ def _check(n_bags: int, size: Any, lesion: Any, positive: float, distractors: fl
         raise ConfigError(f"synthetic: positive={positive} must be in 0..1 and distractors={distractors} below 0.2")
 
 
-def _rng(seed: int, index: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence([seed, index]))
-
-
-def _between(rng: np.random.Generator, limits: tuple[int, int]) -> int:
-    return int(rng.integers(limits[0], limits[1] + 1))
-
-
-def _is_positive(index: int, share: float) -> int:
-    """1 for an even `share` of the numbers 0, 1, 2, …, whichever number is the last."""
-    return int(np.floor((index + 1) * share + 1e-9) - np.floor(index * share + 1e-9))
-
-
 def _lesion_size(rng: np.random.Generator, share: tuple[float, float], n: int) -> int:
     return min(n, max(1, round(rng.uniform(*share) * n)))
 
 
-def _run(rng: np.random.Generator, n: int, length: int) -> np.ndarray:
-    first = int(rng.integers(0, n - length + 1))
-    return (np.arange(n) >= first) & (np.arange(n) < first + length)
-
-
 def _tissue_weights(rng: np.random.Generator, shape: tuple[int, ...], sigma: float) -> np.ndarray:
     """(types, *shape) shares of the tissue types: softmax of smooth random fields."""
-    fields = np.stack([gaussian_filter(rng.standard_normal(shape), sigma, mode="reflect") for _ in range(TISSUES)])
+    fields = np.stack([gaussian_filter(rng.standard_normal(shape), sigma, mode="reflect") for _ in range(_TISSUES)])
     fields = np.exp(2.0 * fields / (fields.std() + 1e-12))
     return fields / fields.sum(0)
 
 
 def _encoder(dim: int) -> tuple[np.ndarray, np.ndarray]:
     """Tissue directions (types, dim) of length 2 and the lesion direction (dim,) of length 1: the same for all sets."""
-    directions = np.random.default_rng(np.random.SeedSequence([20_18, dim])).standard_normal((TISSUES + 1, dim))
+    directions = np.random.default_rng(np.random.SeedSequence([20_18, dim])).standard_normal((_TISSUES + 1, dim))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    return 2.0 * directions[:TISSUES], directions[TISSUES]
+    return 2.0 * directions[:_TISSUES], directions[_TISSUES]
 
 
 def _features(
@@ -165,10 +152,6 @@ def _features(
     shift = 0.3 * rng.standard_normal(dim)
     x = weights @ tissues + shift + strength[:, None] * lesion + noise * rng.standard_normal((n, dim))
     return torch.from_numpy(x.astype(np.float32))
-
-
-def _bag(id_: str, x: torch.Tensor, coords: torch.Tensor, frame: Frame, graph: Graph, y: int, sick: np.ndarray) -> Bag:
-    return Bag(id_, x, coords, frame, graph, y, torch.from_numpy(sick.astype(np.int64)))
 
 
 def write_synthetic(folder: str | Path, bags: Sequence[Bag], *, dtype: str = "float16") -> Path:
@@ -192,7 +175,6 @@ def _write_case(folder: Path, index: int, bag: Bag, dtype: str) -> dict[str, str
     rule = "chain" if bag.coords.shape[1] == 1 else "grid"
     encoder = f"synthetic-{'scan-' if rule == 'chain' else ''}{bag.x.shape[1]}"
     write_bag(folder / path, plain, graph=rule, provenance={"encoder": encoder})
-    with replacing(folder / sidecar) as temporary:
-        np.save(temporary, bag.y_inst.numpy().astype(np.int8), allow_pickle=False)
+    _save_labels(folder / sidecar, bag.y_inst.numpy())
     row = {"id": bag.id, "path": path, "label": str(bag.y), "group": f"patient_{index - (index % 4 == 3):04d}"}
     return {**row, "split": "", "instance_labels": sidecar}

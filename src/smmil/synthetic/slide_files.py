@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from smmil.errors import ConfigError, DataError, MissingExtra, check_choice
 from smmil.files import digest, replacing
@@ -16,9 +17,9 @@ from smmil.files import digest, replacing
 _WSI_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"
 # Dates are compulsory in DICOM; a fixed one keeps the bytes reproducible.
 _DATE, _TIME = "20000101", "000000"
-FLAVOURS = ("aperio", "generic", "leica", "dicom")
-COMPRESSIONS = ("jpeg", "none")
-JPEG_QUALITY = 90
+_FLAVOURS = ("aperio", "generic", "leica", "dicom")
+_COMPRESSIONS = ("jpeg", "none")
+_JPEG_QUALITY = 90
 
 
 def _write_dicom(folder: Path, levels: list[np.ndarray], *, mpp: float, tile: int, compression: str) -> None:
@@ -30,23 +31,14 @@ def _write_dicom(folder: Path, levels: list[np.ndarray], *, mpp: float, tile: in
     folder.mkdir(parents=True, exist_ok=True)
     key = digest(levels[0].tobytes(), f"{levels[0].shape} {mpp!r} {tile} {compression}")
     for depth, level in enumerate(levels):
-        dataset = _instance(level, levels[0], depth, mpp, key)
+        kind = ["DERIVED", "PRIMARY", "VOLUME", "RESAMPLED"] if depth else ["ORIGINAL", "PRIMARY", "VOLUME", "NONE"]
+        dataset = _dicom_file(**_study(key), **_series(key, depth, kind), **_geometry(level, levels[0], mpp, kind))
         _add_pixels(dataset, level, tile, compression)
         with replacing(folder / f"level_{depth}.dcm") as temporary:
             dataset.save_as(temporary, enforce_file_format=True)
 
 
-def _instance(level: np.ndarray, base: np.ndarray, depth: int, mpp: float, key: str) -> Any:
-    """Header of one level: patient, series and geometry, without pixels."""
-    kind = ["ORIGINAL", "PRIMARY", "VOLUME", "NONE"] if depth == 0 else ["DERIVED", "PRIMARY", "VOLUME", "RESAMPLED"]
-    dataset = dicom_dataset(
-        **_study(key), **_series(key, depth, kind), **_geometry(level, base, mpp, kind), **_optics()
-    )
-    dataset.file_meta = _file_meta(dataset.SOPInstanceUID)
-    return dataset
-
-
-def dicom_dataset(**attributes: Any) -> Any:
+def _dicom_dataset(**attributes: Any) -> Any:
     """A pydicom data set with these attributes."""
     from pydicom.dataset import Dataset
 
@@ -56,56 +48,60 @@ def dicom_dataset(**attributes: Any) -> Any:
     return dataset
 
 
-def _file_meta(instance: str) -> Any:
+def _dicom_file(**attributes: Any) -> Any:
+    """A data set with the header of a file for it."""
     from pydicom.dataset import FileMetaDataset
 
+    dataset = _dicom_dataset(**attributes)
     meta: Any = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = _WSI_CLASS, instance
+    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = dataset.SOPClassUID, dataset.SOPInstanceUID
     # Set here, or the writing library puts its own version into the file.
-    meta.ImplementationClassUID, meta.ImplementationVersionName = derived_uid("smmil"), "SMMIL"
-    return meta
+    meta.ImplementationClassUID, meta.ImplementationVersionName = _derived_uid("smmil"), "SMMIL"
+    dataset.file_meta = meta
+    return dataset
 
 
-def derived_uid(*parts: Any) -> str:
+def _derived_uid(*parts: Any) -> str:
     """An identifier under the root for derived UUIDs: the same parts, the same identifier."""
     return f"2.25.{int(digest(*(str(part) for part in parts))[:32], 16)}"
 
 
 def _study(key: str) -> dict[str, Any]:
-    return {
-        "SOPClassUID": _WSI_CLASS,
-        "StudyInstanceUID": derived_uid(key, "study"),
-        "StudyID": "1",
-        "StudyDate": _DATE,
-        "StudyTime": _TIME,
-        "AccessionNumber": "",
-        "ReferringPhysicianName": "",
-        "PatientName": "SYNTHETIC^SLIDE",
-        "PatientID": "SYNTHETIC",
-        "PatientBirthDate": "",
-        "PatientSex": "",
-        "ContainerIdentifier": "SYNTHETIC",
-        "IssuerOfTheContainerIdentifierSequence": [],
-        "ContainerTypeCodeSequence": [_code("433466003", "SCT", "Microscope slide")],
-        "SpecimenDescriptionSequence": [_specimen(key)],
-    }
-
-
-def _specimen(key: str) -> Any:
-    return dicom_dataset(
+    """Patient, study, specimen and optics: the same for all levels."""
+    specimen = _dicom_dataset(
         SpecimenIdentifier="SYNTHETIC",
-        SpecimenUID=derived_uid(key, "specimen"),
+        SpecimenUID=_derived_uid(key, "specimen"),
         IssuerOfTheSpecimenIdentifierSequence=[],
         SpecimenPreparationSequence=[],
     )
+    path = _dicom_dataset(
+        OpticalPathIdentifier="1",
+        IlluminationTypeCodeSequence=[_code("111744", "DCM", "Brightfield illumination")],
+        IlluminationColorCodeSequence=[_code("414298005", "SCT", "Full Spectrum")],
+    )
+    return {
+        "SOPClassUID": _WSI_CLASS,
+        "StudyInstanceUID": _derived_uid(key, "study"),
+        "StudyID": "1",
+        "StudyDate": _DATE,
+        "StudyTime": _TIME,
+        **dict.fromkeys(("AccessionNumber", "ReferringPhysicianName", "PatientBirthDate", "PatientSex"), ""),
+        "PatientName": "SYNTHETIC^SLIDE",
+        **dict.fromkeys(("PatientID", "ContainerIdentifier"), "SYNTHETIC"),
+        "IssuerOfTheContainerIdentifierSequence": [],
+        "ContainerTypeCodeSequence": [_code("433466003", "SCT", "Microscope slide")],
+        "SpecimenDescriptionSequence": [specimen],
+        "NumberOfOpticalPaths": 1,
+        "OpticalPathSequence": [path],
+    }
 
 
 def _series(key: str, depth: int, kind: list[str]) -> dict[str, Any]:
     return {
-        "SOPInstanceUID": derived_uid(key, "instance", depth),
-        "SeriesInstanceUID": derived_uid(key, "series"),
-        "FrameOfReferenceUID": derived_uid(key, "frame"),
-        "PyramidUID": derived_uid(key, "pyramid"),
+        "SOPInstanceUID": _derived_uid(key, "instance", depth),
+        "SeriesInstanceUID": _derived_uid(key, "series"),
+        "FrameOfReferenceUID": _derived_uid(key, "frame"),
+        "PyramidUID": _derived_uid(key, "pyramid"),
         "PositionReferenceIndicator": "SLIDE_CORNER",
         "Modality": "SM",
         "SeriesNumber": 1,
@@ -113,16 +109,13 @@ def _series(key: str, depth: int, kind: list[str]) -> dict[str, Any]:
         "ContentDate": _DATE,
         "ContentTime": _TIME,
         "AcquisitionDateTime": _DATE + _TIME,
-        "Manufacturer": "synthetic",
-        "ManufacturerModelName": "synthetic",
+        **dict.fromkeys(("Manufacturer", "ManufacturerModelName"), "synthetic"),
         "DeviceSerialNumber": "0",
         "SoftwareVersions": "1",
         "ImageType": kind,
         "VolumetricProperties": "VOLUME",
-        "SpecimenLabelInImage": "NO",
-        "BurnedInAnnotation": "NO",
+        **dict.fromkeys(("SpecimenLabelInImage", "BurnedInAnnotation", "ExtendedDepthOfField"), "NO"),
         "FocusMethod": "AUTO",
-        "ExtendedDepthOfField": "NO",
     }
 
 
@@ -131,9 +124,10 @@ def _geometry(level: np.ndarray, base: np.ndarray, mpp: float, kind: list[str]) 
     height, width = level.shape[:2]
     full = [side * mpp / 1000 for side in base.shape[:2]]
     spacing = [f"{full[0] / height:.12g}", f"{full[1] / width:.12g}"]
-    measures = dicom_dataset(PixelSpacing=spacing, SliceThickness="0.001", SpacingBetweenSlices="0.001")
-    frames = dicom_dataset(FrameType=kind)
-    origin = dicom_dataset(XOffsetInSlideCoordinateSystem="0", YOffsetInSlideCoordinateSystem="0")
+    measures = _dicom_dataset(PixelSpacing=spacing, SliceThickness="0.001", SpacingBetweenSlices="0.001")
+    groups = {"PixelMeasuresSequence": [measures]}
+    groups["WholeSlideMicroscopyImageFrameTypeSequence"] = [_dicom_dataset(FrameType=kind)]
+    origin = _dicom_dataset(XOffsetInSlideCoordinateSystem="0", YOffsetInSlideCoordinateSystem="0")
     return {
         "TotalPixelMatrixColumns": width,
         "TotalPixelMatrixRows": height,
@@ -143,25 +137,14 @@ def _geometry(level: np.ndarray, base: np.ndarray, mpp: float, kind: list[str]) 
         "ImagedVolumeWidth": full[1],
         "ImagedVolumeHeight": full[0],
         "ImagedVolumeDepth": 0.001,
-        "SharedFunctionalGroupsSequence": [
-            dicom_dataset(PixelMeasuresSequence=[measures], WholeSlideMicroscopyImageFrameTypeSequence=[frames])
-        ],
+        "SharedFunctionalGroupsSequence": [_dicom_dataset(**groups)],
         "DimensionOrganizationType": "TILED_FULL",
         "DimensionOrganizationSequence": [],
     }
 
 
-def _optics() -> dict[str, Any]:
-    path = dicom_dataset(
-        OpticalPathIdentifier="1",
-        IlluminationTypeCodeSequence=[_code("111744", "DCM", "Brightfield illumination")],
-        IlluminationColorCodeSequence=[_code("414298005", "SCT", "Full Spectrum")],
-    )
-    return {"NumberOfOpticalPaths": 1, "OpticalPathSequence": [path]}
-
-
 def _code(value: str, scheme: str, meaning: str) -> Any:
-    return dicom_dataset(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
+    return _dicom_dataset(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
 
 
 def _add_pixels(dataset: Any, level: np.ndarray, tile: int, compression: str) -> None:
@@ -178,7 +161,11 @@ def _add_pixels(dataset: Any, level: np.ndarray, tile: int, compression: str) ->
     dataset.LossyImageCompression = "01" if jpeg else "00"
     dataset.file_meta.TransferSyntaxUID = JPEGBaseline8Bit if jpeg else ExplicitVRLittleEndian
     if jpeg:
-        coded = [_jpeg(frame) for frame in frames]
+        coded = []
+        for frame in frames:
+            buffer = io.BytesIO()
+            Image.fromarray(frame).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling="4:2:2")
+            coded.append(buffer.getvalue())
         dataset.LossyImageCompressionMethod = "ISO_10918_1"
         dataset.LossyImageCompressionRatio = f"{level.nbytes / sum(map(len, coded)):.4g}"
         dataset.PixelData = encapsulate(coded)
@@ -197,14 +184,6 @@ def _frames(level: np.ndarray, tile: int) -> Iterator[np.ndarray]:
             part = level[top : top + tile, left : left + tile]
             frame[: part.shape[0], : part.shape[1]] = part
             yield frame
-
-
-def _jpeg(frame: np.ndarray) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(frame).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling="4:2:2")
-    return buffer.getvalue()
 
 
 def write_pyramid(
@@ -227,8 +206,8 @@ def write_pyramid(
     dicom    a folder with one VL Whole Slide Microscopy instance per level
     mpp      micrometres per level-0 pixel; None writes a slide without pixel size (aperio and generic only)
     """
-    check_choice(flavour, FLAVOURS, "flavour")
-    check_choice(compression, COMPRESSIONS, "compression")
+    check_choice(flavour, _FLAVOURS, "flavour")
+    check_choice(compression, _COMPRESSIONS, "compression")
     _check_options(mpp, flavour, tile, bounds_offset)
     levels = _build_levels(image, factors) if isinstance(image, np.ndarray) else [_rgb(level) for level in image]
     path = Path(path)
@@ -249,14 +228,9 @@ def _build_levels(image: np.ndarray, factors: Sequence[int]) -> list[np.ndarray]
     image = _rgb(image)
     if list(factors) != sorted(set(factors)) or factors[0] != 1:
         raise ConfigError(f"factors: must rise from 1, got {tuple(factors)}; for example (1, 4, 16)")
-    return [_shrunk(image, f) for f in factors if f <= min(image.shape[:2])]
-
-
-def _shrunk(image: np.ndarray, factor: int) -> np.ndarray:
-    from PIL import Image
-
-    height, width = (side // factor * factor for side in image.shape[:2])
-    return np.asarray(Image.fromarray(image).reduce(factor, box=(0, 0, width, height)))
+    (height, width), picture = image.shape[:2], Image.fromarray(image)
+    used = [factor for factor in factors if factor <= min(height, width)]
+    return [np.asarray(picture.reduce(f, box=(0, 0, width // f * f, height // f * f))) for f in used]
 
 
 def _rgb(image: np.ndarray) -> np.ndarray:
@@ -287,7 +261,7 @@ def _write_tiff(
         raise MissingExtra("tifffile", "slides", "writing slides") from None
     fixed: dict[str, Any] = {"tile": (tile, tile), "photometric": "rgb", "metadata": None, "software": False}
     if compression == "jpeg":
-        fixed |= {"compression": "jpeg", "compressionargs": {"level": JPEG_QUALITY}}
+        fixed |= {"compression": "jpeg", "compressionargs": {"level": _JPEG_QUALITY}}
     with replacing(path) as temporary, tifffile.TiffWriter(temporary, bigtiff=big) as file:
         for depth, (level, tag) in enumerate(zip(levels, tags, strict=True)):
             file.write(level, subfiletype=1 if depth else 0, **fixed, **tag)

@@ -27,9 +27,27 @@ from smmil.files import read_json, replacing, write_json
 from smmil.synthetic.slide_files import write_pyramid
 
 _AROUND = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx]
-HAEMATOXYLIN, EOSIN = np.array([0.65, 0.70, 0.29]), np.array([0.07, 0.99, 0.11])
+_HAEMATOXYLIN, _EOSIN = np.array([0.65, 0.70, 0.29]), np.array([0.07, 0.99, 0.11])
 _ANGLES, _GRAINS = 8, 3
 CELL, MPP = 96, 1.0
+
+
+def _rng(seed: int, index: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence([seed, index]))
+
+
+def _between(rng: np.random.Generator, limits: tuple[int, int]) -> int:
+    return int(rng.integers(limits[0], limits[1] + 1))
+
+
+def _is_positive(index: int, share: float) -> int:
+    """1 for an even `share` of the numbers 0, 1, 2, …, whichever number is the last."""
+    return int(np.floor((index + 1) * share + 1e-9) - np.floor(index * share + 1e-9))
+
+
+def _save_labels(path: Path, labels: np.ndarray) -> None:
+    with replacing(path) as temporary:
+        np.save(temporary, labels.astype(np.int8), allow_pickle=False)
 
 
 def _grow(height: np.ndarray, allowed: np.ndarray, start: tuple[int, int], count: int) -> np.ndarray:
@@ -58,7 +76,7 @@ def _field(rng: np.random.Generator, shape: tuple[int, ...], sigma: float) -> np
     return smooth / (smooth.std() + 1e-12)
 
 
-def tissue(rng: np.random.Generator, count: int) -> np.ndarray:
+def _tissue(rng: np.random.Generator, count: int) -> np.ndarray:
     """Mask with exactly `count` cells in one piece or, in a third of the cases, in two pieces that do not touch."""
     side = int(np.ceil(1.6 * np.sqrt(count))) + 4
     parted = count >= 40 and rng.random() < 1 / 3
@@ -75,15 +93,11 @@ def _piece(rng: np.random.Generator, shape: tuple[int, int], count: int) -> np.n
     rows, columns = np.ogrid[: shape[0], : shape[1]]
     far = ((rows / (shape[0] - 1) - 0.5) ** 2 + (columns / (shape[1] - 1) - 0.5) ** 2) * 12.0
     height = _field(rng, shape, max(1.0, shape[0] / 8)) - far
-    return _grow(height, np.ones(shape, dtype=bool), _highest(height), count)
+    y, x = divmod(int(height.argmax()), shape[1])
+    return _grow(height, np.ones(shape, dtype=bool), (y, x), count)
 
 
-def _highest(height: np.ndarray) -> tuple[int, int]:
-    y, x = np.unravel_index(int(np.argmax(height)), height.shape)
-    return int(y), int(x)
-
-
-def blobs(rng: np.random.Generator, mask: np.ndarray, count: int) -> np.ndarray:
+def _blobs(rng: np.random.Generator, mask: np.ndarray, count: int) -> np.ndarray:
     """Mask of `count` cells of the tissue in one lesion, or two when there are at least eight cells."""
     pieces = 2 if count >= 8 and rng.random() < 0.3 else 1
     sizes = [count] if pieces == 1 else [count - count // 3, count // 3]
@@ -102,7 +116,7 @@ def _blob(rng: np.random.Generator, free: np.ndarray, count: int) -> np.ndarray:
     return _grow(0.4 * _field(rng, free.shape, 1.5) - far, free, (int(y), int(x)), count)
 
 
-def isolated_cells(rng: np.random.Generator, mask: np.ndarray, sick: np.ndarray, count: int) -> np.ndarray:
+def _isolated_cells(rng: np.random.Generator, mask: np.ndarray, sick: np.ndarray, count: int) -> np.ndarray:
     """Mask of up to `count` cells of the tissue, none adjacent to a lesion or to another of them."""
     chosen = np.zeros_like(mask)
     free = mask & ~binary_dilation(sick, np.ones((3, 3), dtype=bool))
@@ -114,7 +128,7 @@ def isolated_cells(rng: np.random.Generator, mask: np.ndarray, sick: np.ndarray,
     return chosen
 
 
-class Nuclei(NamedTuple):
+class _Nuclei(NamedTuple):
     """A kind of nucleus: mean radius in pixels, its spread, how long they are, and the share of the area they cover."""
 
     radius: float
@@ -122,8 +136,13 @@ class Nuclei(NamedTuple):
     length: float
     cover: float
 
+    def number(self, region: np.ndarray) -> int:
+        """Nuclei that cover the wanted share when thrown at random: they overlap, so misses are e^-(n a)."""
+        area = np.pi * self.radius**2 * (1 + self.spread**2)
+        return round(-np.log(1 - self.cover) * float(region.sum()) / area)
 
-NORMAL, LESION, CROWD = Nuclei(3.2, 0.15, 1.2, 0.16), Nuclei(3.9, 0.25, 1.35, 0.16), Nuclei(2.1, 0.1, 1.1, 0.34)
+
+_NORMAL, _LESION, _CROWD = _Nuclei(3.2, 0.15, 1.2, 0.16), _Nuclei(3.9, 0.25, 1.35, 0.16), _Nuclei(2.1, 0.1, 1.1, 0.34)
 
 
 def _stained_picture(
@@ -137,11 +156,8 @@ def _stained_picture(
     shape = (tissue.shape[0] * cell, tissue.shape[1] * cell)
     inside, sick, crowded = (_soft(rng, mask, cell) for mask in (tissue, lesion, crowds))
     blue = np.zeros(shape, dtype=np.float32)
-    for kind, region in (
-        (NORMAL, inside & ~sick & ~crowded),
-        (LESION, inside & sick),
-        (CROWD, inside & ~sick & crowded),
-    ):
+    healthy = inside & ~sick
+    for kind, region in ((_NORMAL, healthy & ~crowded), (_LESION, inside & sick), (_CROWD, healthy & crowded)):
         _scatter(rng, blue, kind, region)
     pink = inside * (np.float32(0.42) + np.float32(0.16) * _fibres(rng, shape)) * (1 - blue.clip(0, 1) / 2)
     strength = rng.uniform((0.85, 0.8), (1.15, 1.2)).astype(np.float32)
@@ -165,9 +181,9 @@ def _fibres(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return zoom(noise / noise.std(), 2, order=1)[: shape[0], : shape[1]]
 
 
-def _scatter(rng: np.random.Generator, canvas: np.ndarray, kind: Nuclei, region: np.ndarray) -> None:
+def _scatter(rng: np.random.Generator, canvas: np.ndarray, kind: _Nuclei, region: np.ndarray) -> None:
     """Draw nuclei of one kind, as many as cover their share of the region, each inside it and none over another."""
-    radius = np.maximum(1.2, kind.radius * (1 + kind.spread * rng.standard_normal(_number(kind, region))))
+    radius = np.maximum(1.2, kind.radius * (1 + kind.spread * rng.standard_normal(kind.number(region))))
     places = np.flatnonzero(region)
     if not len(places):
         return
@@ -180,12 +196,6 @@ def _scatter(rng: np.random.Generator, canvas: np.ndarray, kind: Nuclei, region:
         if part.size:
             cut = stamp[max(-top, 0) : max(-top, 0) + part.shape[0], max(-left, 0) : max(-left, 0) + part.shape[1]]
             np.maximum(part, cut, out=part)
-
-
-def _number(kind: Nuclei, region: np.ndarray) -> int:
-    """Nuclei that cover the wanted share when thrown at random: they overlap, so the share of misses is e^-(n a)."""
-    area = np.pi * kind.radius**2 * (1 + kind.spread**2)
-    return round(-np.log(1 - kind.cover) * float(region.sum()) / area)
 
 
 @lru_cache(maxsize=4096)
@@ -207,7 +217,7 @@ def _developed(rng: np.random.Generator, blue: np.ndarray, pink: np.ndarray) -> 
     tint = 1 + 0.06 * rng.standard_normal(3)
     density = [
         blue * np.float32(h * tint[c]) + pink * np.float32(e * tint[c])
-        for c, (h, e) in enumerate(zip(HAEMATOXYLIN, EOSIN, strict=True))
+        for c, (h, e) in enumerate(zip(_HAEMATOXYLIN, _EOSIN, strict=True))
     ]
     noise = 2 * rng.standard_normal(blue.shape, dtype=np.float32)
     return np.stack([np.clip(243 * np.exp(-dye) + noise, 0, 255).astype(np.uint8) for dye in density], -1)
@@ -231,6 +241,14 @@ class _Slide:
     seed: tuple[int, int]
     patches: int
     lesion: int
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "slides" / f"{self.id}.svs"
+
+    @property
+    def annotation(self) -> str:
+        return f"annotations/{self.id}.csv" if self.lesion else ""
 
 
 def stained_slides(
@@ -267,14 +285,14 @@ def stained_slides(
         for i, (label, count, share) in enumerate(chosen)
     ]
     _claim(folder, {"n": n, "seed": seed, "patches": patches, "lesion": lesion, "positive": positive, "cell": CELL})
-    missing = [job for job in jobs if not _path(job).exists()]
+    missing = [job for job in jobs if not job.path.exists()]
     done = iter(range(1, len(missing) + 1))
     executor = "processes" if workers > 1 and len(missing) > 1 else "serial"
     tell = None if progress is None else (lambda _outcome: progress(next(done), len(missing)))
     for outcome in run_tasks(_draw, missing, executor, workers, tell):
         if not outcome.ok:
-            raise DataError(f"{_path(outcome.task)}: cannot be drawn ({outcome.error})")
-    _write_csv(folder / "labels.csv", [(job.id, int(job.lesion > 0), _annotation(job)) for job in jobs])
+            raise DataError(f"{outcome.task.path}: cannot be drawn ({outcome.error})")
+    _write_csv(folder / "labels.csv", [(job.id, int(job.lesion > 0), job.annotation) for job in jobs])
     return folder / "labels.csv"
 
 
@@ -286,33 +304,20 @@ def _claim(folder: Path, made: dict[str, Any]) -> None:
     write_json(path, wanted)
 
 
-def _path(job: _Slide) -> Path:
-    return job.folder / "slides" / f"{job.id}.svs"
-
-
-def _annotation(job: _Slide) -> str:
-    return f"annotations/{job.id}.csv" if job.lesion else ""
-
-
 def _draw(job: _Slide) -> None:
     """Draw one slide; its pixels are written last, so a slide that is there has its annotation."""
     rng = np.random.default_rng(job.seed)
-    mask = _framed(tissue(rng, job.patches))
-    sick = blobs(rng, mask, job.lesion) if job.lesion else np.zeros_like(mask)
-    crowds = isolated_cells(rng, mask, sick, job.patches // 20)
-    if job.lesion:
-        rows = [(*box, 1) for box in _boxes_of(sick, CELL)]
-        _write_csv(job.folder / _annotation(job), rows, ("x", "y", "width", "height", "class"))
-    picture = _stained_picture(rng, mask, sick, crowds, CELL)
-    path = _path(job)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_pyramid(path, picture, mpp=MPP)
-
-
-def _framed(mask: np.ndarray) -> np.ndarray:
-    """The part of a mask that holds something, with one empty cell around it."""
+    mask = _tissue(rng, job.patches)
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-    return np.pad(mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1], 1)
+    mask = np.pad(mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1], 1)  # one empty cell around the tissue
+    sick = _blobs(rng, mask, job.lesion) if job.lesion else np.zeros_like(mask)
+    crowds = _isolated_cells(rng, mask, sick, job.patches // 20)
+    if job.lesion:
+        boxes = [(*box, 1) for box in _boxes_of(sick, CELL)]
+        _write_csv(job.folder / job.annotation, boxes, ("x", "y", "width", "height", "class"))
+    picture = _stained_picture(rng, mask, sick, crowds, CELL)
+    job.path.parent.mkdir(parents=True, exist_ok=True)
+    write_pyramid(job.path, picture, mpp=MPP)
 
 
 def _write_csv(

@@ -21,7 +21,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class ByteCache:
+class _ByteCache:
     """Encoded tiles, patches and slices; together never more than `most` bytes, the oldest go first."""
 
     def __init__(self, most: int):
@@ -29,32 +29,23 @@ class ByteCache:
         self._lock = Lock()
         self._parts: OrderedDict[Hashable, bytes] = OrderedDict()
 
-    def get(self, key: Hashable) -> bytes | None:
+    def get_or_make(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        """The bytes of `key`, made now when they are not there."""
         with self._lock:
             if key in self._parts:
                 self._parts.move_to_end(key)
-            return self._parts.get(key)
-
-    def put(self, key: Hashable, part: bytes) -> None:
-        if len(part) > self.most:
-            return
+                return self._parts[key]
+        part = make()
         with self._lock:
-            self.held -= len(self._parts.pop(key, b""))
-            self._parts[key] = part
-            self.held += len(part)
+            if key not in self._parts and len(part) <= self.most:  # another thread may have been faster
+                self._parts[key] = part
+                self.held += len(part)
             while self.held > self.most:
                 self.held -= len(self._parts.popitem(last=False)[1])
-
-    def get_or_make(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
-        """The bytes of `key`, made now when they are not there."""
-        found = self.get(key)
-        if found is None:
-            found = make()
-            self.put(key, found)
-        return found
+        return part
 
 
-class ObjectCache(Generic[K, V]):
+class _ObjectCache(Generic[K, V]):
     """At most `most` objects, made on first use; threads that ask for the same wait for one making.
 
     Exceptions are not cached: a drive that comes back is found again.
@@ -104,7 +95,7 @@ class _Handle:
     busy: bool = True
 
 
-class SlidePool:
+class _SlidePool:
     """Lends open slides to threads; a slide object serves one thread at a time, since none of them is safe for two.
 
     most_handles  slides open at once        per_slide  of these, for one file
@@ -123,10 +114,6 @@ class SlidePool:
         self._changed = Condition()
         self._handles: list[_Handle] = []  # the one given back last is the last
         self._closed = False
-
-    @property
-    def n_open(self) -> int:
-        return len(self._handles)
 
     @property
     def bytes_held(self) -> int:
@@ -158,7 +145,6 @@ class SlidePool:
 
     def _taken(self, path: Path, weight: int) -> _Handle:
         with self._changed:
-            handle = None
             if not self._changed.wait_for(lambda: self._closed or self._free(path, weight), _PATIENCE_SECONDS):
                 raise DataError("too many slides are being read at once; try again in a moment")
             if self._closed:
@@ -206,25 +192,16 @@ class SlidePool:
 _NAME = re.compile(r"smmil-view-([0-9a-f]{8})-([0-9]{1,10})-.+", re.ASCII)
 
 
-def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A temporary folder named after machine and process; folders of ended processes are deleted."""
-    _sweep(Path(tempfile.gettempdir()))
-    return tempfile.TemporaryDirectory(prefix=f"smmil-view-{_machine()}-{os.getpid()}-")
-
-
-def _sweep(folder: Path) -> None:
-    """Delete the folders of viewers of ours that run no more; processes of other machines cannot be asked."""
-    if os.name != "posix":
-        return  # only there can a process be asked whether it lives without a library
-    for entry in folder.glob("smmil-view-*"):
+def _temporary_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A temporary folder named after machine and process; folders of ended processes of this machine are deleted."""
+    # containers may share a folder for temporary files, but count their processes on their own
+    machine = digest(socket.gethostname())[:8]
+    # only on posix can a process be asked without a library whether it lives
+    for entry in Path(tempfile.gettempdir()).glob("smmil-view-*") if os.name == "posix" else ():
         found = _NAME.fullmatch(entry.name)
-        if found is not None and found[1] == _machine() and not _lives(int(found[2])) and _is_ours(entry):
+        if found is not None and found[1] == machine and not _lives(int(found[2])) and _is_ours(entry):
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def _machine() -> str:
-    """Containers may share a folder for temporary files, but count their processes on their own."""
-    return digest(socket.gethostname())[:8]
+    return tempfile.TemporaryDirectory(prefix=f"smmil-view-{machine}-{os.getpid()}-")
 
 
 def _lives(process: int) -> bool:
@@ -233,7 +210,7 @@ def _lives(process: int) -> bool:
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass
     return True
 
 

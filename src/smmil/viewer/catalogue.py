@@ -1,10 +1,9 @@
 """The tables behind every URL: models and cases by number, made once at the start."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from smmil.report.cases import verdict
 from smmil.report.sources import find_sources
 
 
-class NotFound(DataError):  # noqa: N818
+class _NotFound(DataError):  # noqa: N818
     """The request names something that does not exist."""
 
     def __init__(self, what: str = "nothing at this address"):
@@ -28,7 +27,7 @@ class NotFound(DataError):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class Model:
+class _Model:
     """A model by the name of its folder, and the spread of its scores over all its cases."""
 
     name: str
@@ -38,11 +37,14 @@ class Model:
 
 
 @dataclass(frozen=True)
-class ModelScores:
-    """Probability and outcome of one case by one model; the scores stay in the file.
+class _ModelScores:
+    """What the prediction of one case by one model says; the scores stay in the file.
 
-    mapped   False when its instances are others than those of the case's first model: one map cannot show both
+    layout   digest that is equal for predictions with the same instances in the same order
     content  digest of the prediction at the start
+    kind     slide: patches on a lattice; points: places on none; scan: slices, or boxes in them; none: no places at all
+    truth    whether instances have labels
+    mapped   False when its instances are others than those of the case's first model: one map cannot show both
     """
 
     file: Path
@@ -50,7 +52,23 @@ class ModelScores:
     outcome: str | None
     layout: str
     content: str
+    kind: str
+    instances: int
+    label: int | None
+    truth: bool
     mapped: bool = True
+
+    @classmethod
+    def of(cls, prediction: Prediction, file: Path) -> "_ModelScores":
+        facts, labels = verdict(prediction), prediction.y_inst
+        outcome = None if prediction.y is None else facts["outcome"]
+        truth = labels is not None and bool((labels >= 0).any())
+        axes = 0 if prediction.coords is None else prediction.coords.shape[1]
+        kind = "scan" if axes in (1, 3) else "none"
+        if axes == 2:
+            kind = "points" if prediction.frame is None or scattered(prediction) else "slide"
+        digests = _layout(prediction), _content(prediction)
+        return cls(file, facts["p"], outcome, *digests, kind, prediction.n, prediction.y, truth)
 
     def load(self) -> Prediction:
         """Load the prediction; an error when the file has changed since the start, since the list shows the first."""
@@ -61,13 +79,13 @@ class ModelScores:
 
 
 @dataclass(frozen=True)
-class CaseRow:
+class _CaseRow:
     """A row of the list of cases; `by_model` has one entry per model, None where a model lacks the case."""
 
     id: str
     kind: str
     instances: int
-    by_model: tuple[ModelScores | None, ...]
+    by_model: tuple[_ModelScores | None, ...]
     label: int | None = None
     truth: bool = False
     original: Original | None = None
@@ -85,11 +103,11 @@ class CaseRow:
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class _Catalogue:
     """Models and cases, and messages about files left out: for the page, and with file names for the terminal."""
 
-    models: list[Model]
-    cases: list[CaseRow]
+    models: list[_Model]
+    cases: list[_CaseRow]
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -98,96 +116,70 @@ class Catalogue:
 class _Gathered:
     """Facts collected from the predictions of one model."""
 
-    found: dict[str, ModelScores] = field(default_factory=dict)
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    name: str
+    found: dict[str, _ModelScores] = field(default_factory=dict)
     scores: list[np.ndarray] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
     damaged: list[DataError] = field(default_factory=list)
 
+    def add(self, file: Path, column: int | None) -> None:
+        try:
+            prediction = Prediction.load(file)
+        except DataError as problem:
+            self.damaged.append(problem)
+            return
+        if prediction.id in self.found:
+            raise DataError(f"{file}: id {prediction.id!r} is already in {self.found[prediction.id].file}; remove one")
+        self.found[prediction.id] = _ModelScores.of(prediction, file)
+        self.scores.append(instance_score(prediction, column).astype(np.float32))
+        self.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
 
-def read_catalogue(
+    def model(self) -> _Model:
+        """The spread of all scores, which are not needed afterwards."""
+        scores = np.concatenate(self.scores).astype(np.float64)
+        self.scores.clear()
+        span = float(scores.min()), float(scores.max())
+        return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2])
+
+    def note(self) -> str:
+        """For the page, without names of files: these may name people."""
+        count = len(self.damaged)
+        what = "prediction that cannot be read was" if count == 1 else "predictions that cannot be read were"
+        return f"{count} {what} left out of {self.name}; the terminal smmil view was started from says which"
+
+
+def _read_catalogue(
     places: Sequence[str | Path], column: int | None = None, progress: Callable[[int, int], None] | None = None
-) -> Catalogue:
+) -> _Catalogue:
     """Models and cases of runs and folders of predictions; every file is read once, one at a time.
 
     A file that cannot be read is left out with a message; only when none is left is that an error.
     """
-    found = list(_named_files(places))
+    sources = find_sources(places)  # as `smmil report` finds them
+    found = [
+        (_Gathered(safe_text(name)), [f for place in where for f in prediction_files(place)])
+        for name, where, _ in sources
+    ]
     total, done = sum(len(files) for _, files in found), 0
-    models, gathered, damaged = [], [], {}
-    for name, files in found:
-        table = _Gathered()
+    models, gathered = [], []
+    for table, files in found:
         for file in files:
-            _gather(table, file, column)
+            table.add(file, column)
             done += 1
             if progress is not None:
                 progress(done, total)
-        damaged[name] = table.damaged
         if table.found:
-            models.append(_model(name, table))
+            models.append(table.model())
             gathered.append(table)
-    problems = [problem for several in damaged.values() for problem in several]
+    problems = [problem for table, _ in found for problem in table.damaged]
     if not models and problems:
         raise problems[0]
     ids = sorted({id_ for table in gathered for id_ in table.found})
-    notes = [_left_out(name, len(several)) for name, several in damaged.items() if several]
-    return Catalogue(models, [_row(id_, gathered) for id_ in ids], tuple(notes), tuple(map(str, problems)))
-
-
-def _kind_of(prediction: Prediction) -> str:
-    """slide: patches on a lattice; points: places on none; scan: slices, or boxes in them; none: no places at all."""
-    if prediction.coords is None:
-        return "none"
-    axes = prediction.coords.shape[1]
-    if axes == 2:
-        return "points" if prediction.frame is None or scattered(prediction) else "slide"
-    return "scan" if axes in (1, 3) else "none"
-
-
-def colour_limits(scores: np.ndarray) -> tuple[float, float]:
-    """Ends of the colour scale: 2nd and 98th percentile, as in the report and in the pictures."""
-    return canvas.limits_of(scores, None)[:2]
-
-
-def _named_files(places: Sequence[str | Path]) -> Iterator[tuple[str, list[Path]]]:
-    """Name and files of each model, found as `smmil report` finds them."""
-    for name, where, _ in find_sources(places):
-        yield safe_text(name), [file for place in where for file in prediction_files(place)]
-
-
-def _gather(table: _Gathered, file: Path, column: int | None) -> None:
-    try:
-        prediction = Prediction.load(file)
-    except DataError as problem:
-        table.damaged.append(problem)
-        return
-    if prediction.id in table.found:
-        raise DataError(f"{file}: id {prediction.id!r} is already in {table.found[prediction.id].file}; remove one")
-    _record(table, prediction, file, column)
-
-
-def _left_out(model: str, count: int) -> str:
-    """For the page, without names of files: these may name people."""
-    what = "prediction that cannot be read was" if count == 1 else "predictions that cannot be read were"
-    return f"{count} {what} left out of {model}; the terminal smmil view was started from says which"
-
-
-def _record(table: _Gathered, prediction: Prediction, file: Path, column: int | None) -> None:
-    facts = verdict(prediction)
-    outcome = None if prediction.y is None else facts["outcome"]
-    table.found[prediction.id] = ModelScores(file, facts["p"], outcome, _layout(prediction), _content(prediction))
-    table.facts[prediction.id] = {
-        "kind": _kind_of(prediction),
-        "instances": prediction.n,
-        "label": prediction.y,
-        "truth": prediction.y_inst is not None and bool((prediction.y_inst >= 0).any()),
-    }
-    table.scores.append(instance_score(prediction, column).astype(np.float32))
-    table.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
+    notes = tuple(table.note() for table, _ in found if table.damaged)
+    return _Catalogue(models, [_row(id_, gathered) for id_ in ids], notes, tuple(map(str, problems)))
 
 
 def _layout(prediction: Prediction) -> str:
-    """Digest that is equal for predictions with the same instances in the same order."""
     coords = prediction.coords
     places = b"" if coords is None else np.ascontiguousarray(coords, dtype="<f8").tobytes()
     frame = "" if prediction.frame is None else str(prediction.frame.patch)
@@ -203,20 +195,11 @@ def _content(prediction: Prediction) -> str:
     return digest(_layout(prediction), facts, json.dumps(frame), *parts)
 
 
-def _model(name: str, table: _Gathered) -> Model:
-    scores = np.concatenate(table.scores).astype(np.float64)
-    table.scores.clear()
-    span = float(scores.min()), float(scores.max())
-    return Model(name, " + ".join(table.kinds), span, colour_limits(scores))
-
-
-def _row(id_: str, gathered: Sequence[_Gathered]) -> CaseRow:
+def _row(id_: str, gathered: Sequence[_Gathered]) -> _CaseRow:
     found = [table.found.get(id_) for table in gathered]
-    layout = next(s.layout for s in found if s is not None)
-    by_model = [None if s is None else replace(s, mapped=s.layout == layout) for s in found]
-    facts = [table.facts[id_] for table in gathered if id_ in table.facts]
-    usable = [f for f, s in zip(facts, filter(None, by_model), strict=True) if s.mapped]
-    label = next((f["label"] for f in facts if f["label"] is not None), None)
-    first = facts[0]
-    truth = any(f["truth"] for f in usable)
-    return CaseRow(id_, first["kind"], first["instances"], tuple(by_model), label, truth)
+    known = [scores for scores in found if scores is not None]
+    first = known[0]
+    by_model = [None if s is None else replace(s, mapped=s.layout == first.layout) for s in found]
+    label = next((s.label for s in known if s.label is not None), None)
+    truth = any(s.truth for s in by_model if s is not None and s.mapped)
+    return _CaseRow(id_, first.kind, first.instances, tuple(by_model), label, truth)

@@ -1,8 +1,9 @@
 """All content of the viewer by case and model number: facts and bytes, without HTTP."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Any
@@ -12,38 +13,14 @@ import numpy as np
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.registry import possible_formats
-from smmil.images import DamagedTile, Volume, open_volume
+from smmil.images import DamagedTile, Slide, Volume, open_volume
 from smmil.images.matching import Original, find_features, find_originals, refuse_other_scan
 from smmil.redact import without_names
-from smmil.viewer import inspector
-from smmil.viewer.api import Download, write_download
-from smmil.viewer.cache import ByteCache, ObjectCache, SlidePool, temporary_folder
-from smmil.viewer.catalogue import Catalogue, NotFound, read_catalogue
-from smmil.viewer.inspector import Geometry, HotPatches, case_geometry, hot_patches
-from smmil.viewer.tiles import SlidePicture, jpeg, patch_pixels, slice_bytes, slide_picture, thumbnail, tile_pixels
-
-
-class Damage:
-    """The first damaged part of every case's image, as a message without file names."""
-
-    def __init__(self, message: Callable[[Exception, int], str]):
-        self._message = message
-        self._first: dict[int, str] = {}
-
-    @contextmanager
-    def recorded(self, case: int, kind: type[SmmilError] = DamagedTile) -> Iterator[None]:
-        """Record an error of this kind and let it pass."""
-        try:
-            yield
-        except kind as problem:
-            self._first.setdefault(case, self._message(problem, case))
-            raise
-
-    def notes(self, case: int) -> list[str]:
-        """One line for the reader when there is damage."""
-        found = self._first.get(case)
-        return [] if found is None else [f"parts of this image cannot be read and are left empty; the first: {found}"]
-
+from smmil.viewer.api import _Download, _write_download
+from smmil.viewer.cache import _ByteCache, _ObjectCache, _SlidePool, _temporary_folder
+from smmil.viewer.catalogue import _Catalogue, _NotFound, _read_catalogue
+from smmil.viewer.inspector import _case_geometry, _describe, _hot_patches, _HotPatches, _scores_of
+from smmil.viewer.tiles import _jpeg, _patch_pixels, _slice_bytes, _SlidePicture, _thumbnail
 
 _EXPORTS_AT_ONCE = 2
 
@@ -56,7 +33,7 @@ class ViewerData:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: _Catalogue,
         *,
         threshold: float | None = None,
         column: int | None = None,
@@ -66,14 +43,14 @@ class ViewerData:
         self.models, self.cases = catalogue.models, catalogue.cases
         self.notes, self.problems = catalogue.notes, catalogue.problems
         self.threshold, self.column, self.title = threshold, column, title
-        self.cache, self.pool = ByteCache(cache_bytes), SlidePool()
-        self.export_case = ObjectCache(max(16, 2 * len(self.models)), self._export_case)
-        self.geometry = ObjectCache(16, self._geometry)
-        self.picture = ObjectCache(512, self._picture)
-        self.volume = ObjectCache(3, self._volume)
-        self._hot = ObjectCache(16, self._hot_patches)
-        self._temporary = temporary_folder()
-        self.damage = Damage(self.message)
+        self.cache, self.pool = _ByteCache(cache_bytes), _SlidePool()
+        self.export_case = _ObjectCache(max(16, 2 * len(self.models)), self._export_case)
+        self.geometry = _ObjectCache(16, partial(_case_geometry, self))
+        self.picture = _ObjectCache(512, self._picture)
+        self.volume = _ObjectCache(3, self._volume)
+        self._hot = _ObjectCache(16, self._hot_patches)
+        self._temporary = _temporary_folder()
+        self._first_damage: dict[int, str] = {}
         self._exporting = BoundedSemaphore(_EXPORTS_AT_ONCE)
 
     @classmethod
@@ -88,7 +65,7 @@ class ViewerData:
         **options: Any,
     ) -> "ViewerData":
         """Read runs or folders of predictions, with their slides or scans and their bags where they are named."""
-        catalogue = read_catalogue(places, column, progress)
+        catalogue = _read_catalogue(places, column, progress)
         ids = [row.id for row in catalogue.cases]
         images = {} if slides is None else find_originals(slides, ids)
         features = {} if bags is None else find_features(bags, ids)
@@ -118,84 +95,71 @@ class ViewerData:
         """Little-endian float32: corners of the patches in level-0 pixels, or the number of the slice."""
         places = self.geometry(case)
         if places.coords is None:
-            raise NotFound("this case has no coordinates")
+            raise _NotFound("this case has no coordinates")
         return places.coords.astype("<f4").tobytes()
 
     def scores_bytes(self, case: int, model: int) -> bytes:
         if not self.present(case, model):
-            raise NotFound("this model has no map of this case")
+            raise _NotFound("this model has no map of this case")
         return self.export_case((case, model)).score.astype("<f4").tobytes()
 
     def truth_bytes(self, case: int) -> bytes:
         """int8: 1 lesion, 0 not, -1 unknown."""
-        labels = self.truth(case)
-        if labels is None:
-            raise NotFound("the instances of this case have no labels")
-        return np.where(labels < 0, -1, labels > 0).astype(np.int8).tobytes()
-
-    def truth(self, case: int) -> np.ndarray | None:
         found = (one.prediction.y_inst for one in self.export_cases(case) if one is not None)
-        return next((y for y in found if y is not None and (y >= 0).any()), None)
+        labels = next((y for y in found if y is not None and (y >= 0).any()), None)
+        if labels is None:
+            raise _NotFound("the instances of this case have no labels")
+        return np.where(labels < 0, -1, labels > 0).astype(np.int8).tobytes()
 
     def instance(self, case: int, index: int, model: int | None = None) -> dict[str, Any]:
         """Facts for the inspector; similar patches are taken from the hottest ones of `model` (or the first)."""
         cases = self.export_cases(case)
-        answer = inspector.describe(index, cases, self.geometry(case).coords)
+        answer = _describe(index, cases, self.geometry(case).coords)
         chosen = model if model is not None and self.present(case, model) else self.first_model(case)
         try:
-            found = self._hot((case, chosen)).most_similar(index, inspector.MOST_SIMILAR)
+            found = self._hot((case, chosen)).most_similar(index)
         except SmmilError as problem:
             return {**answer, "similar": None, "similar_reason": self.message(problem, case)}
-        similar = [{"index": i, "similarity": s, "score": inspector.scores_of(cases, i)} for i, s in found]
+        similar = [{"index": i, "similarity": s, "score": _scores_of(cases, i)} for i, s in found]
         return {**answer, "similar": similar}
 
     def tile(self, case: int, level: int, column: int, row: int) -> bytes:
         """A Deep Zoom tile as JPEG."""
         picture = self.require_picture(case)
         if not picture.has(level, column, row):
-            raise NotFound
-        with self.damage.recorded(case):
-            return self.cache.get_or_make((case, level, column, row), lambda: self._tile(picture, level, column, row))
+            raise _NotFound
+        return self._cached_jpeg(case, (level, column, row), lambda slide: picture.tile(slide, level, column, row))
 
     def patch(self, case: int, index: int, size: int) -> bytes:
         """One instance of a slide as JPEG."""
-        picture, boxes = self.require_picture(case), self.geometry(case).boxes
+        self.require_picture(case)
+        boxes = self.geometry(case).boxes
         if boxes is None:
-            raise NotFound("the patches of this case have no known size")
-        with self.damage.recorded(case):
-            return self.cache.get_or_make(
-                (case, "patch", index, size), lambda: self._patch(picture, boxes[index], size)
-            )
+            raise _NotFound("the patches of this case have no known size")
+        return self._cached_jpeg(case, ("patch", index, size), lambda slide: _patch_pixels(slide, boxes[index], size))
 
     def slice(self, case: int, index: int) -> bytes:
         """One slice of a scan in Hounsfield units, int16."""
         if self.cases[case].kind != "scan" or self.cases[case].image is None:
-            raise NotFound("no scan was given for this case; start smmil view with --slides")
+            raise _NotFound("no scan was given for this case; start smmil view with --slides")
         volume = self.volume(case)
         if index >= len(volume):
-            raise NotFound
-        with self.damage.recorded(case, DataError):
-            return self.cache.get_or_make((case, "slice", index), lambda: slice_bytes(volume, index))
+            raise _NotFound
+        with self.damage_recorded(case, DataError):
+            return self.cache.get_or_make((case, "slice", index), lambda: _slice_bytes(volume, index))
 
     def thumbnail(self, case: int) -> bytes:
         """A small PNG of the case with the first model's map."""
-        return self.cache.get_or_make((case, "thumbnail"), lambda: thumbnail(self, case))
+        return self.cache.get_or_make((case, "thumbnail"), lambda: _thumbnail(self, case))
 
-    def download(self, case: int, model: int, format_: str, threshold: float | None) -> Download:
+    def download(self, case: int, model: int, format_: str, threshold: float | None) -> _Download:
         """The case as a file that other programs open; a few at a time."""
         if not self.present(case, model) or format_ not in self.formats(case):
-            raise NotFound("this case has no such export")
-        prediction = self.export_case((case, model)).prediction
+            raise _NotFound("this case has no such export")
+        prediction, name = self.export_case((case, model)).prediction, self.models[model].name
+        options = {"image": self.checked_original(case), "column": self.column}
         with self._exporting:
-            return write_download(
-                prediction,
-                self.models[model].name,
-                format_,
-                folder=Path(self._temporary.name),
-                image=self.checked_original(case),
-                threshold=threshold,
-                column=self.column,
-            )
+            return _write_download(prediction, name, format_, Path(self._temporary.name), threshold, **options)
 
     def formats(self, case: int) -> list[str]:
         """What the case can be exported to now."""
@@ -214,10 +178,10 @@ class ViewerData:
             return None
         return row.original
 
-    def require_picture(self, case: int) -> SlidePicture:
+    def require_picture(self, case: int) -> _SlidePicture:
         row = self.cases[case]
         if row.image is None or row.kind not in ("slide", "points"):
-            raise NotFound("no slide was found for this case")
+            raise _NotFound("no slide was found for this case")
         return self.picture(case)
 
     def message(self, problem: Exception, case: int) -> str:
@@ -226,15 +190,31 @@ class ViewerData:
         others = [row.features, *(one.file for one in row.by_model if one is not None)]
         return without_names(str(problem), row.id, row.image, filter(None, others))
 
-    def _tile(self, picture: SlidePicture, level: int, column: int, row: int) -> bytes:
-        with self.pool.lend(picture.path, picture.weight) as slide:
-            pixels = tile_pixels(slide, picture, level, column, row)
-        return jpeg(pixels)
+    @contextmanager
+    def damage_recorded(self, case: int, kind: type[SmmilError] = DamagedTile) -> Iterator[None]:
+        """Remember the first error of this kind in the image of a case, and let it pass."""
+        try:
+            yield
+        except kind as problem:
+            self._first_damage.setdefault(case, self.message(problem, case))
+            raise
 
-    def _patch(self, picture: SlidePicture, box: np.ndarray, size: int) -> bytes:
-        with self.pool.lend(picture.path, picture.weight) as slide:
-            pixels = patch_pixels(slide, box, size)
-        return jpeg(pixels)
+    def damage_notes(self, case: int) -> list[str]:
+        """One line for the reader when there is damage."""
+        found = self._first_damage.get(case)
+        return [] if found is None else [f"parts of this image cannot be read and are left empty; the first: {found}"]
+
+    def _cached_jpeg(self, case: int, key: tuple[Hashable, ...], read: Callable[[Slide], np.ndarray]) -> bytes:
+        """Pixels of a slide as JPEG, read now when they are not in the cache."""
+
+        def make() -> bytes:
+            picture = self.picture(case)
+            with self.pool.lend(picture.path, picture.weight) as slide:
+                pixels = read(slide)
+            return _jpeg(pixels)
+
+        with self.damage_recorded(case):
+            return self.cache.get_or_make((case, *key), make)
 
     def _export_case(self, key: tuple[int, int]) -> ExportCase:
         row = self.cases[key[0]]
@@ -242,10 +222,10 @@ class ViewerData:
         assert found is not None  # `present` was asked before
         return ExportCase(found.load(), row.image, self.threshold, self.column, mpp=mpp)
 
-    def _picture(self, case: int) -> SlidePicture:
+    def _picture(self, case: int) -> _SlidePicture:
         original = self.cases[case].original
         assert original is not None  # asked before
-        return slide_picture(original, self.first_export_case(case).prediction)
+        return _SlidePicture.open(original, self.first_export_case(case).prediction)
 
     def _volume(self, case: int) -> Volume:
         image = self.cases[case].image
@@ -255,11 +235,8 @@ class ViewerData:
         refuse_other_scan(prediction.id, [prediction], volume)
         return volume
 
-    def _geometry(self, case: int) -> Geometry:
-        return case_geometry(self, case)
-
-    def _hot_patches(self, key: tuple[int, int]) -> HotPatches:
+    def _hot_patches(self, key: tuple[int, int]) -> _HotPatches:
         row, case = self.cases[key[0]], self.export_case(key)
         if row.features is None:
-            raise NotFound("features are not at hand; start smmil view with --bags manifest.csv")
-        return hot_patches(row.features, case.prediction, case.score)
+            raise _NotFound("features are not at hand; start smmil view with --bags manifest.csv")
+        return _hot_patches(row.features, case.prediction, case.score)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
+from scipy.special import logsumexp
 
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
@@ -21,7 +23,7 @@ _SAME_SIZE = 0.01  # pixel sizes closer than this are the same, written with few
 
 
 @dataclass(frozen=True, eq=False)
-class Geometry:
+class _Geometry:
     """coords (n, 2) corners or (n, 1) slices; boxes (n, 4) left, top, right, bottom; sizes in level-0 pixels.
 
     size   of the slide, width and height, as far as it is known
@@ -30,30 +32,32 @@ class Geometry:
 
     coords: np.ndarray | None = None
     boxes: np.ndarray | None = None
-    patch: tuple[float, float] | None = None
-    step: tuple[float, float] | None = None
+    patch: tuple[float, ...] | None = None
+    step: tuple[float, ...] | None = None
     mpp: float | None = None
     size: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
 
 
-def case_geometry(study: "ViewerData", number: int) -> Geometry:
+def _case_geometry(study: "ViewerData", number: int) -> _Geometry:
     """Geometry of the instances, from the slide where it is at hand, else as the prediction states them."""
     row, case = study.cases[number], study.first_export_case(number)
     coords = case.prediction.coords
     if coords is None or row.kind == "none":
-        return Geometry()
+        return _Geometry()
     if row.kind == "scan":
-        return Geometry(coords[:, -1:].astype(np.float64))
+        return _Geometry(coords[:, -1:].astype(np.float64))
     try:
         facts, case = _facts(study, number, case)
         if case.prediction.frame is None:
-            return Geometry(coords.astype(np.float64), mpp=facts.mpp, size=facts.size)
-        places = _on_slide(case, facts)
-        return places if row.kind == "slide" else replace(places, step=None)
+            return _Geometry(coords.astype(np.float64), mpp=facts.mpp, size=facts.size)
+        rectangles, frame = boxes(case, facts), case.prediction.frame
+        patch = tuple((rectangles[0, 2:] - rectangles[0, :2]).tolist())
+        scale = patch[0] / frame.patch[0]
+        step = tuple(side * scale for side in (frame.step * 2)[:2]) if row.kind == "slide" else None
+        return _Geometry(rectangles[:, :2], rectangles, patch, step, facts.mpp, facts.size)
     except DataError as problem:
-        note = study.message(problem, number)
-        return Geometry(coords.astype(np.float64), notes=(note,))
+        return _Geometry(coords.astype(np.float64), notes=(study.message(problem, number),))
 
 
 def _facts(study: "ViewerData", number: int, case: ExportCase) -> tuple[SlideFacts, ExportCase]:
@@ -94,23 +98,13 @@ def _in_pixels(case: ExportCase, mpp: float) -> ExportCase:
     return replace(case, prediction=replace(prediction, coords=coords, frame=Frame(patch, stride=step)))
 
 
-def _on_slide(case: ExportCase, facts: SlideFacts) -> Geometry:
-    frame = case.prediction.frame
-    assert frame is not None  # asked before
-    rectangles = boxes(case, facts)
-    width, height = (rectangles[0, 2:] - rectangles[0, :2]).tolist()
-    scale = width / frame.patch[0]
-    step = [side * scale for side in (frame.step * 2)[:2]]
-    return Geometry(rectangles[:, :2], rectangles, (width, height), (step[0], step[1]), facts.mpp, facts.size)
-
-
-MOST_NEIGHBOURS = 8
-MOST_SIMILAR = 6
+_MOST_NEIGHBOURS = 8
+_MOST_SIMILAR = 6
 # Patches closer than this many steps along every axis touch, as in smmil.graph.grid_graph.
 _TOUCHING = 1.5 - 1e-6
 
 
-def describe(index: int, cases: Sequence[ExportCase | None], coords: np.ndarray | None) -> dict[str, Any]:
+def _describe(index: int, cases: Sequence[ExportCase | None], coords: np.ndarray | None) -> dict[str, Any]:
     """Score, rank and probability of instance `index` by every model, its label and its neighbours."""
     known = [case for case in cases if case is not None]
     label = next((int(y[index]) for case in known if (y := case.prediction.y_inst) is not None and y[index] >= 0), None)
@@ -120,11 +114,11 @@ def describe(index: int, cases: Sequence[ExportCase | None], coords: np.ndarray 
         "coords": None if coords is None else coords[index].tolist(),
         "label": None if label is None else int(label > 0),
         "models": [None if case is None else _score_facts(case, index) for case in cases],
-        "neighbours": [{"index": int(i), "score": scores_of(cases, int(i))} for i in near],
+        "neighbours": [{"index": int(i), "score": _scores_of(cases, int(i))} for i in near],
     }
 
 
-def scores_of(cases: Sequence[ExportCase | None], index: int) -> list[float | None]:
+def _scores_of(cases: Sequence[ExportCase | None], index: int) -> list[float | None]:
     return [None if case is None else float(case.score[index]) for case in cases]
 
 
@@ -135,27 +129,18 @@ def _score_facts(case: ExportCase, index: int) -> dict[str, Any]:
     attention share    softmax over the case, where they are attention logits: what the model's average used
     rank share         else: the share of the case's instances that score no higher
     """
-    score = case.score[index]
-    kind, share = _share(case, index)
+    score, kind, share = float(case.score[index]), "probability", float(case.probability[index])
+    if not np.isfinite(share):
+        kind, share = "rank share", float(case.percentile[index])
+        if str(case.prediction.meta.get("score_kind", "")) == "attention logit":
+            kind, share = "attention share", float(np.exp(score - logsumexp(case.score.astype(np.float64))))
     return {
-        "score": float(score),
-        "rank": int((case.score > score).sum()) + 1,
+        "score": score,
+        "rank": int((case.score > case.score[index]).sum()) + 1,
         "of": case.prediction.n,
         "probability": share,
         "probability_kind": kind,
     }
-
-
-def _share(case: ExportCase, index: int) -> tuple[str, float]:
-    probability = float(case.probability[index])
-    if np.isfinite(probability):
-        return "probability", probability
-    if str(case.prediction.meta.get("score_kind", "")) == "attention logit":
-        from scipy.special import logsumexp
-
-        scores = case.score.astype(np.float64)
-        return "attention share", float(np.exp(scores[index] - logsumexp(scores)))
-    return "rank share", float(case.percentile[index])
 
 
 def _neighbours(prediction: Prediction, index: int) -> np.ndarray:
@@ -170,9 +155,9 @@ def _neighbours(prediction: Prediction, index: int) -> np.ndarray:
         near = np.zeros(0, dtype=np.int64)
     near = near[near != index]
     if coords is None:
-        return near[:MOST_NEIGHBOURS]
+        return near[:_MOST_NEIGHBOURS]
     distance = np.linalg.norm(coords[near] - coords[index], axis=1)
-    return near[np.lexsort((near, distance))][:MOST_NEIGHBOURS]
+    return near[np.lexsort((near, distance))][:_MOST_NEIGHBOURS]
 
 
 def _step(prediction: Prediction, coords: np.ndarray) -> np.ndarray:
@@ -191,38 +176,43 @@ _DAMAGE = (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeE
 
 
 @dataclass(frozen=True, eq=False)
-class HotPatches:
+class _HotPatches:
     """The high-scoring patches of a case with their features at length 1."""
 
     path: Path
     rows: np.ndarray
     directions: np.ndarray
 
-    def most_similar(self, index: int, count: int) -> list[tuple[int, float]]:
+    def most_similar(self, index: int) -> list[tuple[int, float]]:
         """(instance, cosine) of the patches most like instance `index`, without itself; best first."""
         with _features(self.path) as features:
             own = _directions(features[index : index + 1])[0]
         cosines = self.directions @ own
         order = np.lexsort((self.rows, -cosines))
-        others = [place for place in order if self.rows[place] != index][:count]
+        others = [place for place in order if self.rows[place] != index][:_MOST_SIMILAR]
         return [(int(self.rows[place]), float(np.clip(cosines[place], -1, 1))) for place in others]
 
 
-def hot_patches(path: Path, prediction: Prediction, scores: np.ndarray) -> HotPatches:
+def _hot_patches(path: Path, prediction: Prediction, scores: np.ndarray) -> _HotPatches:
     """The hottest tenth of a case (16 to 512 patches) by these scores; refused when the features are not its own."""
     rows = np.sort(np.argsort(-scores, kind="stable")[: int(np.clip(len(scores) // _SHARE, _FEWEST, _MOST))])
     with _features(path) as features:
         if len(features) != prediction.n:
             raise DataError(f"{path}: has {len(features):,} rows, the prediction {prediction.n:,}; give its own bags")
-        _refuse_other_positions(path, features, prediction)
-        return HotPatches(path, rows, _directions(features[rows]))
+        file = getattr(features, "file", {})
+        if prediction.coords is not None and "coords" in file:  # the same coordinates: the same order of instances
+            places = file["coords"]
+            if places.shape != prediction.coords.shape or not np.allclose(places[()], prediction.coords):
+                raise DataError(
+                    f"{path}: its patches have other coordinates than those of the prediction; give the bags it was "
+                    "made of"
+                )
+        return _HotPatches(path, rows, _directions(features[rows]))
 
 
 @contextmanager
 def _features(path: Path) -> Iterator[Any]:
     """The matrix of features, open for reading rows; whatever a damaged file raises leaves as one line."""
-    import h5py
-
     try:
         if path.suffix.lower() == ".npy":
             yield _checked(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -247,18 +237,6 @@ def _checked(features: Any) -> Any:
     if features.ndim != 2 or features.dtype.kind != "f" or not 0 < features.shape[1] <= _WIDEST:
         raise DataError(f"features must be floating point numbers (instances, dimensions), got {features.shape}")
     return features
-
-
-def _refuse_other_positions(path: Path, features: Any, prediction: Prediction) -> None:
-    """The order of instances is the same when the coordinates are."""
-    file = getattr(features, "file", None)
-    if prediction.coords is None or file is None or "coords" not in file:
-        return
-    places = file["coords"]
-    if places.shape != prediction.coords.shape or not np.allclose(places[()], prediction.coords):
-        raise DataError(
-            f"{path}: its patches have other coordinates than those of the prediction; give the bags it was made of"
-        )
 
 
 def _directions(features: np.ndarray) -> np.ndarray:

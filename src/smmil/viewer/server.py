@@ -17,12 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from smmil.errors import ConfigError, SmmilError
 from smmil.files import digest
-from smmil.viewer import api
-from smmil.viewer.api import Download, bounded, decimal, number, numbers
-from smmil.viewer.catalogue import NotFound
+from smmil.viewer.api import _all_cases, _bounded, _decimal, _Download, _number, _numbers, _one_case
+from smmil.viewer.catalogue import _NotFound
 from smmil.viewer.data import ViewerData
-from smmil.viewer.guard import Guard
-from smmil.viewer.tiles import LARGEST_PATCH
+from smmil.viewer.guard import _Guard
+from smmil.viewer.tiles import _LARGEST_PATCH
 from smmil.web import render, static_files
 
 _TYPES = {
@@ -35,32 +34,42 @@ _BYTES = "application/octet-stream"
 _CHUNK = 2**20
 
 
-def create_app(study: ViewerData, *, host: str = "127.0.0.1", token: str | None = None) -> Starlette:
+def _create_app(study: ViewerData, *, host: str = "127.0.0.1", token: str | None = None) -> Starlette:
     """The application over a study, guarded; `host` is where it is bound, `token` what other machines must send."""
     handlers = _Routes(study)
+    about_cases = {
+        "/api/cases": handlers.cases,
+        "/api/case/{case}": handlers.case,
+        "/api/case/{case}/coords": handlers.coords,
+        "/api/case/{case}/scores/{model}": handlers.scores,
+        "/api/case/{case}/truth": handlers.truth,
+        "/api/case/{case}/instance/{instance}": handlers.instance,
+        "/tiles/{case}/{level}/{place}": handlers.tile,
+        "/patch/{case}/{picture}": handlers.patch,
+        "/slice/{case}/{slice}": handlers.slice,
+        "/thumbnail/{picture}": handlers.thumbnail,
+        "/export/{case}/{model}/{format}": handlers.export,
+    }
     routes = [
         Route("/", handlers.page),
         Route("/static/{name}", handlers.static),
-        *(Route(path, handlers.same_start(handler)) for path, handler in handlers.table()),
+        *(Route(path, handlers.same_start(handler)) for path, handler in about_cases.items()),
     ]
     problems: Any = {
         SmmilError: handlers.problem,
         HTTPException: handlers.http_problem,
         Exception: handlers.internal_error,
     }
-    guard = Middleware(Guard, bound=host, token=token)
-    app = Starlette(routes=routes, middleware=[guard], exception_handlers=problems, lifespan=_closing(study))
-    app.router.redirect_slashes = False
-    return app
 
-
-def _closing(study: ViewerData) -> Callable[[Starlette], Any]:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         study.close()
 
-    return lifespan
+    guard = Middleware(_Guard, bound=host, token=token)
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers=problems, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    return app
 
 
 class _Routes:
@@ -72,23 +81,7 @@ class _Routes:
         self._files = {name: path for name, path in static_files().items() if not name.startswith("report")}
         # Numbers mean other cases after a restart: no browser may take an old answer for a new one.
         self._start = secrets.token_hex(8)
-        self._all_cases = _json({"study": self._start, **api.all_cases(study)})
-
-    def table(self) -> list[tuple[str, Callable[[Request], Response]]]:
-        """Routes about cases with their handlers."""
-        return [
-            ("/api/cases", self.cases),
-            ("/api/case/{case}", self.case),
-            ("/api/case/{case}/coords", self.coords),
-            ("/api/case/{case}/scores/{model}", self.scores),
-            ("/api/case/{case}/truth", self.truth),
-            ("/api/case/{case}/instance/{instance}", self.instance),
-            ("/tiles/{case}/{level}/{place}", self.tile),
-            ("/patch/{case}/{picture}", self.patch),
-            ("/slice/{case}/{slice}", self.slice),
-            ("/thumbnail/{picture}", self.thumbnail),
-            ("/export/{case}/{model}/{format}", self.export),
-        ]
+        self._all_cases = _json({"study": self._start, **_all_cases(study)})
 
     def same_start(self, handler: Callable[[Request], Response]) -> Callable[[Request], Response]:
         """Refuse requests of a page of an earlier start (query `study`): its numbers mean other cases now."""
@@ -106,16 +99,15 @@ class _Routes:
     def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self._files:
-            raise NotFound
+            raise _NotFound
         content = self._files[name].read_bytes()
         return _tagged(request, digest(content), _TYPES[self._files[name].suffix], lambda: content)
 
     def cases(self, request: Request) -> Response:
-        return Response(self._all_cases, media_type="application/json", headers={"cache-control": "no-store"})
+        return _json_response(self._all_cases)
 
     def case(self, request: Request) -> Response:
-        content = _json(api.one_case(self.study, self._case(request)))
-        return Response(content, media_type="application/json", headers={"cache-control": "no-store"})
+        return _json_response(_json(_one_case(self.study, self._case(request))))
 
     def coords(self, request: Request) -> Response:
         return self._cached(request, _BYTES, lambda: self.study.coords_bytes(self._case(request)))
@@ -128,62 +120,57 @@ class _Routes:
 
     def instance(self, request: Request) -> Response:
         case = self._case(request)
-        index = number(request.path_params["instance"], self.study.cases[case].instances)
+        index = _number(request.path_params["instance"], self.study.cases[case].instances)
         wanted = request.query_params.get("model")
-        model = None if wanted is None else bounded(wanted, "model", 0, len(self.study.models) - 1, 0)
-        content = _json(self.study.instance(case, index, model))
-        return Response(content, media_type="application/json", headers={"cache-control": "no-store"})
+        model = None if wanted is None else _bounded(wanted, "model", 0, len(self.study.models) - 1, 0)
+        return _json_response(_json(self.study.instance(case, index, model)))
 
     def tile(self, request: Request) -> Response:
-        case, level = self._case(request), number(request.path_params["level"], 64)
-        column, row = numbers(request.path_params["place"], "*_*.jpg")
+        case, level = self._case(request), _number(request.path_params["level"], 64)
+        column, row = _numbers(request.path_params["place"], "*_*.jpg")
         return self._cached(request, "image/jpeg", lambda: self.study.tile(case, level, column, row))
 
     def patch(self, request: Request) -> Response:
         case = self._case(request)
-        (index,) = numbers(request.path_params["picture"], "*.jpg")
-        if index >= self.study.cases[case].instances:
-            raise NotFound
-        size = bounded(request.query_params.get("size"), "size", 16, LARGEST_PATCH, LARGEST_PATCH)
+        index = _number(request.path_params["picture"], self.study.cases[case].instances, "*.jpg")
+        size = _bounded(request.query_params.get("size"), "size", 16, _LARGEST_PATCH, _LARGEST_PATCH)
         return self._cached(request, "image/jpeg", lambda: self.study.patch(case, index, size))
 
     def slice(self, request: Request) -> Response:
-        case, index = self._case(request), number(request.path_params["slice"], 10**6)
+        case, index = self._case(request), _number(request.path_params["slice"], 10**6)
         return self._cached(request, _BYTES, lambda: self.study.slice(case, index))
 
     def thumbnail(self, request: Request) -> Response:
-        (case,) = numbers(request.path_params["picture"], "*.png")
-        if case >= len(self.study.cases):
-            raise NotFound
+        case = _number(request.path_params["picture"], len(self.study.cases), "*.png")
         request.path_params["case"] = str(case)  # so that an error names this case
         return self._cached(request, "image/png", lambda: self.study.thumbnail(case))
 
     def export(self, request: Request) -> Response:
         case, model = self._case(request), self._model(request)
-        threshold = decimal(request.query_params.get("threshold"), "threshold")
+        threshold = _decimal(request.query_params.get("threshold"), "threshold")
         return _Attachment(self.study.download(case, model, request.path_params["format"], threshold))
 
     def problem(self, request: Request, problem: Exception) -> Response:
         """A mistake in the URL, or an unusable image or file, as one line."""
         try:
             text = self.study.message(problem, self._case(request))
-        except (NotFound, KeyError):
-            text = str(NotFound()) if isinstance(problem, NotFound) else str(problem)
-        status = 404 if isinstance(problem, NotFound) else 400 if isinstance(problem, ConfigError) else 422
+        except (_NotFound, KeyError):
+            text = str(_NotFound()) if isinstance(problem, _NotFound) else str(problem)
+        status = 404 if isinstance(problem, _NotFound) else 400 if isinstance(problem, ConfigError) else 422
         return _refusal(status, text)
 
     def http_problem(self, request: Request, problem: Exception) -> Response:
         assert isinstance(problem, HTTPException)
-        return _refusal(problem.status_code, str(NotFound()) if problem.status_code == 404 else problem.detail)
+        return _refusal(problem.status_code, str(_NotFound()) if problem.status_code == 404 else problem.detail)
 
     def internal_error(self, request: Request, problem: Exception) -> Response:
         return _refusal(500, "the viewer made a mistake; the terminal it was started from shows more")
 
     def _case(self, request: Request) -> int:
-        return number(request.path_params["case"], len(self.study.cases))
+        return _number(request.path_params["case"], len(self.study.cases))
 
     def _model(self, request: Request) -> int:
-        return number(request.path_params["model"], len(self.study.models))
+        return _number(request.path_params["model"], len(self.study.models))
 
     def _cached(self, request: Request, kind: str, make: Callable[[], bytes]) -> Response:
         return _tagged(request, digest(self._start, request.url.path, request.url.query), kind, make)
@@ -201,15 +188,18 @@ def _json(content: Any) -> bytes:
     return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
+def _json_response(content: bytes, status: int = 200) -> Response:
+    return Response(content, status, {"cache-control": "no-store"}, "application/json")
+
+
 def _refusal(status: int, text: str) -> Response:
-    headers = {"cache-control": "no-store"}
-    return Response(_json({"error": text}), status, media_type="application/json", headers=headers)
+    return _json_response(_json({"error": text}), status)
 
 
 class _Attachment(StreamingResponse):
     """A file download; the file is deleted once it was sent or the connection is closed."""
 
-    def __init__(self, download: Download):
+    def __init__(self, download: _Download):
         self._download = download
         plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in download.name)
         exact = f"filename*=UTF-8''{quote(download.name, safe='')}"

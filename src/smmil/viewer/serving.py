@@ -7,11 +7,10 @@ import socket
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
 from smmil.viewer.data import ViewerData
-from smmil.viewer.guard import is_loopback
+from smmil.viewer.guard import _is_loopback
 
 _LOWEST_CACHE_MB, _HIGHEST_CACHE_MB = 1, 65_536
 
@@ -41,30 +40,35 @@ def serve(
     announce      called with the URL to open, with its token when one is needed
     remark        called with a line for each prediction that could not be read and was left out
     """
-    uvicorn = _library()
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(str(missing.name), "view", "smmil view") from None
     if not _LOWEST_CACHE_MB <= max_cache_mb <= _HIGHEST_CACHE_MB:
         raise ConfigError(f"--max-cache-mb {max_cache_mb}: must be from {_LOWEST_CACHE_MB} to {_HIGHEST_CACHE_MB}")
-    listening = _bind(host, port)
-    with listening:
+    with _bind(host, port) as listening:
         options = {"threshold": threshold, "cache_bytes": max_cache_mb * 2**20, "title": title}
         study = ViewerData.read(places, slides=slides, bags=bags, column=column, progress=progress, **options)
         for problem in study.problems:
             remark(f"left out: {problem}")
         address, bound_port = listening.getsockname()[:2]
-        token = None if is_loopback(address) else secrets.token_urlsafe(32)
+        token = None if _is_loopback(address) else secrets.token_urlsafe(32)
         url = _address_to_open(host, bound_port, token)
         announce(url)
         if open_browser:
             webbrowser.open(url)
-        _run(uvicorn, study, host, token, listening)
+        _run(study, host, token, listening)
 
 
-def _run(uvicorn: Any, study: ViewerData, host: str, token: str | None, listening: socket.socket) -> None:
-    from smmil.viewer.server import create_app
+def _run(study: ViewerData, host: str, token: str | None, listening: socket.socket) -> None:
+    import uvicorn
+
+    from smmil.viewer.server import _create_app
 
     # no log of requests: addresses may carry the token
     config = uvicorn.Config(
-        create_app(study, host=host, token=token),
+        _create_app(study, host=host, token=token),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -95,16 +99,14 @@ def _bind(host: str, port: int) -> socket.socket:
         listening.listen(128)
     except OSError as problem:
         listening.close()
-        raise ConfigError(_why_not(host, port, problem)) from None
+        why = problem.strerror
+        if problem.errno in (errno.EADDRINUSE, errno.EACCES):
+            text = f"--port {port}: cannot be used on {host} ({why}); choose another with --port (0: any free one)"
+        else:
+            hint = "use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
+            text = f"--host {host}: cannot be used on this machine ({why}); {hint}"
+        raise ConfigError(text) from None
     return listening
-
-
-def _why_not(host: str, port: int, problem: OSError) -> str:
-    if problem.errno in (errno.EADDRINUSE, errno.EACCES):
-        hint = "choose another with --port (0: any free one)"
-        return f"--port {port}: cannot be used on {host} ({problem.strerror}); {hint}"
-    hint = "use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
-    return f"--host {host}: cannot be used on this machine ({problem.strerror}); {hint}"
 
 
 def _address_to_open(host: str, port: int, token: str | None) -> str:
@@ -112,12 +114,3 @@ def _address_to_open(host: str, port: int, token: str | None) -> str:
     name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
     shown = f"[{name}]" if ":" in name else name
     return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
-
-
-def _library() -> Any:
-    try:
-        import starlette  # noqa: F401
-        import uvicorn
-    except ModuleNotFoundError as problem:
-        raise MissingExtra(str(problem.name), "view", "smmil view") from None
-    return uvicorn

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
@@ -18,14 +19,13 @@ from smmil.maps import canvas
 from smmil.maps.raster import rasterize
 from smmil.prediction import Prediction
 from smmil.viewer.cache import USUAL_BYTES
-from smmil.viewer.catalogue import NotFound
+from smmil.viewer.catalogue import _NotFound
 
 if TYPE_CHECKING:
     from smmil.viewer.data import ViewerData
 
-TILE = 256
-LARGEST_PATCH = 1024
-QUALITY = 90
+_TILE = 256
+_LARGEST_PATCH = 1024
 # A slide without small levels would have to be decoded as a whole for its overview.
 _MOST_DECODED = 2**28
 _SIDE = 160  # of a thumbnail
@@ -36,7 +36,7 @@ _PAPER = (246, 245, 242)
 
 
 @dataclass(frozen=True)
-class SlidePicture:
+class _SlidePicture:
     """A slide's scanned area as a Deep Zoom pyramid: level `levels` - 1 is full size, level 0 a single pixel.
 
     origin  level-0 pixel of the slide at the corner of the picture       weight  bytes an open slide may hold
@@ -49,9 +49,27 @@ class SlidePicture:
     mpp: float | None
     weight: int = USUAL_BYTES
 
+    @classmethod
+    def open(cls, original: Original, prediction: Prediction) -> "_SlidePicture":
+        """Size and place of a case's slide; an error when it cannot be opened, is another one, or has no overview."""
+        with open_slide(*original) as slide:
+            refuse_other_slide(prediction.id, [prediction], slide)
+            left, top, width, height = _scanned(slide)
+            weight = slide.size[0] * slide.size[1] * 3 if slide.reader == "pillow" else 0
+            picture = cls(original.path, (left, top), width, height, slide.mpp, max(weight, USUAL_BYTES))
+            level = slide.best_level(picture.scale(picture.overview))
+            if weight == 0 and width * height / slide.downsamples[level] ** 2 > _MOST_DECODED:
+                raise DataError(f"{original.path}: has no small levels to show it from; convert it to a tiled pyramid")
+        return picture
+
     @property
     def levels(self) -> int:
         return (max(self.width, self.height) - 1).bit_length() + 1
+
+    @property
+    def overview(self) -> int:
+        """The largest level that is a single tile; smaller ones are made from it, not from the slide."""
+        return min(self.levels - 1, _TILE.bit_length() - 1)
 
     def scale(self, level: int) -> int:
         """Level-0 pixels per pixel of a level."""
@@ -66,64 +84,37 @@ class SlidePicture:
         if not 0 <= level < self.levels:
             return False
         width, height = self.size(level)
-        return 0 <= column * TILE < width and 0 <= row * TILE < height
+        return 0 <= column * _TILE < width and 0 <= row * _TILE < height
+
+    def tile(self, slide: Slide, level: int, column: int, row: int) -> np.ndarray:
+        """One tile, uint8 (height, width, 3); tiles at the right and lower edge are smaller."""
+        scale = self.scale(level)
+        if level < self.overview:
+            whole = np.ascontiguousarray(self.tile(slide, self.overview, 0, 0))
+            return np.asarray(Image.fromarray(whole).reduce(scale // self.scale(self.overview)))
+        x, y = (origin + place * _TILE * scale for origin, place in zip(self.origin, (column, row), strict=True))
+        width, height = self.size(level)
+        return slide.read(x, y, _TILE * scale, _TILE)[: height - row * _TILE, : width - column * _TILE]
 
     def facts(self) -> dict[str, object]:
-        size = {"width": self.width, "height": self.height, "tile": TILE, "levels": self.levels}
+        size = {"width": self.width, "height": self.height, "tile": _TILE, "levels": self.levels}
         return {**size, "origin": list(self.origin)}
 
 
-def slide_picture(original: Original, prediction: Prediction) -> SlidePicture:
-    """Size and place of a case's slide; an error when it cannot be opened, is another one, or has no overview."""
-    with open_slide(*original) as slide:
-        refuse_other_slide(prediction.id, [prediction], slide)
-        left, top, width, height = _scanned(slide)
-        weight = slide.size[0] * slide.size[1] * 3 if slide.reader == "pillow" else 0
-        picture = SlidePicture(original.path, (left, top), width, height, slide.mpp, max(weight, USUAL_BYTES))
-        level = slide.best_level(picture.scale(_overview(picture)))
-        if weight == 0 and width * height / slide.downsamples[level] ** 2 > _MOST_DECODED:
-            raise DataError(f"{original.path}: has no small levels to show it from; convert it to a tiled pyramid")
-    return picture
-
-
-def tile_pixels(slide: Slide, picture: SlidePicture, level: int, column: int, row: int) -> np.ndarray:
-    """One tile, uint8 (height, width, 3); tiles at the right and lower edge are smaller."""
-    overview = _overview(picture)
-    if level < overview:
-        return _reduced(tile_pixels(slide, picture, overview, 0, 0), picture.scale(level) // picture.scale(overview))
-    scale = picture.scale(level)
-    x, y = (origin + place * TILE * scale for origin, place in zip(picture.origin, (column, row), strict=True))
-    width, height = picture.size(level)
-    return slide.read(x, y, TILE * scale, TILE)[: height - row * TILE, : width - column * TILE]
-
-
-def patch_pixels(slide: Slide, box: np.ndarray, size: int) -> np.ndarray:
+def _patch_pixels(slide: Slide, box: np.ndarray, size: int) -> np.ndarray:
     """The rectangle left, top, right, bottom in at most `size` pixels along its longer side; never enlarged."""
     left, top, right, bottom = box.tolist()
     side = max(right - left, bottom - top)
-    pixels = max(1, min(size, LARGEST_PATCH, ceil(side)))
+    pixels = max(1, min(size, _LARGEST_PATCH, ceil(side)))
     columns, rows = (max(1, round(length * pixels / side)) for length in (right - left, bottom - top))
     return slide.read(left, top, side, pixels)[:rows, :columns]
 
 
-def jpeg(pixels: np.ndarray) -> bytes:
+def _jpeg(pixels: np.ndarray) -> bytes:
     """As JPEG, colours as fine as brightness: nuclei are small."""
-    from PIL import Image
-
     buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "JPEG", quality=QUALITY, subsampling=0)
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "JPEG", quality=90, subsampling=0)
     return buffer.getvalue()
-
-
-def _overview(picture: SlidePicture) -> int:
-    """The largest level that is a single tile; smaller ones are made from it, not from the slide."""
-    return min(picture.levels - 1, TILE.bit_length() - 1)
-
-
-def _reduced(pixels: np.ndarray, factor: int) -> np.ndarray:
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).reduce(factor))
 
 
 def _scanned(slide: Slide) -> tuple[int, int, int, int]:
@@ -134,7 +125,7 @@ def _scanned(slide: Slide) -> tuple[int, int, int, int]:
     return (left, top, width, height) if width > 0 and height > 0 else (0, 0, *slide.size)
 
 
-def scan_facts(volume: Volume) -> dict[str, Any]:
+def _scan_facts(volume: Volume) -> dict[str, Any]:
     """Sizes, distances in mm (slice, row, column) and the windows a radiologist asks for (centre, width)."""
     slices, rows, columns = volume.shape
     x, y, z = volume.spacing_mm
@@ -147,17 +138,17 @@ def scan_facts(volume: Volume) -> dict[str, Any]:
     }
 
 
-def slice_bytes(volume: Volume, index: int) -> bytes:
+def _slice_bytes(volume: Volume, index: int) -> bytes:
     """Slice `index` row by row, little-endian int16, cut off at its limits."""
     hu = np.nan_to_num(volume.slice_hu(index), nan=-32768)
     return np.clip(np.rint(hu), -32768, 32767).astype("<i2").tobytes()
 
 
-def thumbnail(study: "ViewerData", number: int) -> bytes:
+def _thumbnail(study: "ViewerData", number: int) -> bytes:
     """A PNG of at most 160 x 160 pixels."""
     row = study.cases[number]
     if row.kind == "none":
-        raise NotFound("this case has no coordinates")
+        raise _NotFound("this case has no coordinates")
     case = study.first_export_case(number)
     return _png(_of_scan(study, number, case) if row.kind == "scan" else _of_slide(study, number, case))
 
@@ -165,7 +156,7 @@ def thumbnail(study: "ViewerData", number: int) -> bytes:
 def _of_slide(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     if case.image is not None:
         try:
-            with study.damage.recorded(number):
+            with study.damage_recorded(number):
                 return _over_slide(study, number, case)
         except SmmilError:
             pass  # the notes of the case give the reason; its map can still be shown
@@ -180,9 +171,9 @@ def _of_slide(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
 
 def _over_slide(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     picture, places = study.picture(number), study.geometry(number)
-    level = max(k for k in range(picture.levels) if max(picture.size(k)) <= TILE)
+    level = max(k for k in range(picture.levels) if max(picture.size(k)) <= _TILE)
     with study.pool.lend(picture.path, picture.weight) as slide:
-        base = tile_pixels(slide, picture, level, 0, 0)
+        base = picture.tile(slide, level, 0, 0)
     scale = picture.scale(level)
     boxes = places.boxes
     if boxes is None:
@@ -211,13 +202,8 @@ def _of_scan(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     except SmmilError:
         return strip  # as above
     grey = np.repeat((window(shown, *PRESETS["brain"]) * 255).astype(np.uint8)[..., None], 3, axis=2)
-    return np.vstack([_fitted(grey, _SIDE, _SIDE - _STRIP), strip])
-
-
-def _fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
-    from PIL import Image, ImageOps
-
-    return np.asarray(ImageOps.pad(Image.fromarray(picture), (width, height), color="black"))
+    fitted = ImageOps.pad(Image.fromarray(grey), (_SIDE, _SIDE - _STRIP), color="black")
+    return np.vstack([np.asarray(fitted), strip])
 
 
 def _tinted(base: np.ndarray, heat: np.ndarray, case: ExportCase, opacity: float) -> np.ndarray:
@@ -228,8 +214,6 @@ def _tinted(base: np.ndarray, heat: np.ndarray, case: ExportCase, opacity: float
 
 
 def _png(pixels: np.ndarray) -> bytes:
-    from PIL import Image
-
     image = Image.fromarray(np.ascontiguousarray(pixels))
     longest = max(image.size)
     if longest > _SIDE:
