@@ -72,12 +72,14 @@ def test_no_function_or_class_is_named_by_a_word_the_glossary_replaces():
 
 def private_imports(room: tuple[str, ...], tree: ast.AST) -> list[str]:
     """Underscore names that a module imports from another room (a folder below the package, or one of its files)."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("smmil."):
-            if tuple(node.module.split(".")[1:2]) != room:
-                found += [f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_")]
-    return found
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    others = [node for node in nodes if (node.module or "").startswith("smmil.") and _room(node.module) != room]
+    names = [f"{node.module}.{alias.name}" for node in others for alias in node.names]
+    return [name for name in names if name.rsplit(".", 1)[1].startswith("_")]
+
+
+def _room(module: str) -> tuple[str, ...]:
+    return tuple(module.split(".")[1:2])
 
 
 def test_an_import_of_a_private_name_from_another_room_is_noticed():
