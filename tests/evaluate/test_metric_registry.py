@@ -1,6 +1,7 @@
 """One registration is enough: a new metric appears in every list of metrics, with the value of its function."""
 
 import importlib.util
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -215,6 +216,19 @@ def test_every_kind_of_metric_is_resampled_as_if_cases_were_repeated(
         repeated = [p for p, times in zip(measured.cases, weights, strict=True) for _ in range(times)]
         assert measured.value(weights) == pytest.approx(directly(repeated), rel=1e-12)
     assert compare(SOME, SOME, name, n=5, threshold=0.4, pool=pool)["difference"] == 0
+
+
+@pytest.mark.parametrize("classes", [1, 3, 11])
+def test_metrics_of_all_cases_at_once_are_those_of_each_case_alone(classes):
+    rng = np.random.default_rng(classes)
+    probs = rng.random(40) if classes == 1 else rng.dirichlet(np.ones(classes), 40)
+    cases = bags(probs.tolist(), rng.integers(0, max(classes, 2), 40).tolist())
+    vectorized = [metric for metric in METRICS.values() if metric.vectorized]
+    assert {metric.name for metric in vectorized} == {"bag_brier", "bag_loss"}
+    for metric in vectorized:
+        alone = [bag_metrics([case])[metric.key] for case in cases]
+        assert bag_metrics(cases)[metric.key] == math.fsum(alone) / 40
+        assert statistic(cases, metric.name).value(np.arange(40)) == np.arange(40) @ alone / np.arange(40).sum()
 
 
 def test_values_of_new_metrics_by_hand(registered):

@@ -5,7 +5,7 @@ import pytest
 from support.lesion_cases import save_all, slide_case
 
 from smmil.evaluate import bag_metrics, bootstrap_ci
-from smmil.evaluate.ranking import _auprc, auroc
+from smmil.evaluate.ranking import OperatingPoints
 from smmil.prediction import Prediction
 from smmil.report.cases import _outcome, all_cases, verdict
 from smmil.report.charts import _froc_lines, _precision_lines, _reliability_lines, _roc_lines, figures
@@ -27,7 +27,7 @@ def test_the_area_below_the_drawn_roc_is_the_auroc():
     cases = random_bags(400)
     line = _roc_lines({"m": cases})[0]
     probs, y = np.array([p.positive_prob for p in cases]), np.array([p.y for p in cases])
-    assert np.trapezoid(line.y, line.x) == pytest.approx(auroc(probs, y > 0), abs=0.004)
+    assert np.trapezoid(line.y, line.x) == pytest.approx(OperatingPoints.of(probs, y > 0).roc_area(), abs=0.004)
     assert (line.x[0], line.y[0], line.x[-1], line.y[-1]) == (0, 0, 1, 1)
     assert len(line.x) <= len(cases) + 1
 
@@ -37,7 +37,7 @@ def test_a_long_curve_is_thinned_without_losing_area_or_ends():
     line = _roc_lines({"m": cases})[0]
     probs, y = np.array([p.positive_prob for p in cases]), np.array([p.y for p in cases])
     assert len(line.x) < 3000
-    assert np.trapezoid(line.y, line.x) == pytest.approx(auroc(probs, y > 0), abs=3e-4)
+    assert np.trapezoid(line.y, line.x) == pytest.approx(OperatingPoints.of(probs, y > 0).roc_area(), abs=3e-4)
     assert (line.x[-1], line.y[-1]) == (1, 1)
 
 
@@ -49,7 +49,8 @@ def test_a_hand_made_roc_and_precision_curve():
     np.testing.assert_allclose(curve.x, [0, 0.5, 0.5, 1, 1])
     np.testing.assert_allclose(curve.y, [1, 1, 0.5, 2 / 3, 0.5])
     steps = np.sum(np.diff(curve.x) * curve.y[1:])
-    assert steps == pytest.approx(_auprc(np.array([0.9, 0.8, 0.7, 0.1]), np.array([1, 0, 1, 0]) > 0))
+    points = OperatingPoints.of(np.array([0.9, 0.8, 0.7, 0.1]), np.array([1, 0, 1, 0]) > 0)
+    assert steps == pytest.approx(points.average_precision())
 
 
 def test_several_classes_get_a_curve_each():

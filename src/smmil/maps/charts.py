@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.evaluate.instances import gather, instance_score, known_instances
+from smmil.evaluate.instances import KnownInstances, instance_score
 from smmil.evaluate.significance import friedman_nemenyi
 from smmil.maps import canvas
 from smmil.maps.raster import truth_values
@@ -32,7 +32,7 @@ class Histogram(NamedTuple):
 
 def score_shares(predictions: Sequence[Prediction], bins: int = 40, column: int | None = None) -> Histogram:
     """Histogram of the scores scaled so that the lowest of the whole set is 0 and the highest 1; known labels only."""
-    known = gather([known_instances(p, column) for p in predictions])
+    known = KnownInstances.together([KnownInstances.of(p, column) for p in predictions])
     if len(known.truth) == 0:
         raise DataError("histogram: no instance label is known; histograms need instance labels")
     low, high = float(known.scores.min()), float(known.scores.max())

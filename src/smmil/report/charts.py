@@ -8,7 +8,7 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.bags import labelled_table, reliability_curve
-from smmil.evaluate.ranking import OperatingPoints, operating_points
+from smmil.evaluate.ranking import OperatingPoints
 from smmil.maps.charts import Histogram, score_shares
 from smmil.prediction import Prediction
 from smmil.web import render
@@ -100,7 +100,7 @@ def _rankings(models: Mapping[str, Sequence[Prediction]]) -> list[_Ranking]:
 
 
 def _points(scores: np.ndarray, truth: np.ndarray) -> OperatingPoints | None:
-    return operating_points(scores, truth) if truth.any() and not truth.all() else None
+    return OperatingPoints.of(scores, truth) if truth.any() and not truth.all() else None
 
 
 def _from_origin(alarms: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from typing import Any
 from smmil.errors import DataError
 from smmil.evaluate.bootstrap import add_intervals
 from smmil.evaluate.folders import summarize_models
-from smmil.evaluate.instances import usable
+from smmil.evaluate.instances import has_lesion_labels
 from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import METRICS, Level, Metric, PooledMetric, metrics_of
 from smmil.prediction import Prediction
@@ -59,7 +59,7 @@ def measure(
     """Summary, FROC with its curve, and intervals of each model; patients are resampled. resamples=0: no intervals."""
     results = summarize_models(models, validation=validation, threshold=threshold, column=column)
     for name, found in results.items():
-        if any(usable(p) for p in models[name]):
+        if any(has_lesion_labels(p) for p in models[name]):
             found["froc"] = froc(models[name], column=column)
         if resamples:
             measures = _possible(models[name], found)
