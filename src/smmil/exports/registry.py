@@ -1,4 +1,7 @@
-"""The table of export formats: command line, viewer and documentation read it."""
+"""The table of export formats: command line, viewer and documentation read it.
+
+Each writer adds its own row with `register_export`, in the file in which it is written.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +10,7 @@ from typing import Literal
 
 from smmil.errors import ConfigError, DataError
 from smmil.exports.case import ExportCase
-from smmil.exports.dicom import write_parametric_map, write_segmentation
 from smmil.exports.geometry import boxes, slide_facts
-from smmil.exports.instances import write_csv, write_geojson, write_parquet
-from smmil.exports.raster import write_nifti, write_png, write_tiff
 
 ImageNeed = Literal["never", "optional", "image", "dicom"]
 ThresholdNeed = Literal["never", "optional", "needed"]
@@ -55,6 +55,13 @@ class ExportFormat:
     def refers_to_dicom(self) -> bool:
         return "dicom" in (self.slide, self.scan)
 
+    @property
+    def cases(self) -> str:
+        """Which cases the format is for, in words."""
+        words = {"optional": "{}", "image": "{} with --image", "dicom": "DICOM {} with --image"}
+        needs = (("slides", self.slide), ("CT", self.scan))
+        return ", ".join(words[need].format(what) for what, need in needs if need != "never")
+
 
 FORMATS: dict[str, ExportFormat] = {}
 
@@ -69,94 +76,6 @@ def register_export(format_: ExportFormat) -> ExportFormat:
     return format_
 
 
-for _format in (
-    ExportFormat(
-        "geojson",
-        write_geojson,
-        (".geojson", ".json"),
-        "one tile per instance; with a threshold merged regions and classes",
-        "QuPath 0.4 and later, shapely",
-        slide="optional",
-        threshold="optional",
-        extra="slides",
-    ),
-    ExportFormat(
-        "csv",
-        write_csv,
-        (".csv",),
-        "one row per instance; with a threshold the column `positive`",
-        "pandas, R, spreadsheets",
-        slide="optional",
-        scan="optional",
-        unplaced=True,
-        threshold="optional",
-    ),
-    ExportFormat(
-        "parquet",
-        write_parquet,
-        (".parquet",),
-        "the same rows, typed, provenance in the metadata",
-        "pandas, R, DuckDB",
-        slide="optional",
-        scan="optional",
-        unplaced=True,
-        threshold="optional",
-    ),
-    ExportFormat(
-        "png",
-        write_png,
-        (".png",),
-        "colours over thumbnail or slices; with a threshold only what reaches it",
-        "everything",
-        slide="optional",
-        scan="image",
-        threshold="optional",
-        sized=True,
-        extra="slides",
-    ),
-    ExportFormat(
-        "tiff",
-        write_tiff,
-        (".tif", ".tiff"),
-        "float32 pyramid of scores",
-        "ASAP, ImageJ, tifffile",
-        slide="optional",
-        extra="slides",
-    ),
-    ExportFormat(
-        "nifti",
-        write_nifti,
-        ("_heat.nii.gz", ".nii.gz", ".nii"),
-        "float32 volume of scores",
-        "3D Slicer, ITK-SNAP, nibabel",
-        scan="image",
-        extra="ct",
-    ),
-    ExportFormat(
-        "dicom-seg",
-        write_segmentation,
-        ("_seg.dcm", ".dcm"),
-        "binary segment of what reaches the threshold",
-        "OHIF, 3D Slicer, highdicom",
-        slide="dicom",
-        scan="dicom",
-        threshold="needed",
-        extra="ct",
-    ),
-    ExportFormat(
-        "dicom-pm",
-        write_parametric_map,
-        ("_map.dcm", ".dcm"),
-        "parametric map of scores",
-        "OHIF, 3D Slicer, highdicom",
-        slide="dicom",
-        scan="dicom",
-        extra="ct",
-    ),
-):
-    register_export(_format)
-
-
 def possible_formats(kind: str, case: ExportCase) -> list[str]:
     """Names of the formats that a case (`slide`, `scan`, `points` or `none`) can be written to.
 
@@ -167,16 +86,10 @@ def possible_formats(kind: str, case: ExportCase) -> list[str]:
     placed = (kind == "slide" and _has_pixels(case)) or (kind == "scan" and case.image is not None)
     if not placed:
         return [format_.name for format_ in FORMATS.values() if format_.unplaced]
-    given = _given(case.image)
-    return [f.name for f in FORMATS.values() if (f.slide if kind == "slide" else f.scan) in given]
-
-
-def _given(image: Path | None) -> set[ImageNeed]:
-    """The image needs that are met by this image."""
-    if image is None:
-        return {"optional"}
-    dicom = image.is_dir() or image.suffix.lower() == ".dcm"
-    return {"optional", "image", "dicom"} if dicom else {"optional", "image"}
+    met = {"optional"} if case.image is None else {"optional", "image"}
+    if case.image is not None and (case.image.is_dir() or case.image.suffix.lower() == ".dcm"):
+        met.add("dicom")
+    return [f.name for f in FORMATS.values() if (f.slide if kind == "slide" else f.scan) in met]
 
 
 def _has_pixels(case: ExportCase) -> bool:
@@ -188,24 +101,12 @@ def _has_pixels(case: ExportCase) -> bool:
     return True
 
 
-_TITLES = ("`--to`", "files", "holds", "opens in", "for", "`--threshold`", "extra")
-
-
 def format_table() -> str:
     """The table of formats in Markdown, for the documentation."""
-    lines = ["| " + " | ".join(_TITLES) + " |", "|" + "---|" * len(_TITLES)]
-    return "\n".join([*lines, *("| " + " | ".join(_cells(f)) + " |" for f in FORMATS.values())])
-
-
-def _cells(format_: ExportFormat) -> tuple[str, ...]:
-    endings = ", ".join(f"`{ending}`" for ending in format_.endings if ending.startswith("."))
-    threshold = "" if format_.threshold == "never" else format_.threshold
-    extra = "" if format_.extra is None else f"`{format_.extra}`"
-    return f"`{format_.name}`", endings, format_.content, format_.opens_in, cases_of(format_), threshold, extra
-
-
-def cases_of(format_: ExportFormat) -> str:
-    """Which cases a format is for, in words."""
-    words = {"optional": "{}", "image": "{} with --image", "dicom": "DICOM {} with --image"}
-    needs = (("slides", format_.slide), ("CT", format_.scan))
-    return ", ".join(words[need].format(what) for what, need in needs if need != "never")
+    titles = ("`--to`", "files", "holds", "opens in", "for", "`--threshold`", "extra")
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for f in FORMATS.values():
+        endings = ", ".join(f"`{ending}`" for ending in f.endings if ending.startswith("."))
+        threshold, extra = "" if f.threshold == "never" else f.threshold, f"`{f.extra}`" if f.extra else ""
+        lines.append(f"| `{f.name}` | {endings} | {f.content} | {f.opens_in} | {f.cases} | {threshold} | {extra} |")
+    return "\n".join(lines)
