@@ -33,7 +33,7 @@ from smmil.experiments.run import _measured_row
 from smmil.experiments.study import _measured_metric
 from smmil.packaging.facts import measure as packaged
 from smmil.report import write_report
-from smmil.report.numbers import measure, metric_rows, value_of
+from smmil.report.numbers import _measure, _metric_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 SOME = [p for p in random_cases(24, levels=2) if p.y is not None]
@@ -148,7 +148,7 @@ def test_a_metric_that_was_removed_is_nowhere(registered):
     unregister_metric(NEW.name)
     assert NEW.name not in METRIC_NAMES
     assert "specificity" not in bag_metrics(SOME)
-    assert all(row.name != "Specificity" for row in metric_rows())
+    assert all(row.name != "Specificity" for row in _metric_rows())
     with pytest.raises(ConfigError, match="unknown value 'bag_specificity'"):
         bootstrap_ci(SOME, "bag_specificity")
 
@@ -244,10 +244,10 @@ def test_values_of_new_metrics_by_hand(registered):
 def test_a_new_metric_of_instances_is_left_out_of_reports_without_threshold(registered):
     row_name = "Specificity of tiles"
     registered(replace(NEW, name="inst_specificity", level="instance", title=row_name, hub=None))
-    row = next(row for row in metric_rows() if row.name == row_name)
-    without, given = (measure({"m": SOME}, resamples=20, threshold=cut)["m"] for cut in (None, 0.4))
-    assert value_of(without, row) is None
-    assert value_of(given, row) == instance_metrics(SOME, 0.4)["specificity"]
+    row = next(row for row in _metric_rows() if row.name == row_name)
+    without, given = (_measure({"m": SOME}, resamples=20, threshold=cut)["m"] for cut in (None, 0.4))
+    assert row.value(without) is None
+    assert row.value(given) == instance_metrics(SOME, 0.4)["specificity"]
     assert "inst_specificity" in given["ci"]
     assert "inst_specificity" not in without["ci"]
     assert "specificity are left out: no threshold was given" in " ".join(without["instance"]["all"]["notes"])

@@ -17,7 +17,7 @@ _FINENESS = 500  # points nearer than 1/500 of the axis cannot be told apart on 
 
 
 @dataclass(frozen=True)
-class Line:
+class _Line:
     """A curve of one model.
 
     slot  number that decides the colour: that of the model      dash  number that decides the dashes; None: the same
@@ -31,14 +31,16 @@ class Line:
     dash: int | None = None
 
 
-def _roc_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+def _roc_lines(models: Mapping[str, Sequence[Prediction]]) -> list[_Line]:
     """False against true positive rate of the cases, one line per model (and per class with more than two)."""
-    return [
-        _line(one, *_from_origin(one.points.false_positives, one.points.true_positives)) for one in _rankings(models)
-    ]
+    lines = []
+    for one in _rankings(models):
+        alarms, hits = one.points.false_positives, one.points.true_positives
+        lines.append(_line(one, np.append(0, alarms / alarms[-1]), np.append(0, hits / hits[-1])))
+    return lines
 
 
-def _precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+def _precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[_Line]:
     """Recall against precision of the cases."""
     lines = []
     for one in _rankings(models):
@@ -49,7 +51,7 @@ def _precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
     return lines
 
 
-def _reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+def _reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[_Line]:
     """Predicted probability against observed frequency, bins with cases only; sizes are the number of cases."""
     lines = []
     for slot, (name, predictions) in enumerate(models.items()):
@@ -58,11 +60,11 @@ def _reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]
         found = reliability_curve(predictions)
         filled = np.array(found["n"]) > 0
         predicted, observed = (np.array(found[key])[filled] for key in ("mean_probability", "observed"))
-        lines.append(Line(name, slot, predicted, observed, [n for n in found["n"] if n]))
+        lines.append(_Line(name, slot, predicted, observed, [n for n in found["n"] if n]))
     return lines
 
 
-def _froc_lines(results: Mapping[str, Mapping[str, Any]], most: float = 8.0) -> list[Line]:
+def _froc_lines(results: Mapping[str, Mapping[str, Any]], most: float = 8.0) -> list[_Line]:
     """False alarms per case (up to `most`) against the share of lesions found."""
     lines = []
     for slot, (name, found) in enumerate(results.items()):
@@ -72,7 +74,8 @@ def _froc_lines(results: Mapping[str, Mapping[str, Any]], most: float = 8.0) -> 
             near = alarms <= most
             last = share[near][-1] if near.any() else 0.0
             x, y = np.concatenate([[0], alarms[near], [most]]), np.concatenate([[0], share[near], [last]])
-            lines.append(_line(_Ranking(name, slot, slot), *_stairs(x, y), scale=most))
+            # every rise is an upright: between two thresholds nothing is found
+            lines.append(_line(_Ranking(name, slot, slot), np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1], scale=most))
     return lines
 
 
@@ -91,35 +94,22 @@ def _rankings(models: Mapping[str, Sequence[Prediction]]) -> list[_Ranking]:
     for slot, (name, predictions) in enumerate(models.items()):
         probs, y = labelled_table(predictions)
         if probs.shape[1] == 2:
-            found.append(_Ranking(name, slot, slot, _points(probs[:, 1], y > 0)))
+            found.append(_Ranking(name, slot, slot, OperatingPoints.of(probs[:, 1], y > 0)))
             continue
         for one in range(probs.shape[1]):
             colour = one if len(models) == 1 else slot  # several models: colour tells the model, dashes the class
-            found.append(_Ranking(f"{name}, class {one}", colour, one, _points(probs[:, one], y == one)))
-    return [one for one in found if one.points is not None]
+            found.append(_Ranking(f"{name}, class {one}", colour, one, OperatingPoints.of(probs[:, one], y == one)))
+    return [one for one in found if one.points.both_classes]
 
 
-def _points(scores: np.ndarray, truth: np.ndarray) -> OperatingPoints | None:
-    return OperatingPoints.of(scores, truth) if truth.any() and not truth.all() else None
-
-
-def _from_origin(alarms: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.append(0, alarms / alarms[-1]), np.append(0, hits / hits[-1])
-
-
-def _stairs(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every rise as an upright: between two thresholds nothing is found."""
-    return np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
-
-
-def _line(one: _Ranking, x: np.ndarray, y: np.ndarray, scale: float = 1.0) -> Line:
+def _line(one: _Ranking, x: np.ndarray, y: np.ndarray, scale: float = 1.0) -> _Line:
     """The line without points that no screen can show; the ends are kept."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     place = np.rint(np.stack([x / scale, y]) * _FINENESS)
     moved = (np.diff(place, axis=1) != 0).any(0)
     kept = np.append(True, moved)
     kept[-1] = True
-    return Line(one.name, one.slot, x[kept], y[kept], dash=one.dash)
+    return _Line(one.name, one.slot, x[kept], y[kept], dash=one.dash)
 
 
 _WIDTH, _HEIGHT = 340.0, 270.0
@@ -148,7 +138,7 @@ class _Axes:
 def _curve_chart(
     title: str,
     axes: tuple[str, str],
-    lines: Sequence[Line],
+    lines: Sequence[_Line],
     *,
     words: str,
     most: float = 1.0,
@@ -200,13 +190,13 @@ def _figure(scale: _Axes, ruled: tuple[Sequence[float], Sequence[float]], **cont
     )
 
 
-def _pen(line: Line) -> str:
+def _pen(line: _Line) -> str:
     """Classes of a line: colour and dashes."""
     dash = line.slot if line.dash is None else line.dash
     return f"line m{line.slot % SLOTS} d{dash % SLOTS}"
 
 
-def _dots(scale: _Axes, line: Line) -> list[dict[str, Any]]:
+def _dots(scale: _Axes, line: _Line) -> list[dict[str, Any]]:
     """Dots whose area grows with the number of cases."""
     largest = max(line.sizes, default=1)
     return [
@@ -246,7 +236,7 @@ def _tick_words(values: Sequence[float]) -> list[str]:
 Models = Mapping[str, Sequence[Prediction]]
 
 
-def figures(models: Models, results: Mapping[str, Mapping[str, Any]], column: int | None = None) -> list[str]:
+def _figures(models: Models, results: Mapping[str, Mapping[str, Any]], column: int | None = None) -> list[str]:
     """SVG figures for which the labels suffice: curves first, then one histogram of scores per model."""
     found = []
     if lines := _roc_lines(models):
