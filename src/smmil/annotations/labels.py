@@ -14,7 +14,7 @@ from smmil.errors import DataError, MissingExtra, SmmilError
 from smmil.files import replacing
 
 # Text is held in memory as a whole; the largest published annotation files have some 20 MB.
-LARGEST_TEXT = 512 * 2**20
+_LARGEST_TEXT = 512 * 2**20
 _DAMAGE = (
     *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
     *(EOFError, SyntaxError, AssertionError, struct.error, zlib.error, ExpatError),
@@ -37,10 +37,10 @@ def annotation_errors(path: Path, what: str) -> Iterator[None]:
         raise DataError(f"{path}: not readable as {what} ({reason}); copy or export it again") from None
 
 
-def read_bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     """The content of a text file of sensible size."""
-    if (size := path.stat().st_size) > LARGEST_TEXT:
-        raise DataError(f"{size:,} bytes; an annotation has at most {LARGEST_TEXT:,}")
+    if (size := path.stat().st_size) > _LARGEST_TEXT:
+        raise DataError(f"{size:,} bytes; an annotation has at most {_LARGEST_TEXT:,}")
     return path.read_bytes()
 
 

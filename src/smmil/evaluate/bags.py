@@ -19,19 +19,13 @@ _CLIP = 1e-7
 def labelled_table(predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities (b, C) with C >= 2 and labels (b,) of the labelled cases; a single probability p is (1 - p, p)."""
     labelled = [p for p in predictions if p.y is not None]
-    return _probability_table(labelled), np.array([p.y for p in labelled], dtype=np.int64)
-
-
-def _probability_table(predictions: Sequence[Prediction]) -> np.ndarray:
-    """(b, C) with C >= 2: a single probability p becomes (1 - p, p)."""
-    widths = {len(p.probs): p.id for p in predictions}
+    widths = {len(p.probs): p.id for p in labelled}
     if len(widths) > 1:
         listed = ", ".join(f"{case}: {width}" for width, case in sorted(widths.items()))
         raise DataError(f"predictions of different numbers of classes cannot be evaluated together ({listed})")
-    if not predictions:
-        return np.zeros((0, 2))
-    table = np.stack([p.probs for p in predictions])
-    return table if table.shape[1] > 1 else np.hstack([1 - table, table])
+    table = np.stack([p.probs for p in labelled]) if labelled else np.zeros((0, 2))
+    table = table if table.shape[1] > 1 else np.hstack([1 - table, table])
+    return table, np.array([p.y for p in labelled], dtype=np.int64)
 
 
 def _patient_of(prediction: Prediction) -> str | None:
@@ -109,13 +103,13 @@ def _ece(probs: np.ndarray, y: np.ndarray, bins: int = _BINS) -> float:
 def _brier_of_cases(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Squared error of the probabilities: (p - y)^2 for two classes in [0, 1], summed over classes in [0, 2]."""
     if probs.shape[1] == 2:
-        return np.square(probs[:, 1] - (y > 0))
-    return np.square(probs - np.eye(probs.shape[1])[y]).sum(1)
+        return np.asarray(np.square(probs[:, 1] - (y > 0)))
+    return np.asarray(np.square(probs - np.eye(probs.shape[1])[y]).sum(1))
 
 
 def _loss_of_cases(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
     """-log P(true class), clipped."""
-    return -np.log(np.clip(probs[np.arange(len(y)), y], _CLIP, 1 - _CLIP))
+    return np.asarray(-np.log(np.clip(probs[np.arange(len(y)), y], _CLIP, 1 - _CLIP)))
 
 
 def _claims(probs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -41,8 +41,8 @@ def _paired(a: Sequence[Prediction], b: Sequence[Prediction]) -> tuple[list[Pred
         who = _patient_of(second[case])
         if who is not None and _patient_of(first[case]) is None:
             first[case] = replace(first[case], meta={**first[case].meta, "patient": who})
-    only = (len(cases) - len(common) for cases in (first, second))
-    return [first[case] for case in common], [second[case] for case in common], *only
+    same = [first[case] for case in common], [second[case] for case in common]
+    return *same, len(first) - len(common), len(second) - len(common)
 
 
 def _by_id(predictions: Sequence[Prediction], which: str) -> dict[str, Prediction]:

@@ -37,21 +37,19 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
     metrics = sorted(metrics_of("bag"), key=lambda m: _ANY.index(m.basis))
     values = _bag_values([m for m in metrics if m.basis != "predictions"], probs, y, threshold)
     values |= {m.key: m.function(labelled) if labelled else float("nan") for m in metrics if m.basis == "predictions"}
+    if len(y) == 0:
+        notes = ["no case has a label; nothing can be measured"]
+    else:
+        notes = _many_class_notes(probs, y) if many else _two_class_notes(y > 0, values["f1"])
+        notes += [f"{left_out} cases without a label are left out"] if left_out else []
     return {
         "n": len(y),
         "n_positive": int((y > 0).sum()),
         "n_unlabelled": left_out,
         **values,
         "threshold": None if many else float(threshold),
-        "notes": _bag_notes(probs, y, values, left_out),
+        "notes": notes,
     }
-
-
-def _bag_notes(probs: np.ndarray, y: np.ndarray, values: dict[str, float], left_out: int) -> list[str]:
-    if len(y) == 0:
-        return ["no case has a label; nothing can be measured"]
-    notes = _many_class_notes(probs, y) if probs.shape[1] > 2 else _two_class_notes(y > 0, values["f1"])
-    return [*notes, f"{left_out} cases without a label are left out"] if left_out else notes
 
 
 def _two_class_notes(truth: np.ndarray, f1: float) -> list[str]:
@@ -247,6 +245,8 @@ def froc(
     bags = bags_of_pool(predictions, pool)
     curve, (kind, notes) = _FrocCurve(bags, column), _score_kind(predictions)
     n_lesions, n_bags = int(curve.n_lesions.sum()), len(curve.n_lesions)
+    without = f"{len(bags) - n_bags} of {len(bags)} bags have no edges or no known instance label and are left out"
+    left_out = [without] if n_bags < len(bags) else []
     points, alarms, share = curve.rates()
     sensitivities = _share_at(alarms, share, rates, interpolate) if n_lesions else [float("nan")] * len(rates)
     return {
@@ -265,11 +265,5 @@ def froc(
         "interpolated": interpolate,
         "pool": pool,
         "score_kind": kind,
-        "notes": _froc_notes(len(bags), n_bags, n_lesions) + notes,
+        "notes": [*left_out, *([] if n_lesions else ["no lesion is known: froc is undefined"]), *notes],
     }
-
-
-def _froc_notes(bags: int, used: int, lesions: int) -> list[str]:
-    left_out = f"{bags - used} of {bags} bags have no edges or no known instance label and are left out"
-    undefined = "no lesion is known: froc is undefined"
-    return [*([left_out] if used < bags else []), *([] if lesions else [undefined])]

@@ -155,9 +155,9 @@ class _ScoredLabels:
         return Counts.of(self.scores >= self.threshold, self.truth)
 
     def value(self, metric: Metric) -> float:
-        if metric.basis == "points":
-            return metric.function(self.points)
-        return metric.function(self.counts) if metric.basis == "counts" else metric.function(self.scores, self.truth)
+        if metric.basis == "arrays":
+            return float(metric.function(self.scores, self.truth))
+        return float(metric.function(self.points if metric.basis == "points" else self.counts))
 
 
 def _bag_values(metrics: Iterable[Metric], probs: np.ndarray, y: np.ndarray, threshold: float) -> dict[str, float]:
@@ -176,7 +176,7 @@ def _bag_values(metrics: Iterable[Metric], probs: np.ndarray, y: np.ndarray, thr
         if metric.per_case:
             return exact_mean(_defined(_values_of_cases(metric, probs, y)))
         if metric.basis == "arrays":
-            return metric.function(probs, y)
+            return float(metric.function(probs, y))
         return two.value(metric) if len(classes) == 2 else _macro(metric, classes, counts)
 
     return {metric.key: value(metric) for metric in metrics}
@@ -185,7 +185,7 @@ def _bag_values(metrics: Iterable[Metric], probs: np.ndarray, y: np.ndarray, thr
 def _values_of_cases(metric: Metric, probs: np.ndarray, y: np.ndarray) -> Sequence[float]:
     """The value of each case by itself."""
     if metric.vectorized:
-        return metric.function(probs, y).tolist()
+        return list(metric.function(probs, y))
     return [metric.function(probs[i : i + 1], y[i : i + 1]) for i in range(len(y))]
 
 

@@ -121,7 +121,7 @@ def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:
     n_columns, alpha, critical_difference (models whose mean ranks differ by at least this much differ at alpha),
     pairs [{model, other, difference, p}], groups (runs of models that Nemenyi's test does not tell apart).
     """
-    from scipy.stats import studentized_range
+    from scipy.stats import friedmanchisquare, studentized_range
 
     models, ranks = _rank_table(values)
     k, n = ranks.shape
@@ -130,9 +130,15 @@ def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:
             f"friedman_nemenyi: got {k} models and {n} columns, expected at least 3 and 2; for two models use compare"
         )
     means = dict(sorted(zip(models, ranks.mean(1).tolist(), strict=True), key=lambda item: item[1]))
-    statistic, p = _friedman(ranks)
+    alike = (ranks == ranks[0, 0]).all()
+    statistic, p = (0.0, 1.0) if alike else map(float, friedmanchisquare(*ranks))
     step = float(np.sqrt(k * (k + 1) / (6 * n)))
     reach = float(studentized_range.isf(alpha, k, np.inf) / np.sqrt(2)) * step
+    pairs = []
+    for model, other in combinations(means, 2):
+        gap = means[other] - means[model]
+        chance = min(1.0, float(studentized_range.sf(np.sqrt(2) * gap / step, k, np.inf)))
+        pairs.append({"model": model, "other": other, "difference": gap, "p": chance})
     return {
         "mean_ranks": means,
         "statistic": statistic,
@@ -141,7 +147,7 @@ def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:
         "n_columns": n,
         "alpha": alpha,
         "critical_difference": reach,
-        "pairs": _pairs(means, step),
+        "pairs": pairs,
         "groups": _not_different(means, reach),
     }
 
@@ -156,23 +162,3 @@ def _not_different(means: dict[str, float], reach: float) -> list[list[str]]:
             runs.append([name for name, _ in ranked[start:stop]])
         end = max(end, stop)
     return runs
-
-
-def _friedman(ranks: np.ndarray) -> tuple[float, float]:
-    from scipy.stats import friedmanchisquare
-
-    if (ranks == ranks[0, 0]).all():
-        return 0.0, 1.0
-    found = friedmanchisquare(*ranks)
-    return float(found.statistic), float(found.pvalue)
-
-
-def _pairs(means: dict[str, float], step: float) -> list[dict[str, Any]]:
-    from scipy.stats import studentized_range
-
-    rows = []
-    for model, other in combinations(means, 2):
-        gap = means[other] - means[model]
-        p = min(1.0, float(studentized_range.sf(np.sqrt(2) * gap / step, len(means), np.inf)))
-        rows.append({"model": model, "other": other, "difference": gap, "p": p})
-    return rows

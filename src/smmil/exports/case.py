@@ -73,7 +73,10 @@ class ExportCase:
         kind = str(self.prediction.meta.get("score_kind", ""))
         scores = self.prediction.scores.astype(np.float64)
         if kind in _LOG_ODDS:
-            return _from_log_odds(scores, self.column)
+            from scipy.special import expit, softmax
+
+            chosen = -1 if self.column is None else self.column
+            return expit(scores[:, 0]) if scores.shape[1] == 1 else softmax(scores, axis=1)[:, chosen]
         if "probability" in kind and self.score.min() >= 0 and self.score.max() <= 1:
             return self.score.astype(np.float64)
         return np.full(len(scores), np.nan)
@@ -127,12 +130,3 @@ class ExportCase:
         if self.image is None:
             raise ConfigError(f"{self.id}: {what} needs the image the case was made from; give --image {kind}")
         return self.image
-
-
-def _from_log_odds(scores: np.ndarray, column: int | None) -> np.ndarray:
-    """Sigmoid of the only column, or the softmax over several, at the chosen (else the last) one."""
-    from scipy.special import expit, softmax
-
-    if scores.shape[1] == 1:
-        return expit(scores[:, 0])
-    return softmax(scores, axis=1)[:, -1 if column is None else column]

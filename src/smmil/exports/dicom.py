@@ -29,7 +29,7 @@ _RETAINED_UIDS = ("113110", "Retain UIDs Option")
 
 def _save(made: Any, case: ExportCase, path: Path) -> None:
     """Write the file with provenance, de-identification marks, and fixed values for times and random identifiers."""
-    made.DerivationDescription = _derivation(case)
+    made.DerivationDescription = _text(in_words(case.facts), 1024)
     made.InstanceCreationDate = made.ContentDate = made.SeriesDate = _DATE
     made.InstanceCreationTime = made.ContentTime = made.SeriesTime = _TIME
     for equipment in made.get("ContributingEquipmentSequence", ()):
@@ -47,17 +47,8 @@ def _save(made: Any, case: ExportCase, path: Path) -> None:
         made.save_as(temporary)
 
 
-def _derivation(case: ExportCase) -> str:
-    """Model, weights, kind of score and the rest, in at most 1024 characters."""
-    return _text(in_words(case.facts), 1024)
-
-
-def _short(text: str) -> str:
-    """Text for a field of at most 64 characters; a backslash would divide it in two."""
-    return _text(text, 64)
-
-
-def _text(text: str, longest: int) -> str:
+def _text(text: str, longest: int = 64) -> str:
+    """Text for a field of at most that many characters; a backslash would divide it in two."""
     return plain(unicodedata.normalize("NFC", text).replace("\\", "/"), longest).strip() or "unknown"
 
 
@@ -90,7 +81,7 @@ def _write_segmentation(case: ExportCase, path: Path) -> None:
             segment_descriptions=[_segment(case)],
             **_identity(case, canvas, f"segmentation {case.threshold!r}"),
             content_label="SEGMENTATION",
-            content_description=_short(f"score of at least {case.threshold:g}; research use only"),
+            content_description=_text(f"score of at least {case.threshold:g}; research use only"),
             omit_empty_frames=False,
             **canvas.layout,
         )
@@ -113,7 +104,7 @@ def _write_parametric_map(case: ExportCase, path: Path) -> None:
     padding = np.float32(low - (high - low))  # one range below the scores: black in every sensible window
     mapping = highdicom.pm.RealWorldValueMapping(
         lut_label="score",
-        lut_explanation=_short(case.facts.get("score_kind", "score")),
+        lut_explanation=_text(case.facts.get("score_kind", "score")),
         unit=highdicom.sr.CodedConcept("1", "UCUM", "no units"),
         # Readers refuse values outside: the padding, and the zeros that fill up tiles at the edge, must be inside.
         value_range=(min(float(padding), 0.0), max(high, 0.0)),
@@ -130,7 +121,7 @@ def _write_parametric_map(case: ExportCase, path: Path) -> None:
             real_world_value_mappings=[mapping],
             voi_lut_transformations=[window],
             content_label="MAP",
-            content_description=_short(f"{case.facts.get('score_kind', 'score')} per instance; research use only"),
+            content_description=_text(f"{case.facts.get('score_kind', 'score')} per instance; research use only"),
             content_qualification="RESEARCH",
             **canvas.layout,
         )
@@ -148,9 +139,9 @@ def _segment(case: ExportCase) -> Any:
     import highdicom
 
     algorithm = highdicom.AlgorithmIdentificationSequence(
-        name=_short(case.facts.get("model", "smmil")),
+        name=_text(case.facts.get("model", "smmil")),
         family=highdicom.sr.CodedConcept("123109", "DCM", "Artificial Intelligence"),
-        version=_short(case.facts.get("weights", __version__)),
+        version=_text(case.facts.get("weights", __version__)),
     )
     return highdicom.seg.SegmentDescription(
         segment_number=1,
@@ -204,17 +195,18 @@ def _slide_canvas(case: ExportCase, rows: Rows, image: Path, what: str) -> _Canv
 
 def _identity(case: ExportCase, canvas: _Canvas, what: str) -> dict[str, Any]:
     """Identifiers that follow from the source, the scores and the model; equipment; a place in the study."""
-    key = digest(what, _derivation(case), *(str(s.SOPInstanceUID) for s in canvas.sources), canvas.heat.tobytes())
+    sources = (str(source.SOPInstanceUID) for source in canvas.sources)
+    key = digest(what, _text(in_words(case.facts), 1024), *sources, canvas.heat.tobytes())
     return {
         "series_instance_uid": _derived_uid("series", key),
         "series_number": 9000 + int(key[:3], 16) % 900,
         "sop_instance_uid": _derived_uid("instance", key),
         "instance_number": 1,
         "manufacturer": "smmil",
-        "manufacturer_model_name": _short(case.facts.get("model", "smmil")),
+        "manufacturer_model_name": _text(case.facts.get("model", "smmil")),
         "software_versions": f"smmil {__version__}",
-        "device_serial_number": _short(case.facts.get("weights", "unknown")),
-        "series_description": _short(f"smmil {case.facts.get('model', '')} {what.split()[0]}; research use only"),
+        "device_serial_number": _text(case.facts.get("weights", "unknown")),
+        "series_description": _text(f"smmil {case.facts.get('model', '')} {what.split()[0]}; research use only"),
     }
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+_SIZES = {"x": "width", "y": "height", "z": "depth"}
 _POSITIVE = {"name": "smmil positive", "color": [200, 30, 40]}
 _NEGATIVE = {"name": "smmil negative", "color": [70, 110, 190]}
 _UNDECIDED = {"name": "smmil tile", "color": [130, 130, 130]}
@@ -37,13 +39,9 @@ def _write_geojson(case: ExportCase, path: Path) -> None:
     shown = rectangles - np.tile(facts.offset, 2)
     with replacing(path) as temporary, temporary.open("w", encoding="ascii", newline="\n") as file:
         file.write(f'{{"type":"FeatureCollection","smmil":{json.dumps(_about(case, facts))},"features":[\n')
-        before = ""
-        for feature in _regions(case, shown, facts, key):
-            file.write(before + json.dumps(feature, separators=(",", ":")))
-            before = ",\n"
-        for text in _tiles(case, shown, key):
-            file.write(before + text)
-            before = ",\n"
+        regions = (json.dumps(feature, separators=(",", ":")) for feature in _regions(case, shown, facts, key))
+        for number, text in enumerate(chain(regions, _tiles(case, shown, key))):
+            file.write(",\n" + text if number else text)
         file.write("\n]}\n")
 
 
@@ -214,53 +212,30 @@ def _instance_table(case: ExportCase) -> "DataFrame":
 
 
 def _positions(case: ExportCase) -> dict[str, Any]:
-    if case.prediction.coords is None:
-        case.notes.append("the prediction stores no coordinates: the places of its instances are empty")
-        return dict.fromkeys(("x", "y", "width", "height"), np.nan)
-    return _slide_columns(case) if case.axes == 2 else _scan_columns(case)
-
-
-def _slide_columns(case: ExportCase) -> dict[str, Any]:
-    coords, frame = case.prediction.coords, case.prediction.frame
-    assert coords is not None  # Case.axes saw to it
-    width, height = (np.nan, np.nan) if frame is None else (frame.patch * 2)[:2]
-    return {"x": coords[:, 0], "y": coords[:, 1], "width": width, "height": height}
-
-
-def _scan_columns(case: ExportCase) -> dict[str, Any]:
     """Slices have no x and y of their own; with the image at hand they are as wide and high as it is."""
     coords, frame = case.prediction.coords, case.prediction.frame
-    assert coords is not None  # Case.axes saw to it
-    if case.axes == 3:
-        width, height, depth = (np.nan,) * 3 if frame is None else (frame.patch * 3)[:3]
-        places = dict(zip("xyz", coords.T, strict=True))
-        return {**places, "width": width, "height": height, "depth": depth}
-    if case.image is None:
-        return {"x": np.nan, "y": np.nan, "z": coords[:, 0], "width": np.nan, "height": np.nan}
-    _, rows, columns = case.volume("a table").shape
-    return {"x": 0, "y": 0, "z": coords[:, 0], "width": columns, "height": rows}
+    if coords is None:
+        case.notes.append("the prediction stores no coordinates: the places of its instances are empty")
+        return dict.fromkeys(("x", "y", "width", "height"), np.nan)
+    if case.axes == 1:
+        known = case.image is not None
+        corner, (height, width) = (0, case.volume("a table").shape[1:]) if known else (np.nan, (np.nan, np.nan))
+        return {"x": corner, "y": corner, "z": coords[:, 0], "width": width, "height": height}
+    sizes = (np.nan,) * case.axes if frame is None else (frame.patch * case.axes)[: case.axes]
+    return {**dict(zip("xyz", coords.T, strict=False)), **dict(zip(_SIZES.values(), sizes, strict=False))}
 
 
 def _physical(case: ExportCase, columns: dict[str, Any]) -> dict[str, Any]:
-    """Places in µm or mm when the spacing is known, and the bounds of a slide, which some programs count from."""
+    """Places and sizes in µm or mm where the spacing is known (of pixels of a slide: their size), and its bounds."""
     if case.prediction.coords is None:
         return {}
-    facts = slide_facts(case) if case.axes == 2 else SlideFacts()
-    bounds = facts.bounds or ()
-    return {**_measured(case, columns, facts), **dict(zip(("bounds_x", "bounds_y"), bounds, strict=False))}
-
-
-def _measured(case: ExportCase, columns: dict[str, Any], facts: SlideFacts) -> dict[str, Any]:
-    """Places and sizes in the unit of the coordinates; those that count pixels of a slide take the size of these."""
-    frame = case.prediction.frame
-    if frame is None or (frame.spacing is None and facts.mpp is None):
-        return {}
-    spacing, unit = ((facts.mpp,), "um") if frame.spacing is None else (frame.spacing, frame.unit)
-    names = {1: "z", 2: "xy", 3: "xyz"}[case.axes]
-    sizes = {"x": "width", "y": "height", "z": "depth"}
+    facts, frame = slide_facts(case) if case.axes == 2 else SlideFacts(), case.prediction.frame
     found: dict[str, Any] = {}
-    for name, step in zip(names, spacing * len(names), strict=False):
-        found[f"{name}_{unit}"] = columns[name] * step
-        if case.axes > 1:
-            found[f"{sizes[name]}_{unit}"] = columns[sizes[name]] * step
-    return found
+    if frame is not None and (frame.spacing is not None or facts.mpp is not None):
+        spacing, unit = ((facts.mpp,), "um") if frame.spacing is None else (frame.spacing, frame.unit)
+        names = {1: "z", 2: "xy", 3: "xyz"}[case.axes]
+        for name, step in zip(names, spacing * len(names), strict=False):
+            found[f"{name}_{unit}"] = columns[name] * step
+            if case.axes > 1:
+                found[f"{_SIZES[name]}_{unit}"] = columns[_SIZES[name]] * step
+    return {**found, **dict(zip(("bounds_x", "bounds_y"), facts.bounds or (), strict=False))}

@@ -131,7 +131,7 @@ def dots_extent(prediction: Prediction) -> Extent:
     return left, right, bottom, top
 
 
-def draw_dots(axes: "Axes", prediction: Prediction, values: np.ndarray, **how: Any) -> "PathCollection":
+def _draw_dots(axes: "Axes", prediction: Prediction, values: np.ndarray, **how: Any) -> "PathCollection":
     """A dot per instance with a value, highest on top; as wide as the instance where that can be seen."""
     places, _ = dot_positions(prediction)
     left, right, bottom, top = dots_extent(prediction)
@@ -144,7 +144,7 @@ def draw_dots(axes: "Axes", prediction: Prediction, values: np.ndarray, **how: A
     return axes.scatter(places[order, 0], places[order, 1], s=size, c=values[order], linewidths=0, **how)
 
 
-def draw_rings(axes: "Axes", prediction: Prediction, inside: np.ndarray) -> None:
+def _draw_rings(axes: "Axes", prediction: Prediction, inside: np.ndarray) -> None:
     """A border around the chosen instances, white on dark so that it shows on every colour; those that touch share it.
 
     Drawn as larger discs below the dots.

@@ -1,7 +1,7 @@
 """Curves and histograms of a report as accessible SVG."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,13 @@ class _Line:
     slot: int
     x: np.ndarray
     y: np.ndarray
-    sizes: Sequence[int] = field(default=())
+    sizes: Sequence[int] = ()
     dash: int | None = None
+
+    @property
+    def pen(self) -> str:
+        """Classes of the drawn line: colour and dashes."""
+        return f"line m{self.slot % SLOTS} d{(self.slot if self.dash is None else self.dash) % SLOTS}"
 
 
 def _roc_lines(models: Mapping[str, Sequence[Prediction]]) -> list[_Line]:
@@ -154,7 +159,7 @@ def _curve_chart(
         words=words,
         axes=axes,
         diagonal=diagonal,
-        lines=[{"name": one.name, "pen": _pen(one), "points": scale.points(one.x, one.y)} for one in lines],
+        lines=[{"name": one.name, "pen": one.pen, "points": scale.points(one.x, one.y)} for one in lines],
         dots=[dot for one in lines for dot in _dots(scale, one)] if dots else [],
     )
 
@@ -188,12 +193,6 @@ def _figure(scale: _Axes, ruled: tuple[Sequence[float], Sequence[float]], **cont
         across=[(scale.right(v), text) for v, text in zip(across, _tick_words(across), strict=True)],
         up=[(scale.down(v), text) for v, text in zip(up, _tick_words(up), strict=True)],
     )
-
-
-def _pen(line: _Line) -> str:
-    """Classes of a line: colour and dashes."""
-    dash = line.slot if line.dash is None else line.dash
-    return f"line m{line.slot % SLOTS} d{dash % SLOTS}"
 
 
 def _dots(scale: _Axes, line: _Line) -> list[dict[str, Any]]:
@@ -238,22 +237,18 @@ Models = Mapping[str, Sequence[Prediction]]
 
 def _figures(models: Models, results: Mapping[str, Mapping[str, Any]], column: int | None = None) -> list[str]:
     """SVG figures for which the labels suffice: curves first, then one histogram of scores per model."""
-    found = []
-    if lines := _roc_lines(models):
-        words = f"Area under the curve: {_listed(results, 'bag', 'auroc')}."
-        axes = ("false positive rate", "true positive rate")
-        found.append(_curve_chart("ROC, whole cases", axes, lines, words=words, diagonal=True))
-    if lines := _precision_lines(models):
-        words = f"Average precision: {_listed(results, 'bag', 'auprc')}."
-        found.append(_curve_chart("Precision and recall, whole cases", ("recall", "precision"), lines, words=words))
-    if lines := _reliability_lines(models):
-        words = f"Expected calibration error: {_listed(results, 'bag', 'ece')}. On the diagonal probabilities are true."
-        axes = ("predicted probability", "observed frequency")
-        found.append(_curve_chart("Reliability", axes, lines, words=words, diagonal=True, dots=True))
-    if lines := _froc_lines(results):
-        words = f"Mean share of lesions found: {_listed(results, 'froc', 'froc')}."
-        axes = ("false alarms per case", "share of lesions found")
-        found.append(_curve_chart("FROC, lesions", axes, lines, words=words, most=8.0))
+    true = "On the diagonal probabilities are true."
+    curves: list[tuple[str, tuple[str, str], list[_Line], str, dict[str, Any]]] = [
+        ("ROC, whole cases", ("false positive rate", "true positive rate"), _roc_lines(models),
+         f"Area under the curve: {_listed(results, 'bag', 'auroc')}.", {"diagonal": True}),
+        ("Precision and recall, whole cases", ("recall", "precision"), _precision_lines(models),
+         f"Average precision: {_listed(results, 'bag', 'auprc')}.", {}),
+        ("Reliability", ("predicted probability", "observed frequency"), _reliability_lines(models),
+         f"Expected calibration error: {_listed(results, 'bag', 'ece')}. {true}", {"diagonal": True, "dots": True}),
+        ("FROC, lesions", ("false alarms per case", "share of lesions found"), _froc_lines(results),
+         f"Mean share of lesions found: {_listed(results, 'froc', 'froc')}.", {"most": 8.0}),
+    ]  # fmt: skip
+    found = [_curve_chart(title, axes, lines, words=w, **how) for title, axes, lines, w, how in curves if lines]
     return found + [h for name, p in models.items() if (h := _histogram(name, p, column))]
 
 
