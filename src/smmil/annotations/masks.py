@@ -29,23 +29,21 @@ Block = tuple[int, int, np.ndarray]
 
 @dataclass(frozen=True)
 class _LabelImage:
-    """A label image that was opened, not decoded: its size, and the codes that mean lesion (None: all but 0).
-
-    codes  those that may occur (None: any besides 0)       first_channel  codes are in the red channel, as in PANDA
-    """
+    """A label image that was opened, not decoded."""
 
     path: Path
     width: int
     height: int
-    positive: tuple[int, ...] | None
-    codes: tuple[int, ...] | None = None
-    first_channel: bool = False
+    positive: tuple[int, ...] | None  # codes that mean lesion; None: all but 0
+    codes: tuple[int, ...] | None = None  # those that may occur; None: any besides 0
+    first_channel: bool = False  # codes are in the red channel, as in PANDA
 
     def lesions(self, boxes: np.ndarray) -> Iterator[Block]:
         """left, top and a yes/no array for every block that touches a box (x0, y0, x1, y1 in pixels of the image)."""
         seen: set[int] = set()
         with annotation_errors(self.path, "a label image"):
-            for left, top, block in self._blocks(boxes):
+            tiff = _is_tiff(self.path)
+            for left, top, block in _tiff_blocks(self.path, boxes) if tiff else [(0, 0, _decoded(self.path))]:
                 codes = self._plain(block)
                 seen |= set(np.unique(codes).tolist())
                 self._refuse_strange(seen)
@@ -53,12 +51,6 @@ class _LabelImage:
                 for y in range(0, lesion.shape[0], _SIDE):
                     for x in range(0, lesion.shape[1], _SIDE):
                         yield left + x, top + y, lesion[y : y + _SIDE, x : x + _SIDE]
-
-    def _blocks(self, boxes: np.ndarray) -> Iterator[Block]:
-        if _is_tiff(self.path):
-            yield from _tiff_blocks(self.path, boxes)
-        else:
-            yield 0, 0, _decoded(self.path)
 
     def _plain(self, block: np.ndarray) -> np.ndarray:
         """One code per pixel; colours are refused unless all channels say the same."""

@@ -56,14 +56,10 @@ class _Drawn:
 
 @dataclass(frozen=True)
 class _Shapes:
-    """Annotated area in pixels of the annotation, and what a careful user should know about it.
+    """Annotated area in pixels of the annotation, and what a careful user should know about it."""
 
-    area   one shapely geometry: the union of all lesions without the holes
-    notes  shapes that were repaired, had no area, or were of other classes
-    """
-
-    area: Any = field(repr=False)
-    notes: tuple[str, ...] = ()
+    area: Any = field(repr=False)  # shapely geometry: union of all lesions without the holes
+    notes: tuple[str, ...] = ()  # shapes that were repaired, had no area, or were of other classes
 
 
 def _shapely() -> Any:
@@ -139,10 +135,7 @@ def read_asap(path: str | Path, positive: Collection[str] | None = None) -> _Sha
 
 
 class _Collector:
-    """Collects annotations while the file is parsed.
-
-    A document type is refused before its entities can unfold: annotation files have none, attacks do.
-    """
+    """Collects annotations while parsing; a document type, which only attacks have, is refused before it can unfold."""
 
     def __init__(self) -> None:
         self.drawn: list[_Drawn] = []
@@ -259,7 +252,9 @@ def read_boxes(path: str | Path, positive: Collection[str] | None = None) -> _Sh
     with annotation_errors(path, "a table of boxes"):
         table = read_table(path)
         corners = _corners(table)
-        names = [{"1": "positive"}.get(name, name) for name in _names(table)]
+        column = next((name for name in _CLASS if name in table), None)
+        stated = [""] * len(table) if column is None else [str(name).strip() for name in table[column]]
+        names = ["positive" if name == "1" else name for name in stated]
         drawn = []
         for (left, top, right, bottom), name in zip(corners, names, strict=True):
             ring = _ring([(left, top), (right, top), (right, bottom), (left, bottom)])
@@ -287,8 +282,3 @@ def _numbers(table: pd.DataFrame, names: Collection[str]) -> np.ndarray:
     if len(wrong):
         raise DataError(f"row {wrong[0] + 1}: {', '.join(names)} must be numbers; correct it")
     return values
-
-
-def _names(table: pd.DataFrame) -> list[str]:
-    column = next((name for name in _CLASS if name in table), None)
-    return [""] * len(table) if column is None else [str(name).strip() for name in table[column]]

@@ -35,10 +35,7 @@ def _patient_of(prediction: Prediction) -> str | None:
 
 
 def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[np.ndarray, list[str]]:
-    """Index of the independent unit of each case, in order of the units' names, and notes about missing patients.
-
-    A case without a patient is a unit of its own.
-    """
+    """Unit of each case (its patient, else itself), numbered in order of names, and notes about missing patients."""
     check_choice(unit, UNITS, "unit")
     patients = [_patient_of(p) if unit == "patient" else None for p in predictions]
     names = [("case", p.id) if who is None else ("patient", who) for p, who in zip(predictions, patients, strict=True)]

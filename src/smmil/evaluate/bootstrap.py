@@ -6,19 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate import ranking
+from smmil.evaluate import instances, ranking
 from smmil.evaluate.bags import labelled_table
-from smmil.evaluate.instances import (
-    POOLS,
-    KnownInstances,
-    _case_of_row,
-    _FrocCurve,
-    _score_kind,
-    _undirected_pairs,
-    bags_of_pool,
-    has_lesion_labels,
-    instance_score,
-)
+from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.metrics import (
     METRICS,
     USUAL,
@@ -40,15 +30,11 @@ Weighted = Callable[[np.ndarray], float]
 
 
 class _Statistic(NamedTuple):
-    """A metric of fixed cases as a function of how often each case counts.
+    """A metric of fixed cases as a function of how often each case counts."""
 
-    name   its full name                          cases  the cases that take part, sorted by id
-    value  whole numbers (one per case) -> number; all ones give the metric itself
-    """
-
-    name: str
-    cases: list[Prediction]
-    value: Weighted
+    name: str  # its full name
+    cases: list[Prediction]  # those that take part, sorted by id
+    value: Weighted  # whole numbers, one per case -> number; all ones give the metric itself
 
     @property
     def estimate(self) -> float:
@@ -67,10 +53,7 @@ class Settings(NamedTuple):
 def statistic(
     predictions: Sequence[Prediction], metric: MetricOrFunction, settings: Settings = Settings()
 ) -> _Statistic:
-    """The metric of the cases that can take part: labelled ones for bag_..., those with instance labels for inst_...
-
-    metric  one of METRIC_NAMES, or a function of a list of predictions that returns a number (nan when undefined)
-    """
+    """The metric, a name or a function of predictions (nan where undefined), of the cases with labels for it."""
     cases = sorted(predictions, key=lambda p: p.id)
     check_choice(settings.pool, POOLS, "pool")
     if not isinstance(metric, str):
@@ -120,14 +103,14 @@ def _of_instances(metric: Metric, cases: list[Prediction], settings: Settings) -
 
 def _of_energies(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
     graphs = [(p, p.edges, instance_score(p, settings.column)) for p in cases if p.edges is not None]
-    values = [metric.function(f, _undirected_pairs(edges, len(f))) for _, edges, f in graphs]
+    values = [metric.function(f, instances._undirected_pairs(edges, len(f))) for _, edges, f in graphs]
     return [p for p, _, _ in graphs], _averaged(values)
 
 
 def _of_lesions(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
     check_choice(settings.pool, ("all", "positive_bags"), "pool of froc (it counts alarms per bag already)")
-    cases = [p for p in bags_of_pool(cases, settings.pool) if has_lesion_labels(p)]
-    curve = _FrocCurve(cases, settings.column)
+    cases = [p for p in bags_of_pool(cases, settings.pool) if instances.has_lesion_labels(p)]
+    curve = instances._FrocCurve(cases, settings.column)
     return cases, lambda weights: curve.value(metric.function, weights)
 
 
@@ -147,14 +130,14 @@ def _ranked(known: Sequence[KnownInstances], metric: Metric) -> Weighted:
         return _from_pairs_of_cases(known)
     rows = KnownInstances.together(known)
     order = ranking._SortedScores(rows.scores, rows.truth, ~rows.truth)
-    case = _case_of_row([len(k.truth) for k in known])[order.order]
+    case = instances._case_of_row([len(k.truth) for k in known])[order.order]
     return lambda weights: metric.function(order.points(weights[case]))
 
 
 def _from_pairs_of_cases(known: Sequence[KnownInstances]) -> Weighted:
     """AUROC from a table of how often the positives of one case beat the negatives of another: fast for large cases."""
     positive = [k.scores[k.truth] for k in known]
-    scores, case = np.concatenate([np.zeros(0), *positive]), _case_of_row([len(p) for p in positive])
+    scores, case = np.concatenate([np.zeros(0), *positive]), instances._case_of_row([len(p) for p in positive])
     wins = np.zeros((len(known), len(known)))
     for column, k in enumerate(known):
         beaten = ranking._count_below(scores, k.scores[~k.truth])
@@ -219,7 +202,7 @@ def bootstrap_ci(
     measured = statistic(predictions, metric, settings)
     value = measured.estimate
     found, facts, notes = _resampled(measured.cases, measured.value, value, unit, method, n, seed, level, stratified)
-    kind, kind_notes = _score_kind(measured.cases)
+    kind, kind_notes = instances._score_kind(measured.cases)
     return {
         "metric": measured.name,
         "value": value,
@@ -247,10 +230,7 @@ def add_intervals(results: Results, models: Models, measures: Sequence[str] = US
 
 
 def _possible_measures(measures: Sequence[str], summaries: Sequence[dict[str, Any]]) -> list[PooledMetric]:
-    """The measures that can be taken: of the usual ones F1 is left out without a threshold, and a note says so.
-
-    Measures asked for by name are never left out; what they lack is an error.
-    """
+    """Measures asked for; of the usual ones F1 is left out without a threshold, and a note says so."""
     asked = [PooledMetric.parse(text) for text in measures]
     if tuple(measures) != USUAL or all(found["threshold"]["value"] is not None for found in summaries):
         return asked

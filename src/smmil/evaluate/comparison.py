@@ -8,17 +8,9 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, suggest
+from smmil.evaluate import bootstrap
 from smmil.evaluate.bags import _patient_of
-from smmil.evaluate.bootstrap import (
-    MetricOrFunction,
-    Models,
-    Results,
-    Settings,
-    _possible_measures,
-    _Statistic,
-    _threshold_for,
-    statistic,
-)
+from smmil.evaluate.bootstrap import MetricOrFunction, Models, Results, Settings, statistic
 from smmil.evaluate.instances import _score_kind
 from smmil.evaluate.metrics import USUAL
 from smmil.evaluate.resampling import _resampled, gap
@@ -27,10 +19,7 @@ from smmil.prediction import Prediction
 
 
 def _paired(a: Sequence[Prediction], b: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction], int, int]:
-    """The common cases of two models in the order of their ids, and how many only the first and only the second has.
-
-    Refused when a label or patient of a case differs; a patient that only the second names is the first's too.
-    """
+    """Common cases of two models sorted by id, and how many only one has; other labels or patients are refused."""
     first, second = _by_id(a, "first"), _by_id(b, "second")
     common = sorted(first.keys() & second.keys())
     if not common:
@@ -39,7 +28,7 @@ def _paired(a: Sequence[Prediction], b: Sequence[Prediction]) -> tuple[list[Pred
     for case in common:
         _refuse_different(first[case], second[case])
         who = _patient_of(second[case])
-        if who is not None and _patient_of(first[case]) is None:
+        if who is not None and _patient_of(first[case]) is None:  # a patient that only the second names
             first[case] = replace(first[case], meta={**first[case].meta, "patient": who})
     same = [first[case] for case in common], [second[case] for case in common]
     return *same, len(first) - len(common), len(second) - len(common)
@@ -137,7 +126,9 @@ def compare(
     }
 
 
-def _delong(a: _Statistic, b: _Statistic, n_units: int, level: float) -> tuple[dict[str, float] | None, list[str]]:
+def _delong(
+    a: bootstrap._Statistic, b: bootstrap._Statistic, n_units: int, level: float
+) -> tuple[dict[str, float] | None, list[str]]:
     if a.name != "bag_auroc" or any(len(p.probs) > 2 for p in (*a.cases, *b.cases)):
         return None, []
     scores = [np.array([p.positive_prob for p in side.cases]) for side in (a, b)]
@@ -185,16 +176,16 @@ def add_comparisons(
     measures: Sequence[str] = USUAL,
     **options: Any,
 ) -> None:
-    """Under "comparisons" of each model: rows of `compare` against the other one, the same name or the only one.
-
-    p_holm corrects for all rows of this call with the same measure.
-    """
+    """Under "comparisons" of each model: `compare` with its namesake or the only one; p_holm corrects per measure."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, found in results.items():
-        other = _opponent(name, others)
+        other = name if name in others or len(others) != 1 else next(iter(others))
+        if other not in others:
+            choice = f"{', '.join(others)}; give one model, or folders of equal names"
+            raise DataError(f"--compare: no model {name} among {choice}")
         found["comparisons"] = []
-        for measure in _possible_measures(measures, [found, other_results[other]]):
-            cuts = _threshold_for(measure, found), _threshold_for(measure, other_results[other])
+        for measure in bootstrap._possible_measures(measures, [found, other_results[other]]):
+            cuts = bootstrap._threshold_for(measure, found), bootstrap._threshold_for(measure, other_results[other])
             settings = {**options, "pool": measure.pool, "threshold": cuts}
             row = {
                 "measure": measure.label,
@@ -205,11 +196,3 @@ def add_comparisons(
             rows.setdefault(measure.label, []).append(row)
     for family in rows.values():
         _correct(family, "p_holm", [row["p"] for row in family])
-
-
-def _opponent(name: str, others: Models) -> str:
-    if name in others:
-        return name
-    if len(others) == 1:
-        return next(iter(others))
-    raise DataError(f"--compare: no model {name} among {', '.join(others)}; give one model, or folders of equal names")

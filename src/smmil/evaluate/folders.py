@@ -49,10 +49,7 @@ def summarize_models(
     threshold: float | None = None,
     column: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """{model: summary} of predictions already loaded.
-
-    validation  the same models on validation cases: one place per model in the same order, or folders of equal names
-    """
+    """{model: summary}; `validation` is one place per model in the same order, or folders of equal names."""
     checks = _matching(list(models), named_folders(validation)) if validation else {}
     result = {}
     for name, cases in models.items():

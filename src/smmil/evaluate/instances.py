@@ -68,10 +68,7 @@ def bags_of_pool(predictions: Sequence[Prediction], pool: str) -> list[Predictio
 
 
 def _pointing(scores: np.ndarray, truth: np.ndarray) -> float:
-    """1 when the hottest instance of a bag is positive, 0 when not; of equally hot ones the share of positives.
-
-    nan unless both classes are present: where everything is lesion, or nothing, pointing proves nothing.
-    """
+    """Share of positives among the hottest instances of a bag; nan unless both classes are present."""
     if truth.all() or not truth.any():
         return float("nan")
     return float(truth[scores == scores.max()].mean())
@@ -137,10 +134,7 @@ def _components(edges: np.ndarray, member: np.ndarray) -> np.ndarray:
 
 
 def _peaks(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Index of the peak each instance belongs to, -1 outside.
-
-    A peak is a connected piece of equal scores with no neighbour that scores higher; mostly a single instance.
-    """
+    """Peak of each instance, -1 outside: connected instances of equal score with no neighbour that scores higher."""
     n, equal = len(scores), edges[:, scores[edges[0]] == scores[edges[1]]]
     plateau = _components(equal, np.ones(n, dtype=bool))
     beaten = np.zeros(plateau.max() + 1, dtype=bool)
@@ -223,14 +217,11 @@ class _FrocCurve:
 
 
 def _share_at(alarms: np.ndarray, share: np.ndarray, rates: Sequence[float], interpolate: bool = False) -> list[float]:
-    """Highest share of the lesions found within each number of false alarms per bag.
-
-    interpolate  on straight lines between thresholds; where the curve climbs upright, its top counts
-    """
+    """Highest share of lesions within each number of false alarms per bag, or on straight lines between thresholds."""
     if not interpolate:
         return [float(share[alarms <= rate + _TOLERANCE].max(initial=0.0)) for rate in rates]
     alarms, share = np.append(0.0, alarms), np.append(0.0, share)
-    top = np.append(np.diff(alarms) > 0, True)
+    top = np.append(np.diff(alarms) > 0, True)  # where the curve climbs upright, its top counts
     return [float(value) for value in np.interp(rates, alarms[top], share[top])]
 
 

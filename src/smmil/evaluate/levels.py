@@ -6,18 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, check_choice
+from smmil.evaluate import instances
 from smmil.evaluate.bags import labelled_table
-from smmil.evaluate.instances import (
-    POOLS,
-    RATES,
-    KnownInstances,
-    _FrocCurve,
-    _score_kind,
-    _share_at,
-    _undirected_pairs,
-    bags_of_pool,
-    instance_score,
-)
+from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of
 from smmil.evaluate.ranking import OperatingPoints, _defined, exact_mean
 from smmil.prediction import Prediction
@@ -101,7 +92,7 @@ def instance_metrics(
     if threshold is None:
         *first, last = [metric.key for metric in metrics_of("instance") if metric.needs_threshold]
         notes.append(f"{', '.join(first)} and {last} are left out: no threshold was given (choose it on validation)")
-    kind, kind_notes = _score_kind(predictions)
+    kind, kind_notes = instances._score_kind(predictions)
     return {
         **values,
         "threshold": None if threshold is None else float(threshold),
@@ -211,14 +202,11 @@ def energies(predictions: Sequence[Prediction], column: int | None = None) -> di
 
 
 def _bag_energies(prediction: Prediction, column: int | None = None) -> dict[str, float]:
-    """Roughness of the scores of one bag on its graph by key, 0 is smoothest; nan where undefined.
-
-    Every edge has weight 1; pairs count once however often they are listed, self-loops do not count.
-    """
+    """Roughness of one bag on its graph by key; pairs count once, self-loops never; nan where undefined."""
     if prediction.edges is None:
         raise DataError(f"{prediction.id}: energies need edges, which this prediction does not store; predict it again")
     f = instance_score(prediction, column)
-    pairs = _undirected_pairs(prediction.edges, len(f))
+    pairs = instances._undirected_pairs(prediction.edges, len(f))
     return {metric.key: metric.function(f, pairs) for metric in metrics_of("energy")}
 
 
@@ -243,12 +231,12 @@ def froc(
     if not len(rates) or min(rates) < 0:
         raise ConfigError(f"rates: got {list(rates)}, expected false alarms per bag such as {list(RATES)}")
     bags = bags_of_pool(predictions, pool)
-    curve, (kind, notes) = _FrocCurve(bags, column), _score_kind(predictions)
+    curve, (kind, notes) = instances._FrocCurve(bags, column), instances._score_kind(predictions)
     n_lesions, n_bags = int(curve.n_lesions.sum()), len(curve.n_lesions)
     without = f"{len(bags) - n_bags} of {len(bags)} bags have no edges or no known instance label and are left out"
     left_out = [without] if n_bags < len(bags) else []
     points, alarms, share = curve.rates()
-    sensitivities = _share_at(alarms, share, rates, interpolate) if n_lesions else [float("nan")] * len(rates)
+    sensitivities = instances._share_at(alarms, share, rates, interpolate) if n_lesions else [float("nan")] * len(rates)
     return {
         **{metric.key: curve.value(metric.function) for metric in metrics_of("lesion")},
         "froc": exact_mean(sensitivities),

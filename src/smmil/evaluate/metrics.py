@@ -27,42 +27,30 @@ _BASES: dict[Level, tuple[Basis, ...]] = {"bag": _ANY, "instance": _ANY, "energy
 class Metric:
     """A metric: how it is called, which side is better, and how it is computed.
 
-    name         begins with bag_, inst_ or energy_ as its level says; names of lesion metrics have no prefix
-    level        bag: whole cases; instance: scores against instance labels; energy: roughness of maps; lesion: FROC
-    label        short name in tables and figures
-    direction    1: higher is better, -1: lower is better, 0: neither
-    explanation  what it is, in one line
     function     gives the value, nan where undefined, from what `basis` names
     basis        points: OperatingPoints; in resamples some have equal counts
                  counts: Counts at the threshold, 0.5 for bags, for instances chosen on validation
                  predictions: list of those that can be judged
                  arrays: of bags probabilities (b, C) and labels (b,); of instances scores and truth; of energies
                  scores and undirected pairs of a case; of lesions false alarms per bag and share of lesions found
-    per_case     arrays of each case by itself (instances: where both classes are known), then the mean
     multiclass   for counts of bags: value from the Counts of each class; None: mean over classes where defined
-    title        name in a report, below the heading of its level; empty: the label
-    pools        pools of instances that reports and packages list; (): listed in neither
-    interval     whether reports compute a confidence interval
-    hub          (type, name) in the model index of a package; None: not stated there
-    same_as      name of a metric with the same value; tables list that one only
-    vectorized   with per_case, of bags: the function takes all cases at once and returns their values (b,)
     """
 
-    name: str
-    level: Level
-    label: str
-    direction: int
-    explanation: str
+    name: str  # begins with bag_, inst_ or energy_ as its level says; those of lesions have no prefix
+    level: Level  # whole cases; scores against instance labels; roughness of maps; FROC
+    label: str  # short name in tables and figures
+    direction: int  # 1: higher is better, -1: lower is better, 0: neither
+    explanation: str  # what it is, in one line
     function: Callable[..., Any]
     basis: Basis = "predictions"
-    per_case: bool = False
+    per_case: bool = False  # arrays of each case by itself (instances: where both classes are known), then the mean
     multiclass: Callable[[Sequence[Counts]], float] | None = None
-    title: str = ""
-    pools: tuple[str, ...] = ("all",)
-    interval: bool = False
-    hub: tuple[str, str] | None = None
-    same_as: str | None = None
-    vectorized: bool = False
+    title: str = ""  # name in a report, below the heading of its level; empty: the label
+    pools: tuple[str, ...] = ("all",)  # pools of instances that reports and packages list; (): listed in neither
+    interval: bool = False  # whether reports compute a confidence interval
+    hub: tuple[str, str] | None = None  # (type, name) in the model index of a package; None: not stated there
+    same_as: str | None = None  # a metric with the same value; tables list that one only
+    vectorized: bool = False  # with per_case, of bags: all cases at once give their values (b,)
 
     @property
     def key(self) -> str:
@@ -161,11 +149,7 @@ class _ScoredLabels:
 
 
 def _bag_values(metrics: Iterable[Metric], probs: np.ndarray, y: np.ndarray, threshold: float) -> dict[str, float]:
-    """Values by key of metrics of a table of probabilities (b, C) and labels (b,); nan without cases.
-
-    With more than two classes each class is ranked against the rest, the answer is the most probable class, and
-    ranking metrics are means over the classes that have cases and are not all cases.
-    """
+    """Values by key from probabilities (b, C) and labels (b,), nan without cases; many classes as in `bag_metrics`."""
     if len(y) == 0:
         return {metric.key: float("nan") for metric in metrics}
     two = _ScoredLabels(probs[:, 1], y > 0, threshold)

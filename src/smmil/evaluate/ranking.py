@@ -83,10 +83,7 @@ class OperatingPoints(NamedTuple):
 
 
 class _SortedScores:
-    """Scores sorted once and counted with any weights, as the bootstrap does.
-
-    hits, alarms  how much of a true and of a false positive each score is: 1 and 0 for a positive instance
-    """
+    """Scores sorted once and counted with any weights; hits, alarms: how much of a true or false positive each is."""
 
     def __init__(self, scores: np.ndarray, hits: np.ndarray, alarms: np.ndarray):
         # shares of a hit are summed in an order of their own, so that the order of the cases leaves no rounding behind
@@ -99,10 +96,7 @@ class _SortedScores:
         self.hits, self.alarms = hits[self.order].astype(kind), alarms[self.order].astype(kind)
 
     def points(self, weights: np.ndarray | None = None) -> OperatingPoints:
-        """One row per distinct score, so tied scores are always called together.
-
-        weights  how often each row counts, in the order of `order`, best first
-        """
+        """One row per distinct score: ties are called together. `weights`: how often each row of `order` counts."""
         hits, alarms = self.hits, self.alarms
         if weights is not None:
             hits, alarms = hits * weights, alarms * weights

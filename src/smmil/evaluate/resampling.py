@@ -16,16 +16,13 @@ _POLE = 1e-300  # beyond the pole of the bend, six deviations out or more, the l
 
 
 class _Interval(NamedTuple):
-    """An interval, the method that was really used, remarks, and the p value that belongs to it.
-
-    p  two-sided, of the value 0: below 1 - level exactly where the interval excludes 0, and never below 2 / (draws + 1)
-    """
+    """An interval, the method that was really used, remarks, and the p value that belongs to it."""
 
     low: float
     high: float
     method: str
     notes: list[str]
-    p: float
+    p: float  # two-sided, of 0: below 1 - level exactly where the interval excludes 0; at least 2 / (draws + 1)
 
 
 class _Bend(NamedTuple):
@@ -102,10 +99,7 @@ def interval(
 
 
 def _p_of_zero(values: np.ndarray, bend: _Bend) -> float:
-    """Twice what the interval leaves out on one side when its end there just reaches 0; draws of 0 oppose both sides.
-
-    This turns the interval around, down to its interpolation between draws, so that the two never contradict.
-    """
+    """Two-sided p of 0: the interval turned around, down to its interpolation; draws of 0 oppose both sides."""
     least = 2 / (len(values) + 1)
     above, below = bend.straight(_share(values, "right")), 1 - bend.straight(_share(values, "left"))
     return min(1.0, max(least, 2 * min(above, below)))

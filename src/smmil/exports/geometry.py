@@ -17,15 +17,11 @@ _NEAR_WHOLE = 1e-3  # what is whole up to this rounding becomes whole
 
 @dataclass(frozen=True)
 class SlideFacts:
-    """What is known about the slide; None where unknown.
+    """What is known about the slide; None where unknown."""
 
-    size    (width, height) of level 0           bounds  (x, y, width, height) of the scanned area in it
-    mpp     micrometres per level-0 pixel
-    """
-
-    size: tuple[int, int] | None = None
-    bounds: tuple[int, int, int, int] | None = None
-    mpp: float | None = None
+    size: tuple[int, int] | None = None  # (width, height) of level 0
+    bounds: tuple[int, int, int, int] | None = None  # (x, y, width, height) of the scanned area in it
+    mpp: float | None = None  # micrometres per level-0 pixel
 
     @property
     def offset(self) -> tuple[int, int]:
@@ -177,11 +173,7 @@ _MOST_VOXELS = 2**30
 
 
 def _scan_heat(case: ExportCase, volume: Volume, rows: Rows = ALL) -> np.ndarray:
-    """float32 (slices, rows, columns) as `open_volume` shows them, nan where no instance lies.
-
-    With one coordinate an instance is a whole slice, counted from the foot; with three it is a box of voxels
-    (column, row, slice). `rows` picks instances.
-    """
+    """float32 (slices, rows, columns) as `open_volume` shows them: whole slices or boxes of voxels; nan elsewhere."""
     if int(np.prod(volume.shape)) > _MOST_VOXELS:
         raise DataError(f"{volume.name}: {volume.shape} voxels are too many for one map; export a table instead")
     if case.axes == 3:

@@ -149,10 +149,7 @@ def _identifier(key: str, what: object) -> str:
 
 
 def _write_csv(case: ExportCase, path: Path) -> None:
-    """Write the table as CSV (UTF-8); provenance is repeated in every row, since CSV has no header for it.
-
-    Texts that a spreadsheet would compute begin with ' instead.
-    """
+    """Write the table as CSV (UTF-8), provenance in every row; texts a spreadsheet would compute begin with '."""
     table = _instance_table(case)
     for key, value in {"bag": case.id, **case.facts}.items():
         table[key] = inert(value)

@@ -10,18 +10,9 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import ConfigError, MissingExtra
+from smmil.exports import geometry
 from smmil.exports.case import ExportCase
-from smmil.exports.geometry import (
-    ALL,
-    SlideFacts,
-    _extent,
-    _scan_heat,
-    _slice_scores,
-    _slide_heat,
-    boxes,
-    paint,
-    slide_facts,
-)
+from smmil.exports.geometry import ALL, SlideFacts, boxes, paint, slide_facts
 from smmil.exports.registry import ExportFormat, register_export
 from smmil.files import replacing
 from smmil.images.volume import Volume, parse_window, window
@@ -33,10 +24,7 @@ _PAPER = np.array([246, 245, 242], np.float32)
 
 
 def _write_png(case: ExportCase, path: Path) -> None:
-    """Write the scores as colours (viridis, 2nd to 98th percentile of the case) over what is known of the image.
-
-    The longest side has at most `size` pixels. With a threshold only instances that reach it are coloured.
-    """
+    """Write scores as colours (viridis, 2nd to 98th percentile) over the image; with a threshold what reaches it."""
     try:
         from PIL import Image, PngImagePlugin
     except ModuleNotFoundError:
@@ -66,15 +54,12 @@ def _over_slide(case: ExportCase) -> np.ndarray:
             if small.damaged:
                 case.notes.append(f"{len(small.damaged)} damaged part(s) of the slide were left white")
         else:
-            base, scale = _blank(_extent(rectangles, facts.size), case.size)
+            size = geometry._extent(rectangles, facts.size)
+            scale = max(1.0, max(size) / case.size)
+            width, height = (max(1, min(case.size, ceil(side / scale - 1e-6))) for side in size)
+            base = np.broadcast_to(_PAPER, (height, width, 3)).copy()
     rows = ALL if case.positive is None else case.positive
     return _tinted(base, paint(rectangles[rows] / scale, case.score[rows], base.shape[:2]), case)
-
-
-def _blank(size: tuple[int, int], longest: int) -> tuple[np.ndarray, float]:
-    scale = max(1.0, max(size) / longest)
-    width, height = (max(1, min(longest, ceil(side / scale - 1e-6))) for side in size)
-    return np.broadcast_to(_PAPER, (height, width, 3)).copy(), scale
 
 
 def _colours(case: ExportCase, heat: np.ndarray) -> np.ndarray:
@@ -97,8 +82,8 @@ def _contact_sheet(case: ExportCase) -> np.ndarray:
     cell = max(4, case.size // across)
     sheet = np.zeros((cell * ceil(len(volume) / across), cell * across, 3), np.float32)
     rows = ALL if case.positive is None else case.positive
-    heat = _scan_heat(case, volume, rows) if case.axes == 3 else None
-    scores = _slice_scores(case, len(volume), rows) if case.axes == 1 else np.full(len(volume), np.nan)
+    heat = geometry._scan_heat(case, volume, rows) if case.axes == 3 else None
+    scores = geometry._slice_scores(case, len(volume), rows) if case.axes == 1 else np.full(len(volume), np.nan)
     border = max(1, cell // 24)
     for index in range(len(volume)):
         top, left = (place * cell for place in divmod(index, across))
@@ -132,7 +117,7 @@ _LOWEST, _HIGHEST, _NO_DATA = 340, 341, 42113  # SMinSampleValue and SMaxSampleV
 def _write_tiff(case: ExportCase, path: Path) -> None:
     """Write the whole slide, bounds not cut off, one map pixel per 2^k level-0 pixels; nan where there is no instance.
 
-    ASAP lays a map over a slide whose sides are a power of two larger. See `geometry.reduction` for the choice of k.
+    ASAP lays a map over a slide whose sides are a power of two larger. See `geometry._reduction` for the choice of k.
     Smaller levels follow, halved until they fit into one tile.
     """
     try:
@@ -142,13 +127,16 @@ def _write_tiff(case: ExportCase, path: Path) -> None:
     case.need_slide("a TIFF map")
     facts = slide_facts(case)
     rectangles = boxes(case, facts)
-    size = _extent(rectangles, facts.size)
+    size = geometry._extent(rectangles, facts.size)
     if facts.size is None:
         case.notes.append("the size of the slide is not known: the map ends with the last tile")
-    heat, r, exact = _slide_heat(case, rectangles, size)
+    heat, r, exact = geometry._slide_heat(case, rectangles, size)
     about = _about(case, facts, size, r, exact)
+    levels = [heat]
+    while max(levels[-1].shape) > _TILE_SIDE:
+        levels.append(_halved(levels[-1]))
     with replacing(path) as temporary, tifffile.TiffWriter(temporary) as file:
-        for depth, level in enumerate(_levels(heat)):
+        for depth, level in enumerate(levels):
             tags = _tags(case, facts, r * 2**depth)
             file.write(level, description=about if depth == 0 else None, subfiletype=1 if depth else 0, **tags)
 
@@ -157,13 +145,6 @@ register_export(ExportFormat(
     "tiff", _write_tiff, (".tif", ".tiff"), "float32 pyramid of scores", "ASAP, ImageJ, tifffile",
     slide="optional", extra="slides",
 ))  # fmt: skip
-
-
-def _levels(heat: np.ndarray) -> list[np.ndarray]:
-    levels = [heat]
-    while max(levels[-1].shape) > _TILE_SIDE:
-        levels.append(_halved(levels[-1]))
-    return levels
 
 
 def _halved(heat: np.ndarray) -> np.ndarray:
@@ -227,7 +208,7 @@ def _write_nifti(case: ExportCase, path: Path) -> None:
     if case.axes == 2:
         raise ConfigError(f"{case.id}: nifti is for scans, but this case is a slide; choose tiff, geojson or dicom-pm")
     volume = case.volume("nifti")
-    image = nibabel.Nifti1Image(_scan_heat(case, volume).transpose(2, 1, 0), volume.affine)
+    image = nibabel.Nifti1Image(geometry._scan_heat(case, volume).transpose(2, 1, 0), volume.affine)
     image = _as_stored(image, volume, case.image)
     _describe(image.header, case)
     data = image.to_bytes()

@@ -1,7 +1,4 @@
-"""The table of export formats: command line, viewer and documentation read it.
-
-Each writer adds its own row with `register_export`, in the file in which it is written.
-"""
+"""The table of export formats, which command line, viewer and docs read; each writer registers its own row."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,39 +9,25 @@ from smmil.errors import ConfigError, DataError
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import boxes, slide_facts
 
-ImageNeed = Literal["never", "optional", "image", "dicom"]
+ImageNeed = Literal["never", "optional", "image", "dicom"]  # optional: with or without; dicom: a DICOM image only
 ThresholdNeed = Literal["never", "optional", "needed"]
 
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """One export format: how it is written, and which cases and options it takes.
+    """One export format: how it is written, and which cases and options it takes."""
 
-    name       value of --to
-    write      function that writes one case to a path, atomically
-    endings    file endings, the default one first
-    content    what the file holds
-    opens_in   programs that read it
-    slide      whether slides can be written: "never"; "optional" with or without their image; with their "image";
-               or with their "dicom" image only
-    scan       the same for CT scans
-    unplaced   whether cases can be written whose instances have no known positions
-    threshold  whether the score threshold is used: "never", "optional" or "needed"
-    sized      whether --size is used
-    extra      extra of the package that the writer needs; None: none
-    """
-
-    name: str
-    write: Callable[[ExportCase, Path], None]
-    endings: tuple[str, ...]
-    content: str
-    opens_in: str
-    slide: ImageNeed = "never"
-    scan: ImageNeed = "never"
-    unplaced: bool = False
-    threshold: ThresholdNeed = "never"
-    sized: bool = False
-    extra: str | None = None
+    name: str  # value of --to
+    write: Callable[[ExportCase, Path], None]  # writes one case to a path, atomically
+    endings: tuple[str, ...]  # of files, the default one first
+    content: str  # what the file holds
+    opens_in: str  # programs that read it
+    slide: ImageNeed = "never"  # whether slides can be written, and what image they need
+    scan: ImageNeed = "never"  # the same for CT scans
+    unplaced: bool = False  # whether cases can be written whose instances have no known positions
+    threshold: ThresholdNeed = "never"  # whether the score threshold is used
+    sized: bool = False  # whether --size is used
+    extra: str | None = None  # extra of the package that the writer needs; None: none
 
     @property
     def needs_image(self) -> bool:
@@ -77,28 +60,21 @@ def register_export(format_: ExportFormat) -> ExportFormat:
 
 
 def possible_formats(kind: str, case: ExportCase) -> list[str]:
-    """Names of the formats that a case (`slide`, `scan`, `points` or `none`) can be written to.
-
-    `case.image` must be set only if it can be read and belongs to the case. Maps need positions in pixels.
-    """
+    """Formats for a case (`slide`, `scan`, `points` or `none`); its image must be set only if readable and its own."""
     if kind == "none" and case.prediction.coords is not None:
         return []
-    placed = (kind == "slide" and _has_pixels(case)) or (kind == "scan" and case.image is not None)
+    placed = kind == "scan" and case.image is not None
+    if kind == "slide":
+        try:
+            placed = len(boxes(case, slide_facts(case))) > 0
+        except DataError:  # the level-0 pixels of the instances are not known
+            placed = False
     if not placed:
         return [format_.name for format_ in FORMATS.values() if format_.unplaced]
     met = {"optional"} if case.image is None else {"optional", "image"}
     if case.image is not None and (case.image.is_dir() or case.image.suffix.lower() == ".dcm"):
         met.add("dicom")
     return [f.name for f in FORMATS.values() if (f.slide if kind == "slide" else f.scan) in met]
-
-
-def _has_pixels(case: ExportCase) -> bool:
-    """Whether the level-0 pixels of the instances are known."""
-    try:
-        boxes(case, slide_facts(case))
-    except DataError:
-        return False
-    return True
 
 
 def format_table() -> str:

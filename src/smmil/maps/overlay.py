@@ -80,10 +80,7 @@ def draw_scores(
     colour_scale: str,
     above: str = "",
 ) -> None:
-    """The map, the outline of the known lesion on it, a scale bar and a labelled colour bar.
-
-    Instances on no lattice are dots, and known lesions among them rings.
-    """
+    """The map, outline of the known lesion, scale bar and colour bar; scattered instances are dots, lesions rings."""
     low, high, scale = canvas.limits_of(scores, limits)
     how = {"cmap": canvas.colours(colour_scale), "vmin": low, "vmax": high}
     lesion = truth_values(prediction)

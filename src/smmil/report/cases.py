@@ -162,7 +162,8 @@ def _all_cases(
     tables = [{p.id: p for p in predictions} for predictions in models.values()]
     ids = sorted({id_ for table in tables for id_ in table})
     cases = [_case(id_, [table.get(id_) for table in tables], column, bits) for id_ in ids]
-    return sorted(cases, key=_worst_first)
+    errors = {case.id: next(v["error"] for v in case.facts["verdicts"] if v is not None) for case in cases}
+    return sorted(cases, key=lambda case: (2.0 if errors[case.id] is None else -errors[case.id], case.id))
 
 
 def _case(id_: str, predictions: list[Prediction | None], column: int | None, bits: int) -> _ReportCase:
@@ -198,12 +199,6 @@ def _outcome(y: int | None, answer: int, classes: int = 2) -> str:
     if classes > 2:
         return "correct" if y == answer else "wrong"
     return f"{'true' if y == answer else 'false'} {'positive' if answer else 'negative'}"
-
-
-def _worst_first(case: _ReportCase) -> tuple[float, str]:
-    errors = [verdict["error"] for verdict in case.facts["verdicts"] if verdict is not None]
-    first = errors[0] if errors else None
-    return (2.0 if first is None else -first, case.id)
 
 
 def _part(prediction: Prediction) -> str | None:

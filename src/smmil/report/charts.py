@@ -18,17 +18,14 @@ _FINENESS = 500  # points nearer than 1/500 of the axis cannot be told apart on 
 
 @dataclass(frozen=True)
 class _Line:
-    """A curve of one model.
-
-    slot  number that decides the colour: that of the model      dash  number that decides the dashes; None: the same
-    """
+    """A curve of one model."""
 
     name: str
-    slot: int
+    slot: int  # decides the colour: that of the model
     x: np.ndarray
     y: np.ndarray
     sizes: Sequence[int] = ()
-    dash: int | None = None
+    dash: int | None = None  # decides the dashes; None: as the slot
 
     @property
     def pen(self) -> str:
@@ -175,7 +172,7 @@ def _histogram_chart(title: str, found: Histogram, *, words: str) -> str:
         {"kind": kind, "points": scale.points(edges, np.concatenate([[0], np.repeat(shares, 2), [0]]))}
         for kind, shares in (("negative", found.negative), ("positive", found.positive))
     ]
-    ruled = _ticks_between(low, high), _ticks(top)
+    ruled = _ticks(high, low), _ticks(top)
     return _figure(scale, ruled, title=title, words=words, axes=("score", "share of instances"), areas=areas)
 
 
@@ -210,16 +207,10 @@ def _dots(scale: _Axes, line: _Line) -> list[dict[str, Any]]:
     ]
 
 
-def _ticks(most: float, about: int = 5) -> list[float]:
-    """Round numbers from 0 to at most `most`: about five steps of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** np.floor(np.log10(most / about))
-    step = min((f * power for f in (1, 2, 5, 10)), key=lambda s: abs(most / s - about))
-    return [step * k for k in range(int(most / step * (1 + 1e-9)) + 1)]
-
-
-def _ticks_between(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`, as far apart as those from 0 would be."""
-    step = _ticks(high - low)[1]
+def _ticks(high: float, low: float = 0.0, about: int = 5) -> list[float]:
+    """Round numbers from `low` to `high`: about five steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** np.floor(np.log10((high - low) / about))
+    step = min((f * power for f in (1, 2, 5, 10)), key=lambda s: abs((high - low) / s - about))
     first, last = np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9)
     return [float(k) * step for k in range(int(first), int(last) + 1)]
 

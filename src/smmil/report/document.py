@@ -20,20 +20,10 @@ from smmil.images.volume import Window
 from smmil.maps import canvas
 from smmil.prediction import Prediction
 from smmil.redact import safe_text, without_names
+from smmil.report import numbers
 from smmil.report.cases import _all_cases, _ReportCase
 from smmil.report.charts import SLOTS, _figures
-from smmil.report.numbers import (
-    CASES,
-    INSTANCES,
-    Results,
-    Section,
-    _measure,
-    _metric_rows,
-    _other_cases,
-    _other_instances,
-    _remarks,
-    _Row,
-)
+from smmil.report.numbers import Results, Section
 from smmil.report.pictures import _all_pictures, _CasePicture
 from smmil.report.sources import INTENDED_USE, _caveats, _data_card, _load_sources, _model_card, _PredictionSource
 from smmil.web import render, script_bundle, static_text
@@ -50,19 +40,15 @@ _TILES = (
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """A written page: its path, models, number of cases and size, and the problems met on the way.
-
-    without_picture  {case: why its image is not shown}     damaged  {case: what of its image cannot be decoded}
-    left_out         {file of predictions: why it cannot be read}
-    """
+    """A written page: its path, models, number of cases and size, and the problems met on the way."""
 
     page: Path
     models: list[str]
     n_cases: int
     n_bytes: int
-    without_picture: dict[str, str] = field(default_factory=dict)
-    damaged: dict[str, str] = field(default_factory=dict)
-    left_out: dict[Path, str] = field(default_factory=dict)
+    without_picture: dict[str, str] = field(default_factory=dict)  # {case: why its image is not shown}
+    damaged: dict[str, str] = field(default_factory=dict)  # {case: what of its image cannot be decoded}
+    left_out: dict[Path, str] = field(default_factory=dict)  # {file: why it cannot be read}
 
 
 def write_report(
@@ -94,7 +80,7 @@ def write_report(
         raise ConfigError(f"max_mb: got {max_mb}, expected at least 2; the page itself needs 1 MB")
     sources = _load_sources(places)
     models = {source.name: source.predictions for source in sources}
-    results = _measure(models, validation=validation, threshold=threshold, column=column, resamples=resamples)
+    results = numbers._measure(models, validation=validation, threshold=threshold, column=column, resamples=resamples)
     room = int(max_mb * 1e6) - _PAGE_BYTES
     cases = _fitting_cases(models, column, room)
     room -= _size(cases)
@@ -183,7 +169,7 @@ def _summary(sources: Sequence[_PredictionSource], results: Results) -> dict[str
     """Caveats, tiles with the main numbers, the table of all metrics, and remarks."""
     first = sources[0].predictions
     models = {source.name: source.predictions for source in sources}
-    reasons = {CASES: _other_cases(models), INSTANCES: _other_instances(models)}
+    reasons = {numbers.CASES: numbers._other_cases(models), numbers.INSTANCES: numbers._other_instances(models)}
     unmarked = {group: reason for group, reason in reasons.items() if reason is not None}  # no value is called best
     content = f"{sum(1 for p in first if p.y)} positive, {sum(p.n for p in first):,} instances"
     return {
@@ -198,13 +184,13 @@ def _summary(sources: Sequence[_PredictionSource], results: Results) -> dict[str
             for reason in dict.fromkeys(unmarked.values())
         ],
         "method": _method(results, unmarked),
-        "remarks": _remarks(results),
+        "remarks": numbers._remarks(results),
     }
 
 
 def _tiles(results: Results) -> Iterator[dict[str, Any]]:
     for heading, path, words in _TILES:
-        values = _values(next(row for row in _metric_rows() if row.path == path), results)
+        values = _values(next(row for row in numbers._metric_rows() if row.path == path), results)
         if any(value["value"] is not None for value in values):
             yield {"heading": heading, "values": values, "words": words}
 
@@ -212,14 +198,14 @@ def _tiles(results: Results) -> Iterator[dict[str, Any]]:
 def _metrics(results: Results, unmarked: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
     """(group, rows) of the metrics that at least one model has."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in _metric_rows():
+    for row in numbers._metric_rows():
         if any(row.value(found) is not None for found in results.values()):
             values = _values(row, results, marked=row.group not in unmarked)
             groups.setdefault(row.group, []).append({"name": row.name, "values": values})
     return list(groups.items())
 
 
-def _values(row: _Row, results: Results, marked: bool = False) -> list[dict[str, Any]]:
+def _values(row: numbers._Row, results: Results, marked: bool = False) -> list[dict[str, Any]]:
     """One metric of every model as text; the best printed value is marked unless all are equal."""
     printed = {name: row.value(found) for name, found in results.items()}
     ranks = [row.better * round(value, 3) for value in printed.values() if value is not None]

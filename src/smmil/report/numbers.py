@@ -12,7 +12,7 @@ from smmil.evaluate.bootstrap import add_intervals
 from smmil.evaluate.folders import summarize_models
 from smmil.evaluate.instances import has_lesion_labels
 from smmil.evaluate.levels import froc
-from smmil.evaluate.metrics import METRICS, Level, Metric, PooledMetric, metrics_of
+from smmil.evaluate.metrics import METRICS, Level, PooledMetric, metrics_of
 from smmil.prediction import Prediction
 
 Models = Mapping[str, Sequence[Prediction]]
@@ -47,16 +47,15 @@ class _Row:
 def _metric_rows() -> list[_Row]:
     """Rows of a report from the registry of metrics: cases, instances, lesions, then energies."""
     groups: dict[Level, str] = {"bag": CASES, "instance": INSTANCES, "lesion": INSTANCES, "energy": SMOOTH}
-    metrics = [(group, metric) for level, group in groups.items() for metric in metrics_of(level)]
-    return [_row(group, metric, pool) for group, metric in metrics if not metric.same_as for pool in metric.pools]
-
-
-def _row(group: str, metric: Metric, pool: str) -> _Row:
-    name = metric.with_pool(metric.title or metric.label, pool)
-    paths = {"instance": ("instance", pool), "lesion": ("froc",)}
-    interval = PooledMetric(metric.name, pool).label if metric.interval else None
-    path = (*paths.get(metric.level, (metric.level,)), metric.key)
-    return _Row(group, name + (" ↓" if metric.direction < 0 else ""), path, interval, metric.direction)
+    metrics = [(group, metric) for level, group in groups.items() for metric in metrics_of(level) if not metric.same_as]
+    rows = []
+    for (group, metric), pool in ((entry, pool) for entry in metrics for pool in entry[1].pools):
+        name = metric.with_pool(metric.title or metric.label, pool) + (" ↓" if metric.direction < 0 else "")
+        paths = {"instance": ("instance", pool), "lesion": ("froc",)}
+        interval = PooledMetric(metric.name, pool).label if metric.interval else None
+        path = (*paths.get(metric.level, (metric.level,)), metric.key)
+        rows.append(_Row(group, name, path, interval, metric.direction))
+    return rows
 
 
 def _measure(

@@ -23,18 +23,12 @@ _STRIPES = 80  # along the longer side of a picture: still seen when it is made 
 
 @dataclass(frozen=True)
 class _CasePicture:
-    """A JPEG (base64) of a slide's tissue, or with all slices of a scan from foot to head, row by row.
-
-    area    rectangle that a slide's picture covers: left, top, width, height in coordinate units of the case
-    damage  what of the slide could not be decoded and is hatched, in words; None: nothing. A scan with a slice that
-            cannot be read is not shown at all
-    layout  of a scan: slices per row, width and height of each, number of slices
-    """
+    """A JPEG (base64) of a slide's tissue, or with all slices of a scan from foot to head, row by row."""
 
     jpeg: str
-    area: Area | None = None
-    damage: str | None = None
-    layout: list[int] | None = None
+    area: Area | None = None  # left, top, width, height of a slide in coordinate units
+    damage: str | None = None  # what of a slide is lost and hatched; damaged scans are not shown at all
+    layout: list[int] | None = None  # of a scan: slices per row, their width and height, number of slices
 
 
 def _lost_pixels(thumbnail: Thumbnail) -> np.ndarray:

@@ -15,15 +15,12 @@ from smmil.redact import safe_text, without_names
 
 @dataclass(frozen=True)
 class _PredictionSource:
-    """One model: its name, its predictions, and run.json of its run (empty when there is none).
-
-    left_out  {file: reason} of predictions that could not be read
-    """
+    """One model: its name, its predictions, and run.json of its run (empty when there is none)."""
 
     name: str
     predictions: Sequence[Prediction]
     run: dict[str, Any] = field(default_factory=dict)
-    left_out: dict[Path, str] = field(default_factory=dict)
+    left_out: dict[Path, str] = field(default_factory=dict)  # reasons why files could not be read
 
 
 def _load_sources(places: Sequence[str | Path]) -> list[_PredictionSource]:
@@ -114,13 +111,15 @@ def _model_card(source: _PredictionSource, licences: Mapping[str, str]) -> list[
     features = _mapping(meta.get("features")) or _mapping(run.get("features"))
     split, made = _mapping(meta.get("split")), _mapping(run.get("model"))
     encoder, bags, parts = features.get("encoder"), _mapping(run.get("bags")), " + ".join(_parts_of(source.predictions))
+    named = str(encoder).split("@")[0]  # name@revision
+    licence = features.get("licence") or meta.get("licence") or licences.get(named)
     rows = [
         ("Model", meta.get("model") or made.get("name")),
         ("Options", _pairs(_mapping(made.get("options")))),
         ("Parameters", f"{run['parameters']:,}" if isinstance(run.get("parameters"), int) else None),
         ("Scores are", meta.get("score_kind")),
         ("Encoder", encoder),
-        ("Encoder licence", _licence(meta, features, encoder, licences)),
+        ("Encoder licence", licence or f"{_UNSTATED}; check the terms of the encoder before use"),
         ("Features made by recipe", _short(features.get("recipe"))),
         ("Trained until", _pairs({"checkpoint": meta.get("checkpoint"), "epoch": meta.get("epoch")})),
         ("Seed", meta.get("seed")),
@@ -169,12 +168,6 @@ def _data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
         ("Parts of the split", _parts(predictions)),
         ("Coordinates", _coordinates(predictions)),
     ]
-
-
-def _licence(meta: dict[str, Any], features: dict[str, Any], encoder: Any, licences: Mapping[str, str]) -> str:
-    named = str(encoder).split("@")[0]  # name@revision
-    stated = features.get("licence") or meta.get("licence") or licences.get(named)
-    return str(stated) if stated else f"{_UNSTATED}; check the terms of the encoder before use"
 
 
 def _parts_of(predictions: Sequence[Prediction]) -> list[str]:
