@@ -55,11 +55,11 @@ def read_slice_labels(path: str | Path) -> pd.DataFrame:
         for column in ("ID", "Label"):
             if column not in table:
                 raise DataError(f"column {column!r} is missing; expected ID,Label")
-        return _spread(_parsed(table))
+        return _by_slice(table)
 
 
-def _parsed(table: pd.DataFrame) -> pd.DataFrame:
-    """slice, subtype and label of every row; a row given twice counts once, two opinions are refused."""
+def _by_slice(table: pd.DataFrame) -> pd.DataFrame:
+    """Labels by slice and subtype; a row given twice counts once, two opinions and missing labels are refused."""
     names = table["ID"].str.strip().str.rpartition("_")
     labels = table["Label"].str.strip().map({"0": 0, "1": 1})
     wrong = np.flatnonzero(labels.isna() | (names[0] == "") | (names[2] == ""))
@@ -71,10 +71,6 @@ def _parsed(table: pd.DataFrame) -> pd.DataFrame:
     if twice.any():
         row = parsed[twice].iloc[0]
         raise DataError(f"{row['slice']}_{row['subtype']} is given both as 0 and as 1; keep one row")
-    return parsed
-
-
-def _spread(parsed: pd.DataFrame) -> pd.DataFrame:
     spread = parsed.pivot(index="slice", columns="subtype", values="label")
     if spread.empty or ANY not in spread:
         raise DataError(f"no rows for the subtype {ANY!r}; expected ID_<slice>_{ANY}")

@@ -244,10 +244,7 @@ def is_boxes(columns: Collection[str]) -> bool:
 
 
 def read_boxes(path: str | Path, positive: Collection[str] | None = None) -> _Shapes:
-    """Boxes in level-0 pixels: x, y, width, height (or xmin, ymin, xmax, ymax) and, if there are several, a class.
-
-    A class 0 marks what is no lesion, a class 1 a lesion; words follow the rules of `smmil.annotations.polygons`.
-    """
+    """Boxes in level-0 pixels: x, y, width, height or two corners, and perhaps a class: 0 (no lesion), 1 or a name."""
     path = Path(path)
     with annotation_errors(path, "a table of boxes"):
         table = read_table(path)

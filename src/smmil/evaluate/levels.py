@@ -149,14 +149,12 @@ def _averaged(parts: _Parts, threshold: float | None) -> tuple[dict[str, float],
 
 
 def _pool_notes(bags: int, labelled: int, used: int, pool: str) -> list[str]:
-    notes = []
-    if labelled and labelled < bags:
-        notes.append(f"{bags - labelled} of {bags} bags have no known instance label and are left out")
-    if used and used < labelled:
-        notes.append(f"{labelled - used} bags with known instances of one class only are left out")
-    if pool == "positive_bags" and not bags:
-        notes.append("no bag is labelled positive")
-    return notes
+    notes = (
+        (0 < labelled < bags, f"{bags - labelled} of {bags} bags have no known instance label and are left out"),
+        (0 < used < labelled, f"{labelled - used} bags with known instances of one class only are left out"),
+        (pool == "positive_bags" and not bags, "no bag is labelled positive"),
+    )
+    return [text for holds, text in notes if holds]
 
 
 class _Threshold(NamedTuple):

@@ -93,7 +93,12 @@ def mean_ranks(values: Any, ddof: int = 1) -> dict[str, tuple[float, float]]:
 
 def _rank_table(values: Any) -> tuple[list[str], np.ndarray]:
     """Names of the models and their rank in each column, (models, columns); ties share the mean rank."""
-    models, columns, table = _as_table(values)
+    if hasattr(values, "columns") and hasattr(values, "to_numpy"):
+        models, columns, table = list(values.index), list(values.columns), values.to_numpy(dtype=np.float64)
+    else:
+        rows = {model: row if isinstance(row, Mapping) else dict(enumerate(row)) for model, row in values.items()}
+        models, columns = list(rows), list(dict.fromkeys(name for row in rows.values() for name in row))
+        table = np.array([[row.get(name, np.nan) for name in columns] for row in rows.values()], dtype=np.float64)
     if not table.size:
         raise DataError("mean_ranks: the table is empty; give at least one model and one column")
     if np.isnan(table).any():
@@ -102,15 +107,6 @@ def _rank_table(values: Any) -> tuple[list[str], np.ndarray]:
     better = (table[None, :, :] > table[:, None, :]).sum(1)
     equal = (table[None, :, :] == table[:, None, :]).sum(1) - 1
     return models, np.asarray(1 + better + equal / 2)
-
-
-def _as_table(values: Any) -> tuple[list[str], list[Any], np.ndarray]:
-    if hasattr(values, "columns") and hasattr(values, "to_numpy"):
-        return list(values.index), list(values.columns), values.to_numpy(dtype=np.float64)
-    rows = {model: row if isinstance(row, Mapping) else dict(enumerate(row)) for model, row in values.items()}
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    table = [[row.get(name, np.nan) for name in columns] for row in rows.values()]
-    return list(rows), columns, np.array(table, dtype=np.float64)
 
 
 def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:

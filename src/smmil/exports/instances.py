@@ -88,11 +88,7 @@ def _measurements(case: ExportCase) -> tuple[list[str], list[list[str]]]:
         found |= {f"score {k}": column for k, column in enumerate(case.prediction.scores.T)}
     if case.prediction.y_inst is not None:
         found["label"] = np.where(case.prediction.y_inst < 0, np.nan, case.prediction.y_inst)
-    return list(found), [[_number(v) for v in column.tolist()] for column in found.values()]
-
-
-def _number(value: float) -> str:
-    return f"{value:.9g}" if value == value else '"NaN"'
+    return list(found), [[f"{v:.9g}" if v == v else '"NaN"' for v in column.tolist()] for column in found.values()]
 
 
 def _regions(case: ExportCase, rectangles: np.ndarray, facts: SlideFacts, key: str) -> Iterator[dict[str, Any]]:

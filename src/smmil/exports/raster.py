@@ -197,10 +197,7 @@ _DESCRIPTION = 80
 
 
 def _write_nifti(case: ExportCase, path: Path) -> None:
-    """Write float32 in the geometry of the scan, nan where no instance lies; the same case gives the same bytes.
-
-    Over a NIfTI file the map has its very shape and affine; over a DICOM series, those of `open_volume`.
-    """
+    """Write float32 in the geometry of the scan (of a NIfTI file its shape and affine), nan where no instance lies."""
     try:
         import nibabel
     except ModuleNotFoundError:

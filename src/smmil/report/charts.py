@@ -254,8 +254,6 @@ def _histogram(name: str, predictions: Sequence[Prediction], column: int | None)
 
 
 def _listed(results: Mapping[str, Mapping[str, Any]], *path: str) -> str:
-    parts = []
-    for name, found in results.items():
-        value = (found.get(path[0]) or {}).get(path[1])
-        parts.append(f"{name} {value:.3f}" if isinstance(value, float) and value == value else f"{name} undefined")
-    return ", ".join(parts)
+    values = {name: (found.get(path[0]) or {}).get(path[1]) for name, found in results.items()}
+    known = {name: isinstance(value, float) and value == value for name, value in values.items()}
+    return ", ".join(f"{name} {value:.3f}" if known[name] else f"{name} undefined" for name, value in values.items())

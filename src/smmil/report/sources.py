@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,8 @@ def _distinct(names: Iterable[str]) -> list[str]:
     """Names without repetition: the second `a` becomes `a (2)`."""
     given: list[str] = []
     for name in names:
-        count, shown = 1, name
-        while shown in given:
-            count += 1
-            shown = f"{name} ({count})"
-        given.append(shown)
+        numbered = (name if number == 1 else f"{name} ({number})" for number in count(1))
+        given.append(next(shown for shown in numbered if shown not in given))
     return given
 
 
@@ -144,7 +142,7 @@ def _distinct_values(predictions: Sequence[Prediction], key: str) -> list[Any]:
 def _common(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """The meta of the first prediction; facts on which predictions differ are called several."""
     changing = {key: len(_distinct_values(predictions, key)) for key in _OF_THE_MODEL}
-    several = {key: f"several ({count})" for key, count in changing.items() if count > 1}
+    several = {key: f"several ({number})" for key, number in changing.items() if number > 1}
     return {**predictions[0].meta, **several}
 
 
@@ -216,7 +214,7 @@ def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
     found = [("Not a fair test", text)] if names else []
     counts = {source.name: len(_distinct_values(source.predictions, "weights")) for source in sources}
     mixed = "the predictions of {} come from {} different weights; its numbers describe none of them."
-    found += [("Not one model", mixed.format(name, count)) for name, count in counts.items() if count > 1]
+    found += [("Not one model", mixed.format(name, number)) for name, number in counts.items() if number > 1]
     return found + [("Not all cases", _lacking(source)) for source in sources if source.left_out]
 
 
