@@ -1,6 +1,7 @@
 """The contract of every export format: atomic, deterministic, readable, private, and as its row of the table says."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import typer
 from support.export_makers import META, scan_case, slide_case
 from typer.testing import CliRunner
 
+from smmil import exports
 from smmil.cli.export import export as export_verb
 from smmil.errors import ConfigError, DataError, SmmilError
 from smmil.exports import FORMATS, ExportCase, ExportFormat, export, format_table, possible_formats, register_export
@@ -235,6 +237,31 @@ def test_a_format_registered_at_run_time_works_everywhere(tmp_path, cases, regis
     assert (tmp_path / "x.txt").read_text() == f"scan {prediction.scores.max():g} above 0.5\n"
     row = "| `hottest` | `.txt` | the highest score | any editor | slides, CT with --image | needed |"
     assert row in format_table()
+
+
+ONE_FILE = """
+from smmil.exports.registry import ExportFormat, register_export
+
+def _write_ids(case, path):
+    path.write_text(case.id)
+
+register_export(ExportFormat("ids", _write_ids, (".ids",), "the id", "any editor", slide="optional", unplaced=True))
+"""
+
+
+def test_a_new_format_is_one_new_file_beside_the_other_writers(tmp_path, monkeypatch):
+    (tmp_path / "ids_only.py").write_text(ONE_FILE)
+    monkeypatch.setattr(exports, "__path__", [*exports.__path__, str(tmp_path)])
+    before = list(FORMATS)
+    try:
+        exports._import_writers()
+        assert list(FORMATS) == [*before, "ids"]
+        export(Prediction("bare", [0.5], [1.0, 2.0], meta=META), "ids", tmp_path / "x.ids")
+        assert (tmp_path / "x.ids").read_text() == "bare"
+        assert "| `ids` | `.ids` | the id | any editor | slides |" in format_table()
+    finally:
+        FORMATS.pop("ids", None)
+        sys.modules.pop("smmil.exports.ids_only", None)
 
 
 def test_a_registered_format_is_offered_and_downloaded_in_the_viewer(tmp_path, cases, registered):

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate.ranking import auroc
+from smmil.evaluate.ranking import OperatingPoints
 from smmil.images import open_slide
 from smmil.synthetic.slides import CELL, MPP, _boxes_of, _stained_picture, stained_slides
 
@@ -62,10 +62,10 @@ def test_mean_colour_hardly_tells_a_lesion_but_the_size_of_nuclei_does():
     tiles = picture.reshape(12, CELL, 12, CELL, 3).swapaxes(1, 2)[1:-1, 1:-1].reshape(-1, CELL, CELL, 3)
     sick = lesion[1:-1, 1:-1].ravel()
     for colour in tiles.mean((1, 2)).T:
-        assert 0.3 < auroc(colour, sick) < 0.7
+        assert 0.3 < OperatingPoints.of(colour, sick).roc_area() < 0.7
     red = tiles[..., 0]
     edges = np.abs(np.diff(red, axis=1)).mean((1, 2))  # larger nuclei of the same area have less edge
-    assert auroc(-edges, sick) > 0.75
+    assert OperatingPoints.of(-edges, sick).roc_area() > 0.75
 
 
 def test_boxes_cover_exactly_the_cells_of_a_mask():

@@ -10,7 +10,7 @@ from support.metric_cases import bags, random_cases
 from smmil.errors import ConfigError
 from smmil.evaluate import bag_metrics, bootstrap_ci
 from smmil.evaluate.bags import resampled_in_words
-from smmil.evaluate.ranking import auroc
+from smmil.evaluate.ranking import OperatingPoints
 
 
 def mean_probability(predictions):
@@ -36,7 +36,7 @@ def test_the_stratified_interval_of_auroc_is_that_of_scipy_with_two_samples():
     negative, positive = rng.beta(2, 3, 25), rng.beta(3, 2, 20)
 
     def area(low, high):
-        return auroc(np.append(low, high), np.arange(len(low) + len(high)) >= len(low))
+        return OperatingPoints.of(np.append(low, high), np.arange(len(low) + len(high)) >= len(low)).roc_area()
 
     expected = stats.bootstrap(
         (negative, positive), area, n_resamples=400, method="BCa", rng=np.random.default_rng(3), vectorized=False

@@ -7,7 +7,7 @@ from support.metric_cases import chain, drawing, random_cases
 
 from smmil.errors import ConfigError
 from smmil.evaluate import froc
-from smmil.evaluate.instances import _lesions, _peaks
+from smmil.evaluate.instances import _components, _peaks
 from smmil.prediction import Prediction
 
 SLIDE = drawing(
@@ -25,7 +25,7 @@ NORMAL = drawing("normal", "12\n11", "--\n--", y=0)
 
 
 def test_lesions_of_the_drawing_are_pieces_that_touch():
-    found = _lesions(SLIDE)
+    found = _components(SLIDE.edges, SLIDE.y_inst > 0)
     # the gap in the tissue above does not join anything: (0,0) (1,0) (0,1) are one, (5,0) is one, (4,2) (5,2) are one
     assert found.max() + 1 == 3
     assert sorted(np.bincount(found[found >= 0]).tolist()) == [1, 2, 3]

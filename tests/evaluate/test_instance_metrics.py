@@ -9,7 +9,7 @@ from support.metric_cases import drawing, random_cases
 
 from smmil.errors import ConfigError
 from smmil.evaluate import best_f1_threshold, instance_metrics, summary
-from smmil.evaluate.levels import choose_threshold
+from smmil.evaluate.levels import _choose_threshold
 from smmil.prediction import Prediction
 
 
@@ -183,7 +183,7 @@ def test_the_threshold_reproduces_its_f1_on_the_same_float32_scores():
     rng = np.random.default_rng(3)
     scores = rng.normal(size=400).astype(np.float32)
     some = [Prediction("a", [0.5], scores, y=1, y_inst=(scores + rng.normal(size=400)) > 0.3)]
-    chosen = choose_threshold(some)
+    chosen = _choose_threshold(some)
     assert f"({instance_metrics(some, chosen.value)['f1']:.3f})" in chosen.source
 
 
@@ -193,8 +193,8 @@ def test_ties_between_thresholds_go_to_the_highest():
 
 
 def test_no_threshold_without_labels_and_the_reason():
-    assert choose_threshold([Prediction("a", [0.5], [1.0])]) == (None, "validation has no instance labels")
-    assert choose_threshold([bag("a", [1, 2], [0, 0])]) == (None, "validation has no positive instance")
+    assert _choose_threshold([Prediction("a", [0.5], [1.0])]) == (None, "validation has no instance labels")
+    assert _choose_threshold([bag("a", [1, 2], [0, 0])]) == (None, "validation has no positive instance")
     assert best_f1_threshold([]) is None
 
 

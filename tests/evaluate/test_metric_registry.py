@@ -1,6 +1,7 @@
 """One registration is enough: a new metric appears in every list of metrics, with the value of its function."""
 
 import importlib.util
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from smmil.experiments.run import _measured_row
 from smmil.experiments.study import _measured_metric
 from smmil.packaging.facts import measure as packaged
 from smmil.report import write_report
-from smmil.report.numbers import measure, metric_rows, value_of
+from smmil.report.numbers import _measure, _metric_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 SOME = [p for p in random_cases(24, levels=2) if p.y is not None]
@@ -147,7 +148,7 @@ def test_a_metric_that_was_removed_is_nowhere(registered):
     unregister_metric(NEW.name)
     assert NEW.name not in METRIC_NAMES
     assert "specificity" not in bag_metrics(SOME)
-    assert all(row.name != "Specificity" for row in metric_rows())
+    assert all(row.name != "Specificity" for row in _metric_rows())
     with pytest.raises(ConfigError, match="unknown value 'bag_specificity'"):
         bootstrap_ci(SOME, "bag_specificity")
 
@@ -217,6 +218,19 @@ def test_every_kind_of_metric_is_resampled_as_if_cases_were_repeated(
     assert compare(SOME, SOME, name, n=5, threshold=0.4, pool=pool)["difference"] == 0
 
 
+@pytest.mark.parametrize("classes", [1, 3, 11])
+def test_metrics_of_all_cases_at_once_are_those_of_each_case_alone(classes):
+    rng = np.random.default_rng(classes)
+    probs = rng.random(40) if classes == 1 else rng.dirichlet(np.ones(classes), 40)
+    cases = bags(probs.tolist(), rng.integers(0, max(classes, 2), 40).tolist())
+    vectorized = [metric for metric in METRICS.values() if metric.vectorized]
+    assert {metric.name for metric in vectorized} == {"bag_brier", "bag_loss"}
+    for metric in vectorized:
+        alone = [bag_metrics([case])[metric.key] for case in cases]
+        assert bag_metrics(cases)[metric.key] == math.fsum(alone) / 40
+        assert statistic(cases, metric.name).value(np.arange(40)) == np.arange(40) @ alone / np.arange(40).sum()
+
+
 def test_values_of_new_metrics_by_hand(registered):
     cases = bags([0.9, 0.2, 0.6, 0.4], [1, 0, 0, 1])
     registered(Metric("bag_new", "bag", "new", 1, "a new one", mean_margin, "arrays"))
@@ -230,10 +244,10 @@ def test_values_of_new_metrics_by_hand(registered):
 def test_a_new_metric_of_instances_is_left_out_of_reports_without_threshold(registered):
     row_name = "Specificity of tiles"
     registered(replace(NEW, name="inst_specificity", level="instance", title=row_name, hub=None))
-    row = next(row for row in metric_rows() if row.name == row_name)
-    without, given = (measure({"m": SOME}, resamples=20, threshold=cut)["m"] for cut in (None, 0.4))
-    assert value_of(without, row) is None
-    assert value_of(given, row) == instance_metrics(SOME, 0.4)["specificity"]
+    row = next(row for row in _metric_rows() if row.name == row_name)
+    without, given = (_measure({"m": SOME}, resamples=20, threshold=cut)["m"] for cut in (None, 0.4))
+    assert row.value(without) is None
+    assert row.value(given) == instance_metrics(SOME, 0.4)["specificity"]
     assert "inst_specificity" in given["ci"]
     assert "inst_specificity" not in without["ci"]
     assert "specificity are left out: no threshold was given" in " ".join(without["instance"]["all"]["notes"])

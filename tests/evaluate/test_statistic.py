@@ -7,7 +7,7 @@ from support.metric_cases import bags, random_cases
 from smmil.errors import ConfigError
 from smmil.evaluate import METRIC_NAMES, bag_metrics, energies, froc, instance_metrics
 from smmil.evaluate.bootstrap import Settings, statistic
-from smmil.evaluate.metrics import full_name
+from smmil.evaluate.metrics import _full_name
 from smmil.prediction import Prediction
 
 SOME = random_cases(24, levels=2)
@@ -74,10 +74,10 @@ def test_only_cases_that_can_be_judged_take_part():
 
 
 def test_names_have_short_and_long_forms_and_neighbours():
-    assert full_name("auroc") == "bag_auroc"
-    assert full_name("instance_f1") == "inst_f1"
+    assert _full_name("auroc") == "bag_auroc"
+    assert _full_name("instance_f1") == "inst_f1"
     with pytest.raises(ConfigError, match=r"did you mean .*inst_auroc"):
-        full_name("inst_aurok")
+        _full_name("inst_aurok")
 
 
 def test_a_metric_at_a_threshold_asks_for_it():

@@ -11,7 +11,7 @@ from support.pyramids import FLAVOURS, PLANTED, TISSUE, origin
 
 from smmil.errors import DataError
 from smmil.exports import export
-from smmil.exports.geometry import paint, reduction
+from smmil.exports.geometry import _reduction, paint
 from smmil.exports.raster import OPACITY
 from smmil.frame import Frame
 from smmil.images import open_slide
@@ -45,13 +45,13 @@ def test_an_instance_smaller_than_a_pixel_is_still_seen():
 
 
 def test_the_reduction_is_the_coarsest_power_of_two_that_keeps_every_edge():
-    assert reduction(np.array([[0, 0, 512, 512.0]]), (1024, 1024)) == (32, True)
-    assert reduction(np.array([[8, 0, 512, 512.0]]), (1024, 1024)) == (8, True)
-    assert reduction(np.array([[3, 0, 515, 512.0]]), (1024, 1024)) == (1, True)
-    assert reduction(np.array([[0.5, 0, 512.5, 512]]), (1024, 1024)) == (1, False)
+    assert _reduction(np.array([[0, 0, 512, 512.0]]), (1024, 1024)) == (32, True)
+    assert _reduction(np.array([[8, 0, 512, 512.0]]), (1024, 1024)) == (8, True)
+    assert _reduction(np.array([[3, 0, 515, 512.0]]), (1024, 1024)) == (1, True)
+    assert _reduction(np.array([[0.5, 0, 512.5, 512]]), (1024, 1024)) == (1, False)
     # 10^10 pixels are too many: the finest map of at most 2^25 pixels has 100 000 / 32 of them a side
-    assert reduction(np.array([[3, 0, 515, 512.0]]), (100_000, 100_000)) == (32, False)
-    assert reduction(np.array([[0, 0, 512, 512.0]]), (400_000, 400_000)) == (128, True)
+    assert _reduction(np.array([[3, 0, 515, 512.0]]), (100_000, 100_000)) == (32, False)
+    assert _reduction(np.array([[0, 0, 512, 512.0]]), (400_000, 400_000)) == (128, True)
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)

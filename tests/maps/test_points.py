@@ -6,7 +6,7 @@ from matplotlib.image import imread
 
 from smmil.frame import Frame
 from smmil.maps import canvas, rasterize, score_map, side_by_side
-from smmil.maps.raster import dot_positions, dots_extent, draw_dots, scattered
+from smmil.maps.raster import _draw_dots, dot_positions, dots_extent, scattered
 from smmil.prediction import Prediction
 
 GRID = np.stack(np.meshgrid(np.arange(30), np.arange(20)), -1).reshape(-1, 2)
@@ -52,14 +52,14 @@ def test_a_lattice_would_have_merged_what_dots_keep_apart():
     lost = points.n - np.isfinite(rasterize(points)[0]).sum()
     assert lost > 50
     figure = canvas.new_figure(4, 4)
-    drawn = draw_dots(figure.add_axes((0, 0, 1, 1)), points, points.scores[:, 0])
+    drawn = _draw_dots(figure.add_axes((0, 0, 1, 1)), points, points.scores[:, 0])
     assert len(drawn.get_offsets()) == points.n
 
 
 def test_a_dot_is_the_middle_of_its_instance_and_the_hottest_is_drawn_last():
     points = case([[0, 0], [100, 10], [7, 53]], Frame((10, 20)), [3.0, 9.0, 1.0])
     figure = canvas.new_figure(4, 4)
-    drawn = draw_dots(figure.add_axes((0, 0, 1, 1)), points, points.scores[:, 0])
+    drawn = _draw_dots(figure.add_axes((0, 0, 1, 1)), points, points.scores[:, 0])
     assert drawn.get_offsets().tolist() == [[12, 63], [5, 10], [105, 20]]
     assert drawn.get_array().tolist() == [1, 3, 9]
 

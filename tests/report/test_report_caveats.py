@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from smmil.errors import DataError
 from smmil.report import write_report
-from smmil.report.sources import PredictionSource, load_sources, model_card
+from smmil.report.sources import _load_sources, _model_card, _PredictionSource
 
 
 def folder_with_damage(tmp_path):
@@ -37,13 +37,13 @@ def test_a_damaged_prediction_is_left_out_and_named(tmp_path):
 def test_nothing_but_damage_is_an_error(tmp_path):
     (tmp_path / "0.npz").write_bytes(b"PK")
     with pytest.raises(DataError, match=r"0\.npz: not readable as a prediction .* no other prediction"):
-        load_sources([tmp_path])
+        _load_sources([tmp_path])
 
 
 def test_the_same_case_twice_is_refused_and_not_left_out(tmp_path):
     save_all(tmp_path, [slide_case("a", 1), slide_case("a", 2)])
     with pytest.raises(DataError, match=r"0001.npz: id 'a' is already in .*0000\.npz"):
-        load_sources([tmp_path])
+        _load_sources([tmp_path])
 
 
 def test_two_weights_in_one_folder_are_told(tmp_path):
@@ -53,7 +53,7 @@ def test_two_weights_in_one_folder_are_told(tmp_path):
     write_report([tmp_path / "m"], tmp_path / "r.html", resamples=0)
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Not one model: the predictions of m come from 2 different weights" in page
-    card = dict(model_card(PredictionSource("m", mixed), {}))
+    card = dict(_model_card(_PredictionSource("m", mixed), {}))
     assert card["Weights (SHA-256)"] == "several (2)"
     assert card["Trained until"] == "checkpoint best, epoch several (2)"
     assert card["Settings (SHA-256)"] == "not stated"
@@ -61,7 +61,7 @@ def test_two_weights_in_one_folder_are_told(tmp_path):
 
 def test_one_model_is_not_called_several(tmp_path):
     silent = replace(slide_case("b", 2), meta={**META, "weights": None})
-    card = dict(model_card(PredictionSource("m", [slide_case("a", 1), silent, slide_case("c", 3)]), {}))
+    card = dict(_model_card(_PredictionSource("m", [slide_case("a", 1), silent, slide_case("c", 3)]), {}))
     assert card["Weights (SHA-256)"] == "f" * 12
     (tmp_path / "m").mkdir()
     save_all(tmp_path / "m", [slide_case("a", 1), silent])

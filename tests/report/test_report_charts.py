@@ -7,7 +7,7 @@ import pytest
 
 from smmil.maps.charts import Histogram
 from smmil.prediction import Prediction
-from smmil.report.charts import SLOTS, Line, _curve_chart, _histogram_chart, _roc_lines, _tick_words, _ticks
+from smmil.report.charts import SLOTS, _curve_chart, _histogram_chart, _Line, _roc_lines, _tick_words, _ticks
 from smmil.web import static_text
 
 
@@ -57,7 +57,7 @@ def test_scores_that_are_all_alike_still_have_an_axis():
 
 
 def line(slot, **more):
-    return Line(f"model {slot}", slot, np.array([0, 1]), np.array([0, 1]), **more)
+    return _Line(f"model {slot}", slot, np.array([0, 1]), np.array([0, 1]), **more)
 
 
 def test_the_legend_shows_each_line_as_it_is_drawn():

@@ -9,7 +9,7 @@ from support.lesion_cases import save_all, slide_case
 from smmil.evaluate import summary
 from smmil.evaluate.folders import summarize_models
 from smmil.report import write_report
-from smmil.report.numbers import leaders, other_cases, other_instances
+from smmil.report.numbers import _other_cases, _other_instances, leaders
 
 
 def cases(p=0.0, noise=0.5):
@@ -40,16 +40,16 @@ def three_classes():
 )  # fmt: skip
 def test_what_may_be_compared(other, whole, parts):
     models = {"a": cases(), "b": other}
-    for reason, words in ((other_cases(models), whole), (other_instances(models), parts)):
+    for reason, words in ((_other_cases(models), whole), (_other_instances(models), parts)):
         assert (reason is None) == (words is None), reason
         assert words is None or words in reason
-    assert other_instances({"a": other}) is None
+    assert _other_instances({"a": other}) is None
 
 
 def test_the_order_of_cases_and_instances_does_not_matter():
     turned = [replace(p, scores=p.scores[::-1], coords=p.coords[::-1], y_inst=p.y_inst[::-1], edges=None)
               for p in cases()[::-1]]  # fmt: skip
-    assert other_instances({"a": cases(), "b": turned}) is None
+    assert _other_instances({"a": cases(), "b": turned}) is None
 
 
 def rows_of(page, group, until):

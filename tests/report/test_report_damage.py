@@ -13,7 +13,7 @@ from smmil.errors import DataError
 from smmil.images import Thumbnail
 from smmil.images.matching import Original
 from smmil.report import write_report
-from smmil.report.cases import all_cases
+from smmil.report.cases import _all_cases
 from smmil.report.pictures import _case_picture, _hatched, _lost_pixels
 from smmil.synthetic import write_pyramid
 
@@ -51,7 +51,7 @@ def test_stripes_are_only_where_pixels_were_lost():
 
 
 def test_damage_is_hatched_where_it_is_and_the_rest_is_shown(tmp_path):
-    case = all_cases({"m": [slide_case("s", 1)]})[0]
+    case = _all_cases({"m": [slide_case("s", 1)]})[0]
     picture = _case_picture(Original(pink_slide(tmp_path / "s.tiff", [(1, 1)])), case, ROOM)
     image, (left, top, width, height) = pixels(picture), picture.area
     y, x = np.indices(image.shape[:2])
@@ -67,14 +67,14 @@ def test_damage_is_hatched_where_it_is_and_the_rest_is_shown(tmp_path):
 
 
 def test_a_sound_slide_has_no_stripes_and_no_remark(tmp_path):
-    case = all_cases({"m": [slide_case("s", 1)]})[0]
+    case = _all_cases({"m": [slide_case("s", 1)]})[0]
     picture = _case_picture(Original(pink_slide(tmp_path / "s.tiff")), case, ROOM)
     assert picture.damage is None
     assert not is_grey(pixels(picture)).any()
 
 
 def test_a_slide_that_is_nothing_but_damage_has_no_picture(tmp_path):
-    case = all_cases({"m": [slide_case("s", 1)]})[0]
+    case = _all_cases({"m": [slide_case("s", 1)]})[0]
     spoilt = pink_slide(tmp_path / "s.tiff", [(i, j) for i in range(3) for j in range(3)])
     with pytest.raises(DataError, match="nothing here can be decoded"):
         _case_picture(Original(spoilt), case, ROOM)

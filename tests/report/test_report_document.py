@@ -14,7 +14,7 @@ from smmil.errors import ConfigError, DataError
 from smmil.files import write_json
 from smmil.redact import safe_text
 from smmil.report import write_report
-from smmil.report.sources import load_sources
+from smmil.report.sources import _load_sources
 
 EVIL = [
     "</script><script>alert(1)</script>", "</script x", "<!-- <script x", '"><img src=x onerror=alert(2)>',
@@ -163,10 +163,10 @@ def test_a_run_brings_its_predictions_and_facts(tmp_path):
     (run / "predictions").mkdir(parents=True)
     write_json(run / "run.json", {"bags": {"train": 96, "val": 24, "test": 30}, "parameters": 85194})
     with pytest.raises(DataError, match="smmil predict"):
-        load_sources([run])
+        _load_sources([run])
     save_all(run / "predictions", some_cases())
     for place in (run, run / "predictions"):
-        source = load_sources([place])[0]
+        source = _load_sources([place])[0]
         assert (source.name, len(source.predictions), source.run["parameters"]) == ("first", 3, 85194)
     write_report([run], tmp_path / "r.html", resamples=0)
     assert "train 96, val 24, test 30" in (tmp_path / "r.html").read_text(encoding="utf-8")
@@ -177,19 +177,19 @@ def test_a_run_with_several_parts_prefers_test_and_else_asks(tmp_path):
         (tmp_path / "run" / "predictions" / part).mkdir(parents=True)
         save_all(tmp_path / "run" / "predictions" / part, [slide_case(part)])
     write_json(tmp_path / "run" / "run.json", {})
-    assert load_sources([tmp_path / "run"])[0].predictions[0].id == "test"
+    assert _load_sources([tmp_path / "run"])[0].predictions[0].id == "test"
     (tmp_path / "run" / "predictions" / "test").rename(tmp_path / "run" / "predictions" / "train")
     with pytest.raises(DataError, match="train, val"):
-        load_sources([tmp_path / "run"])
+        _load_sources([tmp_path / "run"])
 
 
 def test_equal_names_are_told_apart_without_their_folders(tmp_path):
     for place in ("a/m", "b/m"):
         (tmp_path / place).mkdir(parents=True)
         save_all(tmp_path / place, [slide_case("s")])
-    assert [s.name for s in load_sources([tmp_path / "a/m", tmp_path / "b/m"])] == ["m", "m (2)"]
+    assert [s.name for s in _load_sources([tmp_path / "a/m", tmp_path / "b/m"])] == ["m", "m (2)"]
     with pytest.raises(DataError, match="nothing to report"):
-        load_sources([])
+        _load_sources([])
 
 
 def test_a_report_says_when_a_model_is_judged_on_cases_it_was_trained_on(tmp_path):

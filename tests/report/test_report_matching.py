@@ -14,7 +14,7 @@ from smmil.frame import Frame
 from smmil.images.matching import Original, find_originals
 from smmil.prediction import Prediction
 from smmil.report import write_report
-from smmil.report.cases import all_cases
+from smmil.report.cases import _all_cases
 from smmil.report.pictures import _case_picture
 from smmil.synthetic import write_pyramid
 
@@ -24,7 +24,7 @@ RIGHT = {"size": [EDGE, EDGE], "bounds": [0, 0, EDGE, EDGE], "mpp": 0.5}
 
 
 def case_from(slide, **more):
-    return all_cases({"m": [replace(slide_case("s", 1), meta={**META, "slide": slide}, **more)]})[0]
+    return _all_cases({"m": [replace(slide_case("s", 1), meta={**META, "slide": slide}, **more)]})[0]
 
 
 def pyramid(path, mpp=0.5):
@@ -52,7 +52,7 @@ def test_another_slide_is_refused_with_what_differs(tmp_path, wrong, words):
 
 def test_any_model_may_remember_the_slide(tmp_path):
     known = replace(slide_case("s", 1), meta={**META, "slide": {**RIGHT, "size": [9, 9]}})
-    case = all_cases({"m": [slide_case("s", 1)], "n": [known]})[0]
+    case = _all_cases({"m": [slide_case("s", 1)], "n": [known]})[0]
     with pytest.raises(DataError, match="pixels 9 x 9"):
         _case_picture(Original(marked_slide(tmp_path / "s.png", (1, 1))), case, ROOM)
 
@@ -72,7 +72,7 @@ def test_coordinates_in_micrometres_lie_on_the_right_pixels(tmp_path):
     """STAMP counts micrometres: with 0.25 µm per pixel a tile of 8 µm is 32 pixels."""
     pixel = slide_case("s", 1)
     case = replace(pixel, coords=pixel.coords * 0.25, frame=Frame((8, 8), (1.0, 1.0), "um"))
-    picture = _case_picture(Original(pyramid(tmp_path / "s.tiff", 0.25)), all_cases({"m": [case]})[0], ROOM)
+    picture = _case_picture(Original(pyramid(tmp_path / "s.tiff", 0.25)), _all_cases({"m": [case]})[0], ROOM)
     image, (left, top, width, height) = pixels(picture), picture.area
     rows, columns = np.nonzero(image.mean(2) < 128)
     assert left + (columns.mean() + 0.5) * width / image.shape[1] == pytest.approx(14.5 * 8, abs=0.3)
@@ -80,7 +80,7 @@ def test_coordinates_in_micrometres_lie_on_the_right_pixels(tmp_path):
     blank = Image.fromarray(np.zeros((EDGE, EDGE, 3), np.uint8))
     blank.save(tmp_path / "s.png")
     with pytest.raises(DataError, match="column mpp"):
-        _case_picture(Original(tmp_path / "s.png"), all_cases({"m": [case]})[0], ROOM)
+        _case_picture(Original(tmp_path / "s.png"), _all_cases({"m": [case]})[0], ROOM)
 
 
 def test_the_command_tells_a_wrong_slide_and_exits_with_3(tmp_path):

@@ -5,11 +5,11 @@ import pytest
 from support.lesion_cases import save_all, slide_case
 
 from smmil.evaluate import bag_metrics, bootstrap_ci
-from smmil.evaluate.ranking import _auprc, auroc
+from smmil.evaluate.ranking import OperatingPoints
 from smmil.prediction import Prediction
-from smmil.report.cases import _outcome, all_cases, verdict
-from smmil.report.charts import _froc_lines, _precision_lines, _reliability_lines, _roc_lines, figures
-from smmil.report.numbers import interval_of, measure, metric_rows, remarks, value_of
+from smmil.report.cases import _all_cases, _outcome, verdict
+from smmil.report.charts import _figures, _froc_lines, _precision_lines, _reliability_lines, _roc_lines
+from smmil.report.numbers import _measure, _metric_rows, _remarks
 
 
 def bag(name, p, y):
@@ -27,7 +27,7 @@ def test_the_area_below_the_drawn_roc_is_the_auroc():
     cases = random_bags(400)
     line = _roc_lines({"m": cases})[0]
     probs, y = np.array([p.positive_prob for p in cases]), np.array([p.y for p in cases])
-    assert np.trapezoid(line.y, line.x) == pytest.approx(auroc(probs, y > 0), abs=0.004)
+    assert np.trapezoid(line.y, line.x) == pytest.approx(OperatingPoints.of(probs, y > 0).roc_area(), abs=0.004)
     assert (line.x[0], line.y[0], line.x[-1], line.y[-1]) == (0, 0, 1, 1)
     assert len(line.x) <= len(cases) + 1
 
@@ -37,7 +37,7 @@ def test_a_long_curve_is_thinned_without_losing_area_or_ends():
     line = _roc_lines({"m": cases})[0]
     probs, y = np.array([p.positive_prob for p in cases]), np.array([p.y for p in cases])
     assert len(line.x) < 3000
-    assert np.trapezoid(line.y, line.x) == pytest.approx(auroc(probs, y > 0), abs=3e-4)
+    assert np.trapezoid(line.y, line.x) == pytest.approx(OperatingPoints.of(probs, y > 0).roc_area(), abs=3e-4)
     assert (line.x[-1], line.y[-1]) == (1, 1)
 
 
@@ -49,7 +49,8 @@ def test_a_hand_made_roc_and_precision_curve():
     np.testing.assert_allclose(curve.x, [0, 0.5, 0.5, 1, 1])
     np.testing.assert_allclose(curve.y, [1, 1, 0.5, 2 / 3, 0.5])
     steps = np.sum(np.diff(curve.x) * curve.y[1:])
-    assert steps == pytest.approx(_auprc(np.array([0.9, 0.8, 0.7, 0.1]), np.array([1, 0, 1, 0]) > 0))
+    points = OperatingPoints.of(np.array([0.9, 0.8, 0.7, 0.1]), np.array([1, 0, 1, 0]) > 0)
+    assert steps == pytest.approx(points.average_precision())
 
 
 def test_several_classes_get_a_curve_each():
@@ -68,7 +69,7 @@ def test_empty_bins_are_not_drawn_as_zero():
 
 def test_the_froc_line_is_a_staircase_that_ends_at_eight():
     cases = {"m": [slide_case(f"s{i}", i, y=i % 2, noise=2.0) for i in range(8)]}
-    line = _froc_lines(measure(cases, resamples=0))[0]
+    line = _froc_lines(_measure(cases, resamples=0))[0]
     assert (line.x[0], line.x[-1]) == (0, 8)
     assert (np.diff(line.y) >= 0).all()
     assert not ((np.diff(line.x) > 0.02) & (np.diff(line.y) > 0.004)).any()
@@ -76,35 +77,35 @@ def test_the_froc_line_is_a_staircase_that_ends_at_eight():
 
 def test_numbers_are_those_of_the_evaluation():
     cases = random_bags()
-    found = measure({"m": cases}, resamples=200)["m"]
-    row = metric_rows()[0]
+    found = _measure({"m": cases}, resamples=200)["m"]
+    row = _metric_rows()[0]
     ci = bootstrap_ci(cases, "bag_auroc", n=200)
-    assert value_of(found, row) == bag_metrics(cases)["auroc"]
-    assert interval_of(found, row) == (ci["low"], ci["high"])
-    assert all(value_of(found, r) is None for r in metric_rows() if r.group.startswith("Where"))
+    assert row.value(found) == bag_metrics(cases)["auroc"]
+    assert row.ends(found) == (ci["low"], ci["high"])
+    assert all(r.value(found) is None for r in _metric_rows() if r.group.startswith("Where"))
 
 
 def test_nothing_labelled_still_gives_a_report():
     cases = [Prediction(f"c{i}", [0.4], [1.0, 2.0]) for i in range(3)]
-    found = measure({"m": cases}, resamples=50)
-    assert all(value_of(found["m"], row) is None for row in metric_rows())
-    assert figures({"m": cases}, found) == []
-    assert any("no case has a label" in note for note in remarks(found))
+    found = _measure({"m": cases}, resamples=50)
+    assert all(row.value(found["m"]) is None for row in _metric_rows())
+    assert _figures({"m": cases}, found) == []
+    assert any("no case has a label" in note for note in _remarks(found))
 
 
 def test_instance_f1_appears_with_a_threshold_only():
     cases = [slide_case(f"s{i}", i, y=i % 2) for i in range(6)]
-    f1 = next(row for row in metric_rows() if row.interval == "inst_f1")
-    assert value_of(measure({"m": cases}, resamples=0)["m"], f1) is None
-    found = measure({"m": cases}, resamples=50, threshold=1.5)["m"]
-    assert value_of(found, f1) > 0.9
-    assert interval_of(found, f1) is not None
+    f1 = next(row for row in _metric_rows() if row.interval == "inst_f1")
+    assert f1.value(_measure({"m": cases}, resamples=0)["m"]) is None
+    found = _measure({"m": cases}, resamples=50, threshold=1.5)["m"]
+    assert f1.value(found) > 0.9
+    assert f1.ends(found) is not None
 
 
 def test_the_threshold_is_chosen_on_validation_cases(tmp_path):
     (tmp_path / "m").mkdir()
     save_all(tmp_path / "m", [slide_case(f"v{i}", i + 20, y=1, noise=0.2) for i in range(4)])
-    found = measure({"m": [slide_case("t", 1)]}, validation=[tmp_path / "m"], resamples=0)["m"]
+    found = _measure({"m": [slide_case("t", 1)]}, validation=[tmp_path / "m"], resamples=0)["m"]
     assert 0.5 < found["threshold"]["value"] < 3.5
     assert "validation" in found["threshold"]["source"]
 
@@ -130,11 +131,11 @@ def test_error_is_one_minus_the_probability_of_the_true_class():
 
 def test_worst_mistakes_come_first_and_unlabelled_last():
     cases = [bag("fine", 0.9, 1), bag("awful", 0.95, 0), bag("unknown", 0.5, None), bag("bad", 0.3, 1)]
-    assert [case.id for case in all_cases({"m": cases})] == ["awful", "bad", "fine", "unknown"]
+    assert [case.id for case in _all_cases({"m": cases})] == ["awful", "bad", "fine", "unknown"]
 
 
 def test_a_case_that_one_model_lacks_is_kept():
-    both = all_cases({"a": [bag("x", 0.2, 1)], "b": [bag("x", 0.9, 1), bag("y", 0.9, 0)]})
+    both = _all_cases({"a": [bag("x", 0.2, 1)], "b": [bag("x", 0.9, 1), bag("y", 0.9, 0)]})
     assert {case.id: [one is None for one in case.facts["verdicts"]] for case in both} == {
         "x": [False, False],
         "y": [True, False],

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from smmil.errors import ConfigError, DataError
 from smmil.images.matching import Original, find_originals
 from smmil.report import write_report
-from smmil.report.cases import all_cases
-from smmil.report.pictures import _case_picture, all_pictures
+from smmil.report.cases import _all_cases
+from smmil.report.pictures import _all_pictures, _case_picture
 
 ROOM = 10_000_000
 
@@ -19,7 +19,7 @@ ROOM = 10_000_000
 @pytest.mark.parametrize("place", [(14, 8), (9, 15)])
 @pytest.mark.parametrize("room", [ROOM, 12_000])
 def test_a_tile_of_the_slide_lies_where_the_picture_says(tmp_path, place, room):
-    case = all_cases({"m": [slide_case("s", 1, place=place)]})[0]
+    case = _all_cases({"m": [slide_case("s", 1, place=place)]})[0]
     picture = _case_picture(Original(marked_slide(tmp_path / "s.png", place)), case, room)
     image, (left, top, width, height) = pixels(picture), picture.area
     rows, columns = np.nonzero(image.mean(2) < 128)
@@ -33,7 +33,7 @@ def test_a_tile_of_the_slide_lies_where_the_picture_says(tmp_path, place, room):
 
 
 def test_the_picture_covers_all_tissue_and_stays_on_the_slide(tmp_path):
-    case = all_cases({"m": [slide_case("s", 2)]})[0]
+    case = _all_cases({"m": [slide_case("s", 2)]})[0]
     left, top, width, height = _case_picture(Original(write_slide_picture(tmp_path / "s.png", 2)), case, ROOM).area
     extent = case.rasters[0].facts["extent"]
     assert 0 <= left <= extent[0]
@@ -43,7 +43,7 @@ def test_the_picture_covers_all_tissue_and_stays_on_the_slide(tmp_path):
 
 
 def test_less_room_gives_smaller_pictures(tmp_path):
-    case = all_cases({"m": [slide_case("s", 2)]})[0]
+    case = _all_cases({"m": [slide_case("s", 2)]})[0]
     path = Original(write_slide_picture(tmp_path / "s.png", 2))
     large, small = (_case_picture(path, case, room) for room in (ROOM, 15_000))
     assert len(small.jpeg) <= 15_000 < len(large.jpeg)
@@ -72,8 +72,10 @@ def test_ids_never_lead_out_of_the_folder(tmp_path):
 def test_missing_and_damaged_slides_are_named_and_the_others_go_on(tmp_path):
     marked_slide(tmp_path / "good.png", (14, 8))
     (tmp_path / "broken.png").write_bytes(b"\x89PNG not really")
-    cases = all_cases({"m": [slide_case(n, i) for i, n in enumerate(["good", "broken", "absent"])] + [scan_case("ct")]})
-    found, failed = all_pictures(cases, tmp_path, ROOM)
+    cases = _all_cases(
+        {"m": [slide_case(n, i) for i, n in enumerate(["good", "broken", "absent"])] + [scan_case("ct")]}
+    )
+    found, failed = _all_pictures(cases, tmp_path, ROOM)
     assert list(found) == ["good"]
     assert sorted(failed) == ["absent", "broken", "ct"]
     assert failed["absent"] == "no slide of this name was found"
@@ -82,7 +84,7 @@ def test_missing_and_damaged_slides_are_named_and_the_others_go_on(tmp_path):
 
 def test_a_slide_too_small_for_the_tiles_is_refused(tmp_path):
     Image.fromarray(np.zeros((50, 50, 3), np.uint8)).save(tmp_path / "s.png")
-    case = all_cases({"m": [slide_case("s", 0)]})[0]
+    case = _all_cases({"m": [slide_case("s", 0)]})[0]
     with pytest.raises(DataError, match="right slide"):
         _case_picture(Original(tmp_path / "s.png"), case, ROOM)
 

@@ -55,7 +55,7 @@ def test_another_scan_is_refused_by_report_and_exports(tmp_path, wrong, words):
 )  # fmt: skip
 def test_the_right_scan_is_taken_whatever_is_remembered(tmp_path, known):
     path, prediction = grey_scan(tmp_path / "ct.nii.gz"), remembering({**SCAN, **known})
-    assert _scan_picture(Original(path), case_of(meta=prediction.meta), ROOM).count == 36
+    assert _scan_picture(Original(path), case_of(meta=prediction.meta), ROOM).layout[-1] == 36
     assert len(ExportCase(prediction, image=path).volume("nifti")) == 36
 
 

@@ -11,20 +11,21 @@ from smmil.errors import ConfigError, DataError
 from smmil.frame import Frame
 from smmil.images.matching import Original, find_originals
 from smmil.report import write_report
-from smmil.report.pictures import _scan_picture, all_pictures
+from smmil.report.pictures import _all_pictures, _scan_picture
 
 
 @pytest.mark.parametrize("room", [ROOM, 9_000])
 def test_every_slice_stands_in_its_cell(tmp_path, room):
     picture = _scan_picture(Original(grey_scan(tmp_path / "ct.nii.gz")), case_of(), room)
     sheet = pixels(picture)
-    assert picture.count == 36
-    assert picture.width / picture.height == pytest.approx(1.5, rel=0.05)
+    across, width, height, count = picture.layout
+    assert count == 36
+    assert width / height == pytest.approx(1.5, rel=0.05)
     for k in range(36):
-        row, column = divmod(k, picture.across)
-        cell = sheet[row * picture.height : (row + 1) * picture.height, column * picture.width :][:, : picture.width]
-        assert cell[:, picture.width // 2 : -3].mean() == pytest.approx(2 * k / 80 * 255, abs=5)
-        assert cell[:, 2 : picture.width // 4].mean() < 12
+        row, column = divmod(k, across)
+        cell = sheet[row * height : (row + 1) * height, column * width :][:, :width]
+        assert cell[:, width // 2 : -3].mean() == pytest.approx(2 * k / 80 * 255, abs=5)
+        assert cell[:, 2 : width // 4].mean() < 12
 
 
 def test_the_window_decides_the_shades(tmp_path):
@@ -33,14 +34,14 @@ def test_the_window_decides_the_shades(tmp_path):
     assert bright > 240
     assert dark < 100  # 70 HU lie at a third of the way from -800 to 2000
     with pytest.raises(ConfigError, match="window"):
-        all_pictures([case_of()], tmp_path, ROOM, "brian")
+        _all_pictures([case_of()], tmp_path, ROOM, "brian")
 
 
 def test_less_room_gives_smaller_slices(tmp_path):
     path = Original(grey_scan(tmp_path / "ct.nii.gz", rows=128, columns=128))
     large, small = (_scan_picture(path, case_of(), room) for room in (ROOM, 9_000))
     assert len(small.jpeg) <= 9_000 < len(large.jpeg)
-    assert small.width < large.width == 128
+    assert small.layout[1] < large.layout[1] == 128
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_another_scan_is_refused_with_what_differs(tmp_path, scan, more, words):
 
 def test_a_scan_without_spacing_is_checked_by_its_slices_alone(tmp_path):
     case = case_of(frame=Frame((1,)))
-    assert _scan_picture(Original(grey_scan(tmp_path / "ct.nii.gz", apart=2.5)), case, ROOM).count == 36
+    assert _scan_picture(Original(grey_scan(tmp_path / "ct.nii.gz", apart=2.5)), case, ROOM).layout[-1] == 36
 
 
 def test_scans_are_found_by_name_whatever_their_ending(tmp_path):

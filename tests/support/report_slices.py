@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from smmil.report.cases import all_cases
+from smmil.report.cases import _all_cases
 from support.lesion_cases import scan_case
 
 nibabel = pytest.importorskip("nibabel", reason="needs nibabel: pip install 'smmil[ct]'")
@@ -25,4 +25,4 @@ def grey_scan(path, n=36, apart=5.0, rows=40, columns=60):
 
 
 def case_of(**more):
-    return all_cases({"m": [replace(scan_case("ct"), **more)]})[0]
+    return _all_cases({"m": [replace(scan_case("ct"), **more)]})[0]

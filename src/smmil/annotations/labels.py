@@ -14,7 +14,7 @@ from smmil.errors import DataError, MissingExtra, SmmilError
 from smmil.files import replacing
 
 # Text is held in memory as a whole; the largest published annotation files have some 20 MB.
-LARGEST_TEXT = 512 * 2**20
+_LARGEST_TEXT = 512 * 2**20
 _DAMAGE = (
     *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
     *(EOFError, SyntaxError, AssertionError, struct.error, zlib.error, ExpatError),
@@ -37,10 +37,10 @@ def annotation_errors(path: Path, what: str) -> Iterator[None]:
         raise DataError(f"{path}: not readable as {what} ({reason}); copy or export it again") from None
 
 
-def read_bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     """The content of a text file of sensible size."""
-    if (size := path.stat().st_size) > LARGEST_TEXT:
-        raise DataError(f"{size:,} bytes; an annotation has at most {LARGEST_TEXT:,}")
+    if (size := path.stat().st_size) > _LARGEST_TEXT:
+        raise DataError(f"{size:,} bytes; an annotation has at most {_LARGEST_TEXT:,}")
     return path.read_bytes()
 
 
@@ -55,11 +55,11 @@ def read_slice_labels(path: str | Path) -> pd.DataFrame:
         for column in ("ID", "Label"):
             if column not in table:
                 raise DataError(f"column {column!r} is missing; expected ID,Label")
-        return _spread(_parsed(table))
+        return _by_slice(table)
 
 
-def _parsed(table: pd.DataFrame) -> pd.DataFrame:
-    """slice, subtype and label of every row; a row given twice counts once, two opinions are refused."""
+def _by_slice(table: pd.DataFrame) -> pd.DataFrame:
+    """Labels by slice and subtype; a row given twice counts once, two opinions and missing labels are refused."""
     names = table["ID"].str.strip().str.rpartition("_")
     labels = table["Label"].str.strip().map({"0": 0, "1": 1})
     wrong = np.flatnonzero(labels.isna() | (names[0] == "") | (names[2] == ""))
@@ -71,10 +71,6 @@ def _parsed(table: pd.DataFrame) -> pd.DataFrame:
     if twice.any():
         row = parsed[twice].iloc[0]
         raise DataError(f"{row['slice']}_{row['subtype']} is given both as 0 and as 1; keep one row")
-    return parsed
-
-
-def _spread(parsed: pd.DataFrame) -> pd.DataFrame:
     spread = parsed.pivot(index="slice", columns="subtype", values="label")
     if spread.empty or ANY not in spread:
         raise DataError(f"no rows for the subtype {ANY!r}; expected ID_<slice>_{ANY}")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from smmil.annotations.labels import annotation_errors
-from smmil.annotations.polygons import library
+from smmil.annotations.polygons import _shapely
 from smmil.errors import DataError, MissingExtra
 from smmil.images.opening import MAX_PIXELS
 
@@ -28,24 +28,22 @@ Block = tuple[int, int, np.ndarray]
 
 
 @dataclass(frozen=True)
-class LabelImage:
-    """A label image that was opened, not decoded: its size, and the codes that mean lesion (None: all but 0).
-
-    codes  those that may occur (None: any besides 0)       first_channel  codes are in the red channel, as in PANDA
-    """
+class _LabelImage:
+    """A label image that was opened, not decoded."""
 
     path: Path
     width: int
     height: int
-    positive: tuple[int, ...] | None
-    codes: tuple[int, ...] | None = None
-    first_channel: bool = False
+    positive: tuple[int, ...] | None  # codes that mean lesion; None: all but 0
+    codes: tuple[int, ...] | None = None  # those that may occur; None: any besides 0
+    first_channel: bool = False  # codes are in the red channel, as in PANDA
 
     def lesions(self, boxes: np.ndarray) -> Iterator[Block]:
         """left, top and a yes/no array for every block that touches a box (x0, y0, x1, y1 in pixels of the image)."""
         seen: set[int] = set()
         with annotation_errors(self.path, "a label image"):
-            for left, top, block in self._blocks(boxes):
+            tiff = _is_tiff(self.path)
+            for left, top, block in _tiff_blocks(self.path, boxes) if tiff else [(0, 0, _decoded(self.path))]:
                 codes = self._plain(block)
                 seen |= set(np.unique(codes).tolist())
                 self._refuse_strange(seen)
@@ -53,12 +51,6 @@ class LabelImage:
                 for y in range(0, lesion.shape[0], _SIDE):
                     for x in range(0, lesion.shape[1], _SIDE):
                         yield left + x, top + y, lesion[y : y + _SIDE, x : x + _SIDE]
-
-    def _blocks(self, boxes: np.ndarray) -> Iterator[Block]:
-        if self.path.suffix.lower() in (".tif", ".tiff"):
-            yield from _tiff_blocks(self.path, boxes)
-        else:
-            yield 0, 0, _decoded(self.path)
 
     def _plain(self, block: np.ndarray) -> np.ndarray:
         """One code per pixel; colours are refused unless all channels say the same."""
@@ -83,16 +75,17 @@ class LabelImage:
             raise DataError(f"holds the codes {listed}; say which of them are lesions (--positive)")
 
 
-def open_mask(path: str | Path, kind: str = "label-image", positive: Collection[int] | None = None) -> LabelImage:
+def open_mask(path: str | Path, kind: str = "label-image", positive: Collection[int] | None = None) -> _LabelImage:
     """Open a label image; `kind` is one of PANDA's providers or label-image, `positive` the codes of lesions."""
     path = Path(path)
     chosen = None if positive is None else tuple(int(code) for code in positive)
     with annotation_errors(path, "a label image"):
-        width, height = _tiff_size(path) if path.suffix.lower() in (".tif", ".tiff") else _plain_size(path)
+        with _opened_tiff(path) if _is_tiff(path) else _opened(path) as image:
+            width, height = (image.pages[0].imagewidth, image.pages[0].imagelength) if _is_tiff(path) else image.size
         if kind in PANDA:
             codes, cancer = PANDA[kind]
-            return LabelImage(path, width, height, chosen or cancer, tuple(codes), first_channel=True)
-        return LabelImage(path, width, height, chosen)
+            return _LabelImage(path, width, height, chosen or cancer, tuple(codes), first_channel=True)
+        return _LabelImage(path, width, height, chosen)
 
 
 def _opened(path: Path) -> Any:
@@ -111,11 +104,6 @@ def _opened(path: Path) -> Any:
     return image
 
 
-def _plain_size(path: Path) -> tuple[int, int]:
-    with _opened(path) as image:
-        return image.size
-
-
 def _decoded(path: Path) -> np.ndarray:
     with _opened(path) as image:
         # Of grey with transparency only the grey counts; palettes are read as their indices.
@@ -123,23 +111,21 @@ def _decoded(path: Path) -> np.ndarray:
         return pixels[..., 0] if image.mode == "LA" else pixels
 
 
-def _tifffile() -> Any:
+def _is_tiff(path: Path) -> bool:
+    return path.suffix.lower() in (".tif", ".tiff")
+
+
+def _opened_tiff(path: Path) -> Any:
     try:
         import tifffile
     except ImportError:
         raise MissingExtra("tifffile", "slides", "reading TIFF masks") from None
-    return tifffile
-
-
-def _tiff_size(path: Path) -> tuple[int, int]:
-    with _tifffile().TiffFile(path) as file:
-        page = file.pages[0]
-        return int(page.imagewidth), int(page.imagelength)
+    return tifffile.TiffFile(path)
 
 
 def _tiff_blocks(path: Path, boxes: np.ndarray) -> Iterator[Block]:
     """The tiles or strips of the full-resolution page that touch a box; absent ones hold 0."""
-    with _tifffile().TiffFile(path) as file:
+    with _opened_tiff(path) as file:
         page = file.pages[0]
         rows, columns = _segment(page)
         wanted = _touched(boxes, page.imagewidth, page.imagelength, columns, rows)
@@ -192,15 +178,16 @@ _CELLS, _PORTION = 2**24, 1000
 def polygon_share(boxes: np.ndarray, area: Any) -> np.ndarray:
     """Share of each box (x0, y0, x1, y1) that lies inside `area`, a shapely geometry of polygons."""
     start, end = _border(area)
-    covered = np.zeros(len(boxes))
-    for part in _portions(boxes):
+    covered, everything = np.zeros(len(boxes)), np.arange(len(boxes))
+    crossings = len(np.unique(boxes[:, 0::2])) * len(np.unique(boxes[:, 1::2]))
+    for part in [everything] if crossings <= _CELLS else np.split(everything, everything[_PORTION::_PORTION]):
         covered[part] = _area_inside(boxes[part], start, end)
     return _share(covered, boxes)
 
 
 def _border(area: Any) -> tuple[np.ndarray, np.ndarray]:
     """Where every straight piece of the border begins and ends, with the inside always on the same side."""
-    shapely = library()
+    shapely = _shapely()
     polygons = [part for part in shapely.get_parts(area) if part.geom_type == "Polygon" and not part.is_empty]
     starts, ends = [np.zeros((0, 2))], [np.zeros((0, 2))]
     for polygon in polygons:
@@ -211,12 +198,6 @@ def _border(area: Any) -> tuple[np.ndarray, np.ndarray]:
             starts.append(points[:-1])
             ends.append(points[1:])
     return np.concatenate(starts), np.concatenate(ends)
-
-
-def _portions(boxes: np.ndarray) -> Iterator[np.ndarray]:
-    everything = np.arange(len(boxes))
-    lines = [len(np.unique(boxes[:, axis::2])) for axis in (0, 1)]
-    yield from [everything] if lines[0] * lines[1] <= _CELLS else np.split(everything, everything[_PORTION::_PORTION])
 
 
 def _area_inside(boxes: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:

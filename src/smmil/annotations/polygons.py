@@ -11,12 +11,11 @@ from xml.parsers import expat
 import numpy as np
 import pandas as pd
 
-from smmil.annotations.labels import annotation_errors, read_bytes
+from smmil.annotations.labels import _read_bytes, annotation_errors
 from smmil.errors import DataError, MissingExtra
 
-LESIONS = ("_0", "_1", "tumor", "tumour", "lesion", "cancer", "metastasis", "metastases", "positive")
-HOLES = ("_2", "exclusion")
-UNNAMED = ("", "none")
+_LESIONS = ("_0", "_1", "tumor", "tumour", "lesion", "cancer", "metastasis", "metastases", "positive", "", "none")
+_HOLES = ("_2", "exclusion")
 
 
 def _sorted_classes(found: Iterable[str], positive: Collection[str] | None) -> dict[str, str]:
@@ -25,28 +24,16 @@ def _sorted_classes(found: Iterable[str], positive: Collection[str] | None) -> d
     Without `positive` the names above are known, shapes without a name are lesions, and any other name is refused,
     since it could be necrosis as well as tumour. With `positive` these names are the lesions; holes stay holes.
     """
-    found = sorted(set(found))
-    if positive is None:
-        return {name: _known(name, found) for name in found}
-    wanted = {str(name).strip().lower() for name in positive}
-    if not any(name.strip().lower() in wanted for name in found) and found:
-        raise DataError(f"no shape of class {_listed(sorted(wanted))}; the file has {_listed(found)}")
-    return {name: "lesion" if name.strip().lower() in wanted else _hole_or_other(name) for name in found}
-
-
-def _known(name: str, found: list[str]) -> str:
-    plain = name.strip().lower()
-    if plain in (*LESIONS, *UNNAMED):
-        return "lesion"
-    if plain in HOLES:
-        return "hole"
-    raise DataError(
-        f"class {name!r} is not known as lesion or hole; say which of {_listed(found)} are lesions (--positive)"
-    )
-
-
-def _hole_or_other(name: str) -> str:
-    return "hole" if name.strip().lower() in HOLES else "other"
+    plain = {name: name.strip().lower() for name in sorted(set(found))}
+    wanted = {*_LESIONS} if positive is None else {str(name).strip().lower() for name in positive}
+    roles = {name: "lesion" if p in wanted else "hole" if p in _HOLES else "other" for name, p in plain.items()}
+    strange = next((name for name, role in roles.items() if role == "other"), None)
+    if positive is None and strange is not None:
+        which = f"say which of {_listed(list(plain))} are lesions (--positive)"
+        raise DataError(f"class {strange!r} is not known as lesion or hole; {which}")
+    if plain and positive is not None and "lesion" not in roles.values():
+        raise DataError(f"no shape of class {_listed(sorted(wanted))}; the file has {_listed(list(plain))}")
+    return roles
 
 
 def _listed(names: list[str]) -> str:
@@ -59,7 +46,7 @@ _FARTHEST = 1e8
 
 
 @dataclass(frozen=True)
-class Drawn:
+class _Drawn:
     """One closed shape as the file has it: outer ring, inner rings (holes), name of its class."""
 
     outer: np.ndarray
@@ -68,18 +55,14 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """Annotated area in pixels of the annotation, and what a careful user should know about it.
+class _Shapes:
+    """Annotated area in pixels of the annotation, and what a careful user should know about it."""
 
-    area   one shapely geometry: the union of all lesions without the holes
-    notes  shapes that were repaired, had no area, or were of other classes
-    """
-
-    area: Any = field(repr=False)
-    notes: tuple[str, ...] = ()
+    area: Any = field(repr=False)  # shapely geometry: union of all lesions without the holes
+    notes: tuple[str, ...] = ()  # shapes that were repaired, had no area, or were of other classes
 
 
-def library() -> Any:
+def _shapely() -> Any:
     try:
         import shapely
     except ImportError:
@@ -100,9 +83,9 @@ def _ring(points: Any) -> np.ndarray:
     return corners
 
 
-def _joined(drawn: Sequence[Drawn], positive: Collection[str] | None, notes: Iterable[str] = ()) -> Shapes:
+def _joined(drawn: Sequence[_Drawn], positive: Collection[str] | None, notes: Iterable[str] = ()) -> _Shapes:
     """The annotated area: union of the lesions minus union of the holes."""
-    shapely = library()
+    shapely = _shapely()
     roles = _sorted_classes((shape.name for shape in drawn), positive)
     parts: dict[str, list[Any]] = {"lesion": [], "hole": [], "other": []}
     repaired = flat = 0
@@ -117,20 +100,15 @@ def _joined(drawn: Sequence[Drawn], positive: Collection[str] | None, notes: Ite
             area = area.difference(shapely.union_all(parts["hole"]))
     except shapely.errors.ShapelyError as problem:
         raise DataError(f"polygons cannot be joined ({problem}); draw them again") from None
-    repairs = _repair_notes(repaired, flat, len(parts["other"]))
-    return Shapes(area, (*notes, *repairs))
-
-
-def _repair_notes(repaired: int, flat: int, other: int) -> list[str]:
     counts = (
         (repaired, "crossed themselves; areas enclosed an odd number of times count"),
         (flat, "have no area and count for nothing"),
-        (other, "are of other classes and were passed over"),
+        (len(parts["other"]), "are of other classes and were passed over"),
     )
-    return [f"{count} shape(s) {what}" for count, what in counts if count]
+    return _Shapes(area, (*notes, *(f"{count} shape(s) {what}" for count, what in counts if count)))
 
 
-def _polygon(shapely: Any, shape: Drawn) -> tuple[Any, bool]:
+def _polygon(shapely: Any, shape: _Drawn) -> tuple[Any, bool]:
     """The shape as valid polygons, and whether it was valid as drawn; nothing when it has no area."""
     if len(shape.outer) < 3:
         return shapely.Polygon(), True
@@ -147,29 +125,26 @@ def _polygon(shapely: Any, shape: Drawn) -> tuple[Any, bool]:
 _WITH_AREA = ("polygon", "rectangle", "spline")
 
 
-def read_asap(path: str | Path, positive: Collection[str] | None = None) -> Shapes:
+def read_asap(path: str | Path, positive: Collection[str] | None = None) -> _Shapes:
     """The lesions of an ASAP file: groups _0, _1 and Tumor without _2 and Exclusion, or the groups in `positive`."""
     path = Path(path)
     with annotation_errors(path, "ASAP annotations"):
         collector = _Collector()
-        collector.feed(read_bytes(path))
+        collector.feed(_read_bytes(path))
         return _joined(collector.drawn, positive, collector.notes())
 
 
 class _Collector:
-    """Collects annotations while the file is parsed.
-
-    A document type is refused before its entities can unfold: annotation files have none, attacks do.
-    """
+    """Collects annotations while parsing; a document type, which only attacks have, is refused before it can unfold."""
 
     def __init__(self) -> None:
-        self.drawn: list[Drawn] = []
+        self.drawn: list[_Drawn] = []
         self.splines = 0
         self._roots: list[str] = []
         self._open: tuple[str, str] | None = None
         self._corners: list[tuple[float, float, float]] = []
         self._parser = expat.ParserCreate()
-        self._parser.StartDoctypeDeclHandler = _refuse_doctype
+        self._parser.StartDoctypeDeclHandler = self._refuse_doctype
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
 
@@ -180,6 +155,9 @@ class _Collector:
 
     def notes(self) -> tuple[str, ...]:
         return (f"{self.splines} spline(s) are taken as polygons through their points",) if self.splines else ()
+
+    def _refuse_doctype(self, *_: object) -> NoReturn:
+        raise DataError("the XML declares a document type, which annotations never need; refused for safety")
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         self._roots.append(tag) if not self._roots else None
@@ -199,20 +177,16 @@ class _Collector:
     def _end(self, tag: str) -> None:
         if tag == "Annotation" and self._open is not None:
             corners = np.array(sorted(self._corners, key=lambda corner: corner[0])).reshape(-1, 3)
-            self.drawn.append(Drawn(_ring(corners[:, 1:]), name=self._open[1]))
+            self.drawn.append(_Drawn(_ring(corners[:, 1:]), name=self._open[1]))
             self._open = None
 
 
-def _refuse_doctype(*_: object) -> NoReturn:
-    raise DataError("the XML declares a document type, which annotations never need; refused for safety")
-
-
-def read_geojson(path: str | Path, positive: Collection[str] | None = None) -> Shapes:
+def read_geojson(path: str | Path, positive: Collection[str] | None = None) -> _Shapes:
     """The lesions of a GeoJSON file: a FeatureCollection, a list of features, one feature or one geometry."""
     path = Path(path)
     with annotation_errors(path, "GeoJSON"):
         drawn, flat = [], 0
-        for name, geometry in _geometries(json.loads(read_bytes(path))):
+        for name, geometry in _geometries(json.loads(_read_bytes(path))):
             found = list(_polygons(geometry, name))
             flat += not found
             drawn += found
@@ -240,7 +214,7 @@ def _name(properties: dict[str, Any]) -> str:
     return "" if name is None else str(name)
 
 
-def _polygons(geometry: dict[str, Any], name: str) -> Iterator[Drawn]:
+def _polygons(geometry: dict[str, Any], name: str) -> Iterator[_Drawn]:
     kind = geometry["type"]
     if kind == "GeometryCollection":
         for part in geometry["geometries"]:
@@ -248,7 +222,7 @@ def _polygons(geometry: dict[str, Any], name: str) -> Iterator[Drawn]:
     elif kind in ("Polygon", "MultiPolygon"):
         for rings in [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]:
             if rings:
-                yield Drawn(_ring(rings[0]), tuple(_ring(inner) for inner in rings[1:]), name)
+                yield _Drawn(_ring(rings[0]), tuple(_ring(inner) for inner in rings[1:]), name)
     elif kind not in ("Point", "MultiPoint", "LineString", "MultiLineString"):
         raise DataError(f"unknown geometry {str(kind)[:40]!r}; expected Polygon or MultiPolygon")
 
@@ -260,7 +234,7 @@ _CLASS = ("class", "label", "name")
 
 def read_table(path: Path) -> pd.DataFrame:
     """A CSV file as text, with column names in small letters."""
-    content = BytesIO(read_bytes(path))
+    content = BytesIO(_read_bytes(path))
     table = pd.read_csv(content, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
     return table.rename(columns=lambda name: str(name).strip().lower())
 
@@ -269,17 +243,19 @@ def is_boxes(columns: Collection[str]) -> bool:
     return any(set(names) <= set(columns) for names in (*_CORNER_AND_SIZE, *_TWO_CORNERS))
 
 
-def read_boxes(path: str | Path, positive: Collection[str] | None = None) -> Shapes:
-    """Boxes in level-0 pixels: x, y, width, height (or xmin, ymin, xmax, ymax) and, if there are several, a class.
-
-    A class 0 marks what is no lesion, a class 1 a lesion; words follow the rules of `smmil.annotations.polygons`.
-    """
+def read_boxes(path: str | Path, positive: Collection[str] | None = None) -> _Shapes:
+    """Boxes in level-0 pixels: x, y, width, height or two corners, and perhaps a class: 0 (no lesion), 1 or a name."""
     path = Path(path)
     with annotation_errors(path, "a table of boxes"):
         table = read_table(path)
         corners = _corners(table)
-        names = [{"1": "positive"}.get(name, name) for name in _names(table)]
-        drawn = [Drawn(_rectangle(*box), name=name) for box, name in zip(corners, names, strict=True) if name != "0"]
+        column = next((name for name in _CLASS if name in table), None)
+        stated = [""] * len(table) if column is None else [str(name).strip() for name in table[column]]
+        names = ["positive" if name == "1" else name for name in stated]
+        drawn = []
+        for (left, top, right, bottom), name in zip(corners, names, strict=True):
+            ring = _ring([(left, top), (right, top), (right, bottom), (left, bottom)])
+            drawn += [_Drawn(ring, name=name)] if name != "0" else []
         return _joined(drawn, positive)
 
 
@@ -303,12 +279,3 @@ def _numbers(table: pd.DataFrame, names: Collection[str]) -> np.ndarray:
     if len(wrong):
         raise DataError(f"row {wrong[0] + 1}: {', '.join(names)} must be numbers; correct it")
     return values
-
-
-def _names(table: pd.DataFrame) -> list[str]:
-    column = next((name for name in _CLASS if name in table), None)
-    return [""] * len(table) if column is None else [str(name).strip() for name in table[column]]
-
-
-def _rectangle(left: float, top: float, right: float, bottom: float) -> np.ndarray:
-    return _ring([(left, top), (right, top), (right, bottom), (left, bottom)])

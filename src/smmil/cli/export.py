@@ -15,12 +15,12 @@ def _print_formats(wanted: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from smmil.exports.registry import FORMATS, cases_of
+    from smmil.exports.registry import FORMATS
 
     table = Table("--to", "holds", "opens in", "for", "--threshold", box=None)
     for format_ in FORMATS.values():
         threshold = "" if format_.threshold == "never" else format_.threshold
-        table.add_row(format_.name, format_.content, format_.opens_in, cases_of(format_), threshold)
+        table.add_row(format_.name, format_.content, format_.opens_in, format_.cases, threshold)
     Console(markup=False).print(table)
     raise Exit
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.evaluate.ranking import defined, exact_mean
+from smmil.evaluate.ranking import _defined, exact_mean
 from smmil.prediction import Prediction
 
 UNITS = ("patient", "bag")
@@ -19,34 +19,25 @@ _CLIP = 1e-7
 def labelled_table(predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities (b, C) with C >= 2 and labels (b,) of the labelled cases; a single probability p is (1 - p, p)."""
     labelled = [p for p in predictions if p.y is not None]
-    return _probability_table(labelled), np.array([p.y for p in labelled], dtype=np.int64)
-
-
-def _probability_table(predictions: Sequence[Prediction]) -> np.ndarray:
-    """(b, C) with C >= 2: a single probability p becomes (1 - p, p)."""
-    widths = {len(p.probs): p.id for p in predictions}
+    widths = {len(p.probs): p.id for p in labelled}
     if len(widths) > 1:
         listed = ", ".join(f"{case}: {width}" for width, case in sorted(widths.items()))
         raise DataError(f"predictions of different numbers of classes cannot be evaluated together ({listed})")
-    if not predictions:
-        return np.zeros((0, 2))
-    table = np.stack([p.probs for p in predictions])
-    return table if table.shape[1] > 1 else np.hstack([1 - table, table])
+    table = np.stack([p.probs for p in labelled]) if labelled else np.zeros((0, 2))
+    table = table if table.shape[1] > 1 else np.hstack([1 - table, table])
+    return table, np.array([p.y for p in labelled], dtype=np.int64)
 
 
-def patient_of(prediction: Prediction) -> str | None:
+def _patient_of(prediction: Prediction) -> str | None:
     """The patient of a case from meta["patient"] or meta["group"]; None when neither is stored."""
     named = (prediction.meta.get(key) for key in _PATIENT_KEYS)
     return next((str(name) for name in named if name not in (None, "")), None)
 
 
 def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[np.ndarray, list[str]]:
-    """Index of the independent unit of each case, in order of the units' names, and notes about missing patients.
-
-    A case without a patient is a unit of its own.
-    """
+    """Unit of each case (its patient, else itself), numbered in order of names, and notes about missing patients."""
     check_choice(unit, UNITS, "unit")
-    patients = [patient_of(p) if unit == "patient" else None for p in predictions]
+    patients = [_patient_of(p) if unit == "patient" else None for p in predictions]
     names = [("case", p.id) if who is None else ("patient", who) for p, who in zip(predictions, patients, strict=True)]
     number = {name: i for i, name in enumerate(sorted(set(names)))}
     notes = [] if unit == "bag" else _patient_notes(predictions, patients)
@@ -55,7 +46,7 @@ def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[
 
 def resampled_in_words(predictions: Sequence[Prediction]) -> str:
     """What the bootstrap draws: "12 patients resampled", or "10 cases resampled, patients unknown"."""
-    count, missing = len(set(units_of(predictions)[0].tolist())), sum(patient_of(p) is None for p in predictions)
+    count, missing = len(set(units_of(predictions)[0].tolist())), sum(_patient_of(p) is None for p in predictions)
     if missing == len(predictions):
         return f"{count} cases resampled, patients unknown"
     if _own_ids_only(predictions):
@@ -65,7 +56,7 @@ def resampled_in_words(predictions: Sequence[Prediction]) -> str:
 
 def _own_ids_only(predictions: Sequence[Prediction]) -> bool:
     """Whether each case gives its own id as its patient, as older files of cases without a patient do."""
-    return all(patient_of(p) == p.id for p in predictions)
+    return all(_patient_of(p) == p.id for p in predictions)
 
 
 def _patient_notes(predictions: Sequence[Prediction], patients: Sequence[str | None]) -> list[str]:
@@ -97,26 +88,25 @@ def reliability_curve(predictions: Sequence[Prediction], bins: int = _BINS) -> d
         "mean_probability": mean,
         "observed": observed,
         "ece": _mean_gap(counts, mean, observed),
-        "largest_gap": max(defined(abs(m - o) for m, o in zip(mean, observed, strict=True)), default=float("nan")),
+        "largest_gap": max(_defined(abs(m - o) for m, o in zip(mean, observed, strict=True)), default=float("nan")),
     }
 
 
-def ece(probs: np.ndarray, y: np.ndarray, bins: int = _BINS) -> float:
+def _ece(probs: np.ndarray, y: np.ndarray, bins: int = _BINS) -> float:
     """Expected calibration error of a (b, C) table of probabilities."""
     return _mean_gap(*_binned(*_claims(probs, y), np.linspace(0, 1, bins + 1)))
 
 
-def brier(probs: np.ndarray, y: np.ndarray) -> float:
-    """Mean squared error of the probabilities: (p - y)^2 for two classes in [0, 1], summed over classes in [0, 2]."""
+def _brier_of_cases(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Squared error of the probabilities: (p - y)^2 for two classes in [0, 1], summed over classes in [0, 2]."""
     if probs.shape[1] == 2:
-        return exact_mean(np.square(probs[:, 1] - (y > 0)))
-    return exact_mean(np.square(probs - np.eye(probs.shape[1])[y]).sum(1))
+        return np.asarray(np.square(probs[:, 1] - (y > 0)))
+    return np.asarray(np.square(probs - np.eye(probs.shape[1])[y]).sum(1))
 
 
-def cross_entropy(probs: np.ndarray, y: np.ndarray) -> float:
-    """Mean of -log P(true class), clipped; summed exactly, so the order of the cases does not matter."""
-    of_the_truth = probs[np.arange(len(y)), y]
-    return exact_mean(-np.log(np.clip(of_the_truth, _CLIP, 1 - _CLIP)))
+def _loss_of_cases(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """-log P(true class), clipped."""
+    return np.asarray(-np.log(np.clip(probs[np.arange(len(y)), y], _CLIP, 1 - _CLIP)))
 
 
 def _claims(probs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

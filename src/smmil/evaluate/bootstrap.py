@@ -6,23 +6,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate import ranking
-from smmil.evaluate.bags import labelled_table, units_of
-from smmil.evaluate.instances import (
-    POOLS,
-    FrocCurve,
-    Known,
-    bags_of_pool,
-    case_of_row,
-    gather,
-    instance_score,
-    known_instances,
-    score_kind,
-    undirected_pairs,
-    usable,
+from smmil.evaluate import instances, ranking
+from smmil.evaluate.bags import labelled_table
+from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
+from smmil.evaluate.metrics import (
+    METRICS,
+    USUAL,
+    Metric,
+    PooledMetric,
+    _bag_values,
+    _full_name,
+    _ScoredLabels,
+    _values_of_cases,
 )
-from smmil.evaluate.metrics import METRICS, USUAL, Metric, PooledMetric, ScoredLabels, bag_values, full_name
-from smmil.evaluate.resampling import Resampling, check_plan, classes_of_units, facts, few_units, interval
+from smmil.evaluate.resampling import _resampled
 from smmil.prediction import Prediction
 
 _FEW_CASES = 500  # up to here a table of all pairs of cases is small
@@ -32,16 +29,12 @@ Results = dict[str, dict[str, Any]]
 Weighted = Callable[[np.ndarray], float]
 
 
-class Statistic(NamedTuple):
-    """A metric of fixed cases as a function of how often each case counts.
+class _Statistic(NamedTuple):
+    """A metric of fixed cases as a function of how often each case counts."""
 
-    name   its full name                          cases  the cases that take part, sorted by id
-    value  whole numbers (one per case) -> number; all ones give the metric itself
-    """
-
-    name: str
-    cases: list[Prediction]
-    value: Weighted
+    name: str  # its full name
+    cases: list[Prediction]  # those that take part, sorted by id
+    value: Weighted  # whole numbers, one per case -> number; all ones give the metric itself
 
     @property
     def estimate(self) -> float:
@@ -59,19 +52,16 @@ class Settings(NamedTuple):
 
 def statistic(
     predictions: Sequence[Prediction], metric: MetricOrFunction, settings: Settings = Settings()
-) -> Statistic:
-    """The metric of the cases that can take part: labelled ones for bag_..., those with instance labels for inst_...
-
-    metric  one of METRIC_NAMES, or a function of a list of predictions that returns a number (nan when undefined)
-    """
+) -> _Statistic:
+    """The metric, a name or a function of predictions (nan where undefined), of the cases with labels for it."""
     cases = sorted(predictions, key=lambda p: p.id)
     check_choice(settings.pool, POOLS, "pool")
     if not isinstance(metric, str):
-        return Statistic(getattr(metric, "__name__", "metric"), cases, _repeated(cases, metric))
-    found = METRICS[full_name(metric)]
+        return _Statistic(getattr(metric, "__name__", "metric"), cases, _repeated(cases, metric))
+    found = METRICS[_full_name(metric)]
     by_level = {"bag": _of_bags, "instance": _of_instances, "energy": _of_energies, "lesion": _of_lesions}
     cases, value = by_level[found.level](found, cases, settings)
-    return Statistic(found.name, cases, value)
+    return _Statistic(found.name, cases, value)
 
 
 def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
@@ -82,14 +72,14 @@ def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> tup
     probs, y = labelled_table(cases)
 
     def value(rows: np.ndarray) -> float:
-        return bag_values([metric], probs[rows], y[rows], cut)[metric.key]
+        return _bag_values([metric], probs[rows], y[rows], cut)[metric.key]
 
     order = np.arange(len(cases))
     if metric.per_case:
-        return cases, _averaged([value(order[i : i + 1]) for i in order])
+        return cases, _averaged(_values_of_cases(metric, probs, y))
     if metric.basis == "arrays" or probs.shape[1] > 2:
         return cases, lambda weights: value(np.repeat(order, weights))
-    known = [Known(p.probs[-1:], np.array([p.y]) == 1) for p in cases]
+    known = [KnownInstances(p.probs[-1:], np.array([p.y]) == 1) for p in cases]
     return cases, _ranked(known, metric) if metric.basis == "points" else _counted(known, metric, cut)
 
 
@@ -97,7 +87,7 @@ def _of_instances(metric: Metric, cases: list[Prediction], settings: Settings) -
     cut = settings.threshold
     if metric.needs_threshold and cut is None:
         raise ConfigError(f"{metric.name}: no threshold given; choose one on validation cases (best_f1_threshold)")
-    pairs = [(p, known_instances(p, settings.column)) for p in bags_of_pool(cases, settings.pool)]
+    pairs = [(p, KnownInstances.of(p, settings.column)) for p in bags_of_pool(cases, settings.pool)]
     single = metric.per_case or settings.pool == "per_bag"
     pairs = [(p, k) for p, k in pairs if (k.both_classes if single else len(k.truth))]
     cases, known = [p for p, _ in pairs], [k for _, k in pairs]
@@ -105,7 +95,7 @@ def _of_instances(metric: Metric, cases: list[Prediction], settings: Settings) -
         each = _averaged([metric.function([p]) for p in cases]) if single else _repeated(cases, metric.function)
         return cases, each
     if single:
-        return cases, _averaged([ScoredLabels(k.scores, k.truth, cut).value(metric) for k in known])
+        return cases, _averaged([_ScoredLabels(k.scores, k.truth, cut).value(metric) for k in known])
     if metric.basis == "arrays":
         return cases, _concatenated(known, metric)
     return cases, _ranked(known, metric) if metric.basis == "points" else _counted(known, metric, cut or 0.0)
@@ -113,57 +103,57 @@ def _of_instances(metric: Metric, cases: list[Prediction], settings: Settings) -
 
 def _of_energies(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
     graphs = [(p, p.edges, instance_score(p, settings.column)) for p in cases if p.edges is not None]
-    values = [metric.function(f, undirected_pairs(edges, len(f))) for _, edges, f in graphs]
+    values = [metric.function(f, instances._undirected_pairs(edges, len(f))) for _, edges, f in graphs]
     return [p for p, _, _ in graphs], _averaged(values)
 
 
 def _of_lesions(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
     check_choice(settings.pool, ("all", "positive_bags"), "pool of froc (it counts alarms per bag already)")
-    cases = [p for p in bags_of_pool(cases, settings.pool) if usable(p)]
-    curve = FrocCurve(cases, settings.column)
+    cases = [p for p in bags_of_pool(cases, settings.pool) if instances.has_lesion_labels(p)]
+    curve = instances._FrocCurve(cases, settings.column)
     return cases, lambda weights: curve.value(metric.function, weights)
 
 
-def _concatenated(known: Sequence[Known], metric: Metric) -> Weighted:
+def _concatenated(known: Sequence[KnownInstances], metric: Metric) -> Weighted:
     """A function of all rows together, called with the rows of each case repeated as often as it counts."""
 
     def value(weights: np.ndarray) -> float:
-        rows = gather([k for k, times in zip(known, weights, strict=True) for _ in range(times)])
+        rows = KnownInstances.together([k for k, times in zip(known, weights, strict=True) for _ in range(times)])
         return metric.function(*rows) if len(rows.truth) else float("nan")
 
     return value
 
 
-def _ranked(known: Sequence[Known], metric: Metric) -> Weighted:
+def _ranked(known: Sequence[KnownInstances], metric: Metric) -> Weighted:
     """A metric of the operating points of all rows together: sorted once, counted with weights."""
-    if metric.function is ranking.roc_area and len(known) <= _FEW_CASES:
+    if metric.function is ranking.OperatingPoints.roc_area and len(known) <= _FEW_CASES:
         return _from_pairs_of_cases(known)
-    rows = gather(known)
-    order = ranking.Ranking(rows.scores, rows.truth, ~rows.truth)
-    case = case_of_row([len(k.truth) for k in known])[order.order]
+    rows = KnownInstances.together(known)
+    order = ranking._SortedScores(rows.scores, rows.truth, ~rows.truth)
+    case = instances._case_of_row([len(k.truth) for k in known])[order.order]
     return lambda weights: metric.function(order.points(weights[case]))
 
 
-def _from_pairs_of_cases(known: Sequence[Known]) -> Weighted:
+def _from_pairs_of_cases(known: Sequence[KnownInstances]) -> Weighted:
     """AUROC from a table of how often the positives of one case beat the negatives of another: fast for large cases."""
     positive = [k.scores[k.truth] for k in known]
-    scores, case = np.concatenate([np.zeros(0), *positive]), case_of_row([len(p) for p in positive])
+    scores, case = np.concatenate([np.zeros(0), *positive]), instances._case_of_row([len(p) for p in positive])
     wins = np.zeros((len(known), len(known)))
     for column, k in enumerate(known):
-        beaten = ranking.count_below(scores, k.scores[~k.truth])
+        beaten = ranking._count_below(scores, k.scores[~k.truth])
         wins[:, column] = np.bincount(case, weights=beaten, minlength=len(known))
     size = np.array([len(p) for p in positive])
     rest = np.array([len(k.truth) for k in known]) - size
 
     def value(weights: np.ndarray) -> float:
-        return ranking.ratio(float(weights @ wins @ weights), float(weights @ size) * float(weights @ rest))
+        return ranking._ratio(float(weights @ wins @ weights), float(weights @ size) * float(weights @ rest))
 
     return value
 
 
-def _counted(known: Sequence[Known], metric: Metric, threshold: float) -> Weighted:
+def _counted(known: Sequence[KnownInstances], metric: Metric, threshold: float) -> Weighted:
     """A metric of the counts at a threshold: counted once per case, summed with weights."""
-    table = np.array([ranking.count(k.scores >= threshold, k.truth) for k in known], dtype=np.int64).reshape(-1, 4)
+    table = np.array([ranking.Counts.of(k.scores >= threshold, k.truth) for k in known], dtype=np.int64).reshape(-1, 4)
     return lambda weights: float(metric.function(ranking.Counts(*(weights @ table).tolist())))
 
 
@@ -208,21 +198,17 @@ def bootstrap_ci(
 
     Keys: value, low, high, std (of the resamples), n_units, n_cases, n_resamples, n_undefined, method, notes, …
     """
-    check_plan(method, n, level)
     settings = Settings(threshold, pool, column)
     measured = statistic(predictions, metric, settings)
-    units, notes = units_of(measured.cases, unit)
-    plan = Resampling(units, classes_of_units(measured.cases, units) if stratified else None)
-    drawn = np.array([measured.value(weights) for weights in plan.draws(n, seed)])
     value = measured.estimate
-    found = interval(drawn, value, lambda: plan.without_each(measured.value), method, level)
-    kind, kind_notes = score_kind(measured.cases)
+    found, facts, notes = _resampled(measured.cases, measured.value, value, unit, method, n, seed, level, stratified)
+    kind, kind_notes = instances._score_kind(measured.cases)
     return {
         "metric": measured.name,
         "value": value,
         "low": found.low,
         "high": found.high,
-        **facts(drawn, plan, measured.cases),
+        **facts,
         "method": found.method,
         "level": level,
         "unit": unit,
@@ -230,7 +216,7 @@ def bootstrap_ci(
         "seed": seed,
         **settings._asdict(),
         "score_kind": kind,
-        "notes": [*notes, *few_units(plan.n_units, unit), *found.notes, *kind_notes],
+        "notes": notes + kind_notes,
     }
 
 
@@ -238,16 +224,13 @@ def add_intervals(results: Results, models: Models, measures: Sequence[str] = US
     """Under "ci" of each model: {measure: bootstrap_ci}, instance metrics at the threshold of its summary."""
     for name, found in results.items():
         found["ci"] = {}
-        for measure in possible_measures(measures, [found]):
-            settings = {**options, "pool": measure.pool, "threshold": threshold_for(measure, found)}
+        for measure in _possible_measures(measures, [found]):
+            settings = {**options, "pool": measure.pool, "threshold": _threshold_for(measure, found)}
             found["ci"][measure.label] = bootstrap_ci(models[name], measure.metric, **settings)
 
 
-def possible_measures(measures: Sequence[str], summaries: Sequence[dict[str, Any]]) -> list[PooledMetric]:
-    """The measures that can be taken: of the usual ones F1 is left out without a threshold, and a note says so.
-
-    Measures asked for by name are never left out; what they lack is an error.
-    """
+def _possible_measures(measures: Sequence[str], summaries: Sequence[dict[str, Any]]) -> list[PooledMetric]:
+    """Measures asked for; of the usual ones F1 is left out without a threshold, and a note says so."""
     asked = [PooledMetric.parse(text) for text in measures]
     if tuple(measures) != USUAL or all(found["threshold"]["value"] is not None for found in summaries):
         return asked
@@ -257,6 +240,6 @@ def possible_measures(measures: Sequence[str], summaries: Sequence[dict[str, Any
     return [m for m in asked if not m.needs_threshold]
 
 
-def threshold_for(measure: PooledMetric, found: dict[str, Any]) -> float | None:
+def _threshold_for(measure: PooledMetric, found: dict[str, Any]) -> float | None:
     """Threshold of a measure: the model's own for instance metrics, None (the usual one) for others."""
     return found["threshold"]["value"] if METRICS[measure.metric].level == "instance" else None

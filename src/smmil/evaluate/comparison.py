@@ -3,58 +3,35 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, suggest
-from smmil.evaluate.bags import patient_of, units_of
-from smmil.evaluate.bootstrap import (
-    MetricOrFunction,
-    Models,
-    Results,
-    Settings,
-    Statistic,
-    possible_measures,
-    statistic,
-    threshold_for,
-)
-from smmil.evaluate.instances import score_kind
+from smmil.evaluate import bootstrap
+from smmil.evaluate.bags import _patient_of
+from smmil.evaluate.bootstrap import MetricOrFunction, Models, Results, Settings, statistic
+from smmil.evaluate.instances import _score_kind
 from smmil.evaluate.metrics import USUAL
-from smmil.evaluate.resampling import Resampling, check_plan, classes_of_units, facts, few_units, gap, interval
+from smmil.evaluate.resampling import _resampled, gap
 from smmil.evaluate.significance import delong, holm
 from smmil.prediction import Prediction
 
 
-class PairedCases(NamedTuple):
-    """Cases that both models predicted, in the same order, and how many only one did."""
-
-    a: list[Prediction]
-    b: list[Prediction]
-    only_in_a: int
-    only_in_b: int
-
-
-def _paired(a: Sequence[Prediction], b: Sequence[Prediction]) -> tuple[PairedCases, list[str]]:
-    """The common cases of two models by id, and remarks; refused when a label or patient of a case differs."""
+def _paired(a: Sequence[Prediction], b: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction], int, int]:
+    """Common cases of two models sorted by id, and how many only one has; other labels or patients are refused."""
     first, second = _by_id(a, "first"), _by_id(b, "second")
     common = sorted(first.keys() & second.keys())
     if not common:
-        raise DataError(
-            f"compare: the two models have no case in common ({_some(first)} / {_some(second)}); predict the same cases"
-        )
+        some, others = (", ".join(sorted(cases)[:2]) or "none" for cases in (first, second))
+        raise DataError(f"compare: the two models have no case in common ({some} / {others}); predict the same cases")
     for case in common:
         _refuse_different(first[case], second[case])
-    found = PairedCases(
-        [_with_patient(first[case], second[case]) for case in common],
-        [second[case] for case in common],
-        len(first) - len(common),
-        len(second) - len(common),
-    )
-    if found.only_in_a or found.only_in_b:
-        counts = f"{found.only_in_a} cases only of the first model and {found.only_in_b} only of the second"
-        return found, [f"{counts} are left out"]
-    return found, []
+        who = _patient_of(second[case])
+        if who is not None and _patient_of(first[case]) is None:  # a patient that only the second names
+            first[case] = replace(first[case], meta={**first[case].meta, "patient": who})
+    same = [first[case] for case in common], [second[case] for case in common]
+    return *same, len(first) - len(common), len(second) - len(common)
 
 
 def _by_id(predictions: Sequence[Prediction], which: str) -> dict[str, Prediction]:
@@ -74,19 +51,9 @@ def _refuse_different(a: Prediction, b: Prediction) -> None:
     same = a.y_inst is b.y_inst if a.y_inst is None or b.y_inst is None else np.array_equal(a.y_inst, b.y_inst)
     if not same:
         raise DataError(f"{a.id}: instance labels differ between the two models; predict both from the same bag files")
-    people = {patient_of(p) for p in (a, b)} - {None}
+    people = {_patient_of(p) for p in (a, b)} - {None}
     if len(people) > 1:
         raise DataError(f"{a.id}: belongs to patient {' and '.join(sorted(map(str, people)))}; correct the manifest")
-
-
-def _with_patient(a: Prediction, b: Prediction) -> Prediction:
-    """The first one, with the patient that perhaps only the second names."""
-    who = patient_of(b)
-    return a if who is None or patient_of(a) is not None else replace(a, meta={**a.meta, "patient": who})
-
-
-def _some(cases: dict[str, Prediction]) -> str:
-    return ", ".join(sorted(cases)[:2]) or "none"
 
 
 Thresholds = float | tuple[float | None, float | None] | None
@@ -117,24 +84,23 @@ def compare(
 
     Keys: a, b, difference, low, high, p, delong, n_units, n_cases, only_in_a, only_in_b, notes, …
     """
-    check_plan(method, n, level)
-    pairs, notes = _paired(a, b)
+    one, other, only_in_a, only_in_b = _paired(a, b)
     cuts = threshold if isinstance(threshold, tuple) else (threshold, threshold)
     first, second = (
-        statistic(side, metric, Settings(cut, pool, column)) for side, cut in zip((pairs.a, pairs.b), cuts, strict=True)
+        statistic(side, metric, Settings(cut, pool, column)) for side, cut in zip((one, other), cuts, strict=True)
     )
     if [p.id for p in first.cases] != [p.id for p in second.cases]:
         raise DataError(f"{first.name}: not the same cases can be judged for both models; predict both in the same way")
-    units, unit_notes = units_of(first.cases, unit)
-    plan = Resampling(units, classes_of_units(first.cases, units) if stratified else None)
 
     def between(weights: np.ndarray) -> float:
         return float(gap(first.value(weights), second.value(weights)))
 
-    drawn = np.array([between(weights) for weights in plan.draws(n, seed)])
     difference = float(gap(first.estimate, second.estimate))
-    found = interval(drawn, difference, lambda: plan.without_each(between), method, level)
-    test, test_notes = _delong(first, second, plan, level)
+    found, facts, notes = _resampled(first.cases, between, difference, unit, method, n, seed, level, stratified)
+    if only_in_a or only_in_b:
+        counts = f"{only_in_a} cases only of the first model and {only_in_b} only of the second"
+        notes = [f"{counts} are left out", *notes]
+    test, test_notes = _delong(first, second, facts["n_units"], level)
     return {
         "metric": first.name,
         "a": first.estimate,
@@ -144,9 +110,9 @@ def compare(
         "high": found.high,
         "p": found.p,
         "delong": test,
-        **facts(drawn, plan, first.cases),
-        "only_in_a": pairs.only_in_a,
-        "only_in_b": pairs.only_in_b,
+        **facts,
+        "only_in_a": only_in_a,
+        "only_in_b": only_in_b,
         "method": found.method,
         "level": level,
         "unit": unit,
@@ -155,22 +121,20 @@ def compare(
         "threshold": list(cuts),
         "pool": pool,
         "column": column,
-        "score_kind": [score_kind(side.cases)[0] for side in (first, second)],
-        "notes": [*notes, *unit_notes, *few_units(plan.n_units, unit), *found.notes, *test_notes],
+        "score_kind": [_score_kind(side.cases)[0] for side in (first, second)],
+        "notes": notes + test_notes,
     }
 
 
-def _delong(a: Statistic, b: Statistic, plan: Resampling, level: float) -> tuple[dict[str, float] | None, list[str]]:
+def _delong(
+    a: bootstrap._Statistic, b: bootstrap._Statistic, n_units: int, level: float
+) -> tuple[dict[str, float] | None, list[str]]:
     if a.name != "bag_auroc" or any(len(p.probs) > 2 for p in (*a.cases, *b.cases)):
         return None, []
     scores = [np.array([p.positive_prob for p in side.cases]) for side in (a, b)]
     test = delong(scores[0], scores[1], np.array([p.y == 1 for p in a.cases], dtype=bool), level)
-    notes = []
-    if plan.n_units < len(a.cases):
-        notes.append(
-            f"DeLong takes the {len(a.cases)} cases of {plan.n_units} patients as independent; trust the bootstrap more"
-        )
-    return test._asdict(), notes
+    note = f"DeLong takes the {len(a.cases)} cases of {n_units} patients as independent; trust the bootstrap more"
+    return test._asdict(), [note] if n_units < len(a.cases) else []
 
 
 def compare_models(
@@ -212,16 +176,16 @@ def add_comparisons(
     measures: Sequence[str] = USUAL,
     **options: Any,
 ) -> None:
-    """Under "comparisons" of each model: rows of `compare` against the other one, the same name or the only one.
-
-    p_holm corrects for all rows of this call with the same measure.
-    """
+    """Under "comparisons" of each model: `compare` with its namesake or the only one; p_holm corrects per measure."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, found in results.items():
-        other = _opponent(name, others)
+        other = name if name in others or len(others) != 1 else next(iter(others))
+        if other not in others:
+            choice = f"{', '.join(others)}; give one model, or folders of equal names"
+            raise DataError(f"--compare: no model {name} among {choice}")
         found["comparisons"] = []
-        for measure in possible_measures(measures, [found, other_results[other]]):
-            cuts = threshold_for(measure, found), threshold_for(measure, other_results[other])
+        for measure in bootstrap._possible_measures(measures, [found, other_results[other]]):
+            cuts = bootstrap._threshold_for(measure, found), bootstrap._threshold_for(measure, other_results[other])
             settings = {**options, "pool": measure.pool, "threshold": cuts}
             row = {
                 "measure": measure.label,
@@ -232,11 +196,3 @@ def add_comparisons(
             rows.setdefault(measure.label, []).append(row)
     for family in rows.values():
         _correct(family, "p_holm", [row["p"] for row in family])
-
-
-def _opponent(name: str, others: Models) -> str:
-    if name in others:
-        return name
-    if len(others) == 1:
-        return next(iter(others))
-    raise DataError(f"--compare: no model {name} among {', '.join(others)}; give one model, or folders of equal names")

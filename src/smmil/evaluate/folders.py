@@ -7,7 +7,7 @@ from typing import Any
 
 from smmil.errors import DataError
 from smmil.evaluate.instances import POOLS
-from smmil.evaluate.levels import Threshold, bag_metrics, choose_threshold, energies, froc, instance_metrics
+from smmil.evaluate.levels import _choose_threshold, _Threshold, bag_metrics, energies, froc, instance_metrics
 from smmil.prediction import Prediction, load_predictions
 
 
@@ -23,21 +23,18 @@ def summary(
     The threshold is the given one, else the best on `validation`, else none. Result: {"bag": ..., "instance":
     {"all": ..., "per_bag": ..., "positive_bags": ...}, "energy": ..., "threshold": {"value": ..., "source": ...}}.
     """
-    cut = _threshold(validation, threshold, column)
+    if threshold is not None:
+        cut = _Threshold(float(threshold), "given by the user")
+    elif validation is None:
+        cut = _Threshold(None, "no validation predictions were given")
+    else:
+        cut = _choose_threshold(validation, column)
     return {
         "bag": bag_metrics(predictions),
         "instance": {pool: instance_metrics(predictions, cut.value, pool, column) for pool in POOLS},
         "energy": energies(predictions, column),
         "threshold": cut._asdict(),
     }
-
-
-def _threshold(validation: Sequence[Prediction] | None, given: float | None, column: int | None) -> Threshold:
-    if given is not None:
-        return Threshold(float(given), "given by the user")
-    if validation is None:
-        return Threshold(None, "no validation predictions were given")
-    return choose_threshold(validation, column)
 
 
 def load_models(places: Sequence[str | Path]) -> dict[str, list[Prediction]]:
@@ -52,18 +49,21 @@ def summarize_models(
     threshold: float | None = None,
     column: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """{model: summary} of predictions already loaded.
-
-    validation  the same models on validation cases: one place per model in the same order, or folders of equal names
-    """
+    """{model: summary}; `validation` is one place per model in the same order, or folders of equal names."""
     checks = _matching(list(models), named_folders(validation)) if validation else {}
     result = {}
     for name, cases in models.items():
         held_out = load_predictions(checks[name]) if name in checks else None
-        if held_out is not None:
-            _refuse_overlap(name, cases, held_out)
+        both = sorted({p.id for p in cases} & {p.id for p in held_out or ()})
+        if both:
+            raise DataError(
+                f"{name}: {len(both)} cases are both judged and used to choose the threshold ({', '.join(both[:3])}); "
+                "give predictions of the validation part"
+            )
         result[name] = summary(cases, validation=held_out, threshold=threshold, column=column)
-    _note_different_cases(models, result)
+    if len({tuple(p.id for p in cases) for cases in models.values()}) > 1:
+        for found in result.values():
+            found["bag"]["notes"].append("the models were not given the same cases; their numbers are not comparable")
     return result
 
 
@@ -98,21 +98,6 @@ def _matching(models: list[str], checks: dict[str, list[Path]]) -> dict[str, lis
             "give one per model, in the same order"
         )
     return dict(zip(models, checks.values(), strict=True))
-
-
-def _refuse_overlap(name: str, cases: Sequence[Prediction], validation: Sequence[Prediction]) -> None:
-    both = sorted({p.id for p in cases} & {p.id for p in validation})
-    if both:
-        raise DataError(
-            f"{name}: {len(both)} cases are both judged and used to choose the threshold ({', '.join(both[:3])}); "
-            "give predictions of the validation part"
-        )
-
-
-def _note_different_cases(predictions: Mapping[str, Sequence[Prediction]], result: dict[str, dict[str, Any]]) -> None:
-    if len({tuple(p.id for p in cases) for cases in predictions.values()}) > 1:
-        for found in result.values():
-            found["bag"]["notes"].append("the models were not given the same cases; their numbers are not comparable")
 
 
 def add_froc(

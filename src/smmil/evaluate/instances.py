@@ -6,17 +6,32 @@ from typing import NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError
-from smmil.evaluate.ranking import TOLERANCE, OperatingPoints, Ranking, exact_mean
+from smmil.evaluate.ranking import _TOLERANCE, OperatingPoints, _SortedScores, exact_mean
 from smmil.prediction import Prediction
 
 POOLS = ("all", "per_bag", "positive_bags")
 
 
-class Known(NamedTuple):
+class KnownInstances(NamedTuple):
     """Scores of the instances whose label is known, and whether each is positive."""
 
     scores: np.ndarray
     truth: np.ndarray
+
+    @classmethod
+    def of(cls, prediction: Prediction, column: int | None = None) -> "KnownInstances":
+        """Those of one bag; empty without labels. A label above 0 is positive."""
+        scores = instance_score(prediction, column)
+        labels = np.full(len(scores), -1) if prediction.y_inst is None else prediction.y_inst
+        return cls(scores[labels >= 0], labels[labels >= 0] > 0)
+
+    @classmethod
+    def together(cls, parts: "Sequence[KnownInstances]") -> "KnownInstances":
+        """Those of several bags as one set."""
+        none = np.zeros(0)
+        return cls(
+            np.concatenate([none, *(k.scores for k in parts)]), np.concatenate([none > 0, *(k.truth for k in parts)])
+        )
 
     @property
     def both_classes(self) -> bool:
@@ -34,7 +49,7 @@ def instance_score(prediction: Prediction, column: int | None = None) -> np.ndar
     return prediction.scores[:, chosen].astype(np.float64)
 
 
-def score_kind(predictions: Sequence[Prediction]) -> tuple[str, list[str]]:
+def _score_kind(predictions: Sequence[Prediction]) -> tuple[str, list[str]]:
     """Kind of the scores as stored in meta["score_kind"], and a note when the predictions disagree."""
     kinds = sorted({str(p.meta.get("score_kind", "unknown")) for p in predictions})
     if len(kinds) < 2:
@@ -42,23 +57,7 @@ def score_kind(predictions: Sequence[Prediction]) -> tuple[str, list[str]]:
     return " + ".join(kinds), ["scores of different kinds are mixed; they are not comparable between bags"]
 
 
-def known_instances(prediction: Prediction, column: int | None = None) -> Known:
-    """Score and truth (label > 0) of the instances of one bag whose label is known; empty without labels."""
-    scores = instance_score(prediction, column)
-    if prediction.y_inst is None:
-        return Known(scores[:0], np.zeros(0, dtype=bool))
-    known = prediction.y_inst >= 0
-    return Known(scores[known], prediction.y_inst[known] > 0)
-
-
-def gather(parts: Sequence[Known]) -> Known:
-    """The known instances of several bags as one set."""
-    if not parts:
-        return Known(np.zeros(0), np.zeros(0, dtype=bool))
-    return Known(np.concatenate([k.scores for k in parts]), np.concatenate([k.truth for k in parts]))
-
-
-def case_of_row(lengths: Sequence[int]) -> np.ndarray:
+def _case_of_row(lengths: Sequence[int]) -> np.ndarray:
     """Index of the case each row belongs to when the rows of cases of these lengths are concatenated."""
     return np.repeat(np.arange(len(lengths)), np.array(lengths, dtype=np.int64))
 
@@ -68,17 +67,14 @@ def bags_of_pool(predictions: Sequence[Prediction], pool: str) -> list[Predictio
     return [p for p in predictions if pool != "positive_bags" or (p.y is not None and p.y > 0)]
 
 
-def pointing(scores: np.ndarray, truth: np.ndarray) -> float:
-    """1 when the hottest instance of a bag is positive, 0 when not; of equally hot ones the share of positives.
-
-    nan unless both classes are present: where everything is lesion, or nothing, pointing proves nothing.
-    """
+def _pointing(scores: np.ndarray, truth: np.ndarray) -> float:
+    """Share of positives among the hottest instances of a bag; nan unless both classes are present."""
     if truth.all() or not truth.any():
         return float("nan")
     return float(truth[scores == scores.max()].mean())
 
 
-def undirected_pairs(edges: np.ndarray, n: int) -> np.ndarray:
+def _undirected_pairs(edges: np.ndarray, n: int) -> np.ndarray:
     """(2, e): each undirected edge once, smaller instance first, without self-loops."""
     low, high = edges.min(0), edges.max(0)
     keys = np.unique((low * n + high)[low != high])
@@ -93,18 +89,18 @@ def _laplacian_form(f: np.ndarray, pairs: np.ndarray) -> float:
     return float(np.square(scaled[a] - scaled[b]).sum())
 
 
-def rayleigh_energy(f: np.ndarray, pairs: np.ndarray) -> float:
+def _rayleigh_energy(f: np.ndarray, pairs: np.ndarray) -> float:
     """f'L~f / f'f in [0, 2]; nan for f = 0."""
     size = float(f @ f)
     return _laplacian_form(f, pairs) / size if size else float("nan")
 
 
-def mean_energy(f: np.ndarray, pairs: np.ndarray) -> float:
+def _mean_energy(f: np.ndarray, pairs: np.ndarray) -> float:
     """f'L~f / N."""
     return _laplacian_form(f, pairs) / len(f)
 
 
-def minmax_energy(f: np.ndarray, pairs: np.ndarray) -> float:
+def _minmax_energy(f: np.ndarray, pairs: np.ndarray) -> float:
     """E_L(f scaled to [0, 1]) / sum(A) with the plain Laplacian; nan for constant f or without edges."""
     a, b = pairs
     span, steps = float(f.max() - f.min()), float(np.square(f[a] - f[b]).sum())
@@ -114,7 +110,7 @@ def minmax_energy(f: np.ndarray, pairs: np.ndarray) -> float:
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
-class Marks(NamedTuple):
+class _Marks(NamedTuple):
     """Peaks of one case's map as rows (score, share of a lesion found, share of a false alarm)."""
 
     scores: np.ndarray
@@ -137,18 +133,8 @@ def _components(edges: np.ndarray, member: np.ndarray) -> np.ndarray:
     return found
 
 
-def _lesions(prediction: Prediction) -> np.ndarray:
-    """Index of the lesion each instance belongs to, -1 outside: connected components of positive instances."""
-    assert prediction.edges is not None
-    assert prediction.y_inst is not None
-    return _components(prediction.edges, prediction.y_inst > 0)
-
-
 def _peaks(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Index of the peak each instance belongs to, -1 outside.
-
-    A peak is a connected piece of equal scores with no neighbour that scores higher; mostly a single instance.
-    """
+    """Peak of each instance, -1 outside: connected instances of equal score with no neighbour that scores higher."""
     n, equal = len(scores), edges[:, scores[edges[0]] == scores[edges[1]]]
     plateau = _components(equal, np.ones(n, dtype=bool))
     beaten = np.zeros(plateau.max() + 1, dtype=bool)
@@ -157,8 +143,8 @@ def _peaks(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return _components(equal, ~beaten[plateau])
 
 
-def _marks(prediction: Prediction, column: int | None = None) -> Marks:
-    """Peaks of the map, each with the lesion it finds or the false alarm it is.
+def _marks(prediction: Prediction, column: int | None = None) -> _Marks:
+    """Peaks of the map, each with the lesion (connected positive instances) it finds or the false alarm it is.
 
     A peak of several equally hot instances points at each of them with equal chance, so its shares are expectations:
     it finds a lesion with the share of its instances inside, is a false alarm with the share known to be negative, and
@@ -166,7 +152,7 @@ def _marks(prediction: Prediction, column: int | None = None) -> Marks:
     """
     assert prediction.edges is not None
     assert prediction.y_inst is not None
-    scores, lesion = instance_score(prediction, column), _lesions(prediction)
+    scores, lesion = instance_score(prediction, column), _components(prediction.edges, prediction.y_inst > 0)
     peak = _peaks(scores, prediction.edges)
     rows = np.flatnonzero(peak >= 0)
     size = np.bincount(peak[rows])
@@ -175,7 +161,7 @@ def _marks(prediction: Prediction, column: int | None = None) -> Marks:
     false_share = np.bincount(peak[rows], weights=prediction.y_inst[rows] == 0, minlength=len(size)) / size
     gain = _first_finds(peak[rows], lesion[rows], size, height)
     wrong = np.flatnonzero(false_share)
-    return Marks(
+    return _Marks(
         np.concatenate([gain[:, 0], height[wrong]]),
         np.concatenate([gain[:, 1], np.zeros(len(wrong))]),
         np.concatenate([np.zeros(len(gain)), false_share[wrong]]),
@@ -198,23 +184,23 @@ def _first_finds(peak: np.ndarray, lesion: np.ndarray, size: np.ndarray, height:
     return np.array(found).reshape(-1, 2)
 
 
-def usable(prediction: Prediction) -> bool:
+def has_lesion_labels(prediction: Prediction) -> bool:
     """Whether a case has the edges and at least one of the instance labels that FROC needs."""
     return prediction.edges is not None and prediction.y_inst is not None and bool((prediction.y_inst >= 0).any())
 
 
-class FrocCurve:
+class _FrocCurve:
     """Marks of the usable cases, sorted once; weights say how often each of them counts."""
 
     def __init__(self, predictions: Sequence[Prediction], column: int | None = None):
-        cases, none = [_marks(p, column) for p in predictions if usable(p)], np.zeros(0)
+        cases, none = [_marks(p, column) for p in predictions if has_lesion_labels(p)], np.zeros(0)
         scores, hits, alarms = (
             np.concatenate([none, *(getattr(m, name) for m in cases)]) for name in ("scores", "hits", "alarms")
         )
         self.n_lesions = np.array([m.n_lesions for m in cases], dtype=np.int64)
         self.n_peaks = sum(m.n_peaks for m in cases)
-        self.ranking = Ranking(scores, hits, alarms)
-        self.case_of_mark = case_of_row([len(m.scores) for m in cases])[self.ranking.order]
+        self.ranking = _SortedScores(scores, hits, alarms)
+        self.case_of_mark = _case_of_row([len(m.scores) for m in cases])[self.ranking.order]
 
     def rates(self, weights: np.ndarray | None = None) -> tuple[OperatingPoints, np.ndarray, np.ndarray]:
         """Thresholds, false alarms per bag and share of the lesions found, strictest first; nan without lesions."""
@@ -229,28 +215,16 @@ class FrocCurve:
         lesions = self.n_lesions.sum() if weights is None else weights @ self.n_lesions
         return function(*self.rates(weights)[1:]) if lesions else float("nan")
 
-    def lists(self) -> dict[str, list[float]]:
-        """The whole curve as plain lists."""
-        points, alarms, share = self.rates()
-        return {
-            "threshold": points.threshold.tolist(),
-            "false_alarms_per_bag": alarms.tolist(),
-            "sensitivity": share.tolist(),
-        }
 
-
-def share_at(alarms: np.ndarray, share: np.ndarray, rates: Sequence[float], interpolate: bool = False) -> list[float]:
-    """Highest share of the lesions found within each number of false alarms per bag.
-
-    interpolate  on straight lines between thresholds; where the curve climbs upright, its top counts
-    """
+def _share_at(alarms: np.ndarray, share: np.ndarray, rates: Sequence[float], interpolate: bool = False) -> list[float]:
+    """Highest share of lesions within each number of false alarms per bag, or on straight lines between thresholds."""
     if not interpolate:
-        return [float(share[alarms <= rate + TOLERANCE].max(initial=0.0)) for rate in rates]
+        return [float(share[alarms <= rate + _TOLERANCE].max(initial=0.0)) for rate in rates]
     alarms, share = np.append(0.0, alarms), np.append(0.0, share)
-    top = np.append(np.diff(alarms) > 0, True)
+    top = np.append(np.diff(alarms) > 0, True)  # where the curve climbs upright, its top counts
     return [float(value) for value in np.interp(rates, alarms[top], share[top])]
 
 
-def mean_share(alarms: np.ndarray, share: np.ndarray) -> float:
+def _mean_share(alarms: np.ndarray, share: np.ndarray) -> float:
     """Mean share of the lesions found at the usual numbers of false alarms per bag."""
-    return exact_mean(share_at(alarms, share, RATES))
+    return exact_mean(_share_at(alarms, share, RATES))

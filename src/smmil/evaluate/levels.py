@@ -6,25 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, check_choice
+from smmil.evaluate import instances
 from smmil.evaluate.bags import labelled_table
-from smmil.evaluate.instances import (
-    POOLS,
-    RATES,
-    FrocCurve,
-    Known,
-    bags_of_pool,
-    gather,
-    instance_score,
-    known_instances,
-    score_kind,
-    share_at,
-    undirected_pairs,
-)
-from smmil.evaluate.metrics import Metric, ScoredLabels, bag_values, class_counts, metrics_of
-from smmil.evaluate.ranking import defined, exact_mean, operating_points
+from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_score
+from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of
+from smmil.evaluate.ranking import OperatingPoints, _defined, exact_mean
 from smmil.prediction import Prediction
-
-_BASES = ("points", "counts", "arrays", "predictions")  # order of the keys in results
 
 
 def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> dict[str, Any]:
@@ -38,24 +25,22 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
     labelled = [p for p in predictions if p.y is not None]
     probs, y = labelled_table(labelled)
     many, left_out = probs.shape[1] > 2, len(predictions) - len(labelled)
-    metrics = sorted(metrics_of("bag"), key=lambda m: _BASES.index(m.basis))
-    values = bag_values([m for m in metrics if m.basis != "predictions"], probs, y, threshold)
+    metrics = sorted(metrics_of("bag"), key=lambda m: _ANY.index(m.basis))
+    values = _bag_values([m for m in metrics if m.basis != "predictions"], probs, y, threshold)
     values |= {m.key: m.function(labelled) if labelled else float("nan") for m in metrics if m.basis == "predictions"}
+    if len(y) == 0:
+        notes = ["no case has a label; nothing can be measured"]
+    else:
+        notes = _many_class_notes(probs, y) if many else _two_class_notes(y > 0, values["f1"])
+        notes += [f"{left_out} cases without a label are left out"] if left_out else []
     return {
         "n": len(y),
         "n_positive": int((y > 0).sum()),
         "n_unlabelled": left_out,
         **values,
         "threshold": None if many else float(threshold),
-        "notes": _bag_notes(probs, y, values, left_out),
+        "notes": notes,
     }
-
-
-def _bag_notes(probs: np.ndarray, y: np.ndarray, values: dict[str, float], left_out: int) -> list[str]:
-    if len(y) == 0:
-        return ["no case has a label; nothing can be measured"]
-    notes = _many_class_notes(probs, y) if probs.shape[1] > 2 else _two_class_notes(y > 0, values["f1"])
-    return [*notes, f"{left_out} cases without a label are left out"] if left_out else notes
 
 
 def _two_class_notes(truth: np.ndarray, f1: float) -> list[str]:
@@ -73,7 +58,7 @@ def _two_class_notes(truth: np.ndarray, f1: float) -> list[str]:
 
 def _many_class_notes(probs: np.ndarray, y: np.ndarray) -> list[str]:
     """Which classes have no case, and which of them were answered all the same: wrongly, so their f1 is 0."""
-    counts, notes = class_counts(probs, y), []
+    counts, notes = _class_counts(probs, y), []
     if (y == y[0]).all():
         notes.append(f"all {len(y)} labelled cases are of class {y[0]}: auroc, auprc, balanced accuracy undefined")
     absent = [c for c, found in enumerate(counts) if found.tp + found.fn == 0]
@@ -95,7 +80,7 @@ def instance_metrics(
     """
     check_choice(pool, POOLS, "pool")
     bags = bags_of_pool(predictions, pool)
-    parts = [(p, known) for p in bags if len((known := known_instances(p, column)).truth)]
+    parts = [(p, known) for p in bags if len((known := KnownInstances.of(p, column)).truth)]
     used = [(p, known) for p, known in parts if known.both_classes] if pool == "per_bag" else parts
     n_instances, n_positive = sum(len(k.truth) for _, k in used), sum(int(k.truth.sum()) for _, k in used)
     if pool == "per_bag":
@@ -103,8 +88,11 @@ def instance_metrics(
     else:
         values = _instance_values(used, threshold)
         notes = _instance_notes(n_instances, n_positive, values)
-    notes += _pool_notes(len(bags), len(parts), len(used), pool) + _threshold_notes(threshold)
-    kind, kind_notes = score_kind(predictions)
+    notes += _pool_notes(len(bags), len(parts), len(used), pool)
+    if threshold is None:
+        *first, last = [metric.key for metric in metrics_of("instance") if metric.needs_threshold]
+        notes.append(f"{', '.join(first)} and {last} are left out: no threshold was given (choose it on validation)")
+    kind, kind_notes = instances._score_kind(predictions)
     return {
         **values,
         "threshold": None if threshold is None else float(threshold),
@@ -117,17 +105,17 @@ def instance_metrics(
     }
 
 
-_Parts = Sequence[tuple[Prediction, Known]]
+_Parts = Sequence[tuple[Prediction, KnownInstances]]
 
 
 def _instance_values(parts: _Parts, threshold: float | None) -> dict[str, float]:
     """Values by key of the instances of several bags together; without threshold only those that need none."""
-    known = gather([known for _, known in parts])
-    pooled = ScoredLabels(known.scores, known.truth, threshold)
+    known = KnownInstances.together([known for _, known in parts])
+    pooled = _ScoredLabels(known.scores, known.truth, threshold)
 
     def value(metric: Metric) -> float:
         if metric.per_case:
-            return exact_mean(defined(metric.function(*known) for _, known in parts if known.both_classes))
+            return exact_mean(_defined(metric.function(*known) for _, known in parts if known.both_classes))
         if metric.basis == "predictions":
             return metric.function([p for p, _ in parts]) if parts else float("nan")
         return pooled.value(metric) if len(known.truth) else float("nan")
@@ -153,7 +141,7 @@ def _averaged(parts: _Parts, threshold: float | None) -> tuple[dict[str, float],
         return _instance_values([], threshold), ["no bag has known instances of both classes"]
     values, notes = {}, []
     for name in rows[0]:
-        numbers = defined(row[name] for row in rows)
+        numbers = _defined(row[name] for row in rows)
         values[name] = exact_mean(numbers)
         if len(numbers) < len(rows):
             notes.append(f"{name} is averaged over the {len(numbers)} of {len(rows)} bags where it is defined")
@@ -161,47 +149,38 @@ def _averaged(parts: _Parts, threshold: float | None) -> tuple[dict[str, float],
 
 
 def _pool_notes(bags: int, labelled: int, used: int, pool: str) -> list[str]:
-    notes = []
-    if labelled and labelled < bags:
-        notes.append(f"{bags - labelled} of {bags} bags have no known instance label and are left out")
-    if used and used < labelled:
-        notes.append(f"{labelled - used} bags with known instances of one class only are left out")
-    if pool == "positive_bags" and not bags:
-        notes.append("no bag is labelled positive")
-    return notes
+    notes = (
+        (0 < labelled < bags, f"{bags - labelled} of {bags} bags have no known instance label and are left out"),
+        (0 < used < labelled, f"{labelled - used} bags with known instances of one class only are left out"),
+        (pool == "positive_bags" and not bags, "no bag is labelled positive"),
+    )
+    return [text for holds, text in notes if holds]
 
 
-def _threshold_notes(threshold: float | None) -> list[str]:
-    if threshold is not None:
-        return []
-    *first, last = [metric.key for metric in metrics_of("instance") if metric.needs_threshold]
-    return [f"{', '.join(first)} and {last} are left out: no threshold was given (choose it on validation)"]
-
-
-class Threshold(NamedTuple):
+class _Threshold(NamedTuple):
     """A cut (score >= value is positive) and where it came from; value None: there is none, for that reason."""
 
     value: float | None
     source: str
 
 
-def choose_threshold(predictions: Sequence[Prediction], column: int | None = None) -> Threshold:
+def _choose_threshold(predictions: Sequence[Prediction], column: int | None = None) -> _Threshold:
     """The observed score that maximises pooled instance F1; among equals the highest, which calls fewest instances."""
-    known = gather([known_instances(p, column) for p in predictions])
+    known = KnownInstances.together([KnownInstances.of(p, column) for p in predictions])
     if len(known.truth) == 0:
-        return Threshold(None, "validation has no instance labels")
+        return _Threshold(None, "validation has no instance labels")
     positives = int(known.truth.sum())
     if positives == 0:
-        return Threshold(None, "validation has no positive instance")
-    points = operating_points(known.scores, known.truth)
+        return _Threshold(None, "validation has no positive instance")
+    points = OperatingPoints.of(known.scores, known.truth)
     f1 = 2 * points.true_positives / (points.true_positives + points.false_positives + positives)
     best = int(np.argmax(f1))
-    return Threshold(float(points.threshold[best]), f"best instance F1 on validation ({f1[best]:.3f})")
+    return _Threshold(float(points.threshold[best]), f"best instance F1 on validation ({f1[best]:.3f})")
 
 
 def best_f1_threshold(predictions: Sequence[Prediction], column: int | None = None) -> float | None:
     """The value of `choose_threshold`; None when validation has no positive or no labelled instance."""
-    return choose_threshold(predictions, column).value
+    return _choose_threshold(predictions, column).value
 
 
 def energies(predictions: Sequence[Prediction], column: int | None = None) -> dict[str, Any]:
@@ -212,7 +191,7 @@ def energies(predictions: Sequence[Prediction], column: int | None = None) -> di
     rows = [_bag_energies(p, column) for p in predictions if p.edges is not None]
     result: dict[str, Any] = {}
     for metric in metrics_of("energy"):
-        numbers = defined(row[metric.key] for row in rows)
+        numbers = _defined(row[metric.key] for row in rows)
         result[metric.key] = exact_mean(numbers)
         result[f"n_{metric.key}"] = len(numbers)
     missing = len(predictions) - len(rows)
@@ -221,14 +200,11 @@ def energies(predictions: Sequence[Prediction], column: int | None = None) -> di
 
 
 def _bag_energies(prediction: Prediction, column: int | None = None) -> dict[str, float]:
-    """Roughness of the scores of one bag on its graph by key, 0 is smoothest; nan where undefined.
-
-    Every edge has weight 1; pairs count once however often they are listed, self-loops do not count.
-    """
+    """Roughness of one bag on its graph by key; pairs count once, self-loops never; nan where undefined."""
     if prediction.edges is None:
         raise DataError(f"{prediction.id}: energies need edges, which this prediction does not store; predict it again")
     f = instance_score(prediction, column)
-    pairs = undirected_pairs(prediction.edges, len(f))
+    pairs = instances._undirected_pairs(prediction.edges, len(f))
     return {metric.key: metric.function(f, pairs) for metric in metrics_of("energy")}
 
 
@@ -253,27 +229,27 @@ def froc(
     if not len(rates) or min(rates) < 0:
         raise ConfigError(f"rates: got {list(rates)}, expected false alarms per bag such as {list(RATES)}")
     bags = bags_of_pool(predictions, pool)
-    curve, (kind, notes) = FrocCurve(bags, column), score_kind(predictions)
+    curve, (kind, notes) = instances._FrocCurve(bags, column), instances._score_kind(predictions)
     n_lesions, n_bags = int(curve.n_lesions.sum()), len(curve.n_lesions)
-    _, alarms, share = curve.rates()
-    sensitivities = share_at(alarms, share, rates, interpolate) if n_lesions else [float("nan")] * len(rates)
+    without = f"{len(bags) - n_bags} of {len(bags)} bags have no edges or no known instance label and are left out"
+    left_out = [without] if n_bags < len(bags) else []
+    points, alarms, share = curve.rates()
+    sensitivities = instances._share_at(alarms, share, rates, interpolate) if n_lesions else [float("nan")] * len(rates)
     return {
         **{metric.key: curve.value(metric.function) for metric in metrics_of("lesion")},
         "froc": exact_mean(sensitivities),
         "rates": [float(r) for r in rates],
         "sensitivities": sensitivities,
-        "curve": curve.lists(),
+        "curve": {
+            "threshold": points.threshold.tolist(),
+            "false_alarms_per_bag": alarms.tolist(),
+            "sensitivity": share.tolist(),
+        },
         "n_lesions": n_lesions,
         "n_bags": n_bags,
         "n_marks": curve.n_peaks,
         "interpolated": interpolate,
         "pool": pool,
         "score_kind": kind,
-        "notes": _froc_notes(len(bags), n_bags, n_lesions) + notes,
+        "notes": [*left_out, *([] if n_lesions else ["no lesion is known: froc is undefined"]), *notes],
     }
-
-
-def _froc_notes(bags: int, used: int, lesions: int) -> list[str]:
-    left_out = f"{bags - used} of {bags} bags have no edges or no known instance label and are left out"
-    undefined = "no lesion is known: froc is undefined"
-    return [*([left_out] if used < bags else []), *([] if lesions else [undefined])]

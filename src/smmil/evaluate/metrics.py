@@ -6,20 +6,20 @@ comparisons, packages, tables and figures read it; `python docs/metrics_table.py
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
 from smmil.evaluate import bags, instances, ranking
 from smmil.evaluate.instances import POOLS
-from smmil.evaluate.ranking import Counts, OperatingPoints, defined, exact_mean
+from smmil.evaluate.ranking import Counts, OperatingPoints, _defined, exact_mean
 
 Level = Literal["bag", "instance", "energy", "lesion"]
 Basis = Literal["points", "counts", "arrays", "predictions"]
 _PREFIXES: dict[Level, str] = {"bag": "bag_", "instance": "inst_", "energy": "energy_", "lesion": ""}
-_ANY: tuple[Basis, ...] = ("points", "counts", "arrays", "predictions")
+_ANY: tuple[Basis, ...] = ("points", "counts", "arrays", "predictions")  # order of the keys in results of bags
 _BASES: dict[Level, tuple[Basis, ...]] = {"bag": _ANY, "instance": _ANY, "energy": ("arrays",), "lesion": ("arrays",)}
 
 
@@ -27,40 +27,30 @@ _BASES: dict[Level, tuple[Basis, ...]] = {"bag": _ANY, "instance": _ANY, "energy
 class Metric:
     """A metric: how it is called, which side is better, and how it is computed.
 
-    name         begins with bag_, inst_ or energy_ as its level says; names of lesion metrics have no prefix
-    level        bag: whole cases; instance: scores against instance labels; energy: roughness of maps; lesion: FROC
-    label        short name in tables and figures
-    direction    1: higher is better, -1: lower is better, 0: neither
-    explanation  what it is, in one line
     function     gives the value, nan where undefined, from what `basis` names
     basis        points: OperatingPoints; in resamples some have equal counts
                  counts: Counts at the threshold, 0.5 for bags, for instances chosen on validation
                  predictions: list of those that can be judged
                  arrays: of bags probabilities (b, C) and labels (b,); of instances scores and truth; of energies
                  scores and undirected pairs of a case; of lesions false alarms per bag and share of lesions found
-    per_case     arrays of each case by itself (instances: where both classes are known), then the mean
     multiclass   for counts of bags: value from the Counts of each class; None: mean over classes where defined
-    title        name in a report, below the heading of its level; empty: the label
-    pools        pools of instances that reports and packages list; (): listed in neither
-    interval     whether reports compute a confidence interval
-    hub          (type, name) in the model index of a package; None: not stated there
-    same_as      name of a metric with the same value; tables list that one only
     """
 
-    name: str
-    level: Level
-    label: str
-    direction: int
-    explanation: str
-    function: Callable[..., float]
+    name: str  # begins with bag_, inst_ or energy_ as its level says; those of lesions have no prefix
+    level: Level  # whole cases; scores against instance labels; roughness of maps; FROC
+    label: str  # short name in tables and figures
+    direction: int  # 1: higher is better, -1: lower is better, 0: neither
+    explanation: str  # what it is, in one line
+    function: Callable[..., Any]
     basis: Basis = "predictions"
-    per_case: bool = False
+    per_case: bool = False  # arrays of each case by itself (instances: where both classes are known), then the mean
     multiclass: Callable[[Sequence[Counts]], float] | None = None
-    title: str = ""
-    pools: tuple[str, ...] = ("all",)
-    interval: bool = False
-    hub: tuple[str, str] | None = None
-    same_as: str | None = None
+    title: str = ""  # name in a report, below the heading of its level; empty: the label
+    pools: tuple[str, ...] = ("all",)  # pools of instances that reports and packages list; (): listed in neither
+    interval: bool = False  # whether reports compute a confidence interval
+    hub: tuple[str, str] | None = None  # (type, name) in the model index of a package; None: not stated there
+    same_as: str | None = None  # a metric with the same value; tables list that one only
+    vectorized: bool = False  # with per_case, of bags: all cases at once give their values (b,)
 
     @property
     def key(self) -> str:
@@ -105,7 +95,7 @@ def metrics_of(level: Level) -> list[Metric]:
     return [metric for metric in METRICS.values() if metric.level == level]
 
 
-def full_name(metric: str) -> str:
+def _full_name(metric: str) -> str:
     """The registered name: a bare key such as auroc means the bags, instance_ is another word for inst_."""
     name = f"bag_{metric}" if f"bag_{metric}" in METRICS else metric.replace("instance_", "inst_", 1)
     return check_choice(name, METRICS, "metric")
@@ -126,7 +116,7 @@ class PooledMetric(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "PooledMetric":
         name, _, pool = text.partition("@")
-        return cls(full_name(name), check_choice(pool or "all", POOLS, f"pool of {name}"))
+        return cls(_full_name(name), check_choice(pool or "all", POOLS, f"pool of {name}"))
 
     @property
     def label(self) -> str:
@@ -138,7 +128,7 @@ class PooledMetric(NamedTuple):
         return METRICS[self.metric].level == "instance" and METRICS[self.metric].needs_threshold
 
 
-class ScoredLabels:
+class _ScoredLabels:
     """Scores, their truth and a threshold; sorted and counted once for all metrics."""
 
     def __init__(self, scores: np.ndarray, truth: np.ndarray, threshold: float | None):
@@ -146,61 +136,64 @@ class ScoredLabels:
 
     @cached_property
     def points(self) -> OperatingPoints:
-        return ranking.operating_points(self.scores, self.truth)
+        return OperatingPoints.of(self.scores, self.truth)
 
     @cached_property
     def counts(self) -> Counts:
-        return ranking.count(self.scores >= self.threshold, self.truth)
+        return Counts.of(self.scores >= self.threshold, self.truth)
 
     def value(self, metric: Metric) -> float:
-        if metric.basis == "points":
-            return metric.function(self.points)
-        return metric.function(self.counts) if metric.basis == "counts" else metric.function(self.scores, self.truth)
+        if metric.basis == "arrays":
+            return float(metric.function(self.scores, self.truth))
+        return float(metric.function(self.points if metric.basis == "points" else self.counts))
 
 
-def bag_values(metrics: Iterable[Metric], probs: np.ndarray, y: np.ndarray, threshold: float) -> dict[str, float]:
-    """Values by key of metrics of a table of probabilities (b, C) and labels (b,); nan without cases.
-
-    With more than two classes each class is ranked against the rest, the answer is the most probable class, and
-    ranking metrics are means over the classes that have cases and are not all cases.
-    """
+def _bag_values(metrics: Iterable[Metric], probs: np.ndarray, y: np.ndarray, threshold: float) -> dict[str, float]:
+    """Values by key from probabilities (b, C) and labels (b,), nan without cases; many classes as in `bag_metrics`."""
     if len(y) == 0:
         return {metric.key: float("nan") for metric in metrics}
-    two = ScoredLabels(probs[:, 1], y > 0, threshold)
-    classes = [ScoredLabels(probs[:, c], y == c, None) for c in range(probs.shape[1])]
-    counts = class_counts(probs, y)
+    two = _ScoredLabels(probs[:, 1], y > 0, threshold)
+    classes = [_ScoredLabels(probs[:, c], y == c, None) for c in range(probs.shape[1])]
+    counts = _class_counts(probs, y)
 
     def value(metric: Metric) -> float:
         if metric.per_case:
-            return exact_mean(defined(metric.function(probs[i : i + 1], y[i : i + 1]) for i in range(len(y))))
+            return exact_mean(_defined(_values_of_cases(metric, probs, y)))
         if metric.basis == "arrays":
-            return metric.function(probs, y)
+            return float(metric.function(probs, y))
         return two.value(metric) if len(classes) == 2 else _macro(metric, classes, counts)
 
     return {metric.key: value(metric) for metric in metrics}
 
 
-def class_counts(probs: np.ndarray, y: np.ndarray) -> list[Counts]:
+def _values_of_cases(metric: Metric, probs: np.ndarray, y: np.ndarray) -> Sequence[float]:
+    """The value of each case by itself."""
+    if metric.vectorized:
+        return list(metric.function(probs, y))
+    return [metric.function(probs[i : i + 1], y[i : i + 1]) for i in range(len(y))]
+
+
+def _class_counts(probs: np.ndarray, y: np.ndarray) -> list[Counts]:
     """Counts of each class against the rest when the most probable class is the answer."""
     called = probs.argmax(1)
-    return [ranking.count(called == c, y == c) for c in range(probs.shape[1])]
+    return [Counts.of(called == c, y == c) for c in range(probs.shape[1])]
 
 
-def _macro(metric: Metric, classes: Sequence[ScoredLabels], counts: Sequence[Counts]) -> float:
+def _macro(metric: Metric, classes: Sequence[_ScoredLabels], counts: Sequence[Counts]) -> float:
     if metric.basis == "points":
         return exact_mean([metric.function(c.points) for c in classes if c.truth.any() and not c.truth.all()])
     if metric.multiclass is not None:
         return metric.multiclass(counts)
-    return exact_mean(defined(metric.function(c) for c in counts))
+    return exact_mean(_defined(metric.function(c) for c in counts))
 
 
 def _share_right(counts: Sequence[Counts]) -> float:
-    return ranking.ratio(sum(c.tp for c in counts), sum(counts[0]))
+    return ranking._ratio(sum(c.tp for c in counts), sum(counts[0]))
 
 
 def _mean_recall(counts: Sequence[Counts]) -> float:
     """Mean recall of the classes that have cases and are not all cases."""
-    return exact_mean([ranking.recall(c) for c in counts if c.tp + c.fn and c.fp + c.tn])
+    return exact_mean([Counts.recall(c) for c in counts if c.tp + c.fn and c.fp + c.tn])
 
 
 # Columns that tables of experiments compute from their own rows: label, direction, explanation.
@@ -270,63 +263,63 @@ _BEST = "at the threshold that is best on validation"
 for _metric in (
     Metric("bag_auroc", "bag", "bag AUROC", 1,
            "chance that a positive bag has a higher probability than a negative one",
-           ranking.roc_area, "points", title="AUROC", interval=True, hub=("roc_auc", "AUROC of cases")),
+           OperatingPoints.roc_area, "points", title="AUROC", interval=True, hub=("roc_auc", "AUROC of cases")),
     Metric("bag_auprc", "bag", "bag AUPRC", 1,
            "average precision over bags; the share of positive bags is what chance gives",
-           ranking.average_precision, "points", title="AUPRC", interval=True,
+           OperatingPoints.average_precision, "points", title="AUPRC", interval=True,
            hub=("average_precision", "average precision of cases")),
     Metric("bag_f1", "bag", "bag F1", 1, "2TP / (2TP + FP + FN) over bags at probability 0.5",
-           ranking.f1, "counts", title="F1", interval=True, hub=("f1", "F1 of cases")),
+           Counts.f1, "counts", title="F1", interval=True, hub=("f1", "F1 of cases")),
     Metric("bag_accuracy", "bag", "bag accuracy", 1, "share of bags called rightly at probability 0.5",
-           ranking.accuracy, "counts", multiclass=_share_right, title="Accuracy", interval=True,
+           Counts.accuracy, "counts", multiclass=_share_right, title="Accuracy", interval=True,
            hub=("accuracy", "accuracy of cases")),
     Metric("bag_balanced_accuracy", "bag", "bag balanced accuracy", 1,
            "mean of sensitivity and specificity at probability 0.5",
-           ranking.balanced_accuracy, "counts", multiclass=_mean_recall, title="Balanced accuracy", interval=True,
+           Counts.balanced_accuracy, "counts", multiclass=_mean_recall, title="Balanced accuracy", interval=True,
            hub=("balanced_accuracy", "balanced accuracy of cases")),
     Metric("bag_sensitivity_at_90", "bag", "bag sensitivity at 90 %", 1,
            "highest sensitivity at a specificity of at least 90 %",
-           partial(ranking.sensitivity_at, specificity=0.90), "points", title="Sensitivity at 90 % specificity"),
+           lambda points: points.sensitivity_at(0.90), "points", title="Sensitivity at 90 % specificity"),
     Metric("bag_sensitivity_at_95", "bag", "bag sensitivity at 95 %", 1,
            "highest sensitivity at a specificity of at least 95 %",
-           partial(ranking.sensitivity_at, specificity=0.95), "points", title="Sensitivity at 95 % specificity"),
+           lambda points: points.sensitivity_at(0.95), "points", title="Sensitivity at 95 % specificity"),
     Metric("bag_brier", "bag", "bag Brier score", -1, "mean squared error of the probabilities",
-           bags.brier, "arrays", per_case=True, title="Brier score", interval=True,
+           bags._brier_of_cases, "arrays", per_case=True, vectorized=True, title="Brier score", interval=True,
            hub=("brier_score", "Brier score of cases (lower is better)")),
     Metric("bag_ece", "bag", "bag ECE", -1,
            "expected calibration error: mean gap between said probability and observed share",
-           bags.ece, "arrays", title="Calibration error (ECE)"),
+           bags._ece, "arrays", title="Calibration error (ECE)"),
     Metric("bag_loss", "bag", "bag loss", -1, "cross-entropy: mean of -log P(true class)",
-           bags.cross_entropy, "arrays", per_case=True, title="Cross-entropy"),
+           bags._loss_of_cases, "arrays", per_case=True, vectorized=True, title="Cross-entropy"),
     Metric("inst_auroc", "instance", "instance AUROC", 1,
            "chance that a positive instance scores higher than a negative one",
-           ranking.roc_area, "points", title="AUROC", pools=("all", "positive_bags"), interval=True,
+           OperatingPoints.roc_area, "points", title="AUROC", pools=("all", "positive_bags"), interval=True,
            hub=("roc_auc", "AUROC of instances")),
     Metric("inst_auprc", "instance", "instance AUPRC", 1, "average precision over instances",
-           ranking.average_precision, "points", title="AUPRC, all cases"),
+           OperatingPoints.average_precision, "points", title="AUPRC, all cases"),
     Metric("inst_f1", "instance", "instance F1", 1, f"2TP / (2TP + FP + FN) over instances {_BEST}",
-           ranking.f1, "counts", title="F1 = Dice", interval=True),
+           Counts.f1, "counts", title="F1 = Dice", interval=True),
     Metric("inst_dice", "instance", "map Dice", 1, f"2 overlap / (called + true area) {_BEST}",
-           ranking.f1, "counts", same_as="inst_f1"),
+           Counts.f1, "counts", same_as="inst_f1"),
     Metric("inst_iou", "instance", "map IoU", 1, f"overlap / union of called and true area {_BEST}",
-           ranking.iou, "counts", title="IoU"),
+           Counts.iou, "counts", title="IoU"),
     Metric("inst_precision", "instance", "instance precision", 1, f"TP / (TP + FP) {_BEST}",
-           ranking.precision, "counts", title="Precision"),
+           Counts.precision, "counts", title="Precision"),
     Metric("inst_recall", "instance", "instance recall", 1, f"TP / (TP + FN) {_BEST}",
-           ranking.recall, "counts", title="Recall"),
+           Counts.recall, "counts", title="Recall"),
     Metric("inst_pointing_game", "instance", "pointing game", 1,
            "share of bags with both classes whose hottest instance is positive",
-           instances.pointing, "arrays", per_case=True, title="Hottest instance is right", pools=("positive_bags",)),
+           instances._pointing, "arrays", per_case=True, title="Hottest instance is right", pools=("positive_bags",)),
     Metric("energy_rayleigh", "energy", "energy fᵀL̃f / fᵀf", 0,
            "roughness of the map for its size, 0 to 2; 0 is smoothest, not best",
-           instances.rayleigh_energy, "arrays", per_case=True, title="Roughness f'L̃f / f'f (0 is smoothest)"),
+           instances._rayleigh_energy, "arrays", per_case=True, title="Roughness f'L̃f / f'f (0 is smoothest)"),
     Metric("energy_mean", "energy", "energy fᵀL̃f / N", 0,
            "roughness per instance; grows with the square of the scores",
-           instances.mean_energy, "arrays", per_case=True, pools=()),
+           instances._mean_energy, "arrays", per_case=True, pools=()),
     Metric("energy_minmax", "energy", "energy, scaled map", 0,
            "mean squared step between neighbours, scores scaled to [0, 1]",
-           instances.minmax_energy, "arrays", per_case=True, pools=()),
+           instances._minmax_energy, "arrays", per_case=True, pools=()),
     Metric("froc", "lesion", "FROC", 1, "mean share of lesions found at ¼, ½, 1, 2, 4 and 8 false alarms per bag",
-           instances.mean_share, "arrays", title="FROC (lesions found at ¼ to 8 false alarms)", interval=True),
+           instances._mean_share, "arrays", title="FROC (lesions found at ¼ to 8 false alarms)", interval=True),
 ):  # fmt: skip
     register_metric(_metric)

@@ -21,7 +21,7 @@ def exact_mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if len(values) else float("nan")
 
 
-def defined(values: Iterable[float]) -> list[float]:
+def _defined(values: Iterable[float]) -> list[float]:
     """Values that are not nan."""
     return [float(v) for v in values if not math.isnan(v)]
 
@@ -39,7 +39,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 # Shares such as 0.1 of 10 negatives are not exact in binary; this much is forgiven when they are compared.
-TOLERANCE = 1e-9
+_TOLERANCE = 1e-9
 
 
 class OperatingPoints(NamedTuple):
@@ -49,12 +49,41 @@ class OperatingPoints(NamedTuple):
     true_positives: np.ndarray
     false_positives: np.ndarray
 
+    @classmethod
+    def of(cls, scores: np.ndarray, truth: np.ndarray) -> "OperatingPoints":
+        """One row per distinct score, so tied scores are always called together. O(n log n)."""
+        truth = np.asarray(truth).astype(bool)
+        return _SortedScores(np.asarray(scores), truth, ~truth).points()
 
-class Ranking:
-    """Scores sorted once and counted with any weights, as the bootstrap does.
+    @property
+    def both_classes(self) -> bool:
+        return bool(len(self.threshold) and self.true_positives[-1] > 0 and self.false_positives[-1] > 0)
 
-    hits, alarms  how much of a true and of a false positive each score is: 1 and 0 for a positive instance
-    """
+    def roc_area(self) -> float:
+        """Chance that a random positive scores above a random negative, ties counting half; nan with one class."""
+        hits, alarms = np.append(0, self.true_positives), np.append(0, self.false_positives)
+        area = float(np.sum(np.diff(alarms) * (hits[1:] + hits[:-1]) / 2))
+        return _ratio(area, float(hits[-1]) * float(alarms[-1]))
+
+    def average_precision(self) -> float:
+        """Precision at each threshold weighted by the recall gained there; nan with one class."""
+        hits = self.true_positives
+        if not self.both_classes:
+            return float("nan")
+        called = np.maximum(hits + self.false_positives, 1)
+        return float(np.sum(np.diff(hits, prepend=0) * (hits / called)) / hits[-1])
+
+    def sensitivity_at(self, specificity: float) -> float:
+        """The highest sensitivity of a threshold that leaves at least this specificity; nan with one class."""
+        if not self.both_classes:
+            return float("nan")
+        allowed = (1 - specificity) * self.false_positives[-1] + _TOLERANCE
+        within = self.true_positives[self.false_positives <= allowed]
+        return float(within.max(initial=0) / self.true_positives[-1])
+
+
+class _SortedScores:
+    """Scores sorted once and counted with any weights; hits, alarms: how much of a true or false positive each is."""
 
     def __init__(self, scores: np.ndarray, hits: np.ndarray, alarms: np.ndarray):
         # shares of a hit are summed in an order of their own, so that the order of the cases leaves no rounding behind
@@ -67,10 +96,7 @@ class Ranking:
         self.hits, self.alarms = hits[self.order].astype(kind), alarms[self.order].astype(kind)
 
     def points(self, weights: np.ndarray | None = None) -> OperatingPoints:
-        """One row per distinct score, so tied scores are always called together.
-
-        weights  how often each row counts, in the order of `order`, best first
-        """
+        """One row per distinct score: ties are called together. `weights`: how often each row of `order` counts."""
         hits, alarms = self.hits, self.alarms
         if weights is not None:
             hits, alarms = hits * weights, alarms * weights
@@ -78,56 +104,15 @@ class Ranking:
         return OperatingPoints(self.threshold, found, wrong)
 
 
-def operating_points(scores: np.ndarray, truth: np.ndarray) -> OperatingPoints:
-    """One row per distinct score, so tied scores are always called together. O(n log n)."""
-    truth = np.asarray(truth).astype(bool)
-    return Ranking(np.asarray(scores), truth, ~truth).points()
-
-
-def auroc(scores: np.ndarray, truth: np.ndarray) -> float:
-    """Probability that a random positive scores above a random negative, ties counting half; nan with one class."""
-    return roc_area(operating_points(scores, truth))
-
-
-def _auprc(scores: np.ndarray, truth: np.ndarray) -> float:
-    """Average precision: precision at each threshold weighted by the recall gained there; nan with one class."""
-    return average_precision(operating_points(scores, truth))
-
-
-def roc_area(points: OperatingPoints) -> float:
-    """Area under the curve of true against false positives, both scaled to 1."""
-    hits, alarms = np.append(0, points.true_positives), np.append(0, points.false_positives)
-    pairs = float(hits[-1]) * float(alarms[-1])
-    area = float(np.sum(np.diff(alarms) * (hits[1:] + hits[:-1]) / 2))
-    return area / pairs if pairs else float("nan")
-
-
-def average_precision(points: OperatingPoints) -> float:
-    """Precision averaged over the true positives in the order in which they are found."""
-    hits = points.true_positives
-    if not _both_classes(points):
-        return float("nan")
-    called = np.maximum(hits + points.false_positives, 1)
-    return float(np.sum(np.diff(hits, prepend=0) * (hits / called)) / hits[-1])
-
-
-def sensitivity_at(points: OperatingPoints, specificity: float) -> float:
-    """The highest sensitivity of a threshold that leaves at least this specificity; nan with one class."""
-    if not _both_classes(points):
-        return float("nan")
-    allowed = (1 - specificity) * points.false_positives[-1] + TOLERANCE
-    within = points.true_positives[points.false_positives <= allowed]
-    return float(within.max(initial=0) / points.true_positives[-1])
-
-
-def count_below(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+def _count_below(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     """For each value the number of others below it, ties counting half. O(n log n)."""
     ranked = np.sort(others)
     return (np.searchsorted(ranked, values, "left") + np.searchsorted(ranked, values, "right")) / 2
 
 
-def _both_classes(points: OperatingPoints) -> bool:
-    return bool(len(points.threshold) and points.true_positives[-1] > 0 and points.false_positives[-1] > 0)
+def _ratio(part: float, whole: float) -> float:
+    """part / whole; nan when there is nothing to divide by."""
+    return part / whole if whole else float("nan")
 
 
 class Counts(NamedTuple):
@@ -138,45 +123,30 @@ class Counts(NamedTuple):
     fn: int
     tn: int
 
+    @classmethod
+    def of(cls, called: np.ndarray, truth: np.ndarray) -> "Counts":
+        """Confusion counts of boolean calls against the boolean truth."""
+        tp, positive_calls, positives = int((called & truth).sum()), int(called.sum()), int(truth.sum())
+        fp, fn = positive_calls - tp, positives - tp
+        return cls(tp, fp, fn, len(truth) - tp - fp - fn)
 
-def count(called: np.ndarray, truth: np.ndarray) -> Counts:
-    """Confusion counts of boolean calls against the boolean truth."""
-    tp, positive_calls, positives = int((called & truth).sum()), int(called.sum()), int(truth.sum())
-    fp, fn = positive_calls - tp, positives - tp
-    return Counts(tp, fp, fn, len(truth) - tp - fp - fn)
+    def f1(self) -> float:
+        """2 TP / (2 TP + FP + FN); nan when nothing is positive and nothing was called."""
+        return _ratio(2 * self.tp, 2 * self.tp + self.fp + self.fn)
 
+    def precision(self) -> float:
+        return _ratio(self.tp, self.tp + self.fp)
 
-def ratio(part: float, whole: float) -> float:
-    """part / whole; nan when there is nothing to divide by."""
-    return part / whole if whole else float("nan")
+    def recall(self) -> float:
+        return _ratio(self.tp, self.tp + self.fn)
 
+    def iou(self) -> float:
+        """TP / (TP + FP + FN): overlap of the called and the true area over their union."""
+        return _ratio(self.tp, self.tp + self.fp + self.fn)
 
-def f1(c: Counts) -> float:
-    """2 TP / (2 TP + FP + FN); nan when nothing is positive and nothing was called."""
-    return ratio(2 * c.tp, 2 * c.tp + c.fp + c.fn)
+    def accuracy(self) -> float:
+        return _ratio(self.tp + self.tn, sum(self))
 
-
-def precision(c: Counts) -> float:
-    return ratio(c.tp, c.tp + c.fp)
-
-
-def recall(c: Counts) -> float:
-    return ratio(c.tp, c.tp + c.fn)
-
-
-def _specificity(c: Counts) -> float:
-    return ratio(c.tn, c.tn + c.fp)
-
-
-def iou(c: Counts) -> float:
-    """TP / (TP + FP + FN): overlap of the called and the true area over their union."""
-    return ratio(c.tp, c.tp + c.fp + c.fn)
-
-
-def accuracy(c: Counts) -> float:
-    return ratio(c.tp + c.tn, sum(c))
-
-
-def balanced_accuracy(c: Counts) -> float:
-    """Mean of sensitivity and specificity; nan with one class."""
-    return (recall(c) + _specificity(c)) / 2
+    def balanced_accuracy(self) -> float:
+        """Mean of sensitivity and specificity; nan with one class."""
+        return (self.recall() + _ratio(self.tn, self.tn + self.fp)) / 2

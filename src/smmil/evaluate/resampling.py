@@ -6,27 +6,26 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
+from smmil.evaluate.bags import units_of
 from smmil.prediction import Prediction
 
-METHODS = ("bca", "percentile")
+_METHODS = ("bca", "percentile")
 FEW = 10
-ROUNDING = 1e-12  # smaller differences come from the order of additions
+_ROUNDING = 1e-12  # smaller differences come from the order of additions
+_POLE = 1e-300  # beyond the pole of the bend, six deviations out or more, the limit at the pole counts
 
 
-class Interval(NamedTuple):
-    """An interval, the method that was really used, remarks, and the p value that belongs to it.
-
-    p  two-sided, of the value 0: below 1 - level exactly where the interval excludes 0, and never below 2 / (draws + 1)
-    """
+class _Interval(NamedTuple):
+    """An interval, the method that was really used, remarks, and the p value that belongs to it."""
 
     low: float
     high: float
     method: str
     notes: list[str]
-    p: float
+    p: float  # two-sided, of 0: below 1 - level exactly where the interval excludes 0; at least 2 / (draws + 1)
 
 
-class Bend(NamedTuple):
+class _Bend(NamedTuple):
     """How BCa (Efron 1987) moves the share of draws at which an interval ends; no bias and acceleration: not at all."""
 
     bias: float = 0.0
@@ -34,15 +33,19 @@ class Bend(NamedTuple):
 
     def bent(self, share: float) -> float:
         """The share of the draws below the end of an interval that is to leave out `share` on this side."""
-        z = self.bias + _normal_at(share)
-        return _normal_below(self.bias + z / _positive(1 - self.acceleration * z))
+        from scipy.special import ndtr, ndtri
+
+        z = self.bias + ndtri(share)
+        return float(ndtr(self.bias + z / max(1 - self.acceleration * z, _POLE)))
 
     def straight(self, share: float) -> float:
         """The inverse: what an interval leaves out on the side of an end that has this share of the draws below it."""
         if share in (0, 1):
             return share
-        w = _normal_at(share) - self.bias
-        return _normal_below(w / _positive(1 + self.acceleration * w) - self.bias)
+        from scipy.special import ndtr, ndtri
+
+        w = ndtri(share) - self.bias
+        return float(ndtr(w / max(1 + self.acceleration * w, _POLE) - self.bias))
 
 
 class Resampling:
@@ -71,44 +74,32 @@ class Resampling:
         return [np.array([value((self.units != u).astype(np.int64)) for u in members]) for members in self.strata]
 
 
-def check_plan(method: str, n: int, level: float) -> None:
-    """Refuse a method, number of draws or level that cannot be meant."""
-    check_choice(method, METHODS, "method")
-    if n < 2:
-        raise ConfigError(f"n: got {n} resamples, expected at least 2; 2000 are usual")
-    if not 0 < level < 1:
-        raise ConfigError(f"level: got {level}, expected a share between 0 and 1 such as 0.95")
-
-
 def gap(a: Any, b: Any) -> Any:
     """a - b, with 0 where nothing but rounding is left: equal models must not differ by how sums were rounded."""
     found = np.subtract(a, b)
-    return np.where(np.abs(found) <= ROUNDING * np.maximum(1.0, np.abs(b)), 0.0, found)[()]
+    return np.where(np.abs(found) <= _ROUNDING * np.maximum(1.0, np.abs(b)), 0.0, found)[()]
 
 
 def interval(
     drawn: np.ndarray, estimate: float, left_out: Callable[[], list[np.ndarray]], method: str, level: float
-) -> Interval:
+) -> _Interval:
     """The interval of an estimate from its values on resamples (nan where undefined); left_out only called for bca."""
     values = np.sort(drawn[~np.isnan(drawn)])
     notes = _remarks(drawn, values)
     if np.isnan(estimate) or len(values) <= len(drawn) / 2:
         reason = "the metric itself is undefined" if np.isnan(estimate) else "most resamples are undefined"
-        return Interval(float("nan"), float("nan"), "none", [*notes, f"no interval: {reason}"], float("nan"))
-    bend, reason = _bend(values, estimate, left_out()) if method == "bca" else (Bend(), "")
+        return _Interval(float("nan"), float("nan"), "none", [*notes, f"no interval: {reason}"], float("nan"))
+    bend, reason = _bend(values, estimate, left_out()) if method == "bca" else (_Bend(), "")
     if bend is None:
-        bend, method = Bend(), "percentile"
+        bend, method = _Bend(), "percentile"
         notes.append(f"percentile interval instead of BCa: {reason}")
     tail = (1 - level) / 2
     low, high = np.quantile(values, [bend.bent(tail), bend.bent(1 - tail)])
-    return Interval(float(low), float(high), method, notes, _p_of_zero(values, bend))
+    return _Interval(float(low), float(high), method, notes, _p_of_zero(values, bend))
 
 
-def _p_of_zero(values: np.ndarray, bend: Bend) -> float:
-    """Twice what the interval leaves out on one side when its end there just reaches 0; draws of 0 oppose both sides.
-
-    This turns the interval around, down to its interpolation between draws, so that the two never contradict.
-    """
+def _p_of_zero(values: np.ndarray, bend: _Bend) -> float:
+    """Two-sided p of 0: the interval turned around, down to its interpolation; draws of 0 oppose both sides."""
     least = 2 / (len(values) + 1)
     above, below = bend.straight(_share(values, "right")), 1 - bend.straight(_share(values, "left"))
     return min(1.0, max(least, 2 * min(above, below)))
@@ -123,8 +114,10 @@ def _share(values: np.ndarray, side: Literal["left", "right"]) -> float:
     return float((count - 1 - before / (after - before)) / (len(values) - 1))
 
 
-def _bend(values: np.ndarray, estimate: float, left_out: list[np.ndarray]) -> tuple[Bend | None, str]:
+def _bend(values: np.ndarray, estimate: float, left_out: list[np.ndarray]) -> tuple[_Bend | None, str]:
     """Bias and acceleration of these draws; None and why where they do not exist. Draws at the estimate count half."""
+    from scipy.special import ndtri
+
     from_estimate = gap(values, estimate)
     below = ((from_estimate < 0).mean() + (from_estimate <= 0).mean()) / 2
     if below in (0, 1):
@@ -132,24 +125,7 @@ def _bend(values: np.ndarray, estimate: float, left_out: list[np.ndarray]) -> tu
     acceleration = _acceleration(left_out)
     if np.isnan(acceleration):
         return None, "leaving out single patients does not change the value"
-    return Bend(_normal_at(below), acceleration), ""
-
-
-def _normal_at(share: float) -> float:
-    from scipy.special import ndtri
-
-    return float(ndtri(share))
-
-
-def _normal_below(z: float) -> float:
-    from scipy.special import ndtr
-
-    return float(ndtr(z))
-
-
-def _positive(divisor: float) -> float:
-    """Beyond the pole of the bend, six deviations out or more, the limit at the pole counts."""
-    return max(divisor, 1e-300)
+    return _Bend(float(ndtri(below)), acceleration), ""
 
 
 def _acceleration(left_out: list[np.ndarray]) -> float:
@@ -176,25 +152,36 @@ def _remarks(drawn: np.ndarray, values: np.ndarray) -> list[str]:
     return notes
 
 
-def few_units(n_units: int, unit: str) -> list[str]:
-    """A note when there are too few independent units to trust an interval."""
-    return [f"only {n_units} units ({unit}): an interval from so few is a guess"] if n_units < FEW else []
-
-
-def facts(drawn: np.ndarray, plan: Resampling, cases: Sequence[Prediction]) -> dict[str, Any]:
-    """Spread of the resamples and how many of what took part."""
+def _resampled(
+    cases: Sequence[Prediction],
+    value: Callable[[np.ndarray], float],
+    estimate: float,
+    unit: str,
+    method: str,
+    n: int,
+    seed: int,
+    level: float,
+    stratified: bool,
+) -> tuple[_Interval, dict[str, Any], list[str]]:
+    """The interval of an estimate when units are drawn n times, how many of what took part, and remarks."""
+    check_choice(method, _METHODS, "method")
+    if n < 2:
+        raise ConfigError(f"n: got {n} resamples, expected at least 2; 2000 are usual")
+    if not 0 < level < 1:
+        raise ConfigError(f"level: got {level}, expected a share between 0 and 1 such as 0.95")
+    units, notes = units_of(cases, unit)
+    classes = np.full(units.max(initial=-1) + 1, -1)  # highest known label of a unit's cases
+    np.maximum.at(classes, units, [-1 if p.y is None else p.y for p in cases])
+    plan = Resampling(units, classes if stratified else None)
+    drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
+    found = interval(drawn, estimate, lambda: plan.without_each(value), method, level)
+    few = [f"only {plan.n_units} units ({unit}): an interval from so few is a guess"] if plan.n_units < FEW else []
     values = drawn[~np.isnan(drawn)]
-    return {
+    facts = {
         "std": float(values.std(ddof=1)) if len(values) > 1 else float("nan"),
         "n_units": plan.n_units,
         "n_cases": len(cases),
-        "n_resamples": len(drawn),
-        "n_undefined": len(drawn) - len(values),
+        "n_resamples": n,
+        "n_undefined": n - len(values),
     }
-
-
-def classes_of_units(cases: Sequence[Prediction], units: np.ndarray) -> np.ndarray:
-    """The class of each unit: the highest label of its cases, -1 when none is known."""
-    found = np.full(units.max(initial=-1) + 1, -1)
-    np.maximum.at(found, units, [-1 if p.y is None else p.y for p in cases])
-    return found
+    return found, facts, [*notes, *few, *found.notes]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate.ranking import auroc, count_below
+from smmil.evaluate.ranking import OperatingPoints, _count_below
 
 
 class DeLong(NamedTuple):
@@ -35,7 +35,7 @@ def delong(scores_a: np.ndarray, scores_b: np.ndarray, truth: np.ndarray, level:
     pair = np.stack([np.asarray(scores_a, dtype=np.float64), np.asarray(scores_b, dtype=np.float64)])
     if not np.isfinite(pair).all():
         raise DataError("DeLong's test needs finite scores; at least one is not a number or infinite")
-    first, second = (auroc(row, truth) for row in pair)
+    first, second = (OperatingPoints.of(row, truth).roc_area() for row in pair)
     covariance = _auroc_covariance(pair, truth)
     error = float(np.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 0.0)))
     gap = first - second
@@ -54,8 +54,8 @@ def _auroc_covariance(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
     positive, negative = int(truth.sum()), int((~truth).sum())
     if min(positive, negative) < 2:
         return np.full((len(scores), len(scores)), np.nan)
-    beaten = np.stack([count_below(row[truth], row[~truth]) / negative for row in scores])
-    beating = np.stack([1 - count_below(row[~truth], row[truth]) / positive for row in scores])
+    beaten = np.stack([_count_below(row[truth], row[~truth]) / negative for row in scores])
+    beating = np.stack([1 - _count_below(row[~truth], row[truth]) / positive for row in scores])
     return np.atleast_2d(np.cov(beaten)) / positive + np.atleast_2d(np.cov(beating)) / negative
 
 
@@ -93,29 +93,20 @@ def mean_ranks(values: Any, ddof: int = 1) -> dict[str, tuple[float, float]]:
 
 def _rank_table(values: Any) -> tuple[list[str], np.ndarray]:
     """Names of the models and their rank in each column, (models, columns); ties share the mean rank."""
-    models, columns, table = _as_table(values)
+    if hasattr(values, "columns") and hasattr(values, "to_numpy"):
+        models, columns, table = list(values.index), list(values.columns), values.to_numpy(dtype=np.float64)
+    else:
+        rows = {model: row if isinstance(row, Mapping) else dict(enumerate(row)) for model, row in values.items()}
+        models, columns = list(rows), list(dict.fromkeys(name for row in rows.values() for name in row))
+        table = np.array([[row.get(name, np.nan) for name in columns] for row in rows.values()], dtype=np.float64)
     if not table.size:
         raise DataError("mean_ranks: the table is empty; give at least one model and one column")
     if np.isnan(table).any():
         row, column = np.argwhere(np.isnan(table))[0]
         raise DataError(f"mean_ranks: {models[row]} has no value for {columns[column]}; leave out one of the two")
-    return models, _ranks_from_the_top(table)
-
-
-def _as_table(values: Any) -> tuple[list[str], list[Any], np.ndarray]:
-    if hasattr(values, "columns") and hasattr(values, "to_numpy"):
-        return list(values.index), list(values.columns), values.to_numpy(dtype=np.float64)
-    rows = {model: row if isinstance(row, Mapping) else dict(enumerate(row)) for model, row in values.items()}
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    table = [[row.get(name, np.nan) for name in columns] for row in rows.values()]
-    return list(rows), columns, np.array(table, dtype=np.float64)
-
-
-def _ranks_from_the_top(table: np.ndarray) -> np.ndarray:
-    """Rank within each column: 1 + number of better models + half the number of equal ones."""
     better = (table[None, :, :] > table[:, None, :]).sum(1)
     equal = (table[None, :, :] == table[:, None, :]).sum(1) - 1
-    return np.asarray(1 + better + equal / 2)
+    return models, np.asarray(1 + better + equal / 2)
 
 
 def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:
@@ -126,6 +117,8 @@ def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:
     n_columns, alpha, critical_difference (models whose mean ranks differ by at least this much differ at alpha),
     pairs [{model, other, difference, p}], groups (runs of models that Nemenyi's test does not tell apart).
     """
+    from scipy.stats import friedmanchisquare, studentized_range
+
     models, ranks = _rank_table(values)
     k, n = ranks.shape
     if k < 3 or n < 2:
@@ -133,9 +126,15 @@ def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:
             f"friedman_nemenyi: got {k} models and {n} columns, expected at least 3 and 2; for two models use compare"
         )
     means = dict(sorted(zip(models, ranks.mean(1).tolist(), strict=True), key=lambda item: item[1]))
-    statistic, p = _friedman(ranks)
+    alike = (ranks == ranks[0, 0]).all()
+    statistic, p = (0.0, 1.0) if alike else map(float, friedmanchisquare(*ranks))
     step = float(np.sqrt(k * (k + 1) / (6 * n)))
-    reach = _largest_chance_difference(k, alpha) * step
+    reach = float(studentized_range.isf(alpha, k, np.inf) / np.sqrt(2)) * step
+    pairs = []
+    for model, other in combinations(means, 2):
+        gap = means[other] - means[model]
+        chance = min(1.0, float(studentized_range.sf(np.sqrt(2) * gap / step, k, np.inf)))
+        pairs.append({"model": model, "other": other, "difference": gap, "p": chance})
     return {
         "mean_ranks": means,
         "statistic": statistic,
@@ -144,7 +143,7 @@ def friedman_nemenyi(values: Any, alpha: float = 0.05) -> dict[str, Any]:
         "n_columns": n,
         "alpha": alpha,
         "critical_difference": reach,
-        "pairs": _pairs(means, step),
+        "pairs": pairs,
         "groups": _not_different(means, reach),
     }
 
@@ -159,30 +158,3 @@ def _not_different(means: dict[str, float], reach: float) -> list[list[str]]:
             runs.append([name for name, _ in ranked[start:stop]])
         end = max(end, stop)
     return runs
-
-
-def _friedman(ranks: np.ndarray) -> tuple[float, float]:
-    from scipy.stats import friedmanchisquare
-
-    if (ranks == ranks[0, 0]).all():
-        return 0.0, 1.0
-    found = friedmanchisquare(*ranks)
-    return float(found.statistic), float(found.pvalue)
-
-
-def _largest_chance_difference(k: int, alpha: float) -> float:
-    """Quantile of the studentised range of k normal variables, over the square root of 2."""
-    from scipy.stats import studentized_range
-
-    return float(studentized_range.isf(alpha, k, np.inf) / np.sqrt(2))
-
-
-def _pairs(means: dict[str, float], step: float) -> list[dict[str, Any]]:
-    from scipy.stats import studentized_range
-
-    rows = []
-    for model, other in combinations(means, 2):
-        gap = means[other] - means[model]
-        p = min(1.0, float(studentized_range.sf(np.sqrt(2) * gap / step, len(means), np.inf)))
-        rows.append({"model": model, "other": other, "difference": gap, "p": p})
-    return rows

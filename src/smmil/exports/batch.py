@@ -91,8 +91,7 @@ def export(
     original = image if isinstance(image, Original) or image is None else Original(Path(image))
     place = None if original is None else original.path
     _check_options(format_, place, threshold, size, deidentify, keep_uids)
-    options: dict[str, Any] = {"threshold": threshold, "column": column, "deidentify": deidentify}
-    options |= {"keep_uids": keep_uids}
+    options = {"threshold": threshold, "column": column, "deidentify": deidentify, "keep_uids": keep_uids}
     options |= {} if size is None else {"size": size}
     files = [] if isinstance(predictions, Prediction) else _prediction_paths(predictions)
     if len(files) > 1:
@@ -100,7 +99,9 @@ def export(
     one = predictions if isinstance(predictions, Prediction) else Prediction.load(files[0])
     done = Exported()
     path = _one_path(Path(out), _refuse_surrogates(one).id, format_)
-    _write(format_, _one_case(one, original, options), path, done)
+    named = None if original is None else {one.id: original}
+    table = find_originals(original.path, [one.id], "--image") if original and is_table(original.path) else named
+    _write(format_, _case(one, table, place, options), path, done)
     return done
 
 
@@ -127,15 +128,6 @@ def _several(
             progress(count, len(cases))
     write_rows(out / _FAILURES, ("id", "reason"), done.failed.items())
     return done
-
-
-def _one_case(prediction: Prediction, image: Original | None, options: dict[str, Any]) -> ExportCase:
-    """The case with the image itself, or the one that a table names for it."""
-    if image is None:
-        return ExportCase(prediction, **options)
-    if not is_table(image.path):
-        return ExportCase(prediction, image.path, mpp=image.mpp, **options)
-    return _case(prediction, find_originals(image.path, [prediction.id], "--image"), image.path, options)
 
 
 def _case(

@@ -21,27 +21,17 @@ _LOG_ODDS = ("instance logit", "instance log-odds")
 
 @dataclass(frozen=True, eq=False)
 class ExportCase:
-    """What an export works from.
-
-    image       the slide, or the folder of the CT series, that the instances were cut from; None: not at hand
-    threshold   instances with at least this score are called positive; None: no instance is
-    column      score column of models with more than two
-    size        longest side of pictures, in pixels
-    deidentify  leave out whatever DICOM headers of the image say about a person
-    keep_uids   let DICOM exports point at the image they belong to
-    mpp         micrometres per level-0 pixel, where the slide does not say it or says it wrongly
-    notes       what the reader of the export should know; filled while it is written
-    """
+    """What an export works from."""
 
     prediction: Prediction
-    image: Path | None = None
-    threshold: float | None = None
-    column: int | None = None
-    size: int = 2048
-    deidentify: bool = True
-    keep_uids: bool = True
-    mpp: float | None = None
-    notes: list[str] = field(default_factory=list)
+    image: Path | None = None  # the slide or folder of the CT series that it was cut from; None: not at hand
+    threshold: float | None = None  # instances with at least this score are called positive; None: no instance is
+    column: int | None = None  # score column of models with more than two
+    size: int = 2048  # longest side of pictures, in pixels
+    deidentify: bool = True  # leave out whatever DICOM headers of the image say about a person
+    keep_uids: bool = True  # let DICOM exports point at the image they belong to
+    mpp: float | None = None  # micrometres per level-0 pixel, where the slide does not say it or says it wrongly
+    notes: list[str] = field(default_factory=list)  # for the reader of the export; filled while it is written
 
     @property
     def id(self) -> str:
@@ -66,14 +56,14 @@ class ExportCase:
 
     @cached_property
     def probability(self) -> np.ndarray:
-        """(n,) probability of each instance, where the scores are log-odds or probabilities; else nan.
-
-        An attention weight is no probability, and none is made up for it.
-        """
+        """(n,) probability of each instance, from log-odds or probabilities; else nan: attention weights are none."""
         kind = str(self.prediction.meta.get("score_kind", ""))
         scores = self.prediction.scores.astype(np.float64)
         if kind in _LOG_ODDS:
-            return _from_log_odds(scores, self.column)
+            from scipy.special import expit, softmax
+
+            chosen = -1 if self.column is None else self.column
+            return expit(scores[:, 0]) if scores.shape[1] == 1 else softmax(scores, axis=1)[:, chosen]
         if "probability" in kind and self.score.min() >= 0 and self.score.max() <= 1:
             return self.score.astype(np.float64)
         return np.full(len(scores), np.nan)
@@ -127,12 +117,3 @@ class ExportCase:
         if self.image is None:
             raise ConfigError(f"{self.id}: {what} needs the image the case was made from; give --image {kind}")
         return self.image
-
-
-def _from_log_odds(scores: np.ndarray, column: int | None) -> np.ndarray:
-    """Sigmoid of the only column, or the softmax over several, at the chosen (else the last) one."""
-    from scipy.special import expit, softmax
-
-    if scores.shape[1] == 1:
-        return expit(scores[:, 0])
-    return softmax(scores, axis=1)[:, -1 if column is None else column]

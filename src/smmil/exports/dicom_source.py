@@ -5,11 +5,11 @@ known or private, can reach an export.
 """
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from smmil.errors import DataError, MissingExtra
+from smmil.exports.case import ExportCase
 from smmil.files import digest
 from smmil.images.dicom_file import dicom_errors, is_dicom
 from smmil.images.opening import largest_level
@@ -30,32 +30,28 @@ _EMPTY = (
 ANONYMOUS = "ANONYMOUS"
 
 
-def source_headers(paths: Iterable[Path], *, deidentify: bool, keep_uids: bool) -> list[Any]:
-    """One pydicom dataset per file, without pixels: only what an export needs, or all of it when that was asked for."""
-    return [_header(Path(path), deidentify, keep_uids) for path in paths]
-
-
-def slide_file(path: Path) -> Path | None:
+def _slide_file(path: Path) -> Path | None:
     """The file of level 0 of a DICOM slide; None when the path is something else."""
     if path.is_dir():
         return largest_level(path)
     return path if path.is_file() and is_dicom(path) else None
 
 
-def derived_uid(*parts: str) -> str:
+def _derived_uid(*parts: str) -> str:
     """An identifier that follows from the parts and does not reveal them."""
     return f"2.25.{int(digest(*parts)[:32], 16)}"
 
 
-def _header(path: Path, deidentify: bool, keep_uids: bool) -> Any:
+def _source_header(case: ExportCase, path: Path) -> Any:
+    """The pydicom dataset of a file, without pixels: only what an export needs, or all when that was asked for."""
     try:
         from pydicom import dcmread
     except ModuleNotFoundError:
         raise MissingExtra("pydicom", "ct", "reading DICOM") from None
     with dicom_errors(path):
         source = dcmread(path, stop_before_pixels=True)
-        if deidentify:
-            return _stripped(source, keep_uids)
+        if case.deidentify:
+            return _stripped(source, case.keep_uids)
         for name in _EMPTY:
             if name not in source:
                 setattr(source, name, "")
@@ -84,9 +80,9 @@ def _stripped(source: Any, keep_uids: bool) -> Any:
 def _known_as(source: Any, name: str, keep_uids: bool) -> str:
     """The identifier itself, or one that stands for it everywhere."""
     if name == "FrameOfReferenceUID" and not source.get(name):
-        return derived_uid("frame of", _uid(source, "SeriesInstanceUID"))
+        return _derived_uid("frame of", _uid(source, "SeriesInstanceUID"))
     uid = _uid(source, name)
-    return uid if keep_uids else derived_uid("stands for", uid)
+    return uid if keep_uids else _derived_uid("stands for", uid)
 
 
 def _uid(source: Any, name: str) -> str:
@@ -142,15 +138,16 @@ def _copy_slide(source: Any, kept: Any) -> None:
     kept.PositionReferenceIndicator = "SLIDE_CORNER"
     kept.ImageType = ["DERIVED", "PRIMARY", "VOLUME", "NONE"]
     specimen: Any = Dataset()
-    specimen.SpecimenIdentifier, specimen.SpecimenUID = ANONYMOUS, derived_uid("specimen of", kept.SeriesInstanceUID)
+    specimen.SpecimenIdentifier, specimen.SpecimenUID = ANONYMOUS, _derived_uid("specimen of", kept.SeriesInstanceUID)
     specimen.IssuerOfTheSpecimenIdentifierSequence, specimen.SpecimenPreparationSequence = [], []
     kept.ContainerIdentifier, kept.IssuerOfTheContainerIdentifierSequence = ANONYMOUS, []
-    kept.ContainerTypeCodeSequence, kept.SpecimenDescriptionSequence = [_microscope_slide()], [specimen]
+    kept.ContainerTypeCodeSequence = [_code("433466003", "SCT", "Microscope slide")]
+    kept.SpecimenDescriptionSequence = [specimen]
 
 
-def _microscope_slide() -> Any:
+def _code(value: str, scheme: str, meaning: str) -> Any:
     from pydicom.dataset import Dataset
 
     code: Any = Dataset()
-    code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = "433466003", "SCT", "Microscope slide"
+    code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = value, scheme, meaning
     return code

@@ -1,6 +1,7 @@
 """Instance boxes in level-0 pixels, and scores painted onto pixels and CT volumes."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,16 @@ from smmil.images.volume import Volume
 
 # Relative difference of pixel sizes that comes from writing them with fewer digits.
 _SAME_SIZE = 0.01
-_NEAR_WHOLE = 1e-3
+_NEAR_WHOLE = 1e-3  # what is whole up to this rounding becomes whole
 
 
 @dataclass(frozen=True)
 class SlideFacts:
-    """What is known about the slide; None where unknown.
+    """What is known about the slide; None where unknown."""
 
-    size    (width, height) of level 0           bounds  (x, y, width, height) of the scanned area in it
-    mpp     micrometres per level-0 pixel
-    """
-
-    size: tuple[int, int] | None = None
-    bounds: tuple[int, int, int, int] | None = None
-    mpp: float | None = None
+    size: tuple[int, int] | None = None  # (width, height) of level 0
+    bounds: tuple[int, int, int, int] | None = None  # (x, y, width, height) of the scanned area in it
+    mpp: float | None = None  # micrometres per level-0 pixel
 
     @property
     def offset(self) -> tuple[int, int]:
@@ -59,11 +56,7 @@ def boxes(case: ExportCase, facts: SlideFacts) -> np.ndarray:
     scale = _pixels_per_unit(case, facts)
     corners = np.asarray(prediction.coords, dtype=np.float64) * scale
     patch = np.array((prediction.frame.patch * 2)[:2]) * scale
-    return _near_whole(np.hstack([corners, corners + patch]))
-
-
-def _near_whole(values: np.ndarray) -> np.ndarray:
-    """Whole numbers in place of values that are whole up to rounding."""
+    values = np.hstack([corners, corners + patch])
     whole = np.rint(values)
     return np.where(np.abs(values - whole) < _NEAR_WHOLE, whole, values)
 
@@ -105,6 +98,8 @@ def _whole_numbers(value: Any, count: int) -> tuple[int, ...] | None:
     return tuple(int(v) for v in value) if all(isinstance(v, int | float) and v >= 0 for v in value) else None
 
 
+ALL = slice(None)
+Rows = np.ndarray | slice  # chosen instances: numbers, a mask, or all
 _MOST_PIXELS = 2**25
 _REDUCTIONS = (32, 16, 8, 4, 2, 1)
 
@@ -129,35 +124,44 @@ def paint(boxes: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> np.n
         return np.divide(total, count, out=np.full(shape, np.nan, np.float32), where=count > 0)
 
 
-def reduction(boxes: np.ndarray, size: tuple[int, int]) -> tuple[int, bool]:
+def _reduction(boxes: np.ndarray, size: tuple[int, int]) -> tuple[int, bool]:
     """Level-0 pixels per map pixel, a power of two, and whether every edge of an instance falls on a pixel edge.
 
     The coarsest of 32, 16, … 1 at which the map is exact; when none is, the finest one that stays below 34 million
     pixels. Very large slides may need more than 32.
     """
-    small = [r for r in _REDUCTIONS if _pixels(size, r) <= _MOST_PIXELS]
+
+    def fits(r: int) -> bool:
+        return prod(_reduced_shape(size, r)) <= _MOST_PIXELS
+
+    small = [r for r in _REDUCTIONS if fits(r)]
     for r in small:
         if (boxes % r == 0).all():
             return r, True
     if small:
         return small[-1], False
     r = _REDUCTIONS[0]
-    while _pixels(size, r) > _MOST_PIXELS:
+    while not fits(r):
         r *= 2
     return r, bool((boxes % r == 0).all())
 
 
-def reduced_shape(size: tuple[int, int], r: int) -> tuple[int, int]:
+def _reduced_shape(size: tuple[int, int], r: int) -> tuple[int, int]:
     """Rows and columns of the map of a slide of (width, height) `size`."""
     return -(-size[1] // r), -(-size[0] // r)
 
 
-def _pixels(size: tuple[int, int], r: int) -> int:
-    rows, columns = reduced_shape(size, r)
-    return rows * columns
+def _slide_heat(
+    case: ExportCase, rectangles: np.ndarray, size: tuple[int, int], rows: Rows = ALL
+) -> tuple[np.ndarray, int, bool]:
+    """The scores of a slide of that size, painted; level-0 pixels per map pixel, and whether all edges are exact."""
+    r, exact = _reduction(rectangles, size)
+    if not exact:
+        case.notes.append(f"tile edges were rounded to map pixels of {r} level-0 pixels")
+    return paint(rectangles[rows] / r, case.score[rows], _reduced_shape(size, r)), r, exact
 
 
-def extent(boxes: np.ndarray, size: tuple[int, int] | None) -> tuple[int, int]:
+def _extent(boxes: np.ndarray, size: tuple[int, int] | None) -> tuple[int, int]:
     """(width, height) of the slide; if unknown, just large enough for all instances."""
     if size is not None:
         return size
@@ -168,30 +172,22 @@ def extent(boxes: np.ndarray, size: tuple[int, int] | None) -> tuple[int, int]:
 _MOST_VOXELS = 2**30
 
 
-def scan_heat(case: ExportCase, volume: Volume, rows: np.ndarray | None = None) -> np.ndarray:
-    """float32 (slices, rows, columns) as `open_volume` shows them, nan where no instance lies.
-
-    With one coordinate an instance is a whole slice, counted from the foot; with three it is a box of voxels
-    (column, row, slice). `rows` picks instances; None: all of them.
-    """
-    chosen = np.arange(case.prediction.n) if rows is None else rows
+def _scan_heat(case: ExportCase, volume: Volume, rows: Rows = ALL) -> np.ndarray:
+    """float32 (slices, rows, columns) as `open_volume` shows them: whole slices or boxes of voxels; nan elsewhere."""
     if int(np.prod(volume.shape)) > _MOST_VOXELS:
         raise DataError(f"{volume.name}: {volume.shape} voxels are too many for one map; export a table instead")
     if case.axes == 3:
-        return paint(_voxel_boxes(case, volume)[chosen], case.score[chosen], volume.shape)
-    heat = np.full(volume.shape, np.nan, np.float32)
-    values = slice_scores(case, len(volume), chosen)
-    heat[:] = values[:, None, None]
-    return heat
+        return paint(_voxel_boxes(case, volume)[rows], case.score[rows], volume.shape)
+    values = _slice_scores(case, len(volume), rows)
+    return np.broadcast_to(values[:, None, None], volume.shape).copy()
 
 
-def slice_scores(case: ExportCase, n_slices: int, rows: np.ndarray | None = None) -> np.ndarray:
+def _slice_scores(case: ExportCase, n_slices: int, rows: Rows = ALL) -> np.ndarray:
     """float32 (slices,): the score of each slice, nan for slices that are no instance, the mean where several are."""
-    chosen = np.arange(case.prediction.n) if rows is None else rows
     if case.axes != 1:
         raise DataError(f"{case.id}: instances are not slices but have {case.axes} coordinates")
-    places = _slices(case, n_slices)[chosen]
-    total = np.bincount(places, case.score[chosen].astype(np.float64), n_slices)
+    places = _slices(case, n_slices)[rows]
+    total = np.bincount(places, case.score[rows].astype(np.float64), n_slices)
     count = np.bincount(places, minlength=n_slices)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan).astype(np.float32)
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -12,122 +13,20 @@ import numpy as np
 from smmil.errors import MissingExtra
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import SlideFacts, boxes, slide_facts
+from smmil.exports.registry import ExportFormat, register_export
 from smmil.files import digest, inert, replacing
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def write_csv(case: ExportCase, path: Path) -> None:
-    """Write the table as CSV (UTF-8); provenance is repeated in every row, since CSV has no header for it.
-
-    Texts that a spreadsheet would compute begin with ' instead.
-    """
-    table = _instance_table(case)
-    for key, value in {"bag": case.id, **case.facts}.items():
-        table[key] = inert(value)
-    with replacing(path) as temporary:
-        table.to_csv(temporary, index=False, lineterminator="\n", encoding="utf-8")
+_SIZES = {"x": "width", "y": "height", "z": "depth"}
+_POSITIVE = {"name": "smmil positive", "color": [200, 30, 40]}
+_NEGATIVE = {"name": "smmil negative", "color": [70, 110, 190]}
+_UNDECIDED = {"name": "smmil tile", "color": [130, 130, 130]}
 
 
-def write_parquet(case: ExportCase, path: Path) -> None:
-    """Write the table as Parquet; provenance is JSON under the key `smmil` of the file's metadata."""
-    import pyarrow
-    from pyarrow import parquet
-
-    table = pyarrow.Table.from_pandas(_instance_table(case), preserve_index=False)
-    about = {**case.facts, "case": case.id, "threshold": case.threshold}
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"smmil": json.dumps(about).encode()})
-    with replacing(path) as temporary:
-        parquet.write_table(table, temporary)
-
-
-def _instance_table(case: ExportCase) -> "DataFrame":
-    """bag, x, y(, z), width, height, score, probability, label; then percentile, physical places and bounds.
-
-    x, y and z are the prediction's own coordinates: level-0 pixels of a slide, slices of a scan counted from the foot.
-    What is not known is empty: the label of an unlabelled instance, the probability behind an attention score, the
-    places of a case without coordinates.
-    """
-    from pandas import DataFrame
-
-    prediction = case.prediction
-    labels = np.full(prediction.n, -1) if prediction.y_inst is None else prediction.y_inst
-    columns: dict[str, Any] = {
-        "bag": case.id,
-        **_positions(case),
-        "score": case.score,
-        "probability": case.probability,
-        "label": DataFrame({"y": labels})["y"].astype("Int64").mask(labels < 0),
-        "percentile": case.percentile,
-        "case_probability": prediction.probs[-1] if len(prediction.probs) < 3 else np.nan,
-    }
-    if prediction.scores.shape[1] > 1:
-        columns |= {f"score_{k}": column for k, column in enumerate(prediction.scores.T)}
-    if case.positive is not None:
-        columns["positive"] = case.positive
-    return DataFrame({**columns, **_physical(case, columns)}, index=range(prediction.n))
-
-
-def _positions(case: ExportCase) -> dict[str, Any]:
-    if case.prediction.coords is None:
-        case.notes.append("the prediction stores no coordinates: the places of its instances are empty")
-        return dict.fromkeys(("x", "y", "width", "height"), np.nan)
-    return _slide_columns(case) if case.axes == 2 else _scan_columns(case)
-
-
-def _slide_columns(case: ExportCase) -> dict[str, Any]:
-    coords, frame = case.prediction.coords, case.prediction.frame
-    assert coords is not None  # Case.axes saw to it
-    width, height = (np.nan, np.nan) if frame is None else (frame.patch * 2)[:2]
-    return {"x": coords[:, 0], "y": coords[:, 1], "width": width, "height": height}
-
-
-def _scan_columns(case: ExportCase) -> dict[str, Any]:
-    """Slices have no x and y of their own; with the image at hand they are as wide and high as it is."""
-    coords, frame = case.prediction.coords, case.prediction.frame
-    assert coords is not None  # Case.axes saw to it
-    if case.axes == 3:
-        width, height, depth = (np.nan,) * 3 if frame is None else (frame.patch * 3)[:3]
-        places = dict(zip("xyz", coords.T, strict=True))
-        return {**places, "width": width, "height": height, "depth": depth}
-    if case.image is None:
-        return {"x": np.nan, "y": np.nan, "z": coords[:, 0], "width": np.nan, "height": np.nan}
-    _, rows, columns = case.volume("a table").shape
-    return {"x": 0, "y": 0, "z": coords[:, 0], "width": columns, "height": rows}
-
-
-def _physical(case: ExportCase, columns: dict[str, Any]) -> dict[str, Any]:
-    """Places in µm or mm when the spacing is known, and the bounds of a slide, which some programs count from."""
-    if case.prediction.coords is None:
-        return {}
-    facts = slide_facts(case) if case.axes == 2 else SlideFacts()
-    bounds = facts.bounds or ()
-    return {**_measured(case, columns, facts), **dict(zip(("bounds_x", "bounds_y"), bounds, strict=False))}
-
-
-def _measured(case: ExportCase, columns: dict[str, Any], facts: SlideFacts) -> dict[str, Any]:
-    """Places and sizes in the unit of the coordinates; those that count pixels of a slide take the size of these."""
-    frame = case.prediction.frame
-    if frame is None or (frame.spacing is None and facts.mpp is None):
-        return {}
-    spacing, unit = ((facts.mpp,), "um") if frame.spacing is None else (frame.spacing, frame.unit)
-    names = {1: "z", 2: "xy", 3: "xyz"}[case.axes]
-    sizes = {"x": "width", "y": "height", "z": "depth"}
-    found: dict[str, Any] = {}
-    for name, step in zip(names, spacing * len(names), strict=False):
-        found[f"{name}_{unit}"] = columns[name] * step
-        if case.axes > 1:
-            found[f"{sizes[name]}_{unit}"] = columns[sizes[name]] * step
-    return found
-
-
-POSITIVE = {"name": "smmil positive", "color": [200, 30, 40]}
-NEGATIVE = {"name": "smmil negative", "color": [70, 110, 190]}
-UNDECIDED = {"name": "smmil tile", "color": [130, 130, 130]}
-
-
-def write_geojson(case: ExportCase, path: Path) -> None:
+def _write_geojson(case: ExportCase, path: Path) -> None:
     """Write every instance as a tile with its measurements; with a threshold also the merged regions above it.
 
     Coordinates are level-0 pixels minus the corner of the slide's bounds, as QuPath counts them. Features are
@@ -140,14 +39,17 @@ def write_geojson(case: ExportCase, path: Path) -> None:
     shown = rectangles - np.tile(facts.offset, 2)
     with replacing(path) as temporary, temporary.open("w", encoding="ascii", newline="\n") as file:
         file.write(f'{{"type":"FeatureCollection","smmil":{json.dumps(_about(case, facts))},"features":[\n')
-        before = ""
-        for feature in _regions(case, shown, facts, key):
-            file.write(before + json.dumps(feature, separators=(",", ":")))
-            before = ",\n"
-        for text in _tiles(case, shown, key):
-            file.write(before + text)
-            before = ",\n"
+        regions = (json.dumps(feature, separators=(",", ":")) for feature in _regions(case, shown, facts, key))
+        for number, text in enumerate(chain(regions, _tiles(case, shown, key))):
+            file.write(",\n" + text if number else text)
         file.write("\n]}\n")
+
+
+register_export(ExportFormat(
+    "geojson", _write_geojson, (".geojson", ".json"),
+    "one tile per instance; with a threshold merged regions and classes", "QuPath 0.4 and later, shapely",
+    slide="optional", threshold="optional", extra="slides",
+))  # fmt: skip
 
 
 def _about(case: ExportCase, facts: SlideFacts) -> dict[str, Any]:
@@ -164,7 +66,7 @@ def _about(case: ExportCase, facts: SlideFacts) -> dict[str, Any]:
 
 def _tiles(case: ExportCase, rectangles: np.ndarray, key: str) -> Iterator[str]:
     """Texts of the tile features; put together by hand, since json.dumps takes three times as long."""
-    kinds = [json.dumps(kind, separators=(",", ":")) for kind in (NEGATIVE, POSITIVE, UNDECIDED)]
+    kinds = [json.dumps(kind, separators=(",", ":")) for kind in (_NEGATIVE, _POSITIVE, _UNDECIDED)]
     chosen = np.full(len(rectangles), 2) if case.positive is None else case.positive.astype(int)
     names, columns = _measurements(case)
     template = ",".join(f'"{name}":%s' for name in names)
@@ -186,11 +88,7 @@ def _measurements(case: ExportCase) -> tuple[list[str], list[list[str]]]:
         found |= {f"score {k}": column for k, column in enumerate(case.prediction.scores.T)}
     if case.prediction.y_inst is not None:
         found["label"] = np.where(case.prediction.y_inst < 0, np.nan, case.prediction.y_inst)
-    return list(found), [[_number(v) for v in column.tolist()] for column in found.values()]
-
-
-def _number(value: float) -> str:
-    return f"{value:.9g}" if value == value else '"NaN"'
+    return list(found), [[f"{v:.9g}" if v == v else '"NaN"' for v in column.tolist()] for column in found.values()]
 
 
 def _regions(case: ExportCase, rectangles: np.ndarray, facts: SlideFacts, key: str) -> Iterator[dict[str, Any]]:
@@ -226,7 +124,7 @@ def _annotation(
     properties = {
         "objectType": "annotation",
         "name": f"region {number + 1}",
-        "classification": POSITIVE,
+        "classification": _POSITIVE,
         "isLocked": True,
         "measurements": measured,
         "metadata": case.facts,
@@ -244,3 +142,93 @@ def _identifier(key: str, what: object) -> str:
     data = bytearray(hashlib.sha256(f"{key} {what}".encode()).digest()[:16])
     data[6], data[8] = data[6] & 0x0F | 0x40, data[8] & 0x3F | 0x80
     return str(UUID(bytes=bytes(data)))
+
+
+def _write_csv(case: ExportCase, path: Path) -> None:
+    """Write the table as CSV (UTF-8), provenance in every row; texts a spreadsheet would compute begin with '."""
+    table = _instance_table(case)
+    for key, value in {"bag": case.id, **case.facts}.items():
+        table[key] = inert(value)
+    with replacing(path) as temporary:
+        table.to_csv(temporary, index=False, lineterminator="\n", encoding="utf-8")
+
+
+register_export(ExportFormat(
+    "csv", _write_csv, (".csv",), "one row per instance; with a threshold the column `positive`",
+    "pandas, R, spreadsheets", slide="optional", scan="optional", unplaced=True, threshold="optional",
+))  # fmt: skip
+
+
+def _write_parquet(case: ExportCase, path: Path) -> None:
+    """Write the table as Parquet; provenance is JSON under the key `smmil` of the file's metadata."""
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pandas(_instance_table(case), preserve_index=False)
+    about = {**case.facts, "case": case.id, "threshold": case.threshold}
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"smmil": json.dumps(about).encode()})
+    with replacing(path) as temporary:
+        parquet.write_table(table, temporary)
+
+
+register_export(ExportFormat(
+    "parquet", _write_parquet, (".parquet",), "the same rows, typed, provenance in the metadata", "pandas, R, DuckDB",
+    slide="optional", scan="optional", unplaced=True, threshold="optional",
+))  # fmt: skip
+
+
+def _instance_table(case: ExportCase) -> "DataFrame":
+    """bag, x, y(, z), width, height, score, probability, label; then percentile, physical places and bounds.
+
+    x, y and z are the prediction's own coordinates: level-0 pixels of a slide, slices of a scan counted from the foot.
+    What is not known is empty: the label of an unlabelled instance, the probability behind an attention score, the
+    places of a case without coordinates.
+    """
+    from pandas import DataFrame
+
+    prediction = case.prediction
+    labels = np.full(prediction.n, -1) if prediction.y_inst is None else prediction.y_inst
+    columns: dict[str, Any] = {
+        "bag": case.id,
+        **_positions(case),
+        "score": case.score,
+        "probability": case.probability,
+        "label": DataFrame({"y": labels})["y"].astype("Int64").mask(labels < 0),
+        "percentile": case.percentile,
+        "case_probability": prediction.probs[-1] if len(prediction.probs) < 3 else np.nan,
+    }
+    if prediction.scores.shape[1] > 1:
+        columns |= {f"score_{k}": column for k, column in enumerate(prediction.scores.T)}
+    if case.positive is not None:
+        columns["positive"] = case.positive
+    return DataFrame({**columns, **_physical(case, columns)}, index=range(prediction.n))
+
+
+def _positions(case: ExportCase) -> dict[str, Any]:
+    """Slices have no x and y of their own; with the image at hand they are as wide and high as it is."""
+    coords, frame = case.prediction.coords, case.prediction.frame
+    if coords is None:
+        case.notes.append("the prediction stores no coordinates: the places of its instances are empty")
+        return dict.fromkeys(("x", "y", "width", "height"), np.nan)
+    if case.axes == 1:
+        known = case.image is not None
+        corner, (height, width) = (0, case.volume("a table").shape[1:]) if known else (np.nan, (np.nan, np.nan))
+        return {"x": corner, "y": corner, "z": coords[:, 0], "width": width, "height": height}
+    sizes = (np.nan,) * case.axes if frame is None else (frame.patch * case.axes)[: case.axes]
+    return {**dict(zip("xyz", coords.T, strict=False)), **dict(zip(_SIZES.values(), sizes, strict=False))}
+
+
+def _physical(case: ExportCase, columns: dict[str, Any]) -> dict[str, Any]:
+    """Places and sizes in µm or mm where the spacing is known (of pixels of a slide: their size), and its bounds."""
+    if case.prediction.coords is None:
+        return {}
+    facts, frame = slide_facts(case) if case.axes == 2 else SlideFacts(), case.prediction.frame
+    found: dict[str, Any] = {}
+    if frame is not None and (frame.spacing is not None or facts.mpp is not None):
+        spacing, unit = ((facts.mpp,), "um") if frame.spacing is None else (frame.spacing, frame.unit)
+        names = {1: "z", 2: "xy", 3: "xyz"}[case.axes]
+        for name, step in zip(names, spacing * len(names), strict=False):
+            found[f"{name}_{unit}"] = columns[name] * step
+            if case.axes > 1:
+                found[f"{_SIZES[name]}_{unit}"] = columns[_SIZES[name]] * step
+    return {**found, **dict(zip(("bounds_x", "bounds_y"), facts.bounds or (), strict=False))}

@@ -10,31 +10,114 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import ConfigError, MissingExtra
+from smmil.exports import geometry
 from smmil.exports.case import ExportCase
-from smmil.exports.geometry import (
-    SlideFacts,
-    boxes,
-    extent,
-    paint,
-    reduced_shape,
-    reduction,
-    scan_heat,
-    slice_scores,
-    slide_facts,
-)
+from smmil.exports.geometry import ALL, SlideFacts, boxes, paint, slide_facts
+from smmil.exports.registry import ExportFormat, register_export
 from smmil.files import replacing
 from smmil.images.volume import Volume, parse_window, window
 from smmil.maps import canvas
 from smmil.redact import RESEARCH, plain
 
-TILE = 512
+OPACITY = 0.55
+_PAPER = np.array([246, 245, 242], np.float32)
+
+
+def _write_png(case: ExportCase, path: Path) -> None:
+    """Write scores as colours (viridis, 2nd to 98th percentile) over the image; with a threshold what reaches it."""
+    try:
+        from PIL import Image, PngImagePlugin
+    except ModuleNotFoundError:
+        raise MissingExtra("Pillow", "slides", "writing pictures") from None
+    picture = _over_slide(case) if case.axes == 2 else _contact_sheet(case)
+    about = PngImagePlugin.PngInfo()
+    for key, value in (("Software", case.facts["software"]), ("Comment", json.dumps(case.facts))):
+        about.add_text(key, value)
+    with replacing(path) as temporary:
+        Image.fromarray(np.rint(picture).astype(np.uint8)).save(temporary, "PNG", pnginfo=about)
+
+
+register_export(ExportFormat(
+    "png", _write_png, (".png",), "colours over thumbnail or slices; with a threshold only what reaches it",
+    "everything", slide="optional", scan="image", threshold="optional", sized=True, extra="slides",
+))  # fmt: skip
+
+
+def _over_slide(case: ExportCase) -> np.ndarray:
+    """Thumbnail and heat map, pixel on pixel: column j covers x from j · scale to (j + 1) · scale."""
+    facts = slide_facts(case)
+    rectangles = boxes(case, facts)
+    with case.slide() as slide:
+        if slide is not None:
+            small = slide.thumbnail(case.size)
+            base, scale = small.image.astype(np.float32), small.scale
+            if small.damaged:
+                case.notes.append(f"{len(small.damaged)} damaged part(s) of the slide were left white")
+        else:
+            size = geometry._extent(rectangles, facts.size)
+            scale = max(1.0, max(size) / case.size)
+            width, height = (max(1, min(case.size, ceil(side / scale - 1e-6))) for side in size)
+            base = np.broadcast_to(_PAPER, (height, width, 3)).copy()
+    rows = ALL if case.positive is None else case.positive
+    return _tinted(base, paint(rectangles[rows] / scale, case.score[rows], base.shape[:2]), case)
+
+
+def _colours(case: ExportCase, heat: np.ndarray) -> np.ndarray:
+    """RGB from 0 to 255 for each value, on the scale of the whole case, so that a threshold changes no colour."""
+    low, high, _ = canvas.limits_of(case.score.astype(np.float64), None)
+    shades = canvas.colours("viridis")((np.nan_to_num(heat, nan=low) - low) / (high - low))
+    return shades[..., :3].astype(np.float32) * 255
+
+
+def _tinted(base: np.ndarray, heat: np.ndarray, case: ExportCase) -> np.ndarray:
+    """The heat over the picture; where there is none the picture stays as it is."""
+    mixed = (1 - OPACITY) * base + OPACITY * _colours(case, heat)
+    return np.where(np.isnan(heat)[..., None], base, mixed)
+
+
+def _contact_sheet(case: ExportCase) -> np.ndarray:
+    """All slices from foot to head, row by row, each in a frame of its score's colour; boxes are tinted."""
+    volume = case.volume("a picture of a scan")
+    across = ceil(len(volume) ** 0.5)
+    cell = max(4, case.size // across)
+    sheet = np.zeros((cell * ceil(len(volume) / across), cell * across, 3), np.float32)
+    rows = ALL if case.positive is None else case.positive
+    heat = geometry._scan_heat(case, volume, rows) if case.axes == 3 else None
+    scores = geometry._slice_scores(case, len(volume), rows) if case.axes == 1 else np.full(len(volume), np.nan)
+    border = max(1, cell // 24)
+    for index in range(len(volume)):
+        top, left = (place * cell for place in divmod(index, across))
+        if not np.isnan(scores[index]):
+            sheet[top : top + cell, left : left + cell] = _colours(case, scores[index : index + 1])
+        grey = window(volume.slice_hu(index), *parse_window("brain")) * 255
+        picture = np.repeat(grey[..., None], 3, axis=2)
+        picture = picture if heat is None else _tinted(picture, heat[index], case)
+        inside = slice(top + border, top + cell - border), slice(left + border, left + cell - border)
+        sheet[inside] = _fitted(picture, cell - 2 * border)
+    return sheet
+
+
+def _fitted(picture: np.ndarray, side: int) -> np.ndarray:
+    """The picture in a black square, proportions kept."""
+    from PIL import Image
+
+    rows, columns = picture.shape[:2]
+    height, width = (max(1, round(side * n / max(rows, columns))) for n in (rows, columns))
+    small = Image.fromarray(np.rint(picture).astype(np.uint8)).resize((width, height), Image.Resampling.BILINEAR)
+    square = np.zeros((side, side, 3), np.float32)
+    top, left = (side - height) // 2, (side - width) // 2
+    square[top : top + height, left : left + width] = np.asarray(small)
+    return square
+
+
+_TILE_SIDE = 512
 _LOWEST, _HIGHEST, _NO_DATA = 340, 341, 42113  # SMinSampleValue and SMaxSampleValue, which ASAP reads; GDAL_NODATA
 
 
-def write_tiff(case: ExportCase, path: Path) -> None:
+def _write_tiff(case: ExportCase, path: Path) -> None:
     """Write the whole slide, bounds not cut off, one map pixel per 2^k level-0 pixels; nan where there is no instance.
 
-    ASAP lays a map over a slide whose sides are a power of two larger. See `geometry.reduction` for the choice of k.
+    ASAP lays a map over a slide whose sides are a power of two larger. See `geometry._reduction` for the choice of k.
     Smaller levels follow, halved until they fit into one tile.
     """
     try:
@@ -44,25 +127,24 @@ def write_tiff(case: ExportCase, path: Path) -> None:
     case.need_slide("a TIFF map")
     facts = slide_facts(case)
     rectangles = boxes(case, facts)
-    size = extent(rectangles, facts.size)
+    size = geometry._extent(rectangles, facts.size)
     if facts.size is None:
         case.notes.append("the size of the slide is not known: the map ends with the last tile")
-    r, exact = reduction(rectangles, size)
-    if not exact:
-        case.notes.append(f"tile edges were rounded to map pixels of {r} level-0 pixels")
-    heat = paint(rectangles / r, case.score, reduced_shape(size, r))
+    heat, r, exact = geometry._slide_heat(case, rectangles, size)
     about = _about(case, facts, size, r, exact)
+    levels = [heat]
+    while max(levels[-1].shape) > _TILE_SIDE:
+        levels.append(_halved(levels[-1]))
     with replacing(path) as temporary, tifffile.TiffWriter(temporary) as file:
-        for depth, level in enumerate(_levels(heat)):
+        for depth, level in enumerate(levels):
             tags = _tags(case, facts, r * 2**depth)
             file.write(level, description=about if depth == 0 else None, subfiletype=1 if depth else 0, **tags)
 
 
-def _levels(heat: np.ndarray) -> list[np.ndarray]:
-    levels = [heat]
-    while max(levels[-1].shape) > TILE:
-        levels.append(_halved(levels[-1]))
-    return levels
+register_export(ExportFormat(
+    "tiff", _write_tiff, (".tif", ".tiff"), "float32 pyramid of scores", "ASAP, ImageJ, tifffile",
+    slide="optional", extra="slides",
+))  # fmt: skip
 
 
 def _halved(heat: np.ndarray) -> np.ndarray:
@@ -78,7 +160,7 @@ def _halved(heat: np.ndarray) -> np.ndarray:
 def _tags(case: ExportCase, facts: SlideFacts, r: int) -> dict[str, Any]:
     lowest, highest = float(case.score.min()), float(case.score.max())
     tags: dict[str, Any] = {
-        "tile": (TILE, TILE),
+        "tile": (_TILE_SIDE, _TILE_SIDE),
         "compression": "lzw",
         "photometric": "minisblack",
         "metadata": None,
@@ -114,11 +196,8 @@ _COMMENT = 6
 _DESCRIPTION = 80
 
 
-def write_nifti(case: ExportCase, path: Path) -> None:
-    """Write float32 in the geometry of the scan, nan where no instance lies; the same case gives the same bytes.
-
-    Over a NIfTI file the map has its very shape and affine; over a DICOM series, those of `open_volume`.
-    """
+def _write_nifti(case: ExportCase, path: Path) -> None:
+    """Write float32 in the geometry of the scan (of a NIfTI file its shape and affine), nan where no instance lies."""
     try:
         import nibabel
     except ModuleNotFoundError:
@@ -126,13 +205,19 @@ def write_nifti(case: ExportCase, path: Path) -> None:
     if case.axes == 2:
         raise ConfigError(f"{case.id}: nifti is for scans, but this case is a slide; choose tiff, geojson or dicom-pm")
     volume = case.volume("nifti")
-    image = nibabel.Nifti1Image(scan_heat(case, volume).transpose(2, 1, 0), volume.affine)
+    image = nibabel.Nifti1Image(geometry._scan_heat(case, volume).transpose(2, 1, 0), volume.affine)
     image = _as_stored(image, volume, case.image)
     _describe(image.header, case)
     data = image.to_bytes()
     with replacing(path) as temporary:
         # Packed here: the usual writer would put the name of the temporary file and the time into the bytes.
         temporary.write_bytes(gzip.compress(data, mtime=0) if path.name.lower().endswith(".gz") else data)
+
+
+register_export(ExportFormat(
+    "nifti", _write_nifti, ("_heat.nii.gz", ".nii.gz", ".nii"), "float32 volume of scores",
+    "3D Slicer, ITK-SNAP, nibabel", scan="image", extra="ct",
+))  # fmt: skip
 
 
 def _as_stored(image: Any, volume: Volume, source: Path | None) -> Any:
@@ -159,113 +244,3 @@ def _describe(header: Any, case: ExportCase) -> None:
     for code in ("qform_code", "sform_code"):
         header[code] = 1  # scanner coordinates
     header.extensions.append(Nifti1Extension(_COMMENT, json.dumps(case.facts).encode()))
-
-
-OPACITY = 0.55
-_PAPER = np.array([246, 245, 242], np.float32)
-
-
-def write_png(case: ExportCase, path: Path) -> None:
-    """Write the scores as colours (viridis, 2nd to 98th percentile of the case) over what is known of the image.
-
-    The longest side has at most `size` pixels. With a threshold only instances that reach it are coloured.
-    """
-    try:
-        from PIL import Image, PngImagePlugin
-    except ModuleNotFoundError:
-        raise MissingExtra("Pillow", "slides", "writing pictures") from None
-    picture = _over_slide(case) if case.axes == 2 else _contact_sheet(case)
-    about = PngImagePlugin.PngInfo()
-    for key, value in (("Software", case.facts["software"]), ("Comment", json.dumps(case.facts))):
-        about.add_text(key, value)
-    with replacing(path) as temporary:
-        Image.fromarray(np.rint(picture).astype(np.uint8)).save(temporary, "PNG", pnginfo=about)
-
-
-def _over_slide(case: ExportCase) -> np.ndarray:
-    """Thumbnail and heat map, pixel on pixel: column j covers x from j · scale to (j + 1) · scale."""
-    facts = slide_facts(case)
-    rectangles = boxes(case, facts)
-    with case.slide() as slide:
-        if slide is not None:
-            small = slide.thumbnail(case.size)
-            base, scale = small.image.astype(np.float32), small.scale
-            if small.damaged:
-                case.notes.append(f"{len(small.damaged)} damaged part(s) of the slide were left white")
-        else:
-            base, scale = _blank(extent(rectangles, facts.size), case.size)
-    rows = _coloured(case)
-    return _tinted(base, paint(rectangles[rows] / scale, case.score[rows], base.shape[:2]), case)
-
-
-def _blank(size: tuple[int, int], longest: int) -> tuple[np.ndarray, float]:
-    scale = max(1.0, max(size) / longest)
-    width, height = (max(1, min(longest, ceil(side / scale - 1e-6))) for side in size)
-    return np.broadcast_to(_PAPER, (height, width, 3)).copy(), scale
-
-
-def _coloured(case: ExportCase) -> np.ndarray:
-    """Rows of the instances that are coloured."""
-    return np.arange(case.prediction.n) if case.positive is None else np.flatnonzero(case.positive)
-
-
-def _colours(case: ExportCase, heat: np.ndarray) -> np.ndarray:
-    """RGB from 0 to 255 for each value, on the scale of the whole case, so that a threshold changes no colour."""
-    low, high, _ = canvas.limits_of(case.score.astype(np.float64), None)
-    shades = canvas.colours("viridis")((np.nan_to_num(heat, nan=low) - low) / (high - low))
-    return shades[..., :3].astype(np.float32) * 255
-
-
-def _tinted(base: np.ndarray, heat: np.ndarray, case: ExportCase) -> np.ndarray:
-    """The heat over the picture; where there is none the picture stays as it is."""
-    mixed = (1 - OPACITY) * base + OPACITY * _colours(case, heat)
-    return np.where(np.isnan(heat)[..., None], base, mixed)
-
-
-def _contact_sheet(case: ExportCase) -> np.ndarray:
-    """All slices from foot to head, row by row, each in a frame of its score's colour; boxes are tinted."""
-    volume = case.volume("a picture of a scan")
-    across = ceil(len(volume) ** 0.5)
-    cell = max(4, case.size // across)
-    sheet = np.zeros((cell * ceil(len(volume) / across), cell * across, 3), np.float32)
-    paints = _Slices(case, volume)
-    for index in range(len(volume)):
-        top, left = (place * cell for place in divmod(index, across))
-        sheet[top : top + cell, left : left + cell] = paints.cell(index, cell)
-    return sheet
-
-
-class _Slices:
-    """Slices in the brain window, as squares with the colour of their score."""
-
-    def __init__(self, case: ExportCase, volume: Any):
-        self.case, self.volume = case, volume
-        rows = _coloured(case)
-        self.heat = scan_heat(case, volume, rows) if case.axes == 3 else None
-        self.scores = slice_scores(case, len(volume), rows) if case.axes == 1 else None
-
-    def cell(self, index: int, side: int) -> np.ndarray:
-        grey = window(self.volume.slice_hu(index), *parse_window("brain")) * 255
-        picture = np.repeat(grey[..., None], 3, axis=2)
-        if self.heat is not None:
-            picture = _tinted(picture, self.heat[index], self.case)
-        border = max(1, side // 24)
-        framed = np.zeros((side, side, 3), np.float32)
-        if self.scores is not None and not np.isnan(self.scores[index]):
-            framed[:] = _colours(self.case, self.scores[index : index + 1])
-        inner = _fitted(picture, side - 2 * border)
-        framed[border : side - border, border : side - border] = inner
-        return framed
-
-
-def _fitted(picture: np.ndarray, side: int) -> np.ndarray:
-    """The picture in a black square, proportions kept."""
-    from PIL import Image
-
-    rows, columns = picture.shape[:2]
-    height, width = (max(1, round(side * n / max(rows, columns))) for n in (rows, columns))
-    small = Image.fromarray(np.rint(picture).astype(np.uint8)).resize((width, height), Image.Resampling.BILINEAR)
-    square = np.zeros((side, side, 3), np.float32)
-    top, left = (side - height) // 2, (side - width) // 2
-    square[top : top + height, left : left + width] = np.asarray(small)
-    return square

@@ -37,7 +37,7 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
     return figure
 
 
-def row_of_panels(count: int, width: float, height: float) -> tuple["Figure", list["Panel"]]:
+def _row_of_panels(count: int, width: float, height: float) -> tuple["Figure", list["Panel"]]:
     """A figure with panels of that size in inches side by side, each with room for a colour bar below."""
     side, gap, top, below = 0.25, 0.3, 0.62, 1.2
     figure = new_figure(2 * side + count * width + (count - 1) * gap, top + height + below)
@@ -48,7 +48,7 @@ def row_of_panels(count: int, width: float, height: float) -> tuple["Figure", li
     return figure, panels
 
 
-def column_of_panels(count: int, width: float, height: float) -> tuple["Figure", list["Panel"]]:
+def _column_of_panels(count: int, width: float, height: float) -> tuple["Figure", list["Panel"]]:
     """A figure with wide, flat panels below each other, each with room for a colour bar at its right."""
     side, right, top, between = 0.25, 0.8, 0.4, 0.62
     figure = new_figure(side + width + right, top + count * (height + between))
@@ -59,7 +59,7 @@ def column_of_panels(count: int, width: float, height: float) -> tuple["Figure",
     return figure, panels
 
 
-def bars_and_band(width: float, height: float) -> tuple["Figure", "Axes", "Axes"]:
+def _bars_and_band(width: float, height: float) -> tuple["Figure", "Axes", "Axes"]:
     """A figure with a large panel of that size in inches and a low one below it."""
     left, right, top, band, below = 0.75, 0.8, 0.55, 0.24, 0.55
     figure = new_figure(left + width + right, top + height + 0.12 + band + below)
@@ -116,7 +116,7 @@ def limits_of(values: np.ndarray, given: tuple[float, float] | None) -> tuple[fl
     return (low, high, label) if high > low else (low - 0.5, high + 0.5, label)
 
 
-def write_with_headline(figure: "Figure", headline: str, path: str | Path) -> Path:
+def _write_with_headline(figure: "Figure", headline: str, path: str | Path) -> Path:
     """The figure as PNG with a line of text on top."""
     top = 1 - 0.08 / figure.get_size_inches()[1]
     figure.text(0.5, top, headline, ha="center", va="top", fontsize=10, color=INK, parse_math=False)
@@ -133,7 +133,7 @@ def bare(axes: "Axes", title: str) -> None:
     axes.set_title(plain(title, 48), fontsize=9, color=INK, parse_math=False)
 
 
-def scale_bar(axes: "Axes", prediction: Prediction, extent: tuple[float, float, float, float]) -> None:
+def _scale_bar(axes: "Axes", prediction: Prediction, extent: tuple[float, float, float, float]) -> None:
     """A bar of a round length below the map; in mm or µm when the spacing is known, else in level-0 pixels."""
     from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.evaluate.instances import gather, instance_score, known_instances
+from smmil.evaluate.instances import KnownInstances, instance_score
 from smmil.evaluate.significance import friedman_nemenyi
 from smmil.maps import canvas
-from smmil.maps.raster import truth_values
+from smmil.maps.raster import _smallest_gap, truth_values
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Histogram(NamedTuple):
 
 def score_shares(predictions: Sequence[Prediction], bins: int = 40, column: int | None = None) -> Histogram:
     """Histogram of the scores scaled so that the lowest of the whole set is 0 and the highest 1; known labels only."""
-    known = gather([known_instances(p, column) for p in predictions])
+    known = KnownInstances.together([KnownInstances.of(p, column) for p in predictions])
     if len(known.truth) == 0:
         raise DataError("histogram: no instance label is known; histograms need instance labels")
     low, high = float(known.scores.min()), float(known.scores.max())
@@ -86,12 +86,12 @@ def scan_strip(
     Slices stand at their coordinate, so gaps are seen as gaps. `limits` shares one scale between scans.
     """
     place = _slice_positions(prediction)
-    figure, bars, band = canvas.bars_and_band(6.4, 1.7)
+    figure, bars, band = canvas._bars_and_band(6.4, 1.7)
     _bars(bars, prediction, instance_score(prediction, column), limits, threshold, colour_scale)
     _band(band, place, truth_values(prediction))
     for axes in (bars, band):
-        axes.set_xlim(place.min() - 0.5 * _gap(place), place.max() + 0.5 * _gap(place))
-    return canvas.write_with_headline(figure, canvas.headline(prediction), path)
+        axes.set_xlim(place.min() - 0.5 * _smallest_gap(place), place.max() + 0.5 * _smallest_gap(place))
+    return canvas._write_with_headline(figure, canvas.headline(prediction), path)
 
 
 def _bars(
@@ -108,7 +108,7 @@ def _bars(
     marks = [low, high, float(scores.min()), float(scores.max()), *([] if threshold is None else [threshold])]
     margin = 0.05 * (max(marks) - min(marks))
     floor = min(marks) - margin
-    axes.bar(place, scores - floor, bottom=floor, width=0.92 * _gap(place), color=colours)
+    axes.bar(place, scores - floor, bottom=floor, width=0.92 * _smallest_gap(place), color=colours)
     if threshold is not None:
         axes.axhline(threshold, color=canvas.INK, lw=1, ls="--")
         axes.text(1, threshold, " threshold", transform=axes.get_yaxis_transform(), va="center", **canvas.SMALL)
@@ -124,9 +124,10 @@ def _band(axes: "Axes", place: np.ndarray, truth: np.ndarray | None) -> None:
     truth = np.full(len(place), np.nan) if truth is None else truth
     kinds = {"lesion": (truth > 0.5, canvas.LESION), "other": (truth < 0.5, canvas.TISSUE)}
     kinds["unknown"] = (np.isnan(truth), canvas.UNKNOWN)
+    width = 0.92 * _smallest_gap(place)
     for name, (where, colour) in kinds.items():
         if where.any():
-            axes.bar(place[where], 1, width=0.92 * _gap(place), color=colour, edgecolor=canvas.INK, lw=0.3, label=name)
+            axes.bar(place[where], 1, width=width, color=colour, edgecolor=canvas.INK, lw=0.3, label=name)
     axes.set_ylim(0, 1)
     axes.set_yticks([])
     axes.tick_params(labelsize=8)
@@ -142,11 +143,6 @@ def _slice_positions(prediction: Prediction) -> np.ndarray:
         got = "none" if prediction.coords is None else f"{prediction.coords.shape[1]} coordinates"
         raise DataError(f"{prediction.id}: a strip needs one coordinate per slice, got {got}; use score_map for slides")
     return prediction.coords[:, 0].astype(np.float64)
-
-
-def _gap(place: np.ndarray) -> float:
-    gaps = np.diff(np.unique(place))
-    return float(gaps.min()) if gaps.size else 1.0
 
 
 def critical_difference(values: Any, path: str | Path, *, alpha: float = 0.05, title: str = "Mean ranks") -> Path:

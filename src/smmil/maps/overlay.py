@@ -9,13 +9,12 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
 from smmil.maps import canvas
-from smmil.maps.raster import Extent, dots_extent, draw_dots, draw_rings, rasterize, scattered, truth_values
+from smmil.maps.raster import Extent, _draw_dots, _draw_rings, dots_extent, rasterize, scattered, truth_values
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
 
@@ -36,13 +35,13 @@ def score_map(
     """
     labels = truth_values(prediction) if truth else None
     scores = instance_score(prediction, column)
-    figure, panels = canvas.row_of_panels(1 if labels is None else 2, *_panel_size(_map_shape(prediction), 4.0))
+    figure, panels = canvas._row_of_panels(1 if labels is None else 2, *_panel_size(_map_shape(prediction)))
     if labels is not None:
         draw_truth(panels[0], prediction, labels)
     kind = canvas.plain(str(prediction.meta.get("score_kind", "score")), 40)
     draw_scores(panels[-1], prediction, scores, limits, colour_scale, above=f"{kind}\n")
     canvas.bare(panels[-1].map, title or ("score" if truth_values(prediction) is None else "score (outline: lesion)"))
-    return canvas.write_with_headline(figure, canvas.headline(prediction), path)
+    return canvas._write_with_headline(figure, canvas.headline(prediction), path)
 
 
 def side_by_side(
@@ -54,27 +53,23 @@ def side_by_side(
 ) -> Path:
     """A PNG of one case: the truth, then one map per model, each on its own percentile scale (stated below it)."""
     models = dict(predictions_by_model)
-    first = _one_case(models)
-    labels = truth_values(first)
-    figure, panels = _panels_for(first, len(models) + (labels is not None))
+    cases = {p.id for p in models.values()}
+    if len(cases) != 1:
+        raise DataError(f"side_by_side shows one case, got {len(cases)}: {', '.join(sorted(cases)[:3]) or 'none'}")
+    first = next(iter(models.values()))
+    labels, shape = truth_values(first), _map_shape(first)
+    count = len(models) + (labels is not None)
+    if shape[0] == 1:  # a scan: panels below each other
+        figure, panels = canvas._column_of_panels(count, 7, 0.4)
+    else:
+        figure, panels = canvas._row_of_panels(count, *_panel_size(shape))
     if labels is not None:
         draw_truth(panels.pop(0), first, labels)
     for panel, (name, prediction) in zip(panels, models.items(), strict=True):
         draw_scores(panel, prediction, instance_score(prediction, column), None, colour_scale)
         canvas.bare(panel.map, f"{name}: P = {prediction.probs[-1]:.3f}" if len(prediction.probs) < 3 else name)
     label = "label unknown" if first.y is None else f"label {first.y}"
-    return canvas.write_with_headline(figure, f"{canvas.plain(first.id)}  ·  {label}", path)
-
-
-def _panels_for(prediction: Prediction, count: int, longest: float = 4.0) -> tuple["Figure", list[canvas.Panel]]:
-    """A figure with `count` panels in the shape of the case: side by side, or below each other for scans.
-
-    longest  longer side of a slide's panel in inches
-    """
-    shape = _map_shape(prediction)
-    if shape[0] == 1:
-        return canvas.column_of_panels(count, 7, 0.4)
-    return canvas.row_of_panels(count, *_panel_size(shape, longest))
+    return canvas._write_with_headline(figure, f"{canvas.plain(first.id)}  ·  {label}", path)
 
 
 def draw_scores(
@@ -85,25 +80,22 @@ def draw_scores(
     colour_scale: str,
     above: str = "",
 ) -> None:
-    """The map, the outline of the known lesion on it, a scale bar and a labelled colour bar.
-
-    Instances on no lattice are dots, and known lesions among them rings.
-    """
+    """The map, outline of the known lesion, scale bar and colour bar; scattered instances are dots, lesions rings."""
     low, high, scale = canvas.limits_of(scores, limits)
     how = {"cmap": canvas.colours(colour_scale), "vmin": low, "vmax": high}
     lesion = truth_values(prediction)
     if scattered(prediction):
-        drawn: ScalarMappable = draw_dots(panel.map, prediction, scores, **how)
+        drawn: ScalarMappable = _draw_dots(panel.map, prediction, scores, **how)
         extent, flat = dots_extent(prediction), False
         if lesion is not None:
-            draw_rings(panel.map, prediction, lesion > 0.5)
+            _draw_rings(panel.map, prediction, lesion > 0.5)
     else:
         image, extent = rasterize(prediction, scores)
         drawn, flat = _show(panel.map, image, extent, **how), image.shape[0] == 1
         if lesion is not None:
             _outline(panel.map, rasterize(prediction, lesion)[0] > 0.5, extent)
     if not flat:
-        canvas.scale_bar(panel.map, prediction, extent)
+        canvas._scale_bar(panel.map, prediction, extent)
     _colour_bar(drawn, panel, above + scale, vertical=flat)
 
 
@@ -115,7 +107,7 @@ def draw_truth(panel: canvas.Panel, prediction: Prediction, truth: np.ndarray) -
     palette = ListedColormap([canvas.UNKNOWN, canvas.TISSUE, canvas.LESION]).with_extremes(bad=canvas.PAPER)
     if scattered(prediction):
         kinds = _kinds(np.zeros(prediction.n), truth)
-        draw_dots(panel.map, prediction, kinds, cmap=palette, vmin=-0.5, vmax=2.5)
+        _draw_dots(panel.map, prediction, kinds, cmap=palette, vmin=-0.5, vmax=2.5)
     else:
         tissue, extent = rasterize(prediction, np.zeros(prediction.n))
         kinds = _kinds(tissue, rasterize(prediction, truth)[0])
@@ -134,13 +126,6 @@ def _kinds(tissue: np.ndarray, known: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(tissue), np.nan, np.where(np.isnan(known), 0, np.where(known > 0.5, 2, 1)))
 
 
-def _one_case(models: Mapping[str, Prediction]) -> Prediction:
-    cases = {p.id for p in models.values()}
-    if len(cases) != 1:
-        raise DataError(f"side_by_side shows one case, got {len(cases)}: {', '.join(sorted(cases)[:3]) or 'none'}")
-    return next(iter(models.values()))
-
-
 def _map_shape(prediction: Prediction) -> tuple[float, float]:
     """Height and width of the map, in cells or, for dots, in coordinate units; a height of 1 is a scan."""
     if scattered(prediction):
@@ -150,9 +135,9 @@ def _map_shape(prediction: Prediction) -> tuple[float, float]:
     return rows, columns
 
 
-def _panel_size(shape: tuple[float, float], longest: float) -> tuple[float, float]:
-    """Width and height of a panel in inches for a map of that shape, wide enough for the words below it."""
-    unit = longest / max(shape)
+def _panel_size(shape: tuple[float, float]) -> tuple[float, float]:
+    """Width and height of a panel, 4 inches at most, for a map of that shape; wide enough for the words below it."""
+    unit = 4.0 / max(shape)
     return max(unit * shape[1], 2.6), max(unit * shape[0], 1.2)
 
 
@@ -178,11 +163,9 @@ def _outline(axes: "Axes", inside: np.ndarray, extent: Extent) -> None:
     """Borders of the True cells, white on dark so that they show on every colour."""
     from matplotlib.collections import LineCollection
 
-    lines = _borders(inside, extent)
+    lines = list(_borders(inside, extent))
     for colour, width in (("#101010", 1.8), ("white", 0.9)):
-        axes.add_collection(
-            LineCollection(list(lines), colors=colour, linewidths=width, capstyle="round"), autolim=False
-        )
+        axes.add_collection(LineCollection(lines, colors=colour, linewidths=width, capstyle="round"), autolim=False)
 
 
 def _borders(inside: np.ndarray, extent: Extent) -> np.ndarray:

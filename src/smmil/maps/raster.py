@@ -106,8 +106,10 @@ def scattered(prediction: Prediction) -> bool:
     points = np.unique(_plane_coords(prediction), axis=0)
     step, _ = _lattice_of(prediction, points)
     place = (points - points.min(0)) / step
-    if prediction.frame is None:
-        return _far_apart(place)
+    if prediction.frame is None:  # whether most instances have no neighbour within two steps
+        from scipy.spatial import KDTree
+
+        return len(place) > 1 and bool(np.median(KDTree(place).query(place, k=2, p=np.inf)[0][:, 1]) > _FAR)
     cells = np.floor(place + 0.5 + 1e-6)
     merged = 1 - len(np.unique(_one_number(cells))) / len(points)
     return merged > _MERGED or _on_pieces(place) < 0.5
@@ -131,7 +133,7 @@ def dots_extent(prediction: Prediction) -> Extent:
     return left, right, bottom, top
 
 
-def draw_dots(axes: "Axes", prediction: Prediction, values: np.ndarray, **how: Any) -> "PathCollection":
+def _draw_dots(axes: "Axes", prediction: Prediction, values: np.ndarray, **how: Any) -> "PathCollection":
     """A dot per instance with a value, highest on top; as wide as the instance where that can be seen."""
     places, _ = dot_positions(prediction)
     left, right, bottom, top = dots_extent(prediction)
@@ -144,11 +146,8 @@ def draw_dots(axes: "Axes", prediction: Prediction, values: np.ndarray, **how: A
     return axes.scatter(places[order, 0], places[order, 1], s=size, c=values[order], linewidths=0, **how)
 
 
-def draw_rings(axes: "Axes", prediction: Prediction, inside: np.ndarray) -> None:
-    """A border around the chosen instances, white on dark so that it shows on every colour; those that touch share it.
-
-    Drawn as larger discs below the dots.
-    """
+def _draw_rings(axes: "Axes", prediction: Prediction, inside: np.ndarray) -> None:
+    """A border around the chosen instances, white on dark to show on every colour: larger discs below the dots."""
     places, _ = dot_positions(prediction)
     x, y = places[inside].T
     for colour, more in (("#101010", 3.0), ("white", 1.8)):
@@ -165,16 +164,6 @@ def _dot_diameter(axes: "Axes", prediction: Prediction) -> float:
     left, right, bottom, top = dots_extent(prediction)
     per_unit = 72 * min(wide / (right - left), high / (bottom - top))
     return float(np.clip((dot_positions(prediction)[1] or 0.0) * per_unit, _SMALLEST, _LARGEST))
-
-
-def _far_apart(place: np.ndarray) -> bool:
-    """Whether most instances have no neighbour within two steps."""
-    from scipy.spatial import KDTree
-
-    if len(place) < 2:
-        return False
-    nearest = KDTree(place).query(place, k=2, p=np.inf)[0][:, 1]
-    return bool(np.median(nearest) > _FAR)
 
 
 def _on_pieces(place: np.ndarray) -> float:

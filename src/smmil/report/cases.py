@@ -4,7 +4,7 @@ import base64
 import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,24 +18,46 @@ from smmil.redact import safe_text
 _LEVELS = 2**16 - 1
 
 
-class PackedPositions(NamedTuple):
-    """Where the dots are.
+def _byte_planes(numbers: np.ndarray) -> bytes:
+    """Numbers below 65,536, all high bytes before all low bytes: equal bytes side by side compress better."""
+    return (numbers >> 8).astype(np.uint8).tobytes() + (numbers & 255).astype(np.uint8).tobytes()
 
-    order    the instances from left to right, as their scores have to be stored
-    content  x as steps from one dot to the next, then y; each as whole numbers from 0 at the left or top end of the
-             extent to 65,535 at the other, all high bytes before all low bytes
-    width    width of an instance in coordinate units; None: unknown
+
+# More cells than a screen has pixels are drawn in blocks; each block shows its highest score.
+MOST_CELLS = 2_000_000
+_UNKNOWN_TRUTH = 2
+
+
+@dataclass(frozen=True)
+class _Raster:
+    """A packed map (slides), dots (slides whose instances lie on no lattice), strip (scans: one coordinate) or list (no
+    usable coordinates).
+
+    packed  base64 of gzip of: mask (1 bit per cell), then for the cells with tissue truth (1 byte: 0, 1, 2 = unknown)
+            and the score as whole number from 0 (lowest) to 2^bits - 1 (highest), all high bytes before all low bytes;
+            dots are one row of cells, from left to right, and end with their places (see `_dots`)
     """
 
-    order: np.ndarray
-    content: bytes
-    extent: Extent
-    width: float | None
-    note: str
+    facts: dict[str, Any]
+    packed: str
 
 
-def _pack_positions(prediction: Prediction) -> PackedPositions:
-    """The middle of every instance to 1/65,535 of the extent: about a pixel and a half on the largest slides."""
+def _pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> _Raster:
+    """The raster of a prediction's scores; scores are stored with `bits` (8 or 16) between lowest and highest."""
+    scores = instance_score(prediction, column)
+    if scattered(prediction):
+        return _dots(prediction, scores, bits)
+    kind, image, truth, extent, notes = _picture(prediction, scores)
+    return _raster(_map_facts(kind, extent, scores, notes), image, truth, bits)
+
+
+def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> _Raster:
+    """Every instance at its own place, from left to right.
+
+    The places follow the scores: x as steps from one dot to the next, then y; each as whole numbers from 0 at the left
+    or top end of the extent to 65,535 at the other (about a pixel and a half on the largest slides), all high bytes
+    before all low bytes. Fact `width`: that of an instance in coordinate units; None: unknown.
+    """
     places, width = dot_positions(prediction)
     left, right, bottom, top = extent = dots_extent(prediction)
     numbers = np.rint((places - (left, top)) / (right - left, bottom - top) * _LEVELS).astype(np.int64)
@@ -44,92 +66,40 @@ def _pack_positions(prediction: Prediction) -> PackedPositions:
     # steps between neighbours are small numbers, which compress far better than places
     content = _byte_planes(np.diff(across, prepend=0)) + _byte_planes(down)
     note = f"{prediction.n:,} instances on no lattice: every dot is one instance at its own place, hottest on top"
-    return PackedPositions(order, content, extent, width, note)
-
-
-def _byte_planes(numbers: np.ndarray) -> bytes:
-    """Numbers below 65,536, all high bytes before all low bytes: equal bytes side by side compress better."""
-    return (numbers >> 8).astype(np.uint8).tobytes() + (numbers & 255).astype(np.uint8).tobytes()
-
-
-# More cells than a screen has pixels are drawn in blocks; each block shows its highest score.
-MOST_CELLS = 2_000_000
-UNKNOWN_TRUTH = 2
-
-
-@dataclass(frozen=True)
-class Raster:
-    """A packed map (slides), dots (slides whose instances lie on no lattice), strip (scans: one coordinate) or list (no
-    usable coordinates).
-
-    packed  base64 of gzip of: mask (1 bit per cell), then for the cells with tissue truth (1 byte: 0, 1, 2 = unknown)
-            and the score as whole number from 0 (lowest) to 2^bits - 1 (highest), all high bytes before all low bytes;
-            dots are one row of cells, from left to right, and end with their places (see `smmil.report.cases`)
-    """
-
-    facts: dict[str, Any]
-    packed: str
-
-
-def _pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> Raster:
-    """The raster of a prediction's scores; scores are stored with `bits` (8 or 16) between lowest and highest."""
-    scores = instance_score(prediction, column)
-    if scattered(prediction):
-        return _dots(prediction, scores, bits)
-    kind, image, truth, extent, notes = _picture(prediction, scores)
-    facts = {"kind": kind, "extent": _corners(extent), "colours": _limits(scores), "notes": notes}
-    return _raster(facts, image, truth, bits)
-
-
-def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> Raster:
-    """Every instance at its own place."""
-    packed = _pack_positions(prediction)
     labels = truth_values(prediction)
-    facts = {
-        "kind": "points",
-        "extent": _corners(packed.extent),
-        "colours": _limits(scores),
-        "notes": [packed.note],
-        "width": packed.width,
-    }
-    truth = None if labels is None else labels[None, packed.order]
-    return _raster(facts, scores[None, packed.order], truth, bits, packed.content)
+    facts = {**_map_facts("points", extent, scores, [note]), "width": width}
+    return _raster(facts, scores[None, order], None if labels is None else labels[None, order], bits, content)
 
 
-def _raster(facts: dict[str, Any], image: np.ndarray, truth: np.ndarray | None, bits: int, more: bytes = b"") -> Raster:
+def _map_facts(kind: str, extent: Extent, scores: np.ndarray, notes: list[str]) -> dict[str, Any]:
+    """Left, top, right, bottom; ends of the colour scale: 2nd and 98th percentile, as in the pictures of smmil.maps."""
+    left, right, bottom, top = extent
+    colours = list(canvas.limits_of(scores, None)[:2])
+    return {"kind": kind, "extent": [left, top, right, bottom], "colours": colours, "notes": notes}
+
+
+def _raster(
+    facts: dict[str, Any], image: np.ndarray, truth: np.ndarray | None, bits: int, more: bytes = b""
+) -> _Raster:
     there = ~np.isnan(image)
     shown = image[there]
-    known = np.full(len(shown), UNKNOWN_TRUTH, np.uint8)
+    low, high = float(shown.min()), float(shown.max())
+    known = np.full(len(shown), _UNKNOWN_TRUTH, np.uint8)
     if truth is not None:
-        known = np.where(np.isnan(truth[there]), UNKNOWN_TRUTH, truth[there] > 0.5).astype(np.uint8)
+        known = np.where(np.isnan(truth[there]), _UNKNOWN_TRUTH, truth[there] > 0.5).astype(np.uint8)
     facts |= {
         "rows": image.shape[0],
         "columns": image.shape[1],
         "cells": int(there.sum()),
-        "low": float(shown.min()),
-        "high": float(shown.max()),
+        "low": low,
+        "high": high,
         "truth": truth is not None,
         "bits": bits,
     }
-    return Raster(facts, _packed(there, known, _quantized(shown, bits), bits, more))
-
-
-def _corners(extent: Extent) -> list[float]:
-    """Left, top, right, bottom."""
-    return [extent[0], extent[3], extent[1], extent[2]]
-
-
-def _quantized(values: np.ndarray, bits: int) -> np.ndarray:
-    """Whole numbers from 0 at the lowest value to 2^bits - 1 at the highest."""
-    low, high = values.min(), values.max()
-    scaled = (values - low) / ((high - low) or 1.0) * (2**bits - 1)
-    return np.rint(scaled).astype(np.uint16)
-
-
-def _packed(there: np.ndarray, known: np.ndarray, numbers: np.ndarray, bits: int, more: bytes) -> str:
-    scores = _byte_planes(numbers) if bits == 16 else numbers.astype(np.uint8).tobytes()
-    content = np.packbits(there.ravel(), bitorder="little").tobytes() + known.tobytes() + scores + more
-    return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+    numbers = np.rint((shown - low) / ((high - low) or 1.0) * (2**bits - 1)).astype(np.uint16)
+    stored = _byte_planes(numbers) if bits == 16 else numbers.astype(np.uint8).tobytes()
+    content = np.packbits(there.ravel(), bitorder="little").tobytes() + known.tobytes() + stored + more
+    return _Raster(facts, base64.b64encode(gzip.compress(content, 6, mtime=0)).decode())
 
 
 def _picture(
@@ -143,7 +113,8 @@ def _picture(
     except DataError as problem:
         width = float(len(scores))
         row = None if labels is None else labels[None]
-        return "list", scores[None], row, (0.0, width, 1.0, 0.0), [f"no map: {_reason(problem, prediction)}"]
+        reason = str(problem).removeprefix(f"{prediction.id}: ")
+        return "list", scores[None], row, (0.0, width, 1.0, 0.0), [f"no map: {reason}"]
     assert prediction.coords is not None  # rasterize refuses predictions without
     kind = "strip" if prediction.coords.shape[1] == 1 else "map"
     factor = int(np.ceil(np.sqrt(image.size / MOST_CELLS)))
@@ -165,25 +136,16 @@ def _coarser(image: np.ndarray, factor: int) -> np.ndarray:
     return np.where(np.isinf(highest), np.nan, highest)
 
 
-def _limits(scores: np.ndarray) -> list[float]:
-    """Ends of the colour scale: 2nd and 98th percentile of the case, as in the pictures of smmil.maps."""
-    return list(canvas.limits_of(scores, None)[:2])
-
-
-def _reason(problem: DataError, prediction: Prediction) -> str:
-    return str(problem).removeprefix(f"{prediction.id}: ")
-
-
 CALLED_POSITIVE = 0.5
 
 
 @dataclass(frozen=True)
-class ReportCase:
+class _ReportCase:
     """A case of the page: plain facts, and the packed raster of each model (None: model without this case)."""
 
     id: str
     facts: dict[str, Any]
-    rasters: list[Raster | None]
+    rasters: list[_Raster | None]
     predictions: list[Prediction | None]
 
     @property
@@ -193,17 +155,18 @@ class ReportCase:
         return next(kind for kind in ("map", "points", "strip", "list") if kind in kinds)
 
 
-def all_cases(
+def _all_cases(
     models: Mapping[str, Sequence[Prediction]], column: int | None = None, bits: int = 16
-) -> list[ReportCase]:
+) -> list[_ReportCase]:
     """Every case of any model; worst mistakes of the first model first, unlabelled cases last."""
     tables = [{p.id: p for p in predictions} for predictions in models.values()]
     ids = sorted({id_ for table in tables for id_ in table})
     cases = [_case(id_, [table.get(id_) for table in tables], column, bits) for id_ in ids]
-    return sorted(cases, key=_worst_first)
+    errors = {case.id: next(v["error"] for v in case.facts["verdicts"] if v is not None) for case in cases}
+    return sorted(cases, key=lambda case: (2.0 if errors[case.id] is None else -errors[case.id], case.id))
 
 
-def _case(id_: str, predictions: list[Prediction | None], column: int | None, bits: int) -> ReportCase:
+def _case(id_: str, predictions: list[Prediction | None], column: int | None, bits: int) -> _ReportCase:
     rasters = [None if p is None else _pack(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
     verdicts = [
@@ -211,7 +174,7 @@ def _case(id_: str, predictions: list[Prediction | None], column: int | None, bi
         for p, r in zip(predictions, rasters, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
-    return ReportCase(id_, facts, rasters, predictions)
+    return _ReportCase(id_, facts, rasters, predictions)
 
 
 def verdict(prediction: Prediction) -> dict[str, Any]:
@@ -236,12 +199,6 @@ def _outcome(y: int | None, answer: int, classes: int = 2) -> str:
     if classes > 2:
         return "correct" if y == answer else "wrong"
     return f"{'true' if y == answer else 'false'} {'positive' if answer else 'negative'}"
-
-
-def _worst_first(case: ReportCase) -> tuple[float, str]:
-    errors = [verdict["error"] for verdict in case.facts["verdicts"] if verdict is not None]
-    first = errors[0] if errors else None
-    return (2.0 if first is None else -first, case.id)
 
 
 def _part(prediction: Prediction) -> str | None:

@@ -1,14 +1,14 @@
 """Curves and histograms of a report as accessible SVG."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.bags import labelled_table, reliability_curve
-from smmil.evaluate.ranking import OperatingPoints, operating_points
+from smmil.evaluate.ranking import OperatingPoints
 from smmil.maps.charts import Histogram, score_shares
 from smmil.prediction import Prediction
 from smmil.web import render
@@ -17,28 +17,32 @@ _FINENESS = 500  # points nearer than 1/500 of the axis cannot be told apart on 
 
 
 @dataclass(frozen=True)
-class Line:
-    """A curve of one model.
-
-    slot  number that decides the colour: that of the model      dash  number that decides the dashes; None: the same
-    """
+class _Line:
+    """A curve of one model."""
 
     name: str
-    slot: int
+    slot: int  # decides the colour: that of the model
     x: np.ndarray
     y: np.ndarray
-    sizes: Sequence[int] = field(default=())
-    dash: int | None = None
+    sizes: Sequence[int] = ()
+    dash: int | None = None  # decides the dashes; None: as the slot
+
+    @property
+    def pen(self) -> str:
+        """Classes of the drawn line: colour and dashes."""
+        return f"line m{self.slot % SLOTS} d{(self.slot if self.dash is None else self.dash) % SLOTS}"
 
 
-def _roc_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+def _roc_lines(models: Mapping[str, Sequence[Prediction]]) -> list[_Line]:
     """False against true positive rate of the cases, one line per model (and per class with more than two)."""
-    return [
-        _line(one, *_from_origin(one.points.false_positives, one.points.true_positives)) for one in _rankings(models)
-    ]
+    lines = []
+    for one in _rankings(models):
+        alarms, hits = one.points.false_positives, one.points.true_positives
+        lines.append(_line(one, np.append(0, alarms / alarms[-1]), np.append(0, hits / hits[-1])))
+    return lines
 
 
-def _precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+def _precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[_Line]:
     """Recall against precision of the cases."""
     lines = []
     for one in _rankings(models):
@@ -49,7 +53,7 @@ def _precision_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
     return lines
 
 
-def _reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]:
+def _reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[_Line]:
     """Predicted probability against observed frequency, bins with cases only; sizes are the number of cases."""
     lines = []
     for slot, (name, predictions) in enumerate(models.items()):
@@ -58,11 +62,11 @@ def _reliability_lines(models: Mapping[str, Sequence[Prediction]]) -> list[Line]
         found = reliability_curve(predictions)
         filled = np.array(found["n"]) > 0
         predicted, observed = (np.array(found[key])[filled] for key in ("mean_probability", "observed"))
-        lines.append(Line(name, slot, predicted, observed, [n for n in found["n"] if n]))
+        lines.append(_Line(name, slot, predicted, observed, [n for n in found["n"] if n]))
     return lines
 
 
-def _froc_lines(results: Mapping[str, Mapping[str, Any]], most: float = 8.0) -> list[Line]:
+def _froc_lines(results: Mapping[str, Mapping[str, Any]], most: float = 8.0) -> list[_Line]:
     """False alarms per case (up to `most`) against the share of lesions found."""
     lines = []
     for slot, (name, found) in enumerate(results.items()):
@@ -72,7 +76,8 @@ def _froc_lines(results: Mapping[str, Mapping[str, Any]], most: float = 8.0) -> 
             near = alarms <= most
             last = share[near][-1] if near.any() else 0.0
             x, y = np.concatenate([[0], alarms[near], [most]]), np.concatenate([[0], share[near], [last]])
-            lines.append(_line(_Ranking(name, slot, slot), *_stairs(x, y), scale=most))
+            # every rise is an upright: between two thresholds nothing is found
+            lines.append(_line(_Ranking(name, slot, slot), np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1], scale=most))
     return lines
 
 
@@ -91,35 +96,22 @@ def _rankings(models: Mapping[str, Sequence[Prediction]]) -> list[_Ranking]:
     for slot, (name, predictions) in enumerate(models.items()):
         probs, y = labelled_table(predictions)
         if probs.shape[1] == 2:
-            found.append(_Ranking(name, slot, slot, _points(probs[:, 1], y > 0)))
+            found.append(_Ranking(name, slot, slot, OperatingPoints.of(probs[:, 1], y > 0)))
             continue
         for one in range(probs.shape[1]):
             colour = one if len(models) == 1 else slot  # several models: colour tells the model, dashes the class
-            found.append(_Ranking(f"{name}, class {one}", colour, one, _points(probs[:, one], y == one)))
-    return [one for one in found if one.points is not None]
+            found.append(_Ranking(f"{name}, class {one}", colour, one, OperatingPoints.of(probs[:, one], y == one)))
+    return [one for one in found if one.points.both_classes]
 
 
-def _points(scores: np.ndarray, truth: np.ndarray) -> OperatingPoints | None:
-    return operating_points(scores, truth) if truth.any() and not truth.all() else None
-
-
-def _from_origin(alarms: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.append(0, alarms / alarms[-1]), np.append(0, hits / hits[-1])
-
-
-def _stairs(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every rise as an upright: between two thresholds nothing is found."""
-    return np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
-
-
-def _line(one: _Ranking, x: np.ndarray, y: np.ndarray, scale: float = 1.0) -> Line:
+def _line(one: _Ranking, x: np.ndarray, y: np.ndarray, scale: float = 1.0) -> _Line:
     """The line without points that no screen can show; the ends are kept."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     place = np.rint(np.stack([x / scale, y]) * _FINENESS)
     moved = (np.diff(place, axis=1) != 0).any(0)
     kept = np.append(True, moved)
     kept[-1] = True
-    return Line(one.name, one.slot, x[kept], y[kept], dash=one.dash)
+    return _Line(one.name, one.slot, x[kept], y[kept], dash=one.dash)
 
 
 _WIDTH, _HEIGHT = 340.0, 270.0
@@ -148,7 +140,7 @@ class _Axes:
 def _curve_chart(
     title: str,
     axes: tuple[str, str],
-    lines: Sequence[Line],
+    lines: Sequence[_Line],
     *,
     words: str,
     most: float = 1.0,
@@ -164,7 +156,7 @@ def _curve_chart(
         words=words,
         axes=axes,
         diagonal=diagonal,
-        lines=[{"name": one.name, "pen": _pen(one), "points": scale.points(one.x, one.y)} for one in lines],
+        lines=[{"name": one.name, "pen": one.pen, "points": scale.points(one.x, one.y)} for one in lines],
         dots=[dot for one in lines for dot in _dots(scale, one)] if dots else [],
     )
 
@@ -180,7 +172,7 @@ def _histogram_chart(title: str, found: Histogram, *, words: str) -> str:
         {"kind": kind, "points": scale.points(edges, np.concatenate([[0], np.repeat(shares, 2), [0]]))}
         for kind, shares in (("negative", found.negative), ("positive", found.positive))
     ]
-    ruled = _ticks_between(low, high), _ticks(top)
+    ruled = _ticks(high, low), _ticks(top)
     return _figure(scale, ruled, title=title, words=words, axes=("score", "share of instances"), areas=areas)
 
 
@@ -200,13 +192,7 @@ def _figure(scale: _Axes, ruled: tuple[Sequence[float], Sequence[float]], **cont
     )
 
 
-def _pen(line: Line) -> str:
-    """Classes of a line: colour and dashes."""
-    dash = line.slot if line.dash is None else line.dash
-    return f"line m{line.slot % SLOTS} d{dash % SLOTS}"
-
-
-def _dots(scale: _Axes, line: Line) -> list[dict[str, Any]]:
+def _dots(scale: _Axes, line: _Line) -> list[dict[str, Any]]:
     """Dots whose area grows with the number of cases."""
     largest = max(line.sizes, default=1)
     return [
@@ -221,16 +207,10 @@ def _dots(scale: _Axes, line: Line) -> list[dict[str, Any]]:
     ]
 
 
-def _ticks(most: float, about: int = 5) -> list[float]:
-    """Round numbers from 0 to at most `most`: about five steps of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** np.floor(np.log10(most / about))
-    step = min((f * power for f in (1, 2, 5, 10)), key=lambda s: abs(most / s - about))
-    return [step * k for k in range(int(most / step * (1 + 1e-9)) + 1)]
-
-
-def _ticks_between(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`, as far apart as those from 0 would be."""
-    step = _ticks(high - low)[1]
+def _ticks(high: float, low: float = 0.0, about: int = 5) -> list[float]:
+    """Round numbers from `low` to `high`: about five steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** np.floor(np.log10((high - low) / about))
+    step = min((f * power for f in (1, 2, 5, 10)), key=lambda s: abs((high - low) / s - about))
     first, last = np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9)
     return [float(k) * step for k in range(int(first), int(last) + 1)]
 
@@ -246,24 +226,20 @@ def _tick_words(values: Sequence[float]) -> list[str]:
 Models = Mapping[str, Sequence[Prediction]]
 
 
-def figures(models: Models, results: Mapping[str, Mapping[str, Any]], column: int | None = None) -> list[str]:
+def _figures(models: Models, results: Mapping[str, Mapping[str, Any]], column: int | None = None) -> list[str]:
     """SVG figures for which the labels suffice: curves first, then one histogram of scores per model."""
-    found = []
-    if lines := _roc_lines(models):
-        words = f"Area under the curve: {_listed(results, 'bag', 'auroc')}."
-        axes = ("false positive rate", "true positive rate")
-        found.append(_curve_chart("ROC, whole cases", axes, lines, words=words, diagonal=True))
-    if lines := _precision_lines(models):
-        words = f"Average precision: {_listed(results, 'bag', 'auprc')}."
-        found.append(_curve_chart("Precision and recall, whole cases", ("recall", "precision"), lines, words=words))
-    if lines := _reliability_lines(models):
-        words = f"Expected calibration error: {_listed(results, 'bag', 'ece')}. On the diagonal probabilities are true."
-        axes = ("predicted probability", "observed frequency")
-        found.append(_curve_chart("Reliability", axes, lines, words=words, diagonal=True, dots=True))
-    if lines := _froc_lines(results):
-        words = f"Mean share of lesions found: {_listed(results, 'froc', 'froc')}."
-        axes = ("false alarms per case", "share of lesions found")
-        found.append(_curve_chart("FROC, lesions", axes, lines, words=words, most=8.0))
+    true = "On the diagonal probabilities are true."
+    curves: list[tuple[str, tuple[str, str], list[_Line], str, dict[str, Any]]] = [
+        ("ROC, whole cases", ("false positive rate", "true positive rate"), _roc_lines(models),
+         f"Area under the curve: {_listed(results, 'bag', 'auroc')}.", {"diagonal": True}),
+        ("Precision and recall, whole cases", ("recall", "precision"), _precision_lines(models),
+         f"Average precision: {_listed(results, 'bag', 'auprc')}.", {}),
+        ("Reliability", ("predicted probability", "observed frequency"), _reliability_lines(models),
+         f"Expected calibration error: {_listed(results, 'bag', 'ece')}. {true}", {"diagonal": True, "dots": True}),
+        ("FROC, lesions", ("false alarms per case", "share of lesions found"), _froc_lines(results),
+         f"Mean share of lesions found: {_listed(results, 'froc', 'froc')}.", {"most": 8.0}),
+    ]  # fmt: skip
+    found = [_curve_chart(title, axes, lines, words=w, **how) for title, axes, lines, w, how in curves if lines]
     return found + [h for name, p in models.items() if (h := _histogram(name, p, column))]
 
 
@@ -278,8 +254,6 @@ def _histogram(name: str, predictions: Sequence[Prediction], column: int | None)
 
 
 def _listed(results: Mapping[str, Mapping[str, Any]], *path: str) -> str:
-    parts = []
-    for name, found in results.items():
-        value = (found.get(path[0]) or {}).get(path[1])
-        parts.append(f"{name} {value:.3f}" if isinstance(value, float) and value == value else f"{name} undefined")
-    return ", ".join(parts)
+    values = {name: (found.get(path[0]) or {}).get(path[1]) for name, found in results.items()}
+    known = {name: isinstance(value, float) and value == value for name, value in values.items()}
+    return ", ".join(f"{name} {value:.3f}" if known[name] else f"{name} undefined" for name, value in values.items())

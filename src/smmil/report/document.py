@@ -20,24 +20,12 @@ from smmil.images.volume import Window
 from smmil.maps import canvas
 from smmil.prediction import Prediction
 from smmil.redact import safe_text, without_names
-from smmil.report.cases import ReportCase, all_cases
-from smmil.report.charts import SLOTS, figures
-from smmil.report.numbers import (
-    CASES,
-    INSTANCES,
-    Results,
-    Row,
-    Section,
-    interval_of,
-    measure,
-    metric_rows,
-    other_cases,
-    other_instances,
-    remarks,
-    value_of,
-)
-from smmil.report.pictures import AnyPicture, ScanPicture, all_pictures
-from smmil.report.sources import INTENDED_USE, PredictionSource, caveats, data_card, load_sources, model_card
+from smmil.report import numbers
+from smmil.report.cases import _all_cases, _ReportCase
+from smmil.report.charts import SLOTS, _figures
+from smmil.report.numbers import Results, Section
+from smmil.report.pictures import _all_pictures, _CasePicture
+from smmil.report.sources import INTENDED_USE, _caveats, _data_card, _load_sources, _model_card, _PredictionSource
 from smmil.web import render, script_bundle, static_text
 
 LARGEST_MB = 30.0
@@ -52,19 +40,15 @@ _TILES = (
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """A written page: its path, models, number of cases and size, and the problems met on the way.
-
-    without_picture  {case: why its image is not shown}     damaged  {case: what of its image cannot be decoded}
-    left_out         {file of predictions: why it cannot be read}
-    """
+    """A written page: its path, models, number of cases and size, and the problems met on the way."""
 
     page: Path
     models: list[str]
     n_cases: int
     n_bytes: int
-    without_picture: dict[str, str] = field(default_factory=dict)
-    damaged: dict[str, str] = field(default_factory=dict)
-    left_out: dict[Path, str] = field(default_factory=dict)
+    without_picture: dict[str, str] = field(default_factory=dict)  # {case: why its image is not shown}
+    damaged: dict[str, str] = field(default_factory=dict)  # {case: what of its image cannot be decoded}
+    left_out: dict[Path, str] = field(default_factory=dict)  # {file: why it cannot be read}
 
 
 def write_report(
@@ -94,22 +78,28 @@ def write_report(
     _refuse_folder(Path(out))
     if max_mb < 2:
         raise ConfigError(f"max_mb: got {max_mb}, expected at least 2; the page itself needs 1 MB")
-    sources = load_sources(places)
+    sources = _load_sources(places)
     models = {source.name: source.predictions for source in sources}
-    results = measure(models, validation=validation, threshold=threshold, column=column, resamples=resamples)
+    results = numbers._measure(models, validation=validation, threshold=threshold, column=column, resamples=resamples)
     room = int(max_mb * 1e6) - _PAGE_BYTES
     cases = _fitting_cases(models, column, room)
-    pictures, missing = _pictures(cases, slides, room, window)
+    room -= _size(cases)
+    pictures, missing = ({}, {}) if slides is None else _all_pictures(cases, slides, max(0, room), window)
     damaged = {id_: picture.damage for id_, picture in pictures.items() if picture.damage is not None}
     reasons = _without_file_names({**missing, **damaged}, slides)
     text = _page(
-        {**_summary(sources, results), **_filters(cases)},
+        _summary(sources, results),
         _page_data(sources, results, cases, pictures, column, reasons),
         title=safe_text(title or f"Report: {', '.join(models)}"),
         lead=lead,
         sections=sections,
-        charts=figures(models, results, column),
-        cards=_cards(sources, licences or {}),
+        charts=_figures(models, results, column),
+        outcomes=list(dict.fromkeys(v["outcome"] for case in cases for v in case.facts["verdicts"] if v)),
+        labels=sorted({case.facts["y"] for case in cases if case.facts["y"] is not None}),
+        cards=[
+            *((f"Model: {source.name}", _model_card(source, licences or {})) for source in sources),
+            ("Data in this report", _data_card(sources[0].predictions)),
+        ],
         store=list(_store(cases, pictures)),
     )
     write_text(out, text)
@@ -126,21 +116,15 @@ def _refuse_folder(out: Path) -> None:
         raise ConfigError(f"--out {out}: {inside} is a file, not a folder; choose another place")
 
 
-def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | None, room: int) -> list[ReportCase]:
-    cases = all_cases(models, column)
+def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | None, room: int) -> list[_ReportCase]:
+    cases = _all_cases(models, column)
     if _size(cases) <= _SCORES_SHARE * room:
         return cases
-    return all_cases(models, column, bits=8)
+    return _all_cases(models, column, bits=8)
 
 
-def _size(cases: Sequence[ReportCase]) -> int:
+def _size(cases: Sequence[_ReportCase]) -> int:
     return sum(len(r.packed) + 400 for case in cases for r in case.rasters if r is not None)
-
-
-def _pictures(
-    cases: list[ReportCase], slides: str | Path | None, room: int, window: Window
-) -> tuple[dict[str, AnyPicture], dict[str, str]]:
-    return ({}, {}) if slides is None else all_pictures(cases, slides, max(0, room - _size(cases)), window)
 
 
 def _without_file_names(reasons: dict[str, str], slides: str | Path | None) -> dict[str, str]:
@@ -181,15 +165,17 @@ def _json_block(content: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _summary(sources: Sequence[PredictionSource], results: Results) -> dict[str, Any]:
+def _summary(sources: Sequence[_PredictionSource], results: Results) -> dict[str, Any]:
     """Caveats, tiles with the main numbers, the table of all metrics, and remarks."""
     first = sources[0].predictions
-    unmarked = _not_comparable(sources)
+    models = {source.name: source.predictions for source in sources}
+    reasons = {numbers.CASES: numbers._other_cases(models), numbers.INSTANCES: numbers._other_instances(models)}
+    unmarked = {group: reason for group, reason in reasons.items() if reason is not None}  # no value is called best
     content = f"{sum(1 for p in first if p.y)} positive, {sum(p.n for p in first):,} instances"
     return {
         "results": results,
         "slots": SLOTS,
-        "caveats": caveats(sources),
+        "caveats": _caveats(sources),
         "size": {"cases": f"{len(first):,}", "content": content},
         "tiles": list(_tiles(results)),
         "metrics": _metrics(results, unmarked),
@@ -198,48 +184,35 @@ def _summary(sources: Sequence[PredictionSource], results: Results) -> dict[str,
             for reason in dict.fromkeys(unmarked.values())
         ],
         "method": _method(results, unmarked),
-        "remarks": remarks(results),
+        "remarks": numbers._remarks(results),
     }
-
-
-def _not_comparable(sources: Sequence[PredictionSource]) -> dict[str, str]:
-    """{group of metrics in which no value is marked as best: the reason}."""
-    models = {source.name: source.predictions for source in sources}
-    reasons = {CASES: other_cases(models), INSTANCES: other_instances(models)}
-    return {group: reason for group, reason in reasons.items() if reason is not None}
 
 
 def _tiles(results: Results) -> Iterator[dict[str, Any]]:
     for heading, path, words in _TILES:
-        values = _values(next(row for row in metric_rows() if row.path == path), results)
+        values = _values(next(row for row in numbers._metric_rows() if row.path == path), results)
         if any(value["value"] is not None for value in values):
             yield {"heading": heading, "values": values, "words": words}
 
 
 def _metrics(results: Results, unmarked: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
     """(group, rows) of the metrics that at least one model has."""
-    measured = [row for row in metric_rows() if any(value_of(found, row) is not None for found in results.values())]
-    return [
-        (
-            group,
-            [
-                {"name": row.name, "values": _values(row, results, marked=group not in unmarked)}
-                for row in measured
-                if row.group == group
-            ],
-        )
-        for group in dict.fromkeys(row.group for row in measured)
-    ]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in numbers._metric_rows():
+        if any(row.value(found) is not None for found in results.values()):
+            values = _values(row, results, marked=row.group not in unmarked)
+            groups.setdefault(row.group, []).append({"name": row.name, "values": values})
+    return list(groups.items())
 
 
-def _values(row: Row, results: Results, marked: bool = False) -> list[dict[str, Any]]:
+def _values(row: numbers._Row, results: Results, marked: bool = False) -> list[dict[str, Any]]:
     """One metric of every model as text; the best printed value is marked unless all are equal."""
-    printed = {name: value_of(found, row) for name, found in results.items()}
+    printed = {name: row.value(found) for name, found in results.items()}
     ranks = [row.better * round(value, 3) for value in printed.values() if value is not None]
     best = max(ranks) if marked and row.better and len(set(ranks)) > 1 else None
     values = []
     for slot, (name, value) in enumerate(printed.items()):
-        ends = interval_of(results[name], row)
+        ends = row.ends(results[name])
         values.append(
             {
                 "model": name,
@@ -269,24 +242,11 @@ def _method(results: Results, unmarked: Mapping[str, str]) -> str:
     return " ".join(parts)
 
 
-def _filters(cases: Sequence[ReportCase]) -> dict[str, Any]:
-    """Outcomes and labels that the table of cases can be filtered by."""
-    return {
-        "outcomes": list(dict.fromkeys(v["outcome"] for case in cases for v in case.facts["verdicts"] if v)),
-        "labels": sorted({case.facts["y"] for case in cases if case.facts["y"] is not None}),
-    }
-
-
-def _cards(sources: Sequence[PredictionSource], licences: Mapping[str, str]) -> list[tuple[str, list[tuple[str, str]]]]:
-    models = [(f"Model: {source.name}", model_card(source, licences)) for source in sources]
-    return [*models, ("Data in this report", data_card(sources[0].predictions))]
-
-
 def _page_data(
-    sources: Sequence[PredictionSource],
+    sources: Sequence[_PredictionSource],
     results: Results,
-    cases: Sequence[ReportCase],
-    pictures: Mapping[str, AnyPicture],
+    cases: Sequence[_ReportCase],
+    pictures: Mapping[str, _CasePicture],
     column: int | None,
     reasons: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -298,7 +258,7 @@ def _page_data(
     }
 
 
-def _model(source: PredictionSource, found: Mapping[str, Any], column: int | None) -> dict[str, Any]:
+def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | None) -> dict[str, Any]:
     scores = np.concatenate([instance_score(p, column) for p in source.predictions])
     return {
         "name": source.name,
@@ -310,17 +270,17 @@ def _model(source: PredictionSource, found: Mapping[str, Any], column: int | Non
     }
 
 
-def _picture_facts(picture: AnyPicture | None, reason: str | None) -> dict[str, Any]:
+def _picture_facts(picture: _CasePicture | None, reason: str | None) -> dict[str, Any]:
     """Place of a slide's picture, layout of a scan's slices, and what is wrong with the image."""
     return {
         "picture": None if picture is None or picture.area is None else list(picture.area),
-        "slices": picture.layout if isinstance(picture, ScanPicture) else None,
+        "slices": None if picture is None else picture.layout,
         "missing": None if reason is None or picture is not None else safe_text(reason),
         "damage": None if reason is None or picture is None else safe_text(reason),
     }
 
 
-def _store(cases: Sequence[ReportCase], pictures: Mapping[str, AnyPicture]) -> Iterator[tuple[str, str]]:
+def _store(cases: Sequence[_ReportCase], pictures: Mapping[str, _CasePicture]) -> Iterator[tuple[str, str]]:
     """(element id, base64) of scores and pictures, which the browser does not decode before they are looked at."""
     for number, case in enumerate(cases):
         for model, raster in enumerate(case.rasters):

@@ -2,7 +2,6 @@
 
 import base64
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 from smmil.errors import DataError
 from smmil.evaluate.bootstrap import add_intervals
 from smmil.evaluate.folders import summarize_models
-from smmil.evaluate.instances import usable
+from smmil.evaluate.instances import has_lesion_labels
 from smmil.evaluate.levels import froc
-from smmil.evaluate.metrics import METRICS, Level, Metric, PooledMetric, metrics_of
+from smmil.evaluate.metrics import METRICS, Level, PooledMetric, metrics_of
 from smmil.prediction import Prediction
 
 Models = Mapping[str, Sequence[Prediction]]
@@ -23,7 +22,7 @@ SMOOTH = "How smooth are the maps?"
 
 
 @dataclass(frozen=True)
-class Row:
+class _Row:
     """A row of a report: group heading, name, path of the value in the results, measure of the interval, direction."""
 
     group: str
@@ -32,23 +31,34 @@ class Row:
     interval: str | None = None
     better: int = 1
 
+    def value(self, found: Mapping[str, Any]) -> float | None:
+        """The number in the results of a model; None when it was not measured or is undefined."""
+        inside: Any = found
+        for key in self.path:
+            inside = inside.get(key) if isinstance(inside, Mapping) else None
+        return inside if isinstance(inside, float | int) and inside == inside else None
 
-def metric_rows() -> list[Row]:
+    def ends(self, found: Mapping[str, Any]) -> tuple[float, float] | None:
+        """Ends of the 95 % interval, None where there is none."""
+        ci = found.get("ci", {}).get(self.interval) if self.interval else None
+        return None if ci is None or ci["low"] != ci["low"] or ci["high"] != ci["high"] else (ci["low"], ci["high"])
+
+
+def _metric_rows() -> list[_Row]:
     """Rows of a report from the registry of metrics: cases, instances, lesions, then energies."""
     groups: dict[Level, str] = {"bag": CASES, "instance": INSTANCES, "lesion": INSTANCES, "energy": SMOOTH}
-    metrics = [(group, metric) for level, group in groups.items() for metric in metrics_of(level)]
-    return [_row(group, metric, pool) for group, metric in metrics if not metric.same_as for pool in metric.pools]
+    metrics = [(group, metric) for level, group in groups.items() for metric in metrics_of(level) if not metric.same_as]
+    rows = []
+    for (group, metric), pool in ((entry, pool) for entry in metrics for pool in entry[1].pools):
+        name = metric.with_pool(metric.title or metric.label, pool) + (" ↓" if metric.direction < 0 else "")
+        paths = {"instance": ("instance", pool), "lesion": ("froc",)}
+        interval = PooledMetric(metric.name, pool).label if metric.interval else None
+        path = (*paths.get(metric.level, (metric.level,)), metric.key)
+        rows.append(_Row(group, name, path, interval, metric.direction))
+    return rows
 
 
-def _row(group: str, metric: Metric, pool: str) -> Row:
-    name = metric.with_pool(metric.title or metric.label, pool)
-    paths = {"instance": ("instance", pool), "lesion": ("froc",)}
-    interval = PooledMetric(metric.name, pool).label if metric.interval else None
-    path = (*paths.get(metric.level, (metric.level,)), metric.key)
-    return Row(group, name + (" ↓" if metric.direction < 0 else ""), path, interval, metric.direction)
-
-
-def measure(
+def _measure(
     models: Models,
     *,
     validation: Sequence[str | Path] = (),
@@ -59,7 +69,7 @@ def measure(
     """Summary, FROC with its curve, and intervals of each model; patients are resampled. resamples=0: no intervals."""
     results = summarize_models(models, validation=validation, threshold=threshold, column=column)
     for name, found in results.items():
-        if any(usable(p) for p in models[name]):
+        if any(has_lesion_labels(p) for p in models[name]):
             found["froc"] = froc(models[name], column=column)
         if resamples:
             measures = _possible(models[name], found)
@@ -69,7 +79,7 @@ def measure(
 
 def _possible(predictions: Sequence[Prediction], found: dict[str, Any]) -> list[str]:
     """Measures for which there are labels, and a threshold where one is needed."""
-    wanted = [PooledMetric.parse(row.interval) for row in metric_rows() if row.interval]
+    wanted = [PooledMetric.parse(row.interval) for row in _metric_rows() if row.interval]
     judged: dict[Level, bool] = {
         "bag": any(p.y is not None for p in predictions),
         "instance": found["instance"]["all"]["n_instances"] > 0,
@@ -80,21 +90,7 @@ def _possible(predictions: Sequence[Prediction], found: dict[str, Any]) -> list[
     return [one.label for one in kept if not one.needs_threshold or found["threshold"]["value"] is not None]
 
 
-def value_of(found: Mapping[str, Any], row: Row) -> float | None:
-    """The number of a row, None when it was not measured or is undefined."""
-    inside: Any = found
-    for key in row.path:
-        inside = inside.get(key) if isinstance(inside, Mapping) else None
-    return inside if isinstance(inside, float | int) and inside == inside else None
-
-
-def interval_of(found: Mapping[str, Any], row: Row) -> tuple[float, float] | None:
-    """Ends of the 95 % interval, None where there is none."""
-    ci = found.get("ci", {}).get(row.interval) if row.interval else None
-    return None if ci is None or ci["low"] != ci["low"] or ci["high"] != ci["high"] else (ci["low"], ci["high"])
-
-
-def remarks(results: Results) -> list[str]:
+def _remarks(results: Results) -> list[str]:
     """Every note of the numbers once, with the models it belongs to."""
     models_of: dict[str, list[str]] = {}
     for model, found in results.items():
@@ -107,7 +103,7 @@ def remarks(results: Results) -> list[str]:
     return [note if len(who) == every else f"{', '.join(who)}: {note}" for note, who in models_of.items()]
 
 
-def other_cases(models: Models) -> str | None:
+def _other_cases(models: Models) -> str | None:
     """Why numbers about whole cases cannot be compared: other cases, labels or classes; None: they can."""
     tables = [{p.id: p for p in predictions} for predictions in models.values()]
     shared = set.intersection(*(set(table) for table in tables))
@@ -122,9 +118,9 @@ def other_cases(models: Models) -> str | None:
     return None
 
 
-def other_instances(models: Models) -> str | None:
+def _other_instances(models: Models) -> str | None:
     """Why numbers about instances cannot be compared: other cases, or other instances in them; None: they can."""
-    reason = other_cases(models)
+    reason = _other_cases(models)
     if reason is not None:
         return reason
     cases = zip(*(sorted(predictions, key=lambda p: p.id) for predictions in models.values()), strict=True)
@@ -166,15 +162,11 @@ class Picture:
 
     @property
     def width(self) -> int:
-        return self._size()[0]
+        return int.from_bytes(self._content()[16:20])
 
     @property
     def height(self) -> int:
-        return self._size()[1]
-
-    def _size(self) -> tuple[int, int]:
-        width, height = struct.unpack(">II", self._content()[16:24])
-        return width, height
+        return int.from_bytes(self._content()[20:24])
 
     def _content(self) -> bytes:
         path = Path(self.path)
@@ -206,7 +198,8 @@ def leaders(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
             unfair += 1
             sentences.append(f"{words}: not comparable, the models were not measured on the same.")
             continue
-        first, second, gap = _podium(values)
+        first, second = sorted(values, key=lambda name: -round(values[name], 3))[:2]
+        gap = round(round(values[first], 3) - round(values[second], 3), 3)
         if gap:
             wins[first] += 1
             outcome = f"{first} leads with {values[first]:.3f}, {gap:.3f} before {second} ({values[second]:.3f})."
@@ -223,22 +216,16 @@ def leaders(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _contests(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, dict[str, float], bool]]:
     """Deciding metrics for which at least two models have a value, and whether these may be compared."""
-    parts: list[tuple[str, list[Any]]] = [("whole cases", [r.get("bag") for r in results.values()])]
-    same = _comparable(dict(zip(results, parts[0][1], strict=True)))
-    parts += [(_POOLS[p], [_pool(r, p) for r in results.values()]) for p in _POOLS]
+    cases = {name: found.get("bag") or {} for name, found in results.items()}
+    parts = {words: {name: _pool(found, pool) for name, found in results.items()} for pool, words in _POOLS.items()}
     contests = []
-    for words, found in parts:
-        fair = same and _comparable(dict(zip(results, found, strict=True)))
+    for words, measured in {"whole cases": cases, **parts}.items():
+        fair = _comparable(cases) and _comparable(measured)
         for key in _DECIDING:
-            values = {n: v for n, f in zip(results, found, strict=True) if (v := _value(f, key)) is not None}
+            values = {name: metrics[key] for name, metrics in measured.items() if metrics.get(key) is not None}
+            values = {name: float(value) for name, value in values.items() if not math.isnan(value)}
             contests.append((f"{key.upper()}, {words}", values, fair))
     return [contest for contest in contests if len(contest[1]) > 1]
-
-
-def _podium(values: Mapping[str, float]) -> tuple[str, str, float]:
-    """The best and the second best model, and the distance of their printed values."""
-    first, second = sorted(values, key=lambda name: -round(values[name], 3))[:2]
-    return first, second, round(round(values[first], 3) - round(values[second], 3), 3)
 
 
 def _comparable(found: Mapping[str, Any]) -> bool:
@@ -248,13 +235,8 @@ def _comparable(found: Mapping[str, Any]) -> bool:
     return len(sizes) < 2 and not any("not comparable" in note for m in measured for note in m.get("notes", []))
 
 
-def _pool(found: Mapping[str, Any], name: str) -> Any:
+def _pool(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Instance metrics of a pool, empty where not measured; results may also hold those of a single pool."""
     metrics = found.get("instance") or {}
-    if any(pool in metrics for pool in _POOLS):
-        return metrics.get(name)
-    return metrics if metrics and metrics.get("pool", "all") == name else None
-
-
-def _value(metrics: Mapping[str, Any] | None, key: str) -> float | None:
-    value = (metrics or {}).get(key)
-    return None if value is None or math.isnan(value) else float(value)
+    pools = metrics if any(pool in metrics for pool in _POOLS) else {metrics.get("pool", "all"): metrics}
+    return pools.get(name) or {}

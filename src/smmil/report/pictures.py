@@ -14,10 +14,21 @@ from smmil.errors import DataError, SmmilError
 from smmil.images import DamagedTile, Slide, Thumbnail, Volume, open_slide, open_volume
 from smmil.images.matching import Original, find_originals, pixels_per_unit, refuse_other_scan, refuse_other_slide
 from smmil.images.volume import Window, parse_window, window
-from smmil.report.cases import ReportCase
+from smmil.report.cases import _ReportCase
 
+Area = tuple[float, float, float, float]
 _DARK, _LIGHT = 96, 160
 _STRIPES = 80  # along the longer side of a picture: still seen when it is made small
+
+
+@dataclass(frozen=True)
+class _CasePicture:
+    """A JPEG (base64) of a slide's tissue, or with all slices of a scan from foot to head, row by row."""
+
+    jpeg: str
+    area: Area | None = None  # left, top, width, height of a slide in coordinate units
+    damage: str | None = None  # what of a slide is lost and hatched; damaged scans are not shown at all
+    layout: list[int] | None = None  # of a scan: slices per row, their width and height, number of slices
 
 
 def _lost_pixels(thumbnail: Thumbnail) -> np.ndarray:
@@ -42,21 +53,16 @@ def _hatched(image: np.ndarray, lost: np.ndarray) -> np.ndarray:
 
 def _describe(lost: np.ndarray, slide: Slide, thumbnail: Thumbnail) -> str:
     """How much is lost and why; an error when nothing is left to show."""
-    reason = _reason(slide, thumbnail)
+    x, y, width, height = thumbnail.damaged[0]
+    side, reason = max(width, height), "its reader does not say why"
+    try:
+        slide.read(x, y, side, max(1, round(side / thumbnail.scale)))
+    except DamagedTile as damage:
+        reason = damage.reason
     if lost.all():
         raise DataError(f"{slide.path}: the slide is damaged, nothing here can be decoded ({reason}); copy it again")
     share = max(1, round(100 * lost.mean()))
     return f"the slide is damaged: {share} % of its picture cannot be decoded ({reason}) and is hatched; copy it again"
-
-
-def _reason(slide: Slide, thumbnail: Thumbnail) -> str:
-    x, y, width, height = thumbnail.damaged[0]
-    side = max(width, height)
-    try:
-        slide.read(x, y, side, max(1, round(side / thumbnail.scale)))
-    except DamagedTile as damage:
-        return damage.reason
-    return "its reader does not say why"
 
 
 _QUALITY = 80
@@ -95,44 +101,19 @@ _SIDES = (384, 320, 256, 192, 128, 96, 64, 48)
 _WIDEST = 6000  # pixels of a picture's side; browsers refuse much larger ones
 
 
-@dataclass(frozen=True)
-class ScanPicture:
-    """A JPEG (base64) with all slices from foot to head, row by row, `across` to a row, each of that width and height.
-
-    area    None: unlike the picture of a slide it covers nothing
-    damage  None: a scan with a slice that cannot be read is not shown at all
-    """
-
-    jpeg: str
-    across: int
-    width: int
-    height: int
-    count: int
-    area: None = None
-    damage: None = None
-
-    @property
-    def layout(self) -> list[int]:
-        return [self.across, self.width, self.height, self.count]
-
-
-def _scan_picture(original: Original, case: ReportCase, most_bytes: int, shades: Window = "brain") -> ScanPicture:
+def _scan_picture(original: Original, case: _ReportCase, most_bytes: int, shades: Window = "brain") -> _CasePicture:
     """All slices through a window, as the largest JPEG that fits into `most_bytes` (the smallest, when none does)."""
     volume = open_volume(original.path)
     refuse_other_scan(case.id, case.predictions, volume)
     grey = _grey(volume, parse_window(shades))
-    for side in _sides(len(grey)):
+    rows = ceil(len(grey) ** 0.5)
+    # widths of a slice that keep the whole picture small enough to be shown
+    for side in [side for side in _SIDES if side * rows <= _WIDEST] or [max(8, _WIDEST // rows)]:
         sheet, across, (height, width) = _sheet(grey, side)
         jpeg = _as_jpeg(sheet)
         if len(jpeg) <= most_bytes:
             break
-    return ScanPicture(jpeg, across, width, height, len(grey))
-
-
-def _sides(count: int) -> list[int]:
-    """Widths of a slice that keep the whole picture small enough to be shown."""
-    fitting = [side for side in _SIDES if side * ceil(count**0.5) <= _WIDEST]
-    return fitting or [max(8, _WIDEST // ceil(count**0.5))]
+    return _CasePicture(jpeg, layout=[across, width, height, len(grey)])
 
 
 def _grey(volume: Volume, shades: tuple[float, float]) -> np.ndarray:
@@ -168,32 +149,15 @@ def _sheet(grey: np.ndarray, side: int) -> tuple[np.ndarray, int, tuple[int, int
 _SIDES_PICTURES = (1600, 1200, 900, 640, 448, 320, 224)
 _LARGEST_WHOLE = 12_000  # pixels of the whole slide's side that are decoded at most to cut the tissue from
 
-Area = tuple[float, float, float, float]
 
-
-@dataclass(frozen=True)
-class CasePicture:
-    """A JPEG (base64) and the rectangle it covers: left, top, width, height in coordinate units of the case.
-
-    damage  what of the slide could not be decoded and is hatched, in words; None: nothing
-    """
-
-    jpeg: str
-    area: Area
-    damage: str | None = None
-
-
-AnyPicture = CasePicture | ScanPicture
-
-
-def all_pictures(
-    cases: Sequence[ReportCase], where: str | Path, most_bytes: int, shades: Window = "brain"
-) -> tuple[dict[str, AnyPicture], dict[str, str]]:
+def _all_pictures(
+    cases: Sequence[_ReportCase], where: str | Path, most_bytes: int, shades: Window = "brain"
+) -> tuple[dict[str, _CasePicture], dict[str, str]]:
     """Pictures by case id, and for the others the reason why there is none."""
     parse_window(shades)
     files = find_originals(where, [case.id for case in cases])
     share = most_bytes // max(len(cases), 1)
-    found: dict[str, AnyPicture] = {}
+    found: dict[str, _CasePicture] = {}
     failed: dict[str, str] = {}
     for case in cases:
         try:
@@ -203,7 +167,7 @@ def all_pictures(
     return found, failed
 
 
-def _picture(case: ReportCase, files: dict[str, Original], most_bytes: int, shades: Window) -> AnyPicture:
+def _picture(case: _ReportCase, files: dict[str, Original], most_bytes: int, shades: Window) -> _CasePicture:
     if case.kind == "list":
         raise DataError("there is no map that a picture could lie below; see the note on the case")
     if case.id not in files:
@@ -213,7 +177,7 @@ def _picture(case: ReportCase, files: dict[str, Original], most_bytes: int, shad
     return _case_picture(files[case.id], case, most_bytes)
 
 
-def _case_picture(original: Original, case: ReportCase, most_bytes: int) -> CasePicture:
+def _case_picture(original: Original, case: _ReportCase, most_bytes: int) -> _CasePicture:
     """The tissue of a slide as the largest JPEG that fits into `most_bytes` (the smallest one, when none does)."""
     with open_slide(original.path, original.mpp) as slide:
         refuse_other_slide(case.id, case.predictions, slide)
@@ -225,10 +189,10 @@ def _case_picture(original: Original, case: ReportCase, most_bytes: int) -> Case
         damage = _describe(lost, slide, thumbnail) if lost.any() else None
     image = _hatched(_cut(thumbnail.image, thumbnail.scale, area)[0], lost)
     left, top, width, height = (value / unit for value in covered)
-    return CasePicture(_fitting_jpeg(image, _SIDES_PICTURES, most_bytes), (left, top, width, height), damage)
+    return _CasePicture(_fitting_jpeg(image, _SIDES_PICTURES, most_bytes), (left, top, width, height), damage)
 
 
-def _tissue_area(case: ReportCase, size: tuple[int, int], unit: float) -> Area:
+def _tissue_area(case: _ReportCase, size: tuple[int, int], unit: float) -> Area:
     """The rectangle around all maps of the case with a margin, inside the slide, in its pixels."""
     facts = [r.facts for r in case.rasters if r is not None and r.facts["kind"] in ("map", "points")]
     extents = np.array([f["extent"] for f in facts]) * unit

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,21 @@ from smmil.redact import safe_text, without_names
 
 
 @dataclass(frozen=True)
-class PredictionSource:
-    """One model: its name, its predictions, and run.json of its run (empty when there is none).
-
-    left_out  {file: reason} of predictions that could not be read
-    """
+class _PredictionSource:
+    """One model: its name, its predictions, and run.json of its run (empty when there is none)."""
 
     name: str
     predictions: Sequence[Prediction]
     run: dict[str, Any] = field(default_factory=dict)
-    left_out: dict[Path, str] = field(default_factory=dict)
+    left_out: dict[Path, str] = field(default_factory=dict)  # reasons why files could not be read
 
 
-def load_sources(places: Sequence[str | Path]) -> list[PredictionSource]:
+def _load_sources(places: Sequence[str | Path]) -> list[_PredictionSource]:
     """One source per model; a run stands for its folder `predictions`, and damaged files are left out and named."""
     return [_load(*found) for found in find_sources(places)]
 
 
-def _load(name: str, places: Sequence[Path], run: dict[str, Any]) -> PredictionSource:
+def _load(name: str, places: Sequence[Path], run: dict[str, Any]) -> _PredictionSource:
     found: dict[str, tuple[Prediction, Path]] = {}
     damaged: dict[Path, str] = {}
     for path in (file for place in places for file in prediction_files(place)):
@@ -46,13 +44,13 @@ def _load(name: str, places: Sequence[Path], run: dict[str, Any]) -> PredictionS
     if not found:
         path, reason = next(iter(damaged.items()))
         raise DataError(f"{path}: {reason} (and no other prediction of {name} can be read)")
-    return PredictionSource(name, [prediction for _, (prediction, _) in sorted(found.items())], run, damaged)
+    return _PredictionSource(name, [prediction for _, (prediction, _) in sorted(found.items())], run, damaged)
 
 
 def find_sources(places: Sequence[str | Path]) -> list[tuple[str, Sequence[Path], dict[str, Any]]]:
     """Name, files or folders of predictions, and run.json of each model, before anything is read."""
-    runs = [Path(p) for p in places if _run_of(Path(p)) is not None]
-    found = [(_run_name(place), _predictions_of(place), _facts(place)) for place in runs]
+    runs = {Path(p): run for p in places if (run := _run_of(Path(p))) is not None}
+    found = [(run.resolve().name, _predictions_of(run), _facts(run)) for run in runs.values()]
     others = named_folders([p for p in places if Path(p) not in runs])
     found += [(Path(name).name, files, {}) for name, files in others.items()]
     if not found:
@@ -67,24 +65,15 @@ def _run_of(place: Path) -> Path | None:
     return next((p for p in candidates if (p / "run.json").is_file()), None)
 
 
-def _run_name(place: Path) -> str:
-    run = _run_of(place)
-    assert run is not None  # only called for runs
-    return run.resolve().name
-
-
-def _facts(place: Path) -> dict[str, Any]:
-    run = _run_of(place)
-    facts = read_json(run / "run.json") if run is not None else {}
+def _facts(run: Path) -> dict[str, Any]:
+    facts = read_json(run / "run.json")
     if not isinstance(facts, dict):
         raise DataError(f"{run}/run.json: not the facts of a run; train it again")
     return facts
 
 
-def _predictions_of(place: Path) -> list[Path]:
+def _predictions_of(run: Path) -> list[Path]:
     """The folder with the run's predictions: `predictions`, or its only subfolder, or the one called test."""
-    run = _run_of(place)
-    assert run is not None  # only called for runs
     folder = run / "predictions"
     if any(folder.glob("*.npz")):
         return [folder]
@@ -100,15 +89,12 @@ def _distinct(names: Iterable[str]) -> list[str]:
     """Names without repetition: the second `a` becomes `a (2)`."""
     given: list[str] = []
     for name in names:
-        count, shown = 1, name
-        while shown in given:
-            count += 1
-            shown = f"{name} ({count})"
-        given.append(shown)
+        numbered = (name if number == 1 else f"{name} ({number})" for number in count(1))
+        given.append(next(shown for shown in numbered if shown not in given))
     return given
 
 
-UNSTATED = "not stated"
+_UNSTATED = "not stated"
 _OF_THE_MODEL = ("model", "score_kind", "checkpoint", "epoch", "seed", "weights", "config")
 INTENDED_USE = (
     "Research use only. Not a medical device: not for diagnosis, treatment or any decision about a patient.",
@@ -117,38 +103,31 @@ INTENDED_USE = (
 )
 
 
-def model_card(source: PredictionSource, licences: Mapping[str, str]) -> list[tuple[str, str]]:
+def _model_card(source: _PredictionSource, licences: Mapping[str, str]) -> list[tuple[str, str]]:
     """(fact, value) rows of one model; missing facts are called not stated. No other field of the meta is shown."""
     meta, run = _common(source.predictions), source.run
     features = _mapping(meta.get("features")) or _mapping(run.get("features"))
     split, made = _mapping(meta.get("split")), _mapping(run.get("model"))
-    encoder = features.get("encoder")
+    encoder, bags, parts = features.get("encoder"), _mapping(run.get("bags")), " + ".join(_parts_of(source.predictions))
+    named = str(encoder).split("@")[0]  # name@revision
+    licence = features.get("licence") or meta.get("licence") or licences.get(named)
     rows = [
         ("Model", meta.get("model") or made.get("name")),
         ("Options", _pairs(_mapping(made.get("options")))),
         ("Parameters", f"{run['parameters']:,}" if isinstance(run.get("parameters"), int) else None),
         ("Scores are", meta.get("score_kind")),
         ("Encoder", encoder),
-        ("Encoder licence", _licence(meta, features, encoder, licences)),
+        ("Encoder licence", licence or f"{_UNSTATED}; check the terms of the encoder before use"),
         ("Features made by recipe", _short(features.get("recipe"))),
         ("Trained until", _pairs({"checkpoint": meta.get("checkpoint"), "epoch": meta.get("epoch")})),
         ("Seed", meta.get("seed")),
-        (
-            "Split",
-            _pairs(
-                {
-                    "part": " + ".join(_parts_of(source.predictions)),
-                    "fold": split.get("fold"),
-                    "id": _short(split.get("digest")),
-                }
-            ),
-        ),
-        ("Split sizes (cases)", _pairs(_sizes(_mapping(run.get("bags"))))),
+        ("Split", _pairs({"part": parts, "fold": split.get("fold"), "id": _short(split.get("digest"))})),
+        ("Split sizes (cases)", _pairs({part: bags.get(part) for part in ("train", "val", "test")})),
         ("Weights (SHA-256)", _short(meta.get("weights"))),
         ("Settings (SHA-256)", _short(meta.get("config") or run.get("config"))),
         ("Software", _pairs(_mapping(meta.get("versions")) or _mapping(run.get("versions")))),
     ]
-    return [(name, UNSTATED if value in (None, "") else safe_text(value)) for name, value in rows]
+    return [(name, _UNSTATED if value in (None, "") else safe_text(value)) for name, value in rows]
 
 
 def _distinct_values(predictions: Sequence[Prediction], key: str) -> list[Any]:
@@ -163,11 +142,11 @@ def _distinct_values(predictions: Sequence[Prediction], key: str) -> list[Any]:
 def _common(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """The meta of the first prediction; facts on which predictions differ are called several."""
     changing = {key: len(_distinct_values(predictions, key)) for key in _OF_THE_MODEL}
-    several = {key: f"several ({count})" for key, count in changing.items() if count > 1}
+    several = {key: f"several ({number})" for key, number in changing.items() if number > 1}
     return {**predictions[0].meta, **several}
 
 
-def data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
+def _data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     """Size and labels of the cases in this report; of patients only their number."""
     labels = [p.y for p in predictions if p.y is not None]
     counts = {f"class {label}:": labels.count(label) for label in sorted(set(labels))}
@@ -176,7 +155,7 @@ def data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     positive = sum(int((p.y_inst > 0).sum()) for p in predictions if p.y_inst is not None)
     sizes = sorted(p.n for p in predictions)
     units, notes = units_of(predictions)
-    patients = UNSTATED if notes and len(set(units)) == len(predictions) else f"{len(set(units)):,}"
+    patients = _UNSTATED if notes and len(set(units)) == len(predictions) else f"{len(set(units)):,}"
     return [
         ("Cases", f"{len(predictions):,}"),
         ("Labels", _pairs(counts) or "none"),
@@ -189,12 +168,6 @@ def data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     ]
 
 
-def _licence(meta: dict[str, Any], features: dict[str, Any], encoder: Any, licences: Mapping[str, str]) -> str:
-    named = str(encoder).split("@")[0]  # name@revision
-    stated = features.get("licence") or meta.get("licence") or licences.get(named)
-    return str(stated) if stated else f"{UNSTATED}; check the terms of the encoder before use"
-
-
 def _parts_of(predictions: Sequence[Prediction]) -> list[str]:
     """Parts of the split that the cases come from, as far as they are stated."""
     parts = {_mapping(p.meta.get("split")).get("part") for p in predictions}
@@ -202,7 +175,7 @@ def _parts_of(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _parts(predictions: Sequence[Prediction]) -> str:
-    parts = [_mapping(p.meta.get("split")).get("part") or UNSTATED for p in predictions]
+    parts = [_mapping(p.meta.get("split")).get("part") or _UNSTATED for p in predictions]
     return _pairs({str(part): parts.count(part) for part in dict.fromkeys(parts)})
 
 
@@ -212,15 +185,10 @@ def _coordinates(predictions: Sequence[Prediction]) -> str:
         return f"{len(frames)} different frames"
     frame = next(iter(frames))
     if frame is None:
-        return UNSTATED
+        return _UNSTATED
     size = " x ".join(f"{v:g}" for v in frame.patch)
     spacing = "size unknown" if frame.spacing is None else f"{frame.spacing[0]:g} {frame.unit.replace('um', 'µm')}"
     return f"instances of {size} steps, one step = {spacing}"
-
-
-def _sizes(bags: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of the parts in the order of their use."""
-    return {part: bags.get(part) for part in ("train", "val", "test")}
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -238,35 +206,23 @@ def _short(digest: Any) -> str | None:
 _MOST_NAMED = 10
 
 
-def caveats(sources: Sequence[PredictionSource]) -> list[tuple[str, str]]:
+def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
     """(headline, sentence) for cases seen in training, weights that were mixed, and predictions that were left out."""
-    mixed = [found for source in sources if (found := _mixed(source))]
-    missing = [found for source in sources if (found := _left_out(source))]
-    return [*_seen_before(sources), *mixed, *missing]
-
-
-def _seen_before(sources: Sequence[PredictionSource]) -> list[tuple[str, str]]:
-    """A warning where a model is judged on cases it was trained or selected on."""
     seen = [(s.name, [part for part in _parts_of(s.predictions) if part in ("train", "val")]) for s in sources]
-    names = [f"{name} ({' and '.join(parts)})" for name, parts in seen if parts]
-    text = f"{', '.join(names)} includes cases the model was trained or selected on. Use --part test."
-    return [("Not a fair test", text)] if names else []
+    names = ", ".join(f"{name} ({' and '.join(parts)})" for name, parts in seen if parts)
+    text = f"{names} includes cases the model was trained or selected on. Use --part test."
+    found = [("Not a fair test", text)] if names else []
+    counts = {source.name: len(_distinct_values(source.predictions, "weights")) for source in sources}
+    mixed = "the predictions of {} come from {} different weights; its numbers describe none of them."
+    found += [("Not one model", mixed.format(name, number)) for name, number in counts.items() if number > 1]
+    return found + [("Not all cases", _lacking(source)) for source in sources if source.left_out]
 
 
-def _mixed(source: PredictionSource) -> tuple[str, str] | None:
-    """A warning where one folder holds predictions of several trained models."""
-    count = len(_distinct_values(source.predictions, "weights"))
-    text = f"the predictions of {source.name} come from {count} different weights; its numbers describe none of them."
-    return ("Not one model", text) if count > 1 else None
-
-
-def _left_out(source: PredictionSource) -> tuple[str, str] | None:
-    """A warning where predictions could not be read; their files are named after their cases."""
+def _lacking(source: _PredictionSource) -> str:
+    """Which predictions could not be read and why; their files are named after their cases."""
     reasons = [
         f"{safe_text(path.stem)} ({safe_text(without_names(reason, path.stem, path))})"
         for path, reason in source.left_out.items()
     ]
-    if not reasons:
-        return None
     more = f" and {len(reasons) - _MOST_NAMED} more" if len(reasons) > _MOST_NAMED else ""
-    return "Not all cases", f"{source.name} lacks {', '.join(reasons[:_MOST_NAMED])}{more}."
+    return f"{source.name} lacks {', '.join(reasons[:_MOST_NAMED])}{more}."
