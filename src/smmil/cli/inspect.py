@@ -55,17 +55,15 @@ def _facts_or_reason(path: Path, alone: bool) -> dict[str, Any]:
 
 def _facts(path: Path) -> dict[str, Any]:
     from smmil.errors import DataError
-    from smmil.formats import wsinfer
+    from smmil.formats.inspection import describe, find_or_none
 
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
 
-    if path.suffix.lower() in (".csv", ".parquet") and not wsinfer.recognises(path):
+    if path.suffix.lower() in (".csv", ".parquet") and find_or_none(path) is None:
         from smmil.data.manifest import describe_manifest
 
         return describe_manifest(path)
-    from smmil.formats.inspection import describe
-
     return describe(path)
 
 

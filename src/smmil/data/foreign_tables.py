@@ -10,8 +10,8 @@ import pandas as pd
 from smmil.data.manifest import Manifest, is_index, label_of
 from smmil.data.tables import need_columns, read_instance_labels, read_text_table
 from smmil.errors import DataError, MissingExtra
-from smmil.formats import torchmil
 from smmil.formats.hdf5 import boundary
+from smmil.formats.torchmil import TorchmilReader
 
 NAME = "manifest.csv"
 _CLAM_PLACES = ("", "h5_files", "pt_files")
@@ -164,7 +164,7 @@ def _torchmil_below(root: Path, encoder: str) -> Path:
 
 def _bag_label(features: Path) -> str:
     with boundary(features):
-        label = torchmil.label(features)
+        label = TorchmilReader().label(features)
     return "" if label is None else str(label)
 
 

@@ -122,7 +122,8 @@ class Manifest:
 
         verify           compare the stored checksum        instance_labels  False: none, and label files stay closed
         """
-        bag, y = read_bag(self.path_of(id_), verify=verify), self.labels[id_]
+        y = self.labels[id_]
+        bag = read_bag(self.path_of(id_), verify=verify, instance_labels=instance_labels)
         y_inst = self._instance_labels(id_, bag) if instance_labels else None
         return replace(bag, id=id_, y=y, y_inst=y_inst)
 

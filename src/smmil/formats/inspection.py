@@ -2,18 +2,19 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.formats import all_facts, choose_reader, find_reader, hdf5, lazyslide
-from smmil.formats.content import ALARM_FROM, ALARM_SHARE, Stored, nearest_distance
-from smmil.formats.hdf5 import boundary
-from smmil.graph import Graph
+from smmil.formats import _choose_reader, find_reader
+from smmil.formats.content import ALARM_FROM, ALARM_SHARE, Stored, _nearest_distance
+from smmil.formats.hdf5 import ENDINGS, _layout, boundary
+from smmil.formats.lazyslide import _LazySlideReader
 
-_ENDINGS = (*hdf5.ENDINGS, ".pt", ".npy", ".csv")
+_is_store = _LazySlideReader().recognises
 
 
 def find_bags(source: str | Path, leave_out: Path | None = None) -> tuple[list[Path], dict[str, str]]:
@@ -24,7 +25,7 @@ def find_bags(source: str | Path, leave_out: Path | None = None) -> tuple[list[P
     source = Path(source)
     if not source.exists():
         raise DataError(f"{source}: no such file or folder")
-    if source.is_file() or lazyslide.recognises(source):
+    if source.is_file() or _is_store(source):
         return [source], {}
     bags: list[Path] = []
     others: dict[str, str] = {}
@@ -44,13 +45,11 @@ def _walk(source: Path, leave_out: Path | None) -> list[tuple[Path, list[str]]]:
     places = []
     for folder, below, files in os.walk(source):
         here = Path(folder)
-        stores = [name for name in below if lazyslide.recognises(here / name)]
-        skipped = {
-            *stores,
-            *(n for n in below if leave_out is not None and (here / n).resolve() == leave_out.resolve()),
-        }
-        below[:] = sorted(set(below) - skipped)
-        candidates = [name for name in files if name.lower().endswith(_ENDINGS) and not name.startswith(".")]
+        stores = [name for name in below if _is_store(here / name)]
+        left_out = [name for name in below if leave_out is not None and (here / name).resolve() == leave_out.resolve()]
+        below[:] = sorted({*below} - {*stores, *left_out})
+        endings = (*ENDINGS, ".pt", ".npy", ".csv")
+        candidates = [name for name in files if name.lower().endswith(endings) and not name.startswith(".")]
         places.append((here, sorted(candidates + stores)))
     return places
 
@@ -64,17 +63,10 @@ def _why_not(path: Path) -> str | None:
         return "not in a folder of features"
     if ending == ".csv":
         return None if find_or_none(path) else "a table, not the patches of a case"
-    if ending in hdf5.ENDINGS:
-        return "coordinates without features" if _layout(path) == "positions" else None
+    if ending in ENDINGS:
+        with suppress(DataError), boundary(path):
+            return "coordinates without features" if _layout(path) == "positions" else None
     return None
-
-
-def _layout(path: Path) -> str:
-    try:
-        with boundary(path):
-            return hdf5.layout(path)
-    except DataError:
-        return "damaged"
 
 
 def find_or_none(path: Path) -> str | None:
@@ -89,11 +81,11 @@ def describe(path: str | Path) -> dict[str, Any]:
     """What a feature file holds, as plain JSON values; only a file that cannot be read at all is an error."""
     path = Path(path)
     with boundary(path):
-        reader = choose_reader(path)
-        stored = reader.load(path)
+        reader = _choose_reader(path)
+        stored = reader.read(path)
         facts = {"file": str(path), "format": reader.name, "id": stored.id, **_rows(stored), **_place(stored)}
-        facts.update(_neighbours(stored, stored.graph()))
-        facts["provenance"] = all_facts(path, reader, stored)
+        facts |= _neighbours(stored)
+        facts["provenance"] = reader.all_facts(path, stored)
         facts["checksum"] = _checksum(stored)
         facts["instance_labels"] = _counts(stored.y_inst)
         facts["extreme_rows"] = _extremes(stored)
@@ -101,23 +93,26 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 
 def _rows(stored: Stored) -> dict[str, Any]:
-    bad = np.flatnonzero(~np.isfinite(stored.features).all(1))
     n, dim = stored.features.shape
-    return {"instances": n, "dim": dim, "dtype": str(stored.features.dtype), "rows_not_finite": len(bad)}
+    bad = int((~np.isfinite(stored.features).all(1)).sum())
+    return {"instances": n, "dim": dim, "dtype": str(stored.features.dtype), "rows_not_finite": bad}
 
 
 def _place(stored: Stored) -> dict[str, Any]:
     if stored.coords is None:
         return {"coords": None, "frame": json.loads(stored.frame)}
-    extent = [stored.coords.min(0).tolist(), stored.coords.max(0).tolist()]
-    apart = nearest_distance(stored.coords)
-    facts = {"dtype": str(stored.coords.dtype), "least": extent[0], "largest": extent[1]}
-    facts["nearest"] = None if np.isnan(apart) else apart
+    apart = _nearest_distance(stored.coords)
+    facts = {
+        "dtype": str(stored.coords.dtype),
+        "least": stored.coords.min(0).tolist(),
+        "largest": stored.coords.max(0).tolist(),
+        "nearest": None if np.isnan(apart) else apart,
+    }
     return {"coords": facts, "frame": json.loads(stored.frame)}
 
 
-def _neighbours(stored: Stored, graph: Graph | None) -> dict[str, Any]:
-    rule = json.loads(stored.rule)
+def _neighbours(stored: Stored) -> dict[str, Any]:
+    rule, graph = json.loads(stored.rule), stored.graph()
     if graph is None:
         return {"graph": rule, "degrees": None, "isolated_share": None}
     return {"graph": rule, "degrees": _counts(graph.indptr.diff().numpy()), "isolated_share": graph.isolated_share}
