@@ -10,7 +10,7 @@ from smmil.formats.clam import _ClamReader, _ClamTensorReader
 from smmil.formats.content import Stored
 from smmil.formats.hdf5 import Reader, _is_hdf5, _layout, boundary
 from smmil.formats.lazyslide import _LazySlideReader
-from smmil.formats.native import _NativeReader, write_bag
+from smmil.formats.native import _NativeReader, _to_bag, write_bag
 from smmil.formats.stamp import _StampReader
 from smmil.formats.torchmil import TorchmilReader
 from smmil.formats.trident import _TridentReader
@@ -39,7 +39,7 @@ def read_bag(path: str | Path, *, verify: bool = True, instance_labels: bool = T
     path = Path(path)
     with boundary(path):
         stored = _read_stored(path, _choose_reader(path), verify, instance_labels)
-        bag = stored.bag(stored.connected_graph())
+        bag = _to_bag(stored, stored.connected_graph())
     return bag if instance_labels else replace(bag, y_inst=None)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
-from smmil.bag import Bag
 from smmil.errors import ConfigError, DataError, check_choice, suggest
 from smmil.files import digest, file_name
 from smmil.frame import Frame
@@ -177,12 +176,6 @@ class Stored:
             f"coordinates are {_nearest_distance(self.coords):g} apart (median); likely cause: a wrong step "
             "(patch_size in place of patch_size_level0); write the file again with the level-0 step"
         )
-
-    def bag(self, graph: Graph | None) -> Bag:
-        """The case as a bag with this graph."""
-        coords = None if self.coords is None else torch.from_numpy(self.coords)
-        y_inst = None if self.y_inst is None else torch.from_numpy(self.y_inst).long()
-        return Bag(self.id, torch.from_numpy(self.features), coords, self.parsed_frame(), graph, y_inst=y_inst)
 
     def coords_2d(self, target: str) -> np.ndarray:
         """Coordinates with two axes, or an error: that is all the target can hold."""

@@ -23,6 +23,7 @@ from smmil.errors import DataError
 from smmil.files import file_name, replacing
 from smmil.formats.content import Stored, _as_int8, _frame_json, _full_rule, _stored_type, _WritePlan
 from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _text, boundary
+from smmil.graph import Graph
 
 FORMAT = 1
 
@@ -46,7 +47,7 @@ class _NativeReader(Reader):
 
         def content() -> bytes:
             rule = stored.parsed_rule()
-            bag = stored.bag(stored.graph() if rule["kind"] == "edges" else None)
+            bag = _to_bag(stored, stored.graph() if rule["kind"] == "edges" else None)
             with tempfile.TemporaryDirectory() as folder:
                 write_bag(Path(folder) / "bag.h5", bag, graph=rule, provenance=facts)
                 return (Path(folder) / "bag.h5").read_bytes()
@@ -62,6 +63,13 @@ def _texts(file: h5py.File) -> dict[str, Any]:
     if (version := int(file.attrs["smmil_format"])) != FORMAT:
         raise DataError(f"written in format {version}, this smmil reads format {FORMAT}; upgrade smmil")
     return {name: _text(file.attrs[name]) for name in OURS[1:]}
+
+
+def _to_bag(stored: Stored, graph: Graph | None) -> Bag:
+    """The content of a feature file as a bag with this graph."""
+    coords = None if stored.coords is None else torch.from_numpy(stored.coords)
+    y_inst = None if stored.y_inst is None else torch.from_numpy(stored.y_inst).long()
+    return Bag(stored.id, torch.from_numpy(stored.features), coords, stored.parsed_frame(), graph, y_inst=y_inst)
 
 
 def write_bag(
