@@ -4,7 +4,6 @@ One module per data set, named like it, with a function of that name; what they 
 files, splits, and the table that is written.
 """
 
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
@@ -14,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from smmil.data import tables
-from smmil.data.manifest import Manifest, as_text, raise_all, table_problems
+from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
+from smmil.data.tables import _first_few, _stripped, as_text, read_text_table
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, write_json
 
@@ -47,17 +46,17 @@ def write_source(name: str, root: str | Path, out: str | Path, **options: Any) -
     return source(root, out, **options)
 
 
-def some(items: Collection[str], most: int = 5) -> str:
+def _some(items: Collection[str], most: int = 5) -> str:
     """The first names in alphabetical order, and how many more there are."""
-    return tables.first_few(sorted(items), most)
+    return _first_few(sorted(items), most)
 
 
-def count_lines(lists: Iterable[tuple[str, Collection[str]]]) -> list[str]:
+def _count_lines(lists: Iterable[tuple[str, Collection[str]]]) -> list[str]:
     """One line for each kind of case that occurs: its number and the first names."""
-    return [f"{len(names)} {kind} ({some(names)})" for kind, names in lists if names]
+    return [f"{len(names)} {kind} ({_some(names)})" for kind, names in lists if names]
 
 
-def settle(name: str, missing: Iterable[str], allow: bool) -> list[str]:
+def _settle(name: str, missing: Iterable[str], allow: bool) -> list[str]:
     """Refuse an incomplete data set with one error that lists what is missing; or, if allowed, give that list."""
     missing = list(missing)
     if missing and not allow:
@@ -67,14 +66,14 @@ def settle(name: str, missing: Iterable[str], allow: bool) -> list[str]:
     return missing
 
 
-def need_folder(root: str | Path, expected: str) -> Path:
+def _need_folder(root: str | Path, expected: str) -> Path:
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; give the folder that holds {expected}")
     return root
 
 
-def by_stem(folder: Path, endings: Sequence[str], pattern: str = ".*") -> dict[str, Path]:
+def _by_stem(folder: Path, endings: Sequence[str], pattern: str = ".*") -> dict[str, Path]:
     """Files below a folder by their name without ending (those that match `pattern`, in small letters with one).
 
     Two of one name are refused with both places.
@@ -90,17 +89,14 @@ def by_stem(folder: Path, endings: Sequence[str], pattern: str = ".*") -> dict[s
     return found
 
 
-def read_text_table(path: Path, columns: Collection[str], **options: Any) -> pd.DataFrame:
+def _read_table(path: str | Path, *columns: str) -> pd.DataFrame:
     """A CSV table as text with at least these columns."""
-    table = tables.read_text_table(path, "it belongs to the data set, download it", **options)
-    tables.need_columns(path, table, columns)
-    return table.assign(**{column: table[column].str.strip() for column in columns})
+    return _stripped(path, read_text_table(path, "it belongs to the data set, download it"), columns)
 
 
 def _read_parts(path: str | Path) -> dict[str, str]:
     """train, val or test of every id in a split file: a column of ids (id, image_id, bag_name …) and a column split."""
-    path = Path(path)
-    table = read_text_table(path, ["split"])
+    table = _read_table(path, "split")
     column = next((name for name in _IDS if name in table), None)
     if column is None:
         raise DataError(f"{path}: no column of ids; name it {' or '.join(_IDS[:3])}")
@@ -113,42 +109,35 @@ def _read_parts(path: str | Path) -> dict[str, str]:
     return parts
 
 
-def apply_split(name: str, rows: Rows, split: str | Path | None, seed: int, allow: bool) -> tuple[Rows, str, list[str]]:
+def _apply_split(
+    name: str, rows: Rows, split: str | Path | None, seed: int, allow: bool
+) -> tuple[Rows, str, list[str]]:
     """The rows with their part, where the split comes from, and remarks.
 
     A split file decides which cases take part. Without one a test set is drawn; folds are left to training.
     """
     if split is None:
-        drawn = make_splits(_bare(name, rows), folds=1, seed=seed)[0]
+        drawn = make_splits(Manifest(pd.DataFrame(rows, dtype=object), name=name), folds=1, seed=seed)[0]
         marked = [row | {"split": "test" if row["id"] in set(drawn.test) else "train"} for row in rows]
         return marked, f"{OWN_SPLIT}, seed {seed}", []
     parts, known = _read_parts(split), {row["id"] for row in rows}
     remarks = []
     if lost := set(parts) - known:
-        remarks += settle(name, [f"{len(lost)} cases of {Path(split).name} are not there: {some(lost)}"], allow)
+        remarks += _settle(name, [f"{len(lost)} cases of {Path(split).name} are not there: {_some(lost)}"], allow)
     if unused := known - set(parts):
-        remarks.append(f"{len(unused)} cases are not in {Path(split).name} and were left out: {some(unused)}")
+        remarks.append(f"{len(unused)} cases are not in {Path(split).name} and were left out: {_some(unused)}")
     chosen = [row | {"split": parts[row["id"]]} for row in rows if row["id"] in parts]
     if not chosen:
-        raise DataError(f"{split}: none of its {len(parts)} ids is in the data set, which has {some(known, 3)}")
+        raise DataError(f"{split}: none of its {len(parts)} ids is in the data set, which has {_some(known, 3)}")
     return chosen, f"given: {Path(split).name} ({digest(Path(split).read_bytes())[:16]})", remarks
 
 
-def _bare(name: str, rows: Rows) -> Manifest:
-    return Manifest(pd.DataFrame(rows, dtype=object), Path("."), name)
-
-
-def write_study(out: str | Path, name: str, rows: Rows, split_origin: str, about: dict[str, Any]) -> Manifest:
+def _write_study(out: str | Path, name: str, rows: Rows, split_origin: str, about: dict[str, Any]) -> Manifest:
     """Write labels.csv (checked as a manifest) and source.json; the column split_origin names the origin of splits."""
     out = Path(out)
-    marked = [row | {"split_origin": split_origin} for row in rows]
-    table = as_text(pd.DataFrame(marked, dtype=object).fillna(""))
+    table = as_text(pd.DataFrame(rows, dtype=object).fillna("").assign(split_origin=split_origin))
     manifest = Manifest(table, out, str(out / TABLE))
-    raise_all(manifest.name, table_problems(table, training=False))
+    manifest.check_table(training=False)
     write_json(out / ABOUT, {"source": name, "cases": len(rows), "split": split_origin, **about})
     manifest.write(out / TABLE)
     return Manifest.read(out / TABLE)
-
-
-def relative(path: Path | None, out: str | Path) -> str:
-    return "" if path is None else Path(os.path.relpath(path, out)).as_posix()
