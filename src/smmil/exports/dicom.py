@@ -18,7 +18,7 @@ from smmil.exports.geometry import boxes, paint, reduced_shape, reduction, scan_
 from smmil.files import digest, replacing
 from smmil.images.dicom_series import DicomSlices
 from smmil.images.volume import Turn
-from smmil.redact import in_words, plain
+from smmil.redact import plain
 
 # Dates are compulsory; a fixed one keeps the bytes reproducible and identifies nobody.
 _DATE, _TIME = "20000101", "000000"
@@ -40,7 +40,7 @@ def _finish(made: Any, case: ExportCase) -> None:
 
 def _derivation(case: ExportCase) -> str:
     """Model, weights, kind of score and the rest, in at most 1024 characters."""
-    return _text(in_words(case.facts), 1024)
+    return _text("; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in case.facts.items()), 1024)
 
 
 def _short(text: str) -> str:
