@@ -12,17 +12,8 @@ import torch
 from torch import Tensor
 
 from smmil.bag import Bag
-from smmil.data.tables import (
-    COLUMNS,
-    _check_instance_labels,
-    _first_few,
-    _label_of,
-    _need_columns,
-    _table_problems,
-    as_text,
-    read_instance_labels,
-    read_text_table,
-)
+from smmil.data import tables
+from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instance_labels, read_text_table
 from smmil.errors import DataError, suggest
 from smmil.files import digest, replacing
 from smmil.formats import read_bag
@@ -50,13 +41,13 @@ class Manifest:
     def read(cls, path: str | Path) -> "Manifest":
         """Read a CSV or Parquet file; `check_table` and `check_files` examine its content."""
         path = Path(path)
-        table = as_text(_read_table(path))
+        table = tables.as_text(_read_table(path))
         if {"id", "label"} <= set(table.columns) and "path" not in table:
             raise DataError(
                 f"{path}: column 'path' is missing: this is a table of labels, and a manifest also says where each bag "
                 f"is; smmil prepare IMAGES --labels {path.name} --out study writes one"
             )
-        _need_columns(path, table, ("id", "path"))
+        tables._need_columns(path, table, ("id", "path"))
         if table.empty:
             raise DataError(f"{path}: the table has no rows; add one row per bag")
         return cls(table, path.parent, str(path))
@@ -80,7 +71,7 @@ class Manifest:
     @cached_property
     def labels(self) -> dict[str, int | None]:
         """Class index of every bag; None where the table has none."""
-        return {i: _label_of(text, self.name) for i, text in self._column("label").items()}
+        return {i: tables._label_of(text, self.name) for i, text in self._column("label").items()}
 
     @cached_property
     def groups(self) -> dict[str, str]:
@@ -139,7 +130,7 @@ class Manifest:
             labels = bag.y_inst.numpy()
         else:
             return None
-        _check_instance_labels(str(path or self.path_of(id_)), labels, bag.n, self.labels[id_])
+        tables._check_instance_labels(str(path or self.path_of(id_)), labels, bag.n, self.labels[id_])
         return torch.from_numpy(labels)
 
     def select(self, ids: Iterable[str]) -> "Manifest":

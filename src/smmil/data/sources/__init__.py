@@ -15,7 +15,7 @@ import pandas as pd
 
 from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
-from smmil.data.tables import _first_few, _stripped, as_text, read_text_table
+from smmil.data.tables import _first_few, _relative, _stripped, as_text, read_text_table
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, write_json
 
@@ -54,16 +54,6 @@ def _some(items: Collection[str], most: int = 5) -> str:
 def _count_lines(lists: Iterable[tuple[str, Collection[str]]]) -> list[str]:
     """One line for each kind of case that occurs: its number and the first names."""
     return [f"{len(names)} {kind} ({_some(names)})" for kind, names in lists if names]
-
-
-def _settle(name: str, missing: Iterable[str], allow: bool) -> list[str]:
-    """Refuse an incomplete data set with one error that lists what is missing; or, if allowed, give that list."""
-    missing = list(missing)
-    if missing and not allow:
-        raise DataError(
-            f"{name}: incomplete: {'; '.join(missing)}; download the rest, or go on without (--allow-missing)"
-        )
-    return missing
 
 
 def _need_folder(root: str | Path, expected: str) -> Path:
@@ -109,35 +99,55 @@ def _read_parts(path: str | Path) -> dict[str, str]:
     return parts
 
 
-def _apply_split(
-    name: str, rows: Rows, split: str | Path | None, seed: int, allow: bool
-) -> tuple[Rows, str, list[str]]:
-    """The rows with their part, where the split comes from, and remarks.
+class _Study:
+    """A downloaded data set on its way to a table: where both lie, and what is missing or worth knowing."""
 
-    A split file decides which cases take part. Without one a test set is drawn; folds are left to training.
-    """
-    if split is None:
-        drawn = make_splits(Manifest(pd.DataFrame(rows, dtype=object), name=name), folds=1, seed=seed)[0]
-        marked = [row | {"split": "test" if row["id"] in set(drawn.test) else "train"} for row in rows]
-        return marked, f"{OWN_SPLIT}, seed {seed}", []
-    parts, known = _read_parts(split), {row["id"] for row in rows}
-    remarks = []
-    if lost := set(parts) - known:
-        remarks += _settle(name, [f"{len(lost)} cases of {Path(split).name} are not there: {_some(lost)}"], allow)
-    if unused := known - set(parts):
-        remarks.append(f"{len(unused)} cases are not in {Path(split).name} and were left out: {_some(unused)}")
-    chosen = [row | {"split": parts[row["id"]]} for row in rows if row["id"] in parts]
-    if not chosen:
-        raise DataError(f"{split}: none of its {len(parts)} ids is in the data set, which has {_some(known, 3)}")
-    return chosen, f"given: {Path(split).name} ({digest(Path(split).read_bytes())[:16]})", remarks
+    def __init__(self, name: str, root: str | Path, expected: str, out: str | Path, allow_missing: bool):
+        self.name, self.out, self.allow_missing = name, Path(out), allow_missing
+        self.root = _need_folder(root, expected)
+        self.missing: list[str] = []
+        self.notes: list[str] = []
+        self.split_origin = "official"
 
+    def place(self, path: Path | None) -> str:
+        """The path as it stands in the table, counted from there; empty for None."""
+        return _relative(path, self.out)
 
-def _write_study(out: str | Path, name: str, rows: Rows, split_origin: str, about: dict[str, Any]) -> Manifest:
-    """Write labels.csv (checked as a manifest) and source.json; the column split_origin names the origin of splits."""
-    out = Path(out)
-    table = as_text(pd.DataFrame(rows, dtype=object).fillna("").assign(split_origin=split_origin))
-    manifest = Manifest(table, out, str(out / TABLE))
-    manifest.check_table(training=False)
-    write_json(out / ABOUT, {"source": name, "cases": len(rows), "split": split_origin, **about})
-    manifest.write(out / TABLE)
-    return Manifest.read(out / TABLE)
+    def refuse(self, missing: list[str]) -> list[str]:
+        """Refuse an incomplete data set with one error that lists what is missing; or, if allowed, give that list."""
+        if missing and not self.allow_missing:
+            raise DataError(
+                f"{self.root}: incomplete: {'; '.join(missing)}; download the rest, or go on without (--allow-missing)"
+            )
+        return missing
+
+    def split(self, rows: Rows, split: str | Path | None, seed: int) -> Rows:
+        """The rows with their part.
+
+        A split file decides which cases take part. Without one a test set is drawn; folds are left to training.
+        """
+        if split is None:
+            self.split_origin = f"{OWN_SPLIT}, seed {seed}"
+            table = Manifest(pd.DataFrame(rows, dtype=object), name=str(self.root))
+            test = set(make_splits(table, folds=1, seed=seed)[0].test)
+            return [row | {"split": "test" if row["id"] in test else "train"} for row in rows]
+        file, parts, known = Path(split), _read_parts(split), {row["id"] for row in rows}
+        self.split_origin = f"given: {file.name} ({digest(file.read_bytes())[:16]})"
+        if lost := set(parts) - known:
+            self.notes += self.refuse([f"{len(lost)} cases of {file.name} are not there: {_some(lost)}"])
+        if unused := known - set(parts):
+            self.notes.append(f"{len(unused)} cases are not in {file.name} and were left out: {_some(unused)}")
+        chosen = [row | {"split": parts[row["id"]]} for row in rows if row["id"] in parts]
+        if not chosen:
+            raise DataError(f"{split}: none of its {len(parts)} ids is in the data set, which has {_some(known, 3)}")
+        return chosen
+
+    def write(self, rows: Rows, **about: Any) -> Manifest:
+        """Write labels.csv (checked as a manifest; split_origin says where its splits come from) and source.json."""
+        table = as_text(pd.DataFrame(rows, dtype=object).fillna("").assign(split_origin=self.split_origin))
+        manifest = Manifest(table, self.out, str(self.out / TABLE))
+        manifest.check_table(training=False)
+        facts = {"source": self.name, "cases": len(rows), "split": self.split_origin}
+        write_json(self.out / ABOUT, {**facts, "missing": self.missing, "notes": self.notes, **about})
+        manifest.write(self.out / TABLE)
+        return Manifest.read(self.out / TABLE)

@@ -3,16 +3,7 @@
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import (
-    _apply_split,
-    _by_stem,
-    _count_lines,
-    _need_folder,
-    _read_table,
-    _settle,
-    _write_study,
-)
-from smmil.data.tables import _relative
+from smmil.data.sources import _by_stem, _count_lines, _read_table, _Study
 from smmil.errors import DataError
 from smmil.files import replacing
 
@@ -28,7 +19,8 @@ def crchisto(
 
     An image is positive when it holds an epithelial nucleus. `smmil prepare --points points.csv` cuts the crops.
     """
-    root = _need_folder(root, "png and nuclei.csv of CRCHistoPhenotypes")
+    study = _Study("crchisto", root, "png and nuclei.csv of CRCHistoPhenotypes", out, allow_missing)
+    root = study.root
     nuclei = _read_table(root / "nuclei.csv", "image", "x", "y", "class")
     if wrong := sorted(set(nuclei["class"]) - set(CLASSES)):
         raise DataError(f"{root / 'nuclei.csv'}: class {wrong[0]!r}; expected {', '.join(CLASSES)}")
@@ -36,21 +28,20 @@ def crchisto(
     positive = (nuclei["class"] == POSITIVE).groupby(nuclei["image"]).any()
     listed = set(positive.index)
     lists = (("images", listed - set(images)), ("images without a nucleus in nuclei.csv", set(images) - listed))
-    missing = _settle(str(root), _count_lines(lists), allow_missing)
+    study.missing = study.refuse(_count_lines(lists))
     rows = [
-        {"id": str(id_), "path": _relative(images[str(id_)], out), "label": str(int(any_))}
+        {"id": str(id_), "path": study.place(images[str(id_)]), "label": str(int(any_))}
         for id_, any_ in positive.items()
         if id_ in images
     ]
-    rows, origin, remarks = _apply_split(str(root), rows, split, seed, allow_missing)
+    rows = study.split(rows, split, seed)
     points = nuclei[["image", "x", "y"]].assign(label=(nuclei["class"] == POSITIVE).astype(int))
-    with replacing(Path(out) / POINTS) as temporary:
+    with replacing(study.out / POINTS) as temporary:
         used = points["image"].isin([row["id"] for row in rows])
         points[used].to_csv(temporary, index=False, lineterminator="\n")
-    about = {
-        "missing": missing,
-        "notes": [*remarks, "patients are not published: every image counts as its own patient"],
-        "points": {"file": POINTS, "first_pixel": 1, "crop_px": 27, "neighbours": 5},
-        "licence": "research only; cite Sirinukunwattana et al., IEEE TMI 2016; never publish pixels",
-    }
-    return _write_study(out, "crchisto", rows, origin, about)
+    study.notes.append("patients are not published: every image counts as its own patient")
+    return study.write(
+        rows,
+        points={"file": POINTS, "first_pixel": 1, "crop_px": 27, "neighbours": 5},
+        licence="research only; cite Sirinukunwattana et al., IEEE TMI 2016; never publish pixels",
+    )

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import _by_stem, _count_lines, _need_folder, _read_table, _settle, _write_study
-from smmil.data.tables import _relative
+from smmil.data.sources import _by_stem, _count_lines, _need_folder, _read_table, _Study
 from smmil.errors import DataError
 
 IMAGES = (*(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".svslide", ".czi"), ".png", ".jpg", ".jpeg")
@@ -24,22 +23,22 @@ def folder(
 
     annotations  folder of annotation files that bear the names of the cases
     """
-    root = _need_folder(root, "the images")
+    study = _Study("folder", root, "the images", out, allow_missing)
     rows = _read_table(table, "id", "label")
     if (twice := rows["id"][rows["id"].duplicated()].tolist()) != []:
         raise DataError(f"{table}: case {twice[0]!r} has two rows; keep one")
-    images = _by_stem(root, IMAGES)
+    images = _by_stem(study.root, IMAGES)
     outlines = {} if annotations is None else _by_stem(_need_folder(annotations, "the annotations"), OUTLINES)
     lost, unlisted = set(rows["id"]) - set(images), set(images) - set(rows["id"])
     name = Path(table).name
-    missing = _settle(str(root), _count_lines([(f"images of {name}", lost)]), allow_missing)
-    notes = _count_lines([(f"images are not in {name} and were left out", unlisted)])
+    study.missing = study.refuse(_count_lines([(f"images of {name}", lost)]))
+    study.notes = _count_lines([(f"images are not in {name} and were left out", unlisted)])
     content = [
-        {"id": case["id"], "path": _relative(images[case["id"]], out), "label": case["label"]}
+        {"id": case["id"], "path": study.place(images[case["id"]]), "label": case["label"]}
         | {column: case[column].strip() for column in _KEPT if column in case}
-        | ({"annotation": _relative(outlines.get(case["id"]), out)} if annotations is not None else {})
+        | ({"annotation": study.place(outlines.get(case["id"]))} if annotations is not None else {})
         for case in rows.to_dict("records")
         if case["id"] in images
     ]
-    origin = f"given: {name}" if "split" in rows else "none"
-    return _write_study(out, "folder", content, origin, {"missing": missing, "notes": notes})
+    study.split_origin = f"given: {name}" if "split" in rows else "none"
+    return study.write(content)

@@ -5,17 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import (
-    Rows,
-    _apply_split,
-    _by_stem,
-    _count_lines,
-    _need_folder,
-    _read_table,
-    _settle,
-    _write_study,
-)
-from smmil.data.tables import _relative
+from smmil.data.sources import Rows, _by_stem, _count_lines, _read_table, _Study
 from smmil.errors import DataError, check_choice
 
 PROVIDERS = ("radboud", "karolinska")
@@ -38,7 +28,8 @@ def panda(
     patients  file with the columns image_id and patient, which PANDA does not publish; else each biopsy is a patient
     task      cancer: ISUP grade 0 against 1 to 5; isup: the six grades
     """
-    root = _need_folder(root, "train.csv, train_images and train_label_masks of PANDA")
+    study = _Study("panda", root, "train.csv, train_images and train_label_masks of PANDA", out, allow_missing)
+    root = study.root
     check_choice(task, TASKS, "task")
     table = _read_table(root / "train.csv", "image_id", "data_provider", "isup_grade")
     _check(root / "train.csv", table)
@@ -47,21 +38,21 @@ def panda(
     masks = {stem.removesuffix("_mask"): mask for stem, mask in masks.items()}
     ids = table["image_id"].tolist()
     lists = (("images", set(ids) - set(images)), ("rows in train.csv for images", set(images) - set(ids)))
-    missing = _settle(str(root), _count_lines(lists), allow_missing)
+    study.missing = study.refuse(_count_lines(lists))
     listed = None if patients is None else _read_table(patients, "image_id", "patient")
     groups = {} if listed is None else dict(zip(listed["image_id"], listed["patient"], strict=True))
     rows: Rows = [
-        _row(out, id_, provider, grade, task, images[id_], masks.get(id_))
+        _row(study, id_, provider, grade, task, images[id_], masks.get(id_))
         | ({} if patients is None else {"patient": groups.get(id_, "")})
         for id_, provider, grade in zip(ids, table["data_provider"], table["isup_grade"], strict=True)
         if id_ in images
     ]
-    rows, origin, remarks = _apply_split(str(root), rows, split, seed, allow_missing)
+    rows = study.split(rows, split, seed)
     unmasked = [row["id"] for row in rows if not row["annotation"]]
-    notes = [*remarks, *_count_lines([("images have no mask", unmasked)])]
-    notes += ["patients are not published: every biopsy counts as its own patient"] * (patients is None)
-    about = {"missing": missing, "notes": notes, "licence": "CC BY-SA-NC 4.0"}
-    return _write_study(out, "panda", rows, origin, about)
+    study.notes += _count_lines([("images have no mask", unmasked)])
+    if patients is None:
+        study.notes.append("patients are not published: every biopsy counts as its own patient")
+    return study.write(rows, licence="CC BY-SA-NC 4.0")
 
 
 def _check(path: Path, table: pd.DataFrame) -> None:
@@ -73,13 +64,13 @@ def _check(path: Path, table: pd.DataFrame) -> None:
 
 
 def _row(
-    out: str | Path, id_: str, provider: str, grade: str, task: str, image: Path, mask: Path | None
+    study: _Study, id_: str, provider: str, grade: str, task: str, image: Path, mask: Path | None
 ) -> dict[str, str]:
     return {
         "id": id_,
-        "path": _relative(image, out),
+        "path": study.place(image),
         "label": grade if task == "isup" else str(int(grade != "0")),
         "provider": provider,
-        "annotation": _relative(mask, out),
+        "annotation": study.place(mask),
         "annotation_kind": f"panda-{provider}" if mask is not None else "",
     }

@@ -10,7 +10,7 @@ import pandas as pd
 
 from smmil.annotations.labels import ANY, read_slice_labels, write_slice_labels
 from smmil.data.manifest import Manifest
-from smmil.data.sources import Rows, _apply_split, _count_lines, _need_folder, _settle, _some, _write_study
+from smmil.data.sources import _count_lines, _need_folder, _some, _Study
 from smmil.data.tables import _relative
 from smmil.errors import DataError
 from smmil.files import replacing
@@ -106,7 +106,8 @@ def rsna_ich(
     In `out` it also writes scans/<id>/ with links to the slices of each scan, annotations/<id>.csv with their labels,
     and dicom_index.csv, so that the headers are read only once.
     """
-    root, out = _need_folder(root, f"{TABLE} and {IMAGES} of the RSNA challenge"), Path(out)
+    study = _Study("rsna_ich", root, f"{TABLE} and {IMAGES} of the RSNA challenge", out, allow_missing)
+    root, out = study.root, study.out
     if not (root / TABLE).is_file():
         raise DataError(f"{root / TABLE}: no such file; it belongs to the data set, download it")
     labels = read_slice_labels(root / TABLE)
@@ -114,15 +115,14 @@ def rsna_ich(
     _refuse_doubles(root, index)
     found, listed = set(index["slice"]), set(labels.index)
     lists = (("labels of slices", found - listed), ("slices", listed - found if split is None else set()))
-    missing = _settle(str(root), _count_lines(lists), allow_missing)
+    study.missing = study.refuse(_count_lines(lists))
     index = index[index["slice"].isin(labels.index)]
-    scans = {str(study): rows for study, rows in index.groupby("study", sort=True)}
-    rows: Rows = [_row(study, rows, labels) for study, rows in scans.items()]
-    rows, origin, remarks = _apply_split(str(root), rows, split, seed, allow_missing)
+    scans = {str(uid): slices for uid, slices in index.groupby("study", sort=True)}
+    rows = study.split([_row(uid, slices, labels) for uid, slices in scans.items()], split, seed)
     for row in rows:
         _write_scan(out, row["id"], root / IMAGES, scans[row["id"]], labels)
-    about = {"missing": missing, "notes": [*remarks, *_contradictions(labels)], "licence": "RSNA challenge terms"}
-    return _write_study(out, "rsna_ich", rows, origin, about)
+    study.notes += _contradictions(labels)
+    return study.write(rows, licence="RSNA challenge terms")
 
 
 def _refuse_doubles(root: Path, index: pd.DataFrame) -> None:
