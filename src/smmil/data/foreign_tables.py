@@ -14,8 +14,6 @@ from smmil.formats.hdf5 import boundary
 from smmil.formats.torchmil import TorchmilReader
 
 NAME = "manifest.csv"
-_CLAM_PLACES = ("", "h5_files", "pt_files")
-_ENDINGS = (".h5", ".pt", ".npy", ".zarr")
 
 
 def clam_manifest(
@@ -149,7 +147,8 @@ def _marks(split: str | Path, ids: list[str]) -> list[str]:
 
 
 def _clam_file(features: Path, id_: str) -> Path:
-    places = [features / place / f"{id_}{ending}" for place in _CLAM_PLACES for ending in _ENDINGS]
+    folders = (features, features / "h5_files", features / "pt_files")
+    places = [folder / f"{id_}{ending}" for folder in folders for ending in (".h5", ".pt", ".npy", ".zarr")]
     return next((place for place in places if place.exists()), features / f"{id_}.h5")
 
 

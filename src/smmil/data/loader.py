@@ -141,13 +141,6 @@ class BagDataset(Dataset):
 
     def keep(self, index: int, bag: Bag) -> Bag:
         """Check the feature width of a bag, cache the bag if there is room, and return it."""
-        self._check_width(bag)
-        if (size := _bytes(bag)) <= self._room and index not in self._cache:
-            self._room -= size
-            self._cache[index] = bag
-        return bag
-
-    def _check_width(self, bag: Bag) -> None:
         self._width = self._width or (bag.id, bag.x.shape[1])
         first, width = self._width
         if bag.x.shape[1] != width:
@@ -155,13 +148,13 @@ class BagDataset(Dataset):
                 f"{self.manifest.path_of(bag.id)}: {bag.x.shape[1]} features per instance, but bag {first} has "
                 f"{width}; use one encoder for all"
             )
-
-
-def _bytes(bag: Bag) -> int:
-    tensors = [bag.x, bag.coords, bag.y_inst]
-    if bag.graph is not None:
-        tensors += 3 * [bag.graph.indptr, bag.graph.indices, bag.graph.weight]  # as built, normalised, as a matrix
-    return sum(t.nbytes for t in tensors if t is not None)
+        tensors = [bag.x, bag.coords, bag.y_inst]
+        if bag.graph is not None:
+            tensors += 3 * [bag.graph.indptr, bag.graph.indices, bag.graph.weight]  # as built, normalised, as a matrix
+        if (size := sum(t.nbytes for t in tensors if t is not None)) <= self._room and index not in self._cache:
+            self._room -= size
+            self._cache[index] = bag
+        return bag
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> list[int]:

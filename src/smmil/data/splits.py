@@ -137,7 +137,12 @@ def make_splits(
         raise ConfigError(f"test_share must be 0 or lie between 0 and 1, got {test_share}")
     marks = manifest.splits
     if all(marks.values()) and "val" in marks.values():
-        return [_marked_split(manifest)]
+        split = Split(*(tuple(sorted(i for i, mark in marks.items() if mark == part)) for part in PARTS))
+        refuse_leaks(manifest, split)
+        for part in ("train", "val"):
+            if (held := len({manifest.labels[i] for i in getattr(split, part)})) < 2:
+                raise DataError(f"{manifest.name}: the rows marked {part} hold {held} class; both need at least two")
+        return [split]
     rest, test = _fixed_test(manifest, folds, test_share, seed)
     splits = [
         Split(tuple(rest.ids[~val].tolist()), tuple(rest.ids[val].tolist()), test)
@@ -146,16 +151,6 @@ def make_splits(
     for split in splits:
         refuse_leaks(manifest, split)
     return splits
-
-
-def _marked_split(manifest: Manifest) -> Split:
-    split = Split(*(tuple(sorted(i for i, mark in manifest.splits.items() if mark == part)) for part in PARTS))
-    refuse_leaks(manifest, split)
-    for part in ("train", "val"):
-        held = {manifest.labels[i] for i in getattr(split, part)}
-        if len(held) < 2:
-            raise DataError(f"{manifest.name}: the rows marked {part} hold {len(held)} class; both need at least two")
-    return split
 
 
 def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tuple[_StratifiedCases, tuple[str, ...]]:

@@ -79,15 +79,12 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
     """The table with known columns as plain text (whole numbers and labels without '.0', missing as empty)."""
     table = table.rename(columns=lambda c: str(c).strip())
     for column in set(COLUMNS) & set(table.columns):
-        texts = ["" if pd.isna(value) else _as_text(value) for value in table[column]]
+        cells = [int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in table[column]]
+        texts = ["" if pd.isna(cell) else str(cell).strip() for cell in cells]
         table[column] = pd.Series(texts, index=table.index, dtype=object)
     if "label" in table:
         table["label"] = [text.removesuffix(".0") if _is_index(text) else text for text in table["label"]]
     return table
-
-
-def _as_text(value: object) -> str:
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
 
 
 def _label_of(text: str, name: str) -> int | None:

@@ -95,7 +95,12 @@ def _tensor(path: Path) -> np.ndarray:
 
 def _on_lattice(path: Path, features: np.ndarray, coords: np.ndarray, side: float | None) -> Stored:
     stored = Stored(path.stem, features, coords)
-    if (side := side or _side_from_patch_file(path)) is not None:
+    patches = None if side else next((file for file in _patch_files(path) if file.is_file()), None)
+    side = side or None
+    if patches is not None:
+        with h5py.File(patches, "r", locking=False) as file:
+            side = _level0_side(file["coords"].attrs) if "coords" in file else None
+    if side is not None:
         return stored.on_lattice(_frame_with_step((side,) * coords.shape[1], coords))
     frame = _frame_from_coords(coords)
     return stored.on_lattice(frame, {"step": INFERRED if frame else "unknown: one instance and no patch file"})
@@ -106,33 +111,21 @@ def _patch_files(path: Path) -> list[Path]:
     return [folder / "patches" / f"{path.stem}.h5" for folder in path.absolute().parents[1:3]]
 
 
-def _side_from_patch_file(path: Path) -> float | None:
-    for patches in _patch_files(path):
-        if patches.is_file():
-            with h5py.File(patches, "r", locking=False) as file:
-                return _level0_side(file["coords"].attrs) if "coords" in file else None
-    return None
-
-
 def _level0_side(attributes: Any) -> float | None:
-    """Footprint in level-0 pixels: the patch size at its level times the downsampling of that level."""
+    """Footprint in level-0 pixels: the patch size at its level times the downsampling of that level.
+
+    The downsampling is given as one number, as the pair (x, y) of this level, or as a list over levels.
+    """
     size, level = _number(attributes, "patch_size"), _number(attributes, "patch_level")
+    factor = _numbers(attributes, "downsample")
     if size is None or level is None:
         return None
-    return size * _factor(_numbers(attributes, "downsample"), int(level))
-
-
-def _factor(downsample: np.ndarray | None, level: int) -> float:
-    """Downsampling of a level, given as one number, as the pair (x, y) of this level, or as a list over levels."""
-    if downsample is None:
-        if level:
-            raise DataError(f"patches of level {level} without the attribute 'downsample'; extract this case again")
-        return 1.0
-    if downsample.ndim == 0:
-        return float(downsample)
-    is_pair = downsample.shape == (2,) and abs(downsample[0] / downsample[1] - 1) < 0.05
-    row = downsample if is_pair else np.atleast_1d(downsample[level])
-    return float(row[0])
+    if factor is None and level:
+        raise DataError(f"patches of level {level:.0f} without the attribute 'downsample'; extract this case again")
+    if factor is None or factor.ndim == 0:
+        return size * float(1.0 if factor is None else factor)
+    is_pair = factor.shape == (2,) and abs(factor[0] / factor[1] - 1) < 0.05
+    return size * float((factor if is_pair else np.atleast_1d(factor[int(level)]))[0])
 
 
 def _pt_bytes(features: np.ndarray) -> bytes:

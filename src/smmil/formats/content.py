@@ -17,14 +17,9 @@ from smmil.files import digest, file_name
 from smmil.frame import Frame
 from smmil.graph import Graph, chain_graph, grid_graph, knn_graph, radius_graph
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "grid": {"neighbours": 8},
-    "chain": {},
-    "knn": {"k": 5},
-    "radius": {"radius": None},
-    "edges": {},
-    "none": {},
-}
+# Kinds of graphs with their options and defaults; None must be given.
+OPTIONS: dict[str, dict[str, Any]] = {"grid": {"neighbours": 8}, "knn": {"k": 5}, "radius": {"radius": None}}
+OPTIONS |= {"chain": {}, "edges": {}, "none": {}}
 ALARM_FROM = 10
 ALARM_SHARE = 0.5
 GRID = json.dumps({"kind": "grid", "neighbours": 8})

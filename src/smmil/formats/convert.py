@@ -102,7 +102,12 @@ class _Conversion:
 
     def _plan(self, path: Path) -> tuple[Stored, _WritePlan]:
         reader = _choose_reader(path)
-        stored = self._with_labels(_read_stored(path, reader), path)
+        stored = _read_stored(path, reader)
+        # Instance labels next to the file override those inside, as in a manifest.
+        if self.beside is not None and (labels := self.beside(path)) is not None:
+            if len(labels) != len(stored.features):
+                raise DataError(f"{len(labels):,} instance labels beside it for {len(stored.features):,} instances")
+            stored = replace(stored, y_inst=_as_int8(labels))
         if begins_formula(stored.id):
             raise DataError(f"its name {stored.id!r} would be a formula in the tables of a study; rename the file")
         facts = reader.all_facts(path, stored)
@@ -116,15 +121,6 @@ class _Conversion:
             self.done.labels[stored.id] = label
         target = next(target for target in READERS if target.name == self.to)
         return stored, target.plan(stored, facts, label)
-
-    def _with_labels(self, stored: Stored, path: Path) -> Stored:
-        """The case with the instance labels next to its file, which override those inside, as in a manifest."""
-        labels = None if self.beside is None else self.beside(path)
-        if labels is None:
-            return stored
-        if len(labels) != len(stored.features):
-            raise DataError(f"{len(labels):,} instance labels beside it for {len(stored.features):,} instances")
-        return replace(stored, y_inst=_as_int8(labels))
 
     def _place(self, plan: _WritePlan, source: Path) -> bool:
         """Write the files that are not there yet; whether any had to be written."""

@@ -34,8 +34,8 @@ class _LazySlideReader(Reader):
         region = _region(dict(table.attrs))
         features = _matrix(table["X"], store / "tables" / name / "X")
         key = str(table.attrs.get("instance_key", "tile_id"))
-        ids, boxes = _tiles(store / "shapes" / region / "shapes.parquet", key)
-        boxes = boxes[_rows_of(_ids(table[f"obs/{key}"], key, features), ids)]
+        ids = _ids(table[f"obs/{key}"], key, features)
+        boxes = _boxes(store / "shapes" / region / "shapes.parquet", key, ids)
         coords = _stored_type("coords", np.ascontiguousarray(boxes[:, :2]))
         stored = Stored(store.stem, features, coords)
         return stored.on_lattice(_frame(attributes, region, boxes, coords), _facts(attributes, region, name))
@@ -84,9 +84,8 @@ def _region(attributes: dict[str, Any]) -> str:
 def _matrix(group: Any, folder: Path) -> np.ndarray:
     """The features, stored dense or as a sparse matrix."""
     limit = _LARGEST_PACKING * sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-    encoding = str(group.attrs.get("encoding-type", "array"))
     if not hasattr(group, "shape"):
-        return _sparse(group, encoding, limit)
+        return _sparse(group, str(group.attrs.get("encoding-type", "array")), limit)
     _refuse_claims(group, limit)
     dense = np.asarray(group[...])
     if dense.dtype.kind != "f":
@@ -130,37 +129,26 @@ def _ids(column: Any, key: str, features: np.ndarray) -> np.ndarray:
     return ids
 
 
-def _rows_of(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Where each wanted tile stands among the shapes."""
-    order = np.argsort(present, kind="stable")
-    rows = order[np.searchsorted(present, wanted, sorter=order).clip(max=len(present) - 1)]
-    missing = int((present[rows] != wanted).sum())
-    if missing:
-        raise DataError(f"{missing:,} of {len(wanted):,} rows of features have no tile of their id; extract again")
-    return rows
-
-
-def _tiles(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the tiles and their boxes (x, y, width, height)."""
+def _boxes(path: Path, key: str, wanted: np.ndarray) -> np.ndarray:
+    """Boxes (x, y, width, height) of the wanted tiles: rectangles, each one closed ring of five points."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)
     if not table.num_rows:
         raise DataError(f"{path.parent.name}: there are no tiles")
     named = next((name for name in (key, "__index_level_0__") if name in table.column_names), None)
-    ids = np.arange(table.num_rows) if named is None else table[named].to_numpy()
-    return ids, _boxes(table["geometry"].to_pylist())
-
-
-def _boxes(polygons: list[bytes]) -> np.ndarray:
-    """Rectangles written as well-known binary: one closed ring of five points each."""
-    if any(p is None or len(p) != _BOX.itemsize for p in polygons):
+    present = np.arange(table.num_rows) if named is None else table[named].to_numpy()
+    polygons = table["geometry"].to_pylist()
+    sized = all(p is not None and len(p) == _BOX.itemsize for p in polygons)
+    records = np.frombuffer(b"".join(polygons) if sized else b"", dtype=_BOX)
+    if not sized or any((records[name] != value).any() for name, value in _RECTANGLE.items()):
         raise DataError("tiles must be rectangles; other shapes have no footprint")
-    records = np.frombuffer(b"".join(polygons), dtype=_BOX)
-    if any((records[name] != value).any() for name, value in _RECTANGLE.items()):
-        raise DataError("tiles must be rectangles; other shapes have no footprint")
+    order = np.argsort(present, kind="stable")
+    rows = order[np.searchsorted(present, wanted, sorter=order).clip(max=len(present) - 1)]
+    if missing := int((present[rows] != wanted).sum()):
+        raise DataError(f"{missing:,} of {len(wanted):,} rows of features have no tile of their id; extract again")
     low, high = records["xy"].min(1), records["xy"].max(1)
-    return np.concatenate([low, high - low], axis=1)
+    return np.concatenate([low, high - low], axis=1)[rows]
 
 
 def _frame(attributes: dict[str, Any], region: str, boxes: np.ndarray, coords: np.ndarray) -> Frame:

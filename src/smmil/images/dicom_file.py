@@ -145,6 +145,8 @@ def _slice_header(path: Path, tags: dict[str, Any]) -> _SliceHeader:
             raise DataError(f"PixelSpacing is {spacing.tolist()}, expected two positive distances in mm")
         slope, intercept = _rescale(tags)
         thickness = float(tags.get("SliceThickness") or 0)
+        # Without sign in 12 bits and hardly an offset: negative values wrapped, as in part of the RSNA haemorrhage set.
+        stored = (int(tags.get("BitsStored") or 0), int(tags.get("PixelRepresentation") or 0))
         return _SliceHeader(
             path,
             rows,
@@ -155,7 +157,7 @@ def _slice_header(path: Path, tags: dict[str, Any]) -> _SliceHeader:
             thickness if 0 < thickness < float("inf") else None,
             slope,
             intercept,
-            _wraps_at_12_bits(tags, intercept),
+            stored == (12, 0) and intercept > -100,
             str(tags.get("RescaleType", "")) == "US",
             str(tags["SOPInstanceUID"]),
         )
@@ -201,12 +203,6 @@ def _rescale(tags: dict[str, Any]) -> tuple[float, float]:
     if str(tags.get("RescaleType") or "HU") not in ("HU", "US"):
         raise DataError("RescaleType is not HU: the pixels are no Hounsfield units; choose the series that is in HU")
     return slope, intercept
-
-
-def _wraps_at_12_bits(tags: dict[str, Any], intercept: float) -> bool:
-    """Whether negative values were stored without sign in 12 bits, as in part of the RSNA haemorrhage set."""
-    stored = (int(tags.get("BitsStored") or 0), int(tags.get("PixelRepresentation") or 0))
-    return stored == (12, 0) and intercept > -100
 
 
 def _read_hu(header: _SliceHeader) -> np.ndarray:

@@ -55,11 +55,9 @@ def find_originals(where: str | Path, ids: Sequence[str], option: str = "--slide
     Ids never become paths. `option` names the command line option that `where` came from, for error messages.
     """
     where = Path(where)
-    if where.is_dir():
-        return _in_folder(where, ids)
-    if not is_table(where):
+    if not where.is_dir() and not is_table(where):
         raise DataError(f"{where}: no such folder or CSV table; give {option} a folder of images or id,slide rows")
-    return _in_table(where, ids)
+    return _in_folder(where, ids) if where.is_dir() else _in_table(where, ids)
 
 
 def is_table(where: Path) -> bool:
@@ -143,11 +141,10 @@ def source_named(name: str, sources: Sequence[ImageSource]) -> Path | None:
 
 def refuse_equal_stems(sources: Sequence[ImageSource]) -> None:
     """Raise when two sources have the same stem, which would be the id of both."""
-    by_stem: dict[str, list[ImageSource]] = {}
+    first: dict[str, ImageSource] = {}
     for source in sources:
-        by_stem.setdefault(source.stem, []).append(source)
-    for alike in by_stem.values():
-        _refuse_ambiguous(alike)
+        if (other := first.setdefault(source.stem, source)) is not source:
+            _refuse_ambiguous([other, source])
 
 
 def _refuse_ambiguous(sources: Sequence[ImageSource]) -> None:
@@ -242,7 +239,7 @@ def find_features(manifest: str | Path, ids: Sequence[str]) -> dict[str, Path]:
 
 
 def _recorded(prediction: Prediction, kind: str) -> dict[str, Any]:
-    """Facts about the image (`slide` or `scan`) that were stored with the prediction."""
+    """Facts about the image (`slide` or `scan`) or its `features` that were stored with the prediction."""
     recorded = prediction.meta.get(kind)
     return recorded if isinstance(recorded, dict) else {}
 
@@ -291,9 +288,8 @@ def _implied_slices(prediction: Prediction) -> int | None:
 
     `smmil prepare` makes every slice an instance and leaves none out, so 0, 1, … n - 1 of a recipe are all there were.
     """
-    features, coords = prediction.meta.get("features"), prediction.coords
-    made_here = isinstance(features, dict) and features.get("recipe") is not None
-    if not made_here or coords is None or coords.shape[1] != 1:
+    coords = prediction.coords
+    if _recorded(prediction, "features").get("recipe") is None or coords is None or coords.shape[1] != 1:
         return None
     return prediction.n if np.array_equal(np.sort(coords[:, 0]), np.arange(prediction.n)) else None
 

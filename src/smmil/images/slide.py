@@ -182,14 +182,10 @@ class Slide(ABC):
             if longest == 1 or longest * scale <= 256 * self.downsamples[self.best_level(scale)]:
                 image[:] = 255
                 yield (x, y, width * scale, height * scale)
-            elif width >= height:
-                half = width // 2
-                yield from self._fill(image[:, :half], x, y, scale)
-                yield from self._fill(image[:, half:], x + half * scale, y, scale)
-            else:
-                half = height // 2
-                yield from self._fill(image[:half], x, y, scale)
-                yield from self._fill(image[half:], x, y + half * scale, scale)
+                return
+            right, down = (width // 2, 0) if width >= height else (0, height // 2)
+            yield from self._fill(image[: down or None, : right or None], x, y, scale)
+            yield from self._fill(image[down:, right:], x + right * scale, y + down * scale, scale)
 
     def _sampled(self, x: float, y: float, scale: float, width: int, height: int) -> np.ndarray:
         """`height` × `width` pixels, `scale` level-0 pixels apart, in blocks that fit into memory."""

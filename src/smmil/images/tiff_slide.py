@@ -77,10 +77,8 @@ class _TiffTiles:
             return []
         rows, columns = level.tile
         places = [divmod(int(i), level.across) for i in np.argsort(level.counts, kind="stable")[::-1][:count]]
-        return [
-            (c * columns, r * rows, min(columns, level.width - c * columns), min(rows, level.height - r * rows))
-            for r, c in places
-        ]
+        corners = [(c * columns, r * rows) for r, c in places]
+        return [(x, y, min(columns, level.width - x), min(rows, level.height - y)) for x, y in corners]
 
     def _tile(self, depth: int, level: _TiledLevel, index: int) -> np.ndarray | None:
         key = (depth, index)

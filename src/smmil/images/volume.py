@@ -68,7 +68,7 @@ def _stack(positions: np.ndarray, orientation: np.ndarray, pixel_mm: tuple[float
     distances = np.diff(along[order])
     typical = float(np.median(distances)) if len(distances) else thickness
     remarks = (*_lean(step, normal), *_sideways(positions[order], along[order]))
-    return _Stack(LPS_TO_RAS @ affine, order, typical, _uneven_distances(along[order]), remarks)
+    return _Stack(LPS_TO_RAS @ affine, order, typical, tuple(_uneven_distances(along[order])), remarks)
 
 
 def _doubles(positions: np.ndarray, orientation: np.ndarray) -> list[tuple[int, int]]:
@@ -79,44 +79,38 @@ def _doubles(positions: np.ndarray, orientation: np.ndarray) -> list[tuple[int, 
     return [(int(order[i]), int(order[i + 1])) for i in close]
 
 
-def _uneven_distances(along: np.ndarray) -> tuple[str, ...]:
+def _uneven_distances(along: np.ndarray) -> Iterator[str]:
     """What is wrong with the distances of sorted slices, in words: gaps with their positions, then other unevenness."""
     distances = np.diff(along)
     if not len(distances):
-        return ()
-    typical, found = float(np.median(distances)), []
+        return
+    typical = float(np.median(distances))
     gaps = np.flatnonzero(distances > _GAP * typical)
     if len(gaps):
         places = ", ".join(f"{along[i]:.2f} to {along[i + 1]:.2f}" for i in gaps[:5])
         more = f" and {len(gaps) - 5} more" if len(gaps) > 5 else ""
-        found.append(f"{len(gaps)} gap(s) between slices otherwise {typical:.2f} mm apart: from {places} mm{more}")
+        yield f"{len(gaps)} gap(s) between slices otherwise {typical:.2f} mm apart: from {places} mm{more}"
     others = np.delete(distances, gaps)
     if len(others) and np.abs(others - typical).max() > _UNEVEN * typical:
-        found.append(f"distances between slices vary from {others.min():.2f} to {others.max():.2f} mm")
-    return tuple(found)
+        yield f"distances between slices vary from {others.min():.2f} to {others.max():.2f} mm"
 
 
-def _lean(step: np.ndarray, normal: np.ndarray) -> tuple[str, ...]:
+def _lean(step: np.ndarray, normal: np.ndarray) -> Iterator[str]:
     """Gantry tilt: slices that are not stacked along their normal, or that lie oblique in the patient."""
     sheared = np.degrees(np.arccos(np.clip(_unit(step) @ normal, -1, 1)))
     oblique = np.degrees(np.arccos(np.clip(np.abs(normal).max(), -1, 1)))
-    found = []
     if sheared > _STRAIGHT_DEGREES:
-        found.append(
-            f"gantry tilt: each slice is shifted against the next by {sheared:.1f} degrees (kept in the affine)"
-        )
+        yield f"gantry tilt: each slice is shifted against the next by {sheared:.1f} degrees (kept in the affine)"
     if oblique > _STRAIGHT_DEGREES:
-        found.append(f"slices lie {oblique:.1f} degrees oblique in the patient (kept in the affine)")
-    return tuple(found)
+        yield f"slices lie {oblique:.1f} degrees oblique in the patient (kept in the affine)"
 
 
-def _sideways(positions: np.ndarray, along: np.ndarray) -> tuple[str, ...]:
+def _sideways(positions: np.ndarray, along: np.ndarray) -> Iterator[str]:
     """Slices that leave the straight line from the first to the last, which no affine describes."""
-    if len(along) < 3:
-        return ()
-    share = ((along - along[0]) / (along[-1] - along[0]))[:, None]
+    share = ((along - along[0]) / (along[-1] - along[0] or 1))[:, None]
     off = np.linalg.norm(positions - (positions[0] + share * (positions[-1] - positions[0])), axis=1).max()
-    return (f"slices leave the straight line of the stack by up to {off:.2f} mm",) if off > 0.1 else ()
+    if len(along) > 2 and off > 0.1:
+        yield f"slices leave the straight line of the stack by up to {off:.2f} mm"
 
 
 def _turned(affine: np.ndarray, sizes: tuple[int, int, int]) -> Turn:
