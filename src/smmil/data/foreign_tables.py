@@ -8,7 +8,15 @@ import numpy as np
 import pandas as pd
 
 from smmil.data.manifest import Manifest
-from smmil.data.tables import _is_index, _label_of, _relative, _stripped, read_instance_labels, read_text_table
+from smmil.data.tables import (
+    _is_index,
+    _label_of,
+    _relative,
+    _stripped,
+    _table_errors,
+    read_instance_labels,
+    read_text_table,
+)
 from smmil.errors import DataError, MissingExtra
 from smmil.formats.hdf5 import boundary
 from smmil.formats.torchmil import TorchmilReader
@@ -105,19 +113,13 @@ def _read(path: str | Path, columns: Iterable[str]) -> pd.DataFrame:
     """A CSV or Excel table as text, with these columns."""
     path, columns = Path(path), list(columns)
     wanted = f"give a table with the columns {', '.join(columns)}"
-    table = _excel(path, wanted) if path.suffix.lower() == ".xlsx" else read_text_table(path, wanted)
-    return _stripped(path, table, columns)
-
-
-def _excel(path: Path, wanted: str) -> pd.DataFrame:
+    if path.suffix.lower() != ".xlsx":
+        return _stripped(path, read_text_table(path, wanted), columns)
     try:
-        return pd.read_excel(path, dtype=str, keep_default_na=False)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; {wanted}") from None
+        with _table_errors(path, wanted):
+            return _stripped(path, pd.read_excel(path, dtype=str, keep_default_na=False), columns)
     except ImportError:
         raise MissingExtra("openpyxl", "tables", f"reading {path.name}") from None
-    except (OSError, ValueError, LookupError) as problem:
-        raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
 
 
 def _indices(table: str | Path, words: pd.Series, classes: Sequence[str] | None) -> list[str]:

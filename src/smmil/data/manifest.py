@@ -214,12 +214,8 @@ def _read_table(path: Path) -> pd.DataFrame:
         raise DataError(f"{path}: is a folder; give the table in it, {path / 'manifest.csv'}")
     if path.suffix.lower() != ".parquet":
         raise DataError(f"{path}: a manifest is a .csv or .parquet file")
-    try:
+    with tables._table_errors(path, wanted):
         return pd.read_parquet(path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; {wanted}") from None
-    except (OSError, ValueError, LookupError) as problem:
-        raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
 
 
 def _counted(words: Any) -> dict[str, int]:

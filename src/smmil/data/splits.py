@@ -180,11 +180,11 @@ def _validations(rest: _StratifiedCases, folds: int, share: float, seed: int) ->
     """One mask of validation bags per fold."""
     if folds > 1 and round(1 / share) == folds and abs(1 / share - folds) < 0.05:
         fold = _assign_folds(rest, folds, seed)
-        masks = None if fold is None else [fold == f for f in range(folds)]
+        masks = [] if fold is None else [fold == f for f in range(folds)]
     else:
-        drawn = [_draw_subset(rest, share, seed + 1 + f) for f in range(folds)]
-        masks = None if any(d is None for d in drawn) else [d for d in drawn if d is not None]
-    if masks is None:
+        drawn = (_draw_subset(rest, share, seed + 1 + f) for f in range(folds))
+        masks = [mask for mask in drawn if mask is not None]
+    if len(masks) < folds:
         raise DataError(
             f"{rest.too_few()} {folds} folds with every class in training and validation; use fewer folds, such as "
             "--set data.folds=2"

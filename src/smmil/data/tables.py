@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -27,21 +27,29 @@ def _first_few(items: Sequence[str], most: int = 5) -> str:
     return ", ".join(items[:most]) + more
 
 
-def read_text_table(path: str | Path, absent: str, columns: Iterable[str] = ()) -> pd.DataFrame:
-    """A CSV file with every cell as text, spaces around column names removed, and at least these columns.
-
-    absent  advice when the file is missing
-    """
+@contextmanager
+def _table_errors(path: str | Path, absent: str) -> Iterator[None]:
+    """Turn what pandas raises on a file into a DataError that names it."""
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
+        yield
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {absent}") from None
     except pd.errors.EmptyDataError:
         raise DataError(f"{path}: the table is empty; {absent}") from None
     except (OSError, ValueError, LookupError) as problem:
-        with suppress(OSError), Path(path).open(encoding="utf-8-sig", errors="replace") as file:
-            _refuse_other_sign(path, file.readline(100_000))
+        if Path(path).suffix.lower() not in (".parquet", ".xlsx"):
+            with suppress(OSError), Path(path).open(encoding="utf-8-sig", errors="replace") as file:
+                _refuse_other_sign(path, file.readline(100_000))
         raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
+
+
+def read_text_table(path: str | Path, absent: str, columns: Iterable[str] = ()) -> pd.DataFrame:
+    """A CSV file with every cell as text, spaces around column names removed, and at least these columns.
+
+    absent  advice when the file is missing
+    """
+    with _table_errors(path, absent):
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
     table = table.rename(columns=lambda name: str(name).strip())
     _need_columns(path, table, columns)
     return table

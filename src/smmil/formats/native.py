@@ -85,7 +85,11 @@ def write_bag(
     with boundary(path):
         stored = _to_store(bag, rule, dict(provenance or {}))
         stored.refuse_not_finite()
-        _check_graph(bag, stored)
+        built = stored.connected_graph()
+        if bag.graph is not None and bag.graph.kind is not None:
+            raise DataError(f"the graph is normalised as {bag.graph.kind!r}; store the graph as built")
+        if bag.graph is not None and (built is None or not built.same_as(bag.graph)):
+            raise DataError(f"the rule {stored.rule} does not give the bag's own graph; use graph='edges' to keep it")
     try:
         with replacing(path) as temporary, h5py.File(temporary, "w", libver=("v108", "v108")) as file:
             _fill(file, stored)
@@ -115,17 +119,6 @@ def _own_edges(bag: Bag) -> tuple[np.ndarray, np.ndarray]:
     edges, weight = bag.graph.edges().cpu().numpy(), bag.graph.weight.cpu().numpy()
     once = edges[0] < edges[1]
     return np.ascontiguousarray(edges[:, once]), weight[once]
-
-
-def _check_graph(bag: Bag, stored: Stored) -> None:
-    """What reading will build must be what the bag has, and must not be mostly isolated."""
-    built = stored.connected_graph()
-    if bag.graph is None:
-        return
-    if bag.graph.kind is not None:
-        raise DataError(f"the graph is normalised as {bag.graph.kind!r}; store the graph as built")
-    if built is None or not built.same_as(bag.graph):
-        raise DataError(f"the rule {stored.rule} does not give the bag's own graph; use graph='edges' to keep it")
 
 
 def _fill(file: h5py.File, stored: Stored) -> None:

@@ -4,6 +4,8 @@ OpenSlide's DICOM driver gives the same pixels as wsidicom (a test compares them
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +86,9 @@ def _opened(path: Path) -> Any:
         from PIL import Image
     except ModuleNotFoundError:
         raise MissingExtra("Pillow", "slides", "reading images") from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes that are allowed here, and of odd but harmless tags
-            image = Image.open(path)
-    except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
-        raise _unreadable(path, problem) from None
+    with _image_errors(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes that are allowed here, and of odd but harmless tags
+        image = Image.open(path)
     if image.width * image.height > MAX_PIXELS:
         raise DataError(
             f"{path}: {image.width} × {image.height} pixels in one plain image, at most {MAX_PIXELS} are decoded; "
@@ -101,24 +100,25 @@ def _opened(path: Path) -> Any:
 
 
 def _decode(path: Path) -> np.ndarray:
-    with _opened(path) as image:
-        try:
-            layered = image.convert("RGBA" if image.has_transparency_data else "RGB")
-        except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
-            raise _unreadable(path, problem) from None
+    with _opened(path) as image, _image_errors(path):
+        layered = image.convert("RGBA" if image.has_transparency_data else "RGB")
     return _over_white(layered) if layered.mode == "RGBA" else np.asarray(layered)
 
 
-def _unreadable(path: Path, problem: Exception) -> DataError:
-    return DataError(f"{path}: not readable as an image ({type(problem).__name__}: {problem}); copy or export it again")
+@contextmanager
+def _image_errors(path: Path) -> Iterator[None]:
+    """Turn whatever Pillow raises into a DataError that names the file."""
+    try:
+        yield
+    except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
+        reason = f"{type(problem).__name__}: {problem}"
+        raise DataError(f"{path}: not readable as an image ({reason}); copy or export it again") from None
 
 
 def _notes(image: Any) -> tuple[str, ...]:
     notes = []
-    try:
+    with _image_errors(Path(image.filename)):
         frames, orientation = getattr(image, "n_frames", 1), image.getexif().get(_ORIENTATION_TAG, 1)
-    except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
-        raise _unreadable(Path(image.filename), problem) from None
     if frames > 1:
         notes.append(f"the file holds {frames} images; only the first is read")
     if orientation not in (0, 1):

@@ -67,7 +67,7 @@ def _stack(positions: np.ndarray, orientation: np.ndarray, pixel_mm: tuple[float
     affine[:3] = np.column_stack([orientation[0] * pixel_mm[0], orientation[1] * pixel_mm[1], step, first])
     distances = np.diff(along[order])
     typical = float(np.median(distances)) if len(distances) else thickness
-    remarks = (*_lean(step, normal), *_sideways(positions[order], along[order]))
+    remarks = tuple(_odd_directions(step, normal, positions[order], along[order]))
     return _Stack(LPS_TO_RAS @ affine, order, typical, tuple(_uneven_distances(along[order])), remarks)
 
 
@@ -95,18 +95,14 @@ def _uneven_distances(along: np.ndarray) -> Iterator[str]:
         yield f"distances between slices vary from {others.min():.2f} to {others.max():.2f} mm"
 
 
-def _lean(step: np.ndarray, normal: np.ndarray) -> Iterator[str]:
-    """Gantry tilt: slices that are not stacked along their normal, or that lie oblique in the patient."""
+def _odd_directions(step: np.ndarray, normal: np.ndarray, positions: np.ndarray, along: np.ndarray) -> Iterator[str]:
+    """Slices that are not stacked along their normal, lie oblique, or leave the line from the first to the last."""
     sheared = np.degrees(np.arccos(np.clip(_unit(step) @ normal, -1, 1)))
     oblique = np.degrees(np.arccos(np.clip(np.abs(normal).max(), -1, 1)))
     if sheared > _STRAIGHT_DEGREES:
         yield f"gantry tilt: each slice is shifted against the next by {sheared:.1f} degrees (kept in the affine)"
     if oblique > _STRAIGHT_DEGREES:
         yield f"slices lie {oblique:.1f} degrees oblique in the patient (kept in the affine)"
-
-
-def _sideways(positions: np.ndarray, along: np.ndarray) -> Iterator[str]:
-    """Slices that leave the straight line from the first to the last, which no affine describes."""
     share = ((along - along[0]) / (along[-1] - along[0] or 1))[:, None]
     off = np.linalg.norm(positions - (positions[0] + share * (positions[-1] - positions[0])), axis=1).max()
     if len(along) > 2 and off > 0.1:

@@ -24,7 +24,8 @@ def camelyon16(root: str | Path, out: str | Path, *, allow_missing: bool = False
         raise DataError(f"{root}: no slides normal_001.tif, tumor_001.tif, test_001.tif found; is this CAMELYON16?")
     used = sorted(set(slides) - set(WITHDRAWN))
     test_labels = _reference(study.root) if any(stem.startswith("test") for stem in used) else {}
-    labels = {stem: _label(stem, test_labels) for stem in used}
+    kinds = {stem: test_labels.get(stem, "") if stem.startswith("test") else stem.split("_")[0] for stem in used}
+    labels = {stem: {"normal": "0", "tumor": "1"}.get(kind, "") for stem, kind in kinds.items()}
     expected = {f"{kind}_{n:03d}" for kind, count in EXPECTED.items() for n in range(1, count + 1)} - set(WITHDRAWN)
     lists = (
         ("slides", expected - set(used)),
@@ -55,12 +56,6 @@ def _reference(root: Path) -> dict[str, str]:
         if found.setdefault(stem, fields[1].lower()) != fields[1].lower():
             raise DataError(f"{places[0]}: {stem} is given both as tumor and as normal; download it again")
     return found
-
-
-def _label(stem: str, test_labels: dict[str, str]) -> str:
-    """0 or 1; empty for a test slide that reference.csv does not know."""
-    kind = test_labels.get(stem, "") if stem.startswith("test") else stem.split("_")[0]
-    return {"normal": "0", "tumor": "1"}.get(kind, "")
 
 
 def _row(study: _Study, stem: str, slide: Path, label: str, outline: Path | None) -> dict[str, str]:
