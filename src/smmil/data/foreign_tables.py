@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -192,16 +193,11 @@ class ManifestLabels:
         here = Path(source).absolute()
         for folder in (here, *list(here.parents)[:2]):
             if not self.files and (folder / NAME).is_file():
-                self._read_manifest(folder / NAME)
-
-    def _read_manifest(self, path: Path) -> None:
-        try:
-            manifest = Manifest.read(path)
-        except DataError:
-            return  # another table of that name
-        named = {manifest.path_of(id_).resolve(): manifest.instance_labels_of(id_) for id_ in manifest.ids}
-        self.files = {bag: labels for bag, labels in named.items() if labels is not None}
-        self.manifest = path if self.files else None
+                with suppress(DataError):  # of another table of that name
+                    manifest = Manifest.read(folder / NAME)
+                    named = {manifest.path_of(id_).resolve(): manifest.instance_labels_of(id_) for id_ in manifest.ids}
+                    self.files = {bag: labels for bag, labels in named.items() if labels is not None}
+                    self.manifest = folder / NAME if self.files else None
 
     def __call__(self, bag: Path) -> np.ndarray | None:
         """The labels of one bag; None when the manifest names none."""

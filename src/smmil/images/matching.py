@@ -194,7 +194,7 @@ def refuse_other_scan(id_: str, predictions: Predictions, volume: Volume) -> Non
     coords = [p.coords for p in predictions if p is not None and p.coords is not None]
     slices = [c[:, 0] for c in coords if c.shape[1] == 1]
     if slices:
-        _check_slices(id_, np.unique(np.concatenate(slices)), _spacing(predictions, "mm"), volume)
+        _refuse_other_slices(id_, np.concatenate(slices), _spacing(predictions, "mm"), volume)
     elif any(c.shape[1] == 3 and c[:, 2].max() >= len(volume) for c in coords):
         raise DataError(f"{id_}: has instances beyond the {len(volume)} slices of this scan; {_ASK}")
     for prediction in (p for p in predictions if p is not None):
@@ -254,7 +254,7 @@ def _same_size(one: float, other: float) -> bool:
     return abs(one / other - 1) <= _SAME_SIZE
 
 
-def _check_slices(id_: str, stated: np.ndarray, spacing_mm: float | None, volume: Volume) -> None:
+def _refuse_other_slices(id_: str, stated: np.ndarray, spacing_mm: float | None, volume: Volume) -> None:
     """Raise unless the coordinates are slice numbers of this volume and its slices lie at the recorded distance."""
     numbers = np.rint(stated).astype(np.int64)
     if np.abs(stated - numbers).max() > 1e-6 or numbers.min() < 0:

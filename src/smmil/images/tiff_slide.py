@@ -67,7 +67,9 @@ class _TiffTiles:
                 tile = self._tile(depth, level, row * level.across + column)
                 if tile is None:
                     return None
-                _paste(image, tile, column * columns - left, row * rows - top)
+                x, y = column * columns - left, row * rows - top
+                part = image[max(y, 0) : y + rows, max(x, 0) : x + columns]
+                part[:] = tile[max(-y, 0) :, max(-x, 0) :][: part.shape[0], : part.shape[1]]
         return image
 
     def richest(self, depth: int, count: int = 3) -> list[tuple[int, int, int, int]]:
@@ -132,12 +134,6 @@ def _read_at(file: int, count: int, offset: int) -> bytes:
         return os.pread(file, count, offset)
     os.lseek(file, offset, os.SEEK_SET)
     return os.read(file, count)
-
-
-def _paste(image: np.ndarray, tile: np.ndarray, x: int, y: int) -> None:
-    top, left = max(y, 0), max(x, 0)
-    bottom, right = min(y + tile.shape[0], image.shape[0]), min(x + tile.shape[1], image.shape[1])
-    image[top:bottom, left:right] = tile[top - y : bottom - y, left - x : right - x]
 
 
 def _levels(path: Path, level_sizes: tuple[tuple[int, int], ...]) -> list[_TiledLevel | None]:

@@ -99,7 +99,7 @@ def _read_parts(path: str | Path) -> dict[str, str]:
     return parts
 
 
-class _Study:
+class _DownloadedStudy:
     """A downloaded data set on its way to a table: where both lie, and what is missing or worth knowing."""
 
     def __init__(self, name: str, root: str | Path, expected: str, out: str | Path, allow_missing: bool):

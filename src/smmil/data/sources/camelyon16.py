@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import _by_stem, _count_lines, _Study
+from smmil.data.sources import _by_stem, _count_lines, _DownloadedStudy
 from smmil.errors import DataError
 
 # normal_086 turned out to hold tumour and is tumor_111; test_049 is a copy of another slide. Both were withdrawn.
@@ -18,7 +18,7 @@ _SLIDE = r"(normal|tumor|test)_\d{3}"
 
 def camelyon16(root: str | Path, out: str | Path, *, allow_missing: bool = False) -> Manifest:
     """The table of CAMELYON16 from training/{normal,tumor}, testing/, lesion_annotations and reference.csv."""
-    study = _Study("camelyon16", root, "training and testing of CAMELYON16", out, allow_missing)
+    study = _DownloadedStudy("camelyon16", root, "training and testing of CAMELYON16", out, allow_missing)
     slides, outlines = (_by_stem(study.root, (ending,), _SLIDE) for ending in (".tif", ".xml"))
     if not slides:
         raise DataError(f"{root}: no slides normal_001.tif, tumor_001.tif, test_001.tif found; is this CAMELYON16?")
@@ -58,7 +58,7 @@ def _reference(root: Path) -> dict[str, str]:
     return found
 
 
-def _row(study: _Study, stem: str, slide: Path, label: str, outline: Path | None) -> dict[str, str]:
+def _row(study: _DownloadedStudy, stem: str, slide: Path, label: str, outline: Path | None) -> dict[str, str]:
     return {
         "id": stem,
         "path": study.place(slide),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import _by_stem, _count_lines, _read_table, _Study
+from smmil.data.sources import _by_stem, _count_lines, _DownloadedStudy, _read_table
 from smmil.errors import DataError
 from smmil.files import replacing
 
@@ -19,7 +19,7 @@ def crchisto(
 
     An image is positive when it holds an epithelial nucleus. `smmil prepare --points points.csv` cuts the crops.
     """
-    study = _Study("crchisto", root, "png and nuclei.csv of CRCHistoPhenotypes", out, allow_missing)
+    study = _DownloadedStudy("crchisto", root, "png and nuclei.csv of CRCHistoPhenotypes", out, allow_missing)
     root = study.root
     nuclei = _read_table(root / "nuclei.csv", "image", "x", "y", "class")
     if wrong := sorted(set(nuclei["class"]) - set(CLASSES)):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import _by_stem, _count_lines, _need_folder, _read_table, _Study
+from smmil.data.sources import _by_stem, _count_lines, _DownloadedStudy, _need_folder, _read_table
 from smmil.errors import DataError
 
 IMAGES = (*(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".svslide", ".czi"), ".png", ".jpg", ".jpeg")
@@ -23,7 +23,7 @@ def folder(
 
     annotations  folder of annotation files that bear the names of the cases
     """
-    study = _Study("folder", root, "the images", out, allow_missing)
+    study = _DownloadedStudy("folder", root, "the images", out, allow_missing)
     rows = _read_table(table, "id", "label")
     if (twice := rows["id"][rows["id"].duplicated()].tolist()) != []:
         raise DataError(f"{table}: case {twice[0]!r} has two rows; keep one")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import Rows, _by_stem, _count_lines, _read_table, _Study
+from smmil.data.sources import Rows, _by_stem, _count_lines, _DownloadedStudy, _read_table
 from smmil.errors import DataError, check_choice
 
 PROVIDERS = ("radboud", "karolinska")
@@ -28,7 +28,9 @@ def panda(
     patients  file with the columns image_id and patient, which PANDA does not publish; else each biopsy is a patient
     task      cancer: ISUP grade 0 against 1 to 5; isup: the six grades
     """
-    study = _Study("panda", root, "train.csv, train_images and train_label_masks of PANDA", out, allow_missing)
+    study = _DownloadedStudy(
+        "panda", root, "train.csv, train_images and train_label_masks of PANDA", out, allow_missing
+    )
     root = study.root
     check_choice(task, TASKS, "task")
     table = _read_table(root / "train.csv", "image_id", "data_provider", "isup_grade")
@@ -64,7 +66,7 @@ def _check(path: Path, table: pd.DataFrame) -> None:
 
 
 def _row(
-    study: _Study, id_: str, provider: str, grade: str, task: str, image: Path, mask: Path | None
+    study: _DownloadedStudy, id_: str, provider: str, grade: str, task: str, image: Path, mask: Path | None
 ) -> dict[str, str]:
     return {
         "id": id_,

@@ -10,7 +10,7 @@ import pandas as pd
 
 from smmil.annotations.labels import ANY, read_slice_labels, write_slice_labels
 from smmil.data.manifest import Manifest
-from smmil.data.sources import _count_lines, _need_folder, _some, _Study
+from smmil.data.sources import _count_lines, _DownloadedStudy, _need_folder, _some
 from smmil.data.tables import _relative
 from smmil.errors import DataError
 from smmil.files import replacing
@@ -106,7 +106,7 @@ def rsna_ich(
     In `out` it also writes scans/<id>/ with links to the slices of each scan, annotations/<id>.csv with their labels,
     and dicom_index.csv, so that the headers are read only once.
     """
-    study = _Study("rsna_ich", root, f"{TABLE} and {IMAGES} of the RSNA challenge", out, allow_missing)
+    study = _DownloadedStudy("rsna_ich", root, f"{TABLE} and {IMAGES} of the RSNA challenge", out, allow_missing)
     root, out = study.root, study.out
     if not (root / TABLE).is_file():
         raise DataError(f"{root / TABLE}: no such file; it belongs to the data set, download it")
