@@ -91,6 +91,12 @@ class TrainingConfig(_ConfigSection):
     tensorboard: bool = False
 
 
+# Where files lie and how often to save does not change what is learned: free to differ between start and resume.
+FREE_KEYS = frozenset(
+    ("data.manifest", "data.splits", "training.workers", "training.checkpoint_minutes", "training.tensorboard")
+)
+
+
 class TrainConfig(_ConfigSection):
     """Everything one training run depends on."""
 
@@ -98,19 +104,34 @@ class TrainConfig(_ConfigSection):
     model: ModelConfig
     training: TrainingConfig = TrainingConfig()
 
+    def anchored(self) -> "TrainConfig":
+        """The same settings with relative paths made absolute, to be stored."""
+        content = self.model_dump()
+        _resolve_paths(content, Path.cwd())
+        return TrainConfig.model_validate(content)
 
-# Where files lie and how often to save does not change what is learned: free to differ between start and resume.
-FREE_KEYS = frozenset(
-    ("data.manifest", "data.splits", "training.workers", "training.checkpoint_minutes", "training.tensorboard")
-)
+    def to_yaml(self) -> str:
+        """Canonical YAML of all settings, defaults included."""
+        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+
+    def digest(self) -> str:
+        """Digest of the settings that decide what is learned."""
+        return digest(repr(sorted((k, v) for k, v in _flatten(self).items() if k not in FREE_KEYS)))
+
+    def differing_keys(self, now: "TrainConfig") -> list[str]:
+        """Dotted keys, with both values, in which other settings differ and would learn something else."""
+        a, b = _flatten(self), _flatten(now)
+        keys = [k for k in sorted(a.keys() | b.keys()) if k not in FREE_KEYS and a.get(k) != b.get(k)]
+        return [f"{k} ({a.get(k)!r} there, {b.get(k)!r} now)" for k in keys]
+
 
 _PLAIN_WORDS = {
+    "Input should be": "expected",
     "a valid integer": "a whole number",
     "a valid number": "a number",
     "a valid boolean": "true or false",
     "a valid string": "text",
 }
-_PATH_KEYS = ("data.manifest", "data.splits")
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
@@ -119,22 +140,12 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
 
     Paths inside the file are relative to the file, those in overrides to the working folder.
     """
-    content: dict[str, Any] = {}
-    if path is not None:
-        content = _mapping(parse_yaml(_read(path), str(path)), str(path))
-        _resolve_paths(content, Path(path).parent)
+    content = {} if path is None else _read(Path(path))
     changes: dict[str, Any] = {}
     for text in overrides:
         _apply(changes, text)
     _resolve_paths(changes, Path.cwd())
     return checked(TrainConfig, _merged(content, changes), "the settings" if path is None else str(path))
-
-
-def anchored(config: TrainConfig) -> TrainConfig:
-    """The same settings with relative paths made absolute, to be stored."""
-    content = config.model_dump()
-    _resolve_paths(content, Path.cwd())
-    return TrainConfig.model_validate(content)
 
 
 def checked(kind: type[Checked], content: Mapping[str, Any], where: str) -> Checked:
@@ -144,11 +155,6 @@ def checked(kind: type[Checked], content: Mapping[str, Any], where: str) -> Chec
     except ValidationError as problem:
         explained = "; ".join(_explain(kind, error) for error in problem.errors())
         raise ConfigError(f"{where}: {explained}") from None
-
-
-def dump(config: BaseModel) -> str:
-    """Canonical YAML of all settings, defaults included."""
-    return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
 
 
 def _flatten(config: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -161,18 +167,6 @@ def _flatten(config: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[st
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def config_hash(config: TrainConfig) -> str:
-    """Digest of the settings that decide what is learned."""
-    return digest(repr(sorted((k, v) for k, v in _flatten(config).items() if k not in FREE_KEYS)))
-
-
-def differing_keys(one: TrainConfig, other: TrainConfig) -> list[str]:
-    """Dotted keys, with both values, in which two configs differ and would learn something else."""
-    a, b = _flatten(one), _flatten(other)
-    keys = [k for k in sorted(a.keys() | b.keys()) if k not in FREE_KEYS and a.get(k) != b.get(k)]
-    return [f"{k} ({a.get(k)!r} there, {b.get(k)!r} now)" for k in keys]
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -201,18 +195,16 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _read(path: str | Path) -> str:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a YAML config") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path}: not readable as text ({problem})") from None
-
-
-def _mapping(content: Any, where: str) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise ConfigError(f"{where}: expected sections data, model, training; got {type(content).__name__}")
+        raise ConfigError(f"{path}: expected sections data, model, training; got {type(content).__name__}")
+    _resolve_paths(content, path.parent)
     return content
 
 
@@ -235,11 +227,10 @@ def _merged(below: Any, above: Any) -> Any:
 
 
 def _resolve_paths(content: dict[str, Any], folder: Path) -> None:
-    for dotted in _PATH_KEYS:
-        section, key = dotted.split(".")
-        inside = content.get(section)
-        if isinstance(inside, dict) and isinstance(inside.get(key), str):
-            inside[key] = str((folder / inside[key]).expanduser().resolve())
+    data = content.get("data")
+    for key in ("manifest", "splits"):
+        if isinstance(data, dict) and isinstance(data.get(key), str):
+            data[key] = str((folder / data[key]).expanduser().resolve())
 
 
 def _explain(kind: type[BaseModel], error: Any) -> str:
@@ -251,7 +242,7 @@ def _explain(kind: type[BaseModel], error: Any) -> str:
         return f"{dotted}: missing; it must be given"
     if error["type"] == "value_error":  # raised by a validator of this module, already a sentence
         return f"{dotted}: {error['ctx']['error']}" if dotted else str(error["ctx"]["error"])
-    expected = error["msg"].replace("Input should be", "expected")
+    expected = error["msg"]
     for theirs, ours in _PLAIN_WORDS.items():
         expected = expected.replace(theirs, ours)
     return f"{dotted}: {expected}, got {error['input']!r}"

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,14 @@ _SHORTEST, _SHORTEST_NUMBER = 3, 5
 
 def safe_text(value: Any, longest: int = 200) -> str:
     """One printable line in which absolute paths have lost their folders: /home/eva/slide.svs is slide.svs."""
-    line = "".join(c if c.isprintable() else " " for c in str(value))
-    line = _FOLDERS.sub("", line)
+    return _cut(_FOLDERS.sub("", _printable(value)), longest)
+
+
+def _printable(value: Any) -> str:
+    return "".join(c if c.isprintable() else " " for c in str(value))
+
+
+def _cut(line: str, longest: int) -> str:
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
@@ -38,10 +45,12 @@ def without_names(text: str, id_: str, image: Path | None, others: Iterable[Path
     commands call --image is --slides there.
     """
     replacement = safe_text(id_, _LONGEST_TITLE)
-    files = [path for file in (image, *others) if file is not None for path in _ways_to(file)]
+    given = [file for file in (image, *others) if file is not None]
+    files = [way for file in given for way in (file, file.absolute(), Path(os.path.realpath(file)))]
+    folders = {str(file.parent) for file in files if file.parent.name}
     names = {name for file in files for name in (file.name, _stem(file))} | set(_around(image, text))
     forms = [rf"{re.escape(place)}([/\\][^:;,(]*)?" for place in _longest_first(map(str, files))]
-    forms += [rf"{re.escape(place)}[/\\][^:;,(]*" for place in _longest_first(_folders(files))]
+    forms += [rf"{re.escape(place)}[/\\][^:;,(]*" for place in _longest_first(folders)]
     # the id first: a name that is part of it stays
     forms = [re.escape(id_), *forms, *map(re.escape, _longest_first(filter(_may_identify, names)))]
     # a whole name, not letters within another word
@@ -49,28 +58,14 @@ def without_names(text: str, id_: str, image: Path | None, others: Iterable[Path
     return safe_text(text.replace("--image", "--slides"), _LONGEST)
 
 
-def _ways_to(file: Path) -> tuple[Path, ...]:
-    return file, file.absolute(), Path(os.path.realpath(file))
-
-
-def _folders(files: Iterable[Path]) -> Iterator[str]:
-    return (str(file.parent) for file in files if file.parent.name)
-
-
 def _around(image: Path | None, text: str) -> Iterator[str]:
     """Names of the image's folder, and of files inside an image that is a folder, as far as they occur in the text."""
     if image is None:
         return
     yield Path(os.path.realpath(image)).parent.name
-    for path in _inside(image):
-        yield from (name for name in (path.name, _stem(path)) if name in text)
-
-
-def _inside(image: Path) -> list[Path]:
-    try:
-        return list(islice(image.rglob("*"), _MOST_FILES)) if image.is_dir() else []
-    except OSError:
-        return []  # what cannot be listed was not read either
+    with suppress(OSError):  # what cannot be listed was not read either
+        for path in islice(image.rglob("*") if image.is_dir() else (), _MOST_FILES):
+            yield from (name for name in (path.name, _stem(path)) if name in text)
 
 
 def _stem(path: Path) -> str:
@@ -87,24 +82,23 @@ def _may_identify(name: str) -> bool:
 
 def redacted(value: Any) -> Any:
     """The same plain data with every text as one printable line in which absolute paths have lost their folders."""
-    if isinstance(value, dict):
-        return {str(key): redacted(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [redacted(inner) for inner in value]
-    return " ".join(safe_text(value).split()) if isinstance(value, str) else value
+    return _with_texts(value, lambda text: " ".join(safe_text(text).split()))
 
 
 def refuse_folders(values: Any, where: str) -> Any:
     """Return the values; an error if one is a path, since changing it would change the model."""
-    if redacted(values) != _as_plain(values):
+    if redacted(values) != _with_texts(values, str):
         raise DataError(f"{where}: names a folder or an unprintable text ({values!r}); train with plain values")
     return values
 
 
-def _as_plain(value: Any) -> Any:
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Plain data with every text changed; keys become texts and tuples lists."""
     if isinstance(value, dict):
-        return {str(key): _as_plain(inner) for key, inner in value.items()}
-    return [_as_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {str(key): _with_texts(inner, change) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(inner, change) for inner in value]
+    return change(value) if isinstance(value, str) else value
 
 
 RESEARCH = "research use only"
@@ -126,10 +120,4 @@ def provenance(prediction: Prediction) -> dict[str, str]:
 
 def plain(text: Any, longest: int = _LONGEST_PROVENANCE) -> str:
     """One printable line of limited length."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
-
-
-def in_words(facts: dict[str, str]) -> str:
-    """The facts as one line: key: value; key: value."""
-    return "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in facts.items())
+    return _cut(" ".join(_printable(text).split()), longest)

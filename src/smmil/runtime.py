@@ -6,7 +6,7 @@ import platform
 import random
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -100,10 +100,11 @@ def source_digest() -> str:
 
 def describe(folder: str | Path = ".") -> dict[str, Any]:
     """Versions, device, cores and memory of this machine, for `smmil doctor`."""
+    device = choose_device()
     return {
         "versions": versions() | {name: _installed(name) for name in LIBRARIES},
         "platform": platform.platform(),
-        "device": _device_name(),
+        "device": f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu",
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
         "memory_gb": _memory_gb(),
@@ -113,21 +114,13 @@ def describe(folder: str | Path = ".") -> dict[str, Any]:
 
 def available_cores() -> int:
     """Number of cores this process may use; containers and schedulers can restrict it."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _device_name() -> str:
-    device = choose_device()
-    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_gb() -> float | None:
-    try:
+    with suppress(AttributeError, ValueError, OSError):
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    except (AttributeError, ValueError, OSError):
-        return None
+    return None
 
 
 def _installed(name: str) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from smmil.data import Manifest
 from smmil.data.foreign_tables import read_labels
-from smmil.data.tables import need_columns, read_text_table
+from smmil.data.tables import _need_columns, read_text_table
 from smmil.errors import DataError
 
 SIGNS = [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")]
@@ -29,9 +29,9 @@ def test_semicolons_are_named_also_when_decimal_commas_break_the_table(tmp_path)
 def test_a_missing_column_in_a_table_with_commas_is_that(tmp_path):
     (tmp_path / "t.csv").write_text("ids , label\na,1\n")
     table = read_text_table(tmp_path / "t.csv", "give one")
-    need_columns("t.csv", table, ("ids", "label"))
+    _need_columns("t.csv", table, ("ids", "label"))
     with pytest.raises(DataError, match=r"t\.csv: column 'id' is missing; did you mean ids"):
-        need_columns("t.csv", table, ("label", "id"))
+        _need_columns("t.csv", table, ("label", "id"))
 
 
 def test_absent_and_empty_tables_say_what_to_give(tmp_path):

@@ -336,6 +336,6 @@ def test_a_file_is_read_inside_one_error_boundary_without_another_projects_reade
     for module in (smmil.formats, hdf5):
         monkeypatch.setattr(module, "boundary", counting)
     for name in ("load", "provenance"):
-        monkeypatch.delattr(trident, name)
+        monkeypatch.delattr(trident._TridentReader, name)
     assert read_bag(path).n == 3 if whole else read_provenance(path) == {"encoder": "e"}
     assert entered == [path]

@@ -26,6 +26,16 @@ def test_labels_and_coordinates_of_the_same_name_belong_to_the_features(tmp_path
     assert read_provenance(path) == {"encoder": "UNI"}
 
 
+def test_label_files_stay_closed_when_instance_labels_are_not_wanted(tmp_path):
+    path = foreign.torchmil_files(tmp_path, X, CELLS * 512, label=1, y_inst=Y_INST)
+    next(tmp_path.rglob("patch_labels/*.npy")).write_bytes(b"never opened")
+    bag = read_bag(path, instance_labels=False)
+    assert bag.y_inst is None
+    assert bag.x.tolist() == X.tolist()
+    with pytest.raises(DataError, match="not readable as a feature file"):
+        read_bag(path)
+
+
 def test_where_patches_lie_further_apart_than_the_folder_says_the_coordinates_are_right(tmp_path):
     """patches_512 of a slide whose level 0 is twice as fine: torchmil itself would find no neighbour."""
     path = foreign.torchmil_files(tmp_path, X, CELLS * 1024)

@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 
-from smmil.config import config_hash
 from smmil.data import Manifest
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.train import Interrupted, Progress, train
@@ -52,7 +51,7 @@ def test_a_run_holds_settings_split_logs_and_checkpoints(finished, settings, stu
     split = json.loads((finished / "split.json").read_text())
     assert yaml.safe_load((finished / "config.yaml").read_text()) == settings().model_dump()
     assert facts["status"] == "finished"
-    assert facts["config"] == config_hash(settings())
+    assert facts["config"] == settings().digest()
     assert facts["manifest"]["digest"] == Manifest.read(study).digest()
     assert facts["features"]["encoder"] == "synthetic-6"
     assert facts["bags"] == {part: len(members) for part, members in split.items()}

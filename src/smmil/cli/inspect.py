@@ -43,13 +43,12 @@ def inspect(
 def _facts_or_reason(path: Path, alone: bool) -> dict[str, Any]:
     """What is in a file, or why it cannot be read; a single file that cannot be read is an error of the command."""
     from smmil.data.manifest import describe_manifest
-    from smmil.formats import wsinfer
-    from smmil.formats.inspection import describe
+    from smmil.formats.inspection import describe, find_or_none
 
     try:
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
-        is_manifest = path.suffix.lower() in (".csv", ".parquet") and not wsinfer.recognises(path)
+        is_manifest = path.suffix.lower() in (".csv", ".parquet") and find_or_none(path) is None
         return describe_manifest(path) if is_manifest else describe(path)
     except DataError as problem:
         reason = _right_verb(path) or str(problem)

@@ -28,7 +28,7 @@ def train(
 
     The folder then holds config.yaml, split.json, metrics.csv, run.json and checkpoints/; go on with smmil predict.
     """
-    from smmil.config import dump, load_config
+    from smmil.config import load_config
     from smmil.errors import ConfigError
 
     short = {"data.manifest": manifest, "model.name": model, "data.fold": fold, "training.seed": seed}
@@ -44,7 +44,7 @@ def train(
         from smmil.train.run import check_settings
 
         check_settings(settings)
-        echo(dump(settings), nl=False)
+        echo(settings.to_yaml(), nl=False)
         return
     from smmil.cli.progress import _TrainingBars
     from smmil.train.run import train as train_run

@@ -4,14 +4,5 @@ from smmil.data.loader import BagDataset, batches, epoch_order
 from smmil.data.manifest import Manifest
 from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, save_splits
 
-__all__ = [
-    "BagDataset",
-    "Manifest",
-    "Split",
-    "batches",
-    "epoch_order",
-    "load_splits",
-    "make_splits",
-    "refuse_leaks",
-    "save_splits",
-]
+__all__ = ["BagDataset", "Manifest", "Split", "batches", "epoch_order"]
+__all__ += ["load_splits", "make_splits", "refuse_leaks", "save_splits"]

@@ -2,20 +2,27 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from smmil.data.manifest import Manifest, is_index, label_of
-from smmil.data.tables import need_columns, read_instance_labels, read_text_table
+from smmil.data.manifest import Manifest
+from smmil.data.tables import (
+    _is_index,
+    _label_of,
+    _relative,
+    _stripped,
+    _table_errors,
+    read_instance_labels,
+    read_text_table,
+)
 from smmil.errors import DataError, MissingExtra
-from smmil.formats import torchmil
 from smmil.formats.hdf5 import boundary
+from smmil.formats.torchmil import TorchmilReader
 
 NAME = "manifest.csv"
-_CLAM_PLACES = ("", "h5_files", "pt_files")
-_ENDINGS = (".h5", ".pt", ".npy", ".zarr")
 
 
 def clam_manifest(
@@ -36,7 +43,7 @@ def clam_manifest(
     ids = rows["slide_id"].tolist()
     content = {
         "id": ids,
-        "path": [_path(_clam_file(Path(features), id_), folder) for id_ in ids],
+        "path": [_relative(_clam_file(Path(features), id_), folder) for id_ in ids],
         "label": _indices(table, rows["label"], classes),
         "group": rows["case_id"].tolist(),
     }
@@ -73,7 +80,7 @@ def stamp_manifest(
     words = pd.Series([known[p] for p in files[patient]])
     content = {
         "id": [os.path.splitext(name)[0] for name in files[filename]],
-        "path": [_path(Path(features) / name, folder) for name in files[filename]],
+        "path": [_relative(Path(features) / name, folder) for name in files[filename]],
         "label": _indices(clini, words, classes),
         "group": files[patient].tolist(),
     }
@@ -85,13 +92,13 @@ def torchmil_manifest(root: str | Path, encoder: str, *, folder: str | Path = ".
     root = Path(root)
     rows = _read(root / "splits.csv", ("bag_name", "split"))
     below = _torchmil_below(root, encoder)
-    ids = rows["bag_name"].tolist()
+    files = [below / "features" / f"features_{encoder}" / f"{id_}.npy" for id_ in rows["bag_name"]]
     content = {
-        "id": ids,
-        "path": [_path(below / "features" / f"features_{encoder}" / f"{id_}.npy", folder) for id_ in ids],
-        "label": [_bag_label(below / "features" / f"features_{encoder}" / f"{id_}.npy") for id_ in ids],
+        "id": rows["bag_name"].tolist(),
+        "path": [_relative(file, folder) for file in files],
+        "label": [_bag_label(file) for file in files],
         "split": rows["split"].tolist(),
-        "instance_labels": [_sidecar(below, id_, folder) for id_ in ids],
+        "instance_labels": [_relative(_instance_labels(below, file.name), folder) for file in files],
     }
     return _manifest(content, None, folder, root / "splits.csv")
 
@@ -99,7 +106,7 @@ def torchmil_manifest(root: str | Path, encoder: str, *, folder: str | Path = ".
 def read_labels(path: str | Path) -> dict[str, int]:
     """Class index of each case from a table with the columns id and label."""
     rows = _read(path, ("id", "label"))
-    found = {id_: label_of(text, str(path)) for id_, text in zip(rows["id"], rows["label"], strict=True)}
+    found = {id_: _label_of(text, str(path)) for id_, text in zip(rows["id"], rows["label"], strict=True)}
     return {id_: index for id_, index in found.items() if index is not None}
 
 
@@ -107,27 +114,20 @@ def _read(path: str | Path, columns: Iterable[str]) -> pd.DataFrame:
     """A CSV or Excel table as text, with these columns."""
     path, columns = Path(path), list(columns)
     wanted = f"give a table with the columns {', '.join(columns)}"
-    table = _excel(path, wanted) if path.suffix.lower() == ".xlsx" else read_text_table(path, wanted)
-    need_columns(path, table, columns)
-    return table.assign(**{column: table[column].str.strip() for column in columns})
-
-
-def _excel(path: Path, wanted: str) -> pd.DataFrame:
+    if path.suffix.lower() != ".xlsx":
+        return _stripped(path, read_text_table(path, wanted), columns)
     try:
-        return pd.read_excel(path, dtype=str, keep_default_na=False)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; {wanted}") from None
+        with _table_errors(path, wanted):
+            return _stripped(path, pd.read_excel(path, dtype=str, keep_default_na=False), columns)
     except ImportError:
         raise MissingExtra("openpyxl", "tables", f"reading {path.name}") from None
-    except (OSError, ValueError, LookupError) as problem:
-        raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
 
 
 def _indices(table: str | Path, words: pd.Series, classes: Sequence[str] | None) -> list[str]:
     """Class indices of labels; words need the order of the classes, which cannot be guessed."""
     found = sorted(set(words) - {""})
     if classes is None:
-        if not all(is_index(word) for word in found):
+        if not all(_is_index(word) for word in found):
             raise DataError(f"{table}: labels are words ({', '.join(found[:5])}); give classes in the order 0, 1, …")
         return [word.removesuffix(".0") for word in words]
     if (unknown := sorted(set(found) - set(classes))) != []:
@@ -150,7 +150,8 @@ def _marks(split: str | Path, ids: list[str]) -> list[str]:
 
 
 def _clam_file(features: Path, id_: str) -> Path:
-    places = [features / place / f"{id_}{ending}" for place in _CLAM_PLACES for ending in _ENDINGS]
+    folders = (features, features / "h5_files", features / "pt_files")
+    places = [folder / f"{id_}{ending}" for folder in folders for ending in (".h5", ".pt", ".npy", ".zarr")]
     return next((place for place in places if place.exists()), features / f"{id_}.h5")
 
 
@@ -164,17 +165,13 @@ def _torchmil_below(root: Path, encoder: str) -> Path:
 
 def _bag_label(features: Path) -> str:
     with boundary(features):
-        label = torchmil.label(features)
+        label = TorchmilReader().label(features)
     return "" if label is None else str(label)
 
 
-def _sidecar(below: Path, id_: str, folder: str | Path) -> str:
-    places = [below / name / f"{id_}.npy" for name in ("patch_labels", "slice_labels")]
-    return next((_path(place, folder) for place in places if place.exists()), "")
-
-
-def _path(path: Path, folder: str | Path) -> str:
-    return Path(os.path.relpath(path, folder)).as_posix()
+def _instance_labels(below: Path, name: str) -> Path | None:
+    places = [below / folder / name for folder in ("patch_labels", "slice_labels")]
+    return next((place for place in places if place.exists()), None)
 
 
 def _manifest(content: dict[str, list[str]], words: pd.Series | None, folder: str | Path, name: str | Path) -> Manifest:
@@ -196,16 +193,11 @@ class ManifestLabels:
         here = Path(source).absolute()
         for folder in (here, *list(here.parents)[:2]):
             if not self.files and (folder / NAME).is_file():
-                self._read_manifest(folder / NAME)
-
-    def _read_manifest(self, path: Path) -> None:
-        try:
-            manifest = Manifest.read(path)
-        except DataError:
-            return  # another table of that name
-        named = {manifest.path_of(id_).resolve(): manifest.instance_labels_of(id_) for id_ in manifest.ids}
-        self.files = {bag: labels for bag, labels in named.items() if labels is not None}
-        self.manifest = path if self.files else None
+                with suppress(DataError):  # of another table of that name
+                    manifest = Manifest.read(folder / NAME)
+                    named = {manifest.path_of(id_).resolve(): manifest.instance_labels_of(id_) for id_ in manifest.ids}
+                    self.files = {bag: labels for bag, labels in named.items() if labels is not None}
+                    self.manifest = folder / NAME if self.files else None
 
     def __call__(self, bag: Path) -> np.ndarray | None:
         """The labels of one bag; None when the manifest names none."""

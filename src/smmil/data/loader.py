@@ -4,12 +4,12 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from smmil.bag import Bag, BagBatch
@@ -46,10 +46,12 @@ def _read_ahead(
     todo = _ReadJobs(manifest, jobs, options)
     try:
         for result in _started(todo, workers) if workers and jobs else ():
-            yield [_own(bag) for bag in _or_raise(result)]
+            # Copied out of shared memory, which holds one file handle per tensor.
+            yield tree_map_only(Tensor, Tensor.clone, _or_raise(result))
             done += 1
     except (RuntimeError, OSError, EOFError) as problem:
-        _LOG.warning("a reading worker failed (%s); the rest is read in the main process", _first_line(problem))
+        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+        _LOG.warning("a reading worker failed (%s); the rest is read in the main process", reason)
     for number in range(done, len(jobs)):
         yield _or_raise(todo[number])
 
@@ -91,23 +93,6 @@ def _or_raise(result: list[Bag] | SmmilError) -> list[Bag]:
     if isinstance(result, SmmilError):
         raise result
     return result
-
-
-def _own(bag: Bag) -> Bag:
-    """Copy a bag out of shared memory, which holds one file handle per tensor."""
-    graph = bag.graph
-    if graph is not None:
-        parts = {name: getattr(graph, name).clone() for name in ("indptr", "indices", "weight")}
-        graph = replace(graph, **parts)
-    return replace(bag, x=bag.x.clone(), coords=_copy(bag.coords), y_inst=_copy(bag.y_inst), graph=graph)
-
-
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
-
-
-def _first_line(problem: BaseException) -> str:
-    return (str(problem).strip() or type(problem).__name__).splitlines()[0]
 
 
 class BagDataset(Dataset):
@@ -156,13 +141,6 @@ class BagDataset(Dataset):
 
     def keep(self, index: int, bag: Bag) -> Bag:
         """Check the feature width of a bag, cache the bag if there is room, and return it."""
-        self._check_width(bag)
-        if (size := _bytes(bag)) <= self._room and index not in self._cache:
-            self._room -= size
-            self._cache[index] = bag
-        return bag
-
-    def _check_width(self, bag: Bag) -> None:
         self._width = self._width or (bag.id, bag.x.shape[1])
         first, width = self._width
         if bag.x.shape[1] != width:
@@ -170,13 +148,13 @@ class BagDataset(Dataset):
                 f"{self.manifest.path_of(bag.id)}: {bag.x.shape[1]} features per instance, but bag {first} has "
                 f"{width}; use one encoder for all"
             )
-
-
-def _bytes(bag: Bag) -> int:
-    tensors = [bag.x, bag.coords, bag.y_inst]
-    if bag.graph is not None:
-        tensors += 3 * [bag.graph.indptr, bag.graph.indices, bag.graph.weight]  # as built, normalised, as a matrix
-    return sum(t.nbytes for t in tensors if t is not None)
+        tensors = [bag.x, bag.coords, bag.y_inst]
+        if bag.graph is not None:
+            tensors += 3 * [bag.graph.indptr, bag.graph.indices, bag.graph.weight]  # as built, normalised, as a matrix
+        if (size := sum(t.nbytes for t in tensors if t is not None)) <= self._room and index not in self._cache:
+            self._room -= size
+            self._cache[index] = bag
+        return bag
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> list[int]:

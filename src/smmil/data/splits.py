@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from smmil.data.manifest import Manifest
-from smmil.data.tables import first_few
+from smmil.data.tables import _first_few
 from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_json
 
@@ -19,33 +19,42 @@ PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True, eq=False)
-class StratifiedCases:
+class _StratifiedCases:
     """Bags to divide: ids in ascending order, with label and patient of each."""
 
     ids: np.ndarray
     labels: np.ndarray
     groups: np.ndarray
 
-    def take(self, where: np.ndarray) -> "StratifiedCases":
-        return StratifiedCases(self.ids[where], self.labels[where], self.groups[where])
+    def take(self, where: np.ndarray) -> "_StratifiedCases":
+        return _StratifiedCases(self.ids[where], self.labels[where], self.groups[where])
 
     def patients_per_class(self) -> dict[int, int]:
         """Number of patients with at least one bag of each class."""
         return {int(c): len(set(self.groups[self.labels == c])) for c in np.unique(self.labels)}
 
+    def complete(self, where: np.ndarray) -> bool:
+        """Whether a part of the bags holds every class."""
+        return set(self.labels[where]) == set(self.labels)
 
-def _assign_folds(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray | None:
+    def too_few(self) -> str:
+        """Beginning of an error message that ends with what the patients are too few for."""
+        counts = ", ".join(f"class {c}: {n}" for c, n in self.patients_per_class().items())
+        return f"too few patients ({counts}) for"
+
+
+def _assign_folds(cases: _StratifiedCases, parts: int, seed: int) -> np.ndarray | None:
     """Part of every bag, patients kept whole, each part holding every class; None where no such division is found."""
     if len(np.unique(cases.labels)) < 2 or min(cases.patients_per_class().values()) < parts:
         return None
     for division in (_stratified_assignment, _greedy_assignment):
         part = division(cases, parts, seed)
-        if all(_complete(cases, part == p) for p in range(parts)):
+        if all(cases.complete(part == p) for p in range(parts)):
             return part
     return None
 
 
-def _draw_subset(cases: StratifiedCases, share: float, seed: int, keep: int = 1) -> np.ndarray | None:
+def _draw_subset(cases: _StratifiedCases, share: float, seed: int, keep: int = 1) -> np.ndarray | None:
     """Mask of about `share` of the bags with every class in it, leaving `keep` patients of each class outside."""
     patients = len(set(cases.groups))
     ratio = Fraction(share).limit_denominator(min(20, patients))
@@ -56,20 +65,13 @@ def _draw_subset(cases: StratifiedCases, share: float, seed: int, keep: int = 1)
         part = division(cases, parts, seed)
         for first in range(parts):
             where = (part - first) % parts < taken
-            if _complete(cases, where) and _leaves(cases, ~where, keep):
+            whole = cases.complete(where) and cases.complete(~where)
+            if whole and min(cases.take(~where).patients_per_class().values()) >= keep:
                 return where
     return None
 
 
-def _complete(cases: StratifiedCases, where: np.ndarray) -> bool:
-    return set(cases.labels[where]) == set(cases.labels)
-
-
-def _leaves(cases: StratifiedCases, where: np.ndarray, patients: int) -> bool:
-    return _complete(cases, where) and min(cases.take(where).patients_per_class().values()) >= patients
-
-
-def _stratified_assignment(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray:
+def _stratified_assignment(cases: _StratifiedCases, parts: int, seed: int) -> np.ndarray:
     """scikit-learn's division: class shares as even as whole patients allow."""
     from sklearn.model_selection import StratifiedGroupKFold
 
@@ -84,7 +86,7 @@ def _stratified_assignment(cases: StratifiedCases, parts: int, seed: int) -> np.
     return part
 
 
-def _greedy_assignment(cases: StratifiedCases, parts: int, seed: int) -> np.ndarray:
+def _greedy_assignment(cases: _StratifiedCases, parts: int, seed: int) -> np.ndarray:
     """Assign patients one by one to the part that gains most new classes; with two classes this fills every part."""
     names, member = np.unique(cases.groups, return_inverse=True)
     counts = np.zeros((len(names), cases.labels.max() + 1), dtype=int)
@@ -127,43 +129,38 @@ def make_splits(
     set; without such rows it is drawn once. When val_share is 1/folds every bag validates exactly once; otherwise each
     fold draws its own validation set. No patient is in two parts; each part holds every class.
     """
-    _check_options(folds, val_share, test_share)
-    marks = manifest.splits
-    if all(marks.values()) and "val" in marks.values():
-        return [_marked_split(manifest)]
-    rest, test = _fixed_test(manifest, folds, test_share, seed)
-    splits = [_split(rest, val, test) for val in _validations(rest, folds, val_share, seed)]
-    for split in splits:
-        refuse_leaks(manifest, split)
-    return splits
-
-
-def _check_options(folds: int, val_share: float, test_share: float) -> None:
-    if folds < 1 or (folds == 1 and not val_share):
+    if folds < 1:
         raise ConfigError(f"folds must be at least 1, got {folds}")
     if not 0 < val_share < 1:
         raise ConfigError(f"val_share must lie between 0 and 1, got {val_share}")
     if not 0 <= test_share < 1:
         raise ConfigError(f"test_share must be 0 or lie between 0 and 1, got {test_share}")
+    marks = manifest.splits
+    if all(marks.values()) and "val" in marks.values():
+        split = Split(*(tuple(sorted(i for i, mark in marks.items() if mark == part)) for part in PARTS))
+        refuse_leaks(manifest, split)
+        for part in ("train", "val"):
+            if (held := len({manifest.labels[i] for i in getattr(split, part)})) < 2:
+                raise DataError(f"{manifest.name}: the rows marked {part} hold {held} class; both need at least two")
+        return [split]
+    rest, test = _fixed_test(manifest, folds, test_share, seed)
+    splits = [
+        Split(tuple(rest.ids[~val].tolist()), tuple(rest.ids[val].tolist()), test)
+        for val in _validations(rest, folds, val_share, seed)
+    ]
+    for split in splits:
+        refuse_leaks(manifest, split)
+    return splits
 
 
-def _marked_split(manifest: Manifest) -> Split:
-    split = Split(*(tuple(sorted(i for i, mark in manifest.splits.items() if mark == part)) for part in PARTS))
-    refuse_leaks(manifest, split)
-    for part in ("train", "val"):
-        held = {manifest.labels[i] for i in getattr(split, part)}
-        if len(held) < 2:
-            raise DataError(f"{manifest.name}: the rows marked {part} hold {len(held)} class; both need at least two")
-    return split
-
-
-def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tuple[StratifiedCases, tuple[str, ...]]:
+def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tuple[_StratifiedCases, tuple[str, ...]]:
     """The bags to divide further, and the test set."""
     marks = manifest.splits
     used = set(marks.values())
     if used - {"", "test"} and used != {"train", "test"} and used != {"train"}:
+        counts = ", ".join(f"{word or 'empty'}: {n}" for word, n in sorted(Counter(marks.values()).items()))
         raise DataError(
-            f"{manifest.name}: the column split is filled for some rows only ({_counted(marks.values())}); "
+            f"{manifest.name}: the column split is filled for some rows only ({counts}); "
             "mark every row, or only the test rows"
         )
     test = tuple(sorted(i for i, mark in marks.items() if mark == "test"))
@@ -173,29 +170,29 @@ def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tupl
     where = _draw_subset(rest, share, seed, keep=folds)
     if where is None:
         raise DataError(
-            f"{manifest.name}: {_too_few(rest)} a test set and {folds} folds; use fewer folds or no test set, such as "
+            f"{manifest.name}: {rest.too_few()} a test set and {folds} folds; use fewer folds or no test set, such as "
             "--set data.folds=2 --set data.test_share=0"
         )
     return rest.take(~where), tuple(rest.ids[where].tolist())
 
 
-def _validations(rest: StratifiedCases, folds: int, share: float, seed: int) -> list[np.ndarray]:
+def _validations(rest: _StratifiedCases, folds: int, share: float, seed: int) -> list[np.ndarray]:
     """One mask of validation bags per fold."""
     if folds > 1 and round(1 / share) == folds and abs(1 / share - folds) < 0.05:
         fold = _assign_folds(rest, folds, seed)
-        masks = None if fold is None else [fold == f for f in range(folds)]
+        masks = [] if fold is None else [fold == f for f in range(folds)]
     else:
-        drawn = [_draw_subset(rest, share, seed + 1 + f) for f in range(folds)]
-        masks = None if any(d is None for d in drawn) else [d for d in drawn if d is not None]
-    if masks is None:
+        drawn = (_draw_subset(rest, share, seed + 1 + f) for f in range(folds))
+        masks = [mask for mask in drawn if mask is not None]
+    if len(masks) < folds:
         raise DataError(
-            f"{_too_few(rest)} {folds} folds with every class in training and validation; use fewer folds, such as "
+            f"{rest.too_few()} {folds} folds with every class in training and validation; use fewer folds, such as "
             "--set data.folds=2"
         )
     return masks
 
 
-def _cases(manifest: Manifest, ids: Sequence[str]) -> StratifiedCases:
+def _cases(manifest: Manifest, ids: Sequence[str]) -> _StratifiedCases:
     """Ids, labels and patients in the order of the ids, so that the order of the table does not matter."""
     ordered = sorted(ids)
     if not ordered:
@@ -203,13 +200,9 @@ def _cases(manifest: Manifest, ids: Sequence[str]) -> StratifiedCases:
     labels = [manifest.labels[i] for i in ordered]
     if None in labels:
         raise DataError(f"{manifest.name}: bag {ordered[labels.index(None)]!r} has no label; splits need one for each")
-    return StratifiedCases(
+    return _StratifiedCases(
         np.array(ordered, dtype=object), np.array(labels), np.array([manifest.groups[i] for i in ordered])
     )
-
-
-def _split(rest: StratifiedCases, val: np.ndarray, test: tuple[str, ...]) -> Split:
-    return Split(tuple(rest.ids[~val].tolist()), tuple(rest.ids[val].tolist()), test)
 
 
 def refuse_leaks(manifest: Manifest, split: Split) -> None:
@@ -227,7 +220,7 @@ def refuse_leaks(manifest: Manifest, split: Split) -> None:
             places.setdefault(manifest.groups[i], set()).add(part)
     leaks = sorted(f"{g} ({', '.join(sorted(p))})" for g, p in places.items() if len(p) > 1)
     if leaks:
-        raise DataError(f"{manifest.name}: patient in two splits: {first_few(leaks)}; keep each in one part")
+        raise DataError(f"{manifest.name}: patient in two splits: {_first_few(leaks)}; keep each in one part")
 
 
 def save_splits(path: str | Path, splits: Sequence[Split]) -> None:
@@ -244,12 +237,3 @@ def load_splits(path: str | Path) -> list[Split]:
         return [Split.from_dict(part) for part in content]
     except (DataError, TypeError) as problem:
         raise DataError(f"{path}: {problem}") from None
-
-
-def _too_few(cases: StratifiedCases) -> str:
-    counts = ", ".join(f"class {c}: {n}" for c, n in cases.patients_per_class().items())
-    return f"too few patients ({counts}) for"
-
-
-def _counted(words: Any) -> str:
-    return ", ".join(f"{word or 'empty'}: {n}" for word, n in sorted(Counter(words).items()))

@@ -1,6 +1,11 @@
-"""Small files of a study: CSV tables as text, and instance labels (one whole number per instance, -1 unknown)."""
+"""Tables of a study as text with the checks of a manifest, and instance labels (one whole number each, -1 unknown)."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -8,87 +13,200 @@ import numpy as np
 import pandas as pd
 
 from smmil.errors import DataError, suggest
+from smmil.formats.content import begins_formula
 
+COLUMNS = ("id", "path", "label", "group", "patient", "split", "instance_labels")
+SPLITS = ("", "train", "val", "test")
+_PATIENT_COLUMNS = ("patient_id", "patientid", "case_id", "case", "subject", "subject_id", "group_id", "patients")
 _SIGNS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-def first_few(items: Sequence[str], most: int = 5) -> str:
+def _first_few(items: Sequence[str], most: int = 5) -> str:
     """The first items of a list, and how many more there are."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
 
 
-def read_text_table(path: str | Path, absent: str, **options: Any) -> pd.DataFrame:
-    """A CSV file with every cell as text, spaces around column names removed; `absent`: advice if missing."""
+@contextmanager
+def _table_errors(path: str | Path, absent: str) -> Iterator[None]:
+    """Turn what pandas raises on a file into a DataError that names it."""
     try:
-        table = pd.read_csv(
-            path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True, **options
-        )
+        yield
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {absent}") from None
     except pd.errors.EmptyDataError:
         raise DataError(f"{path}: the table is empty; {absent}") from None
     except (OSError, ValueError, LookupError) as problem:
-        reason = _other_sign([_first_line(path)]) or f"not readable as a table ({' '.join(str(problem).split())})"
-        raise DataError(f"{path}: {reason}") from None
-    return table.rename(columns=lambda name: str(name).strip())
+        if Path(path).suffix.lower() not in (".parquet", ".xlsx"):
+            with suppress(OSError), Path(path).open(encoding="utf-8-sig", errors="replace") as file:
+                _refuse_other_sign(path, file.readline(100_000))
+        raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
 
 
-def need_columns(path: str | Path, table: pd.DataFrame, columns: Iterable[str]) -> None:
+def read_text_table(path: str | Path, absent: str, columns: Iterable[str] = ()) -> pd.DataFrame:
+    """A CSV file with every cell as text, spaces around column names removed, and at least these columns.
+
+    absent  advice when the file is missing
+    """
+    with _table_errors(path, absent):
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
+    table = table.rename(columns=lambda name: str(name).strip())
+    _need_columns(path, table, columns)
+    return table
+
+
+def _need_columns(path: str | Path, table: pd.DataFrame, columns: Iterable[str]) -> None:
     """An error that names the first column that is missing, or the separator used instead of commas."""
     for column in columns:
         if column not in table:
             names = list(map(str, table.columns))
-            reason = _other_sign(names) or f"column {column!r} is missing; {suggest(column, names)}"
-            raise DataError(f"{path}: {reason}")
+            _refuse_other_sign(path, "".join(names))
+            raise DataError(f"{path}: column {column!r} is missing; {suggest(column, names)}")
 
 
-def _other_sign(names: Iterable[str]) -> str | None:
-    joined = "".join(names)
+def _stripped(path: str | Path, table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """A table of texts that must have these columns, without spaces around their cells."""
+    _need_columns(path, table, columns)
+    return table.assign(**{column: table[column].str.strip() for column in columns})
+
+
+def _relative(path: Path | None, folder: str | Path) -> str:
+    """The path as counted from a folder; empty for None."""
+    return "" if path is None else Path(os.path.relpath(path, folder)).as_posix()
+
+
+def _refuse_other_sign(path: str | Path, names: str) -> None:
     for sign, word in _SIGNS.items():
-        if sign in joined:
-            return f"columns are separated by {word} ({sign!r}), not by commas; save the table with commas"
-    return None
+        if sign in names:
+            raise DataError(
+                f"{path}: columns are separated by {word} ({sign!r}), not by commas; save the table with commas"
+            ) from None
 
 
-def _first_line(path: str | Path) -> str:
-    try:
-        with Path(path).open(encoding="utf-8-sig", errors="replace") as file:
-            return file.readline(100_000)
-    except OSError:
-        return ""
+def as_text(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with known columns as plain text (whole numbers and labels without '.0', missing as empty)."""
+    table = table.rename(columns=lambda c: str(c).strip())
+    for column in set(COLUMNS) & set(table.columns):
+        cells = [int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in table[column]]
+        texts = ["" if pd.isna(cell) else str(cell).strip() for cell in cells]
+        table[column] = pd.Series(texts, index=table.index, dtype=object)
+    if "label" in table:
+        table["label"] = [text.removesuffix(".0") if _is_index(text) else text for text in table["label"]]
+    return table
+
+
+def _label_of(text: str, name: str) -> int | None:
+    """Class index behind a label's text; None for an empty one."""
+    if text == "":
+        return None
+    if not _is_index(text):
+        raise DataError(
+            f"{name}: label {text!r} is not a class index; write 0..C-1 (for two classes: 0 = negative, 1 = positive)"
+        )
+    return int(text.removesuffix(".0"))
+
+
+def _is_index(text: str) -> bool:
+    """Whether a text is a class index, as 1 or, from a spreadsheet, 1.0."""
+    whole = text.removesuffix(".0")
+    return whole.isascii() and whole.isdigit()
+
+
+def _table_problems(table: pd.DataFrame, training: bool) -> list[str]:
+    """Problems of a manifest that can be found without opening a file."""
+    problems = _column_problems(table, training), _id_problems(table), _split_problems(table)
+    return [*chain(*problems, _label_problems(table, training))]
+
+
+def _column_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
+    required = ("id", "path", "label") if training else ("id", "path")
+    for column in required:
+        if column not in table:
+            near = get_close_matches(column, map(str, table.columns), n=1)
+            yield f"column {column!r} is missing" + (f"; did you mean {near[0]!r}? rename it" if near else "")
+    for column in table.columns:
+        base, _, number = column.rpartition(".")
+        if base in COLUMNS and number.isdigit():
+            yield f"column {base!r} is given twice; remove or rename one of them"
+            continue
+        near = get_close_matches(column.lower(), COLUMNS, n=1, cutoff=0.75)
+        if column not in COLUMNS and near and near[0] not in table and near[0] not in required:
+            yield f"unknown column {column!r}; did you mean {near[0]!r}? rename it"
+        elif column.lower() in _PATIENT_COLUMNS and not {"group", "patient"} & set(table.columns):
+            yield f"column {column!r} looks like the patient; rename it to 'group', or bags of one patient may leak"
+
+
+def _id_problems(table: pd.DataFrame) -> Iterator[str]:
+    if (empty := int((table["id"] == "").sum())) > 0:
+        yield f"{empty} rows have an empty id; give every bag a name"
+    for column in ("id", "group", "patient"):  # they are part of every table smmil writes
+        names = [repr(name) for name in table.get(column, ()) if begins_formula(name)]
+        if names:
+            yield f"{column} {_first_few(names)} would be a formula in a spreadsheet; begin it otherwise"
+    if (pathless := table["id"][table["path"] == ""].tolist()) != []:
+        yield f"no path for {_first_few(pathless)}"
+    if (twice := [i for i, n in Counter(table["id"]).items() if n > 1 and i]) != []:
+        yield f"duplicate id: {_first_few(twice)}; every bag needs its own id"
+    places: dict[str, list[str]] = {}
+    for id_, path in zip(table["id"], table["path"], strict=True):
+        places.setdefault(os.path.normpath(path) if path else f"no path for {id_}", []).append(id_)
+    if (shared := [f"{path} ({', '.join(ids[:3])})" for path, ids in places.items() if len(set(ids)) > 1]) != []:
+        yield f"the same file under several ids: {_first_few(shared)}; a bag must not be in the table twice"
+
+
+def _split_problems(table: pd.DataFrame) -> Iterator[str]:
+    if "split" not in table:
+        return
+    for word in sorted(set(table["split"]) - set(SPLITS)):
+        yield f"unknown split {word!r}; use train, val, test or leave it empty"
+    group = "group" if "group" in table else "patient"
+    if group in table:
+        marked = table[(table["split"] != "") & (table[group] != "")]
+        places = marked.groupby(group, sort=True)["split"].agg(lambda s: sorted(set(s)))
+        leaks = [f"{g} ({', '.join(p)})" for g, p in places.items() if len(p) > 1]
+        if leaks:
+            yield f"patient in two splits: {_first_few(leaks)}; keep all bags of a patient together"
+
+
+def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
+    if "label" not in table:
+        return
+    words = sorted({text for text in table["label"] if text and not _is_index(text)})
+    if words:
+        problem = f"labels must be class indices 0..C-1, got {_first_few(list(map(repr, words)))}"
+        numbers = any(char.isdigit() for word in words for char in word)
+        mapping = ", ".join(f"{word} = {i}" for i, word in enumerate(words[:5]))
+        yield f"{problem}; correct these rows" if numbers else f"{problem}; map them, such as {mapping}"
+        return
+    if not training:
+        return
+    if (unlabelled := table["id"][table["label"] == ""].tolist()) != []:
+        yield f"no label for {_first_few(unlabelled)}; add it or leave the rows out"
+    classes = sorted({int(text.removesuffix(".0")) for text in table["label"] if text})
+    if len(classes) == 1:
+        yield f"only one class ({classes[0]}) in the column label; training needs at least two"
+    elif classes and classes != list(range(len(classes))):
+        yield f"labels must be 0..C-1 without gaps, got {_first_few(list(map(str, classes)))}; renumber them"
 
 
 def read_instance_labels(path: str | Path) -> np.ndarray:
     """The labels in a .npy file, or in the column `label` of a .csv file, as int64."""
     path = Path(path)
-    readers = {".npy": _from_npy, ".csv": _from_csv}
-    if path.suffix.lower() not in readers:
+    ending = path.suffix.lower()
+    if ending not in (".npy", ".csv"):
         raise DataError(
             f"{path}: instance labels must be .npy or .csv (column 'label'), got {path.suffix or 'no ending'!r}"
         )
     try:
-        labels = readers[path.suffix.lower()](path)
+        found: Any = np.load(path, allow_pickle=False) if ending == ".npy" else pd.read_csv(path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check the column instance_labels of the manifest") from None
     except (OSError, ValueError, TypeError, EOFError, SyntaxError) as problem:
         reason = " ".join(str(problem).split())
         raise DataError(f"{path}: not readable as instance labels ({reason}); write it again") from None
-    return _checked(path, labels)
-
-
-def _from_npy(path: Path) -> np.ndarray:
-    return np.load(path, allow_pickle=False)
-
-
-def _from_csv(path: Path) -> np.ndarray:
-    table = pd.read_csv(path)
-    if "label" not in table:
-        raise DataError(f"{path}: there is no column 'label'; {suggest('label', map(str, table.columns))}")
-    return table["label"].to_numpy()
-
-
-def _checked(path: Path, labels: np.ndarray) -> np.ndarray:
+    if ending == ".csv" and "label" not in found:
+        raise DataError(f"{path}: there is no column 'label'; {suggest('label', map(str, found.columns))}")
+    labels: np.ndarray = found if ending == ".npy" else found["label"].to_numpy()
     if labels.ndim != 1 or labels.dtype.kind not in "iufb":
         raise DataError(f"{path}: expected one number per instance, got {labels.dtype} of shape {labels.shape}")
     values = labels.astype(np.float64)
@@ -98,7 +216,7 @@ def _checked(path: Path, labels: np.ndarray) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def check_instance_labels(name: str, labels: np.ndarray, n: int, y: int | None) -> None:
+def _check_instance_labels(name: str, labels: np.ndarray, n: int, y: int | None) -> None:
     """An error when the labels do not fit the bag: wrong number, or a positive instance in a negative bag."""
     if len(labels) != n:
         raise DataError(f"{name}: {len(labels):,} instance labels for {n:,} instances; write the labels again")

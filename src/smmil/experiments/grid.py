@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from smmil.config import TrainConfig, checked, config_hash
+from smmil.config import TrainConfig, checked
 from smmil.errors import ConfigError, suggest
 from smmil.experiments.datasets import PreparedSet, folds_to_train, prepare
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
@@ -123,7 +123,7 @@ def _run(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, l
 def _run_key(config: TrainConfig, data_digest: str) -> str:
     """Name of a run: the settings that decide what is learned, the content of the data and of a file of splits."""
     splits = Path(config.data.splits).read_bytes() if config.data.splits else b""
-    return digest(config_hash(config), data_digest, splits)[:20]
+    return digest(config.digest(), data_digest, splits)[:20]
 
 
 def _training(study: Study, dataset: Dataset, variant: Variant) -> dict[str, Any]:

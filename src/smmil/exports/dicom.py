@@ -19,7 +19,7 @@ from smmil.exports.registry import ExportFormat, register_export
 from smmil.files import digest, replacing
 from smmil.images.dicom_series import DicomSlices
 from smmil.images.volume import Turn
-from smmil.redact import in_words, plain
+from smmil.redact import plain
 
 # Dates are compulsory; a fixed one keeps the bytes reproducible and identifies nobody.
 _DATE, _TIME = "20000101", "000000"
@@ -29,7 +29,7 @@ _RETAINED_UIDS = ("113110", "Retain UIDs Option")
 
 def _save(made: Any, case: ExportCase, path: Path) -> None:
     """Write the file with provenance, de-identification marks, and fixed values for times and random identifiers."""
-    made.DerivationDescription = _text(in_words(case.facts), 1024)
+    made.DerivationDescription = _derivation(case)
     made.InstanceCreationDate = made.ContentDate = made.SeriesDate = _DATE
     made.InstanceCreationTime = made.ContentTime = made.SeriesTime = _TIME
     for equipment in made.get("ContributingEquipmentSequence", ()):
@@ -45,6 +45,11 @@ def _save(made: Any, case: ExportCase, path: Path) -> None:
         made.LongitudinalTemporalInformationModified = "REMOVED"
     with replacing(path) as temporary:
         made.save_as(temporary)
+
+
+def _derivation(case: ExportCase) -> str:
+    """Model, weights, kind of score and the rest, in at most 1024 characters."""
+    return _text("; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in case.facts.items()), 1024)
 
 
 def _text(text: str, longest: int = 64) -> str:
@@ -196,7 +201,7 @@ def _slide_canvas(case: ExportCase, rows: Rows, image: Path, what: str) -> _Canv
 def _identity(case: ExportCase, canvas: _Canvas, what: str) -> dict[str, Any]:
     """Identifiers that follow from the source, the scores and the model; equipment; a place in the study."""
     sources = (str(source.SOPInstanceUID) for source in canvas.sources)
-    key = digest(what, _text(in_words(case.facts), 1024), *sources, canvas.heat.tobytes())
+    key = digest(what, _derivation(case), *sources, canvas.heat.tobytes())
     return {
         "series_instance_uid": _derived_uid("series", key),
         "series_number": 9000 + int(key[:3], 16) % 900,

@@ -10,55 +10,74 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.files import file_name
-from smmil.formats import hdf5
-from smmil.formats.content import (
-    GRID,
-    INFERRED,
-    Stored,
-    WritePlan,
-    check_shapes,
-    coords_2d,
-    empty_edges,
-    frame_from_coords,
-    frame_json,
-    frame_with_step,
-    h5_bytes,
-    lost_facts,
-    square_frame,
-)
-from smmil.frame import Frame
+from smmil.formats.content import INFERRED, Stored, _frame_from_coords, _frame_with_step, _h5_bytes, _WritePlan
+from smmil.formats.hdf5 import Reader, _dataset, _number, _numbers, _starts_with
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 
 
-def is_pt(path: Path) -> bool:
-    """Whether this is a tensor file of torch."""
-    return path.suffix.lower() == ".pt" and hdf5.starts_with(path, _ZIP, _PICKLE)
+class _ClamReader(Reader):
+    name = "clam"
+
+    def load(self, path: Path) -> Stored:
+        """Features and coordinates; footprint from the patch file, else the step is inferred from the coordinates."""
+        with h5py.File(path, "r", locking=False) as file:
+            features, (coords, side) = _dataset(file, "features"), _coords_and_side(file)
+        if features is None or coords is None:
+            raise DataError("there is no dataset 'coords'; for bags without positions use write_bag(..., graph='none')")
+        return _on_lattice(path, features, coords, side)
+
+    def plan(self, stored: Stored, facts: dict[str, Any], label: int | None) -> _WritePlan:
+        """The three files of a case; CLAM holds square patches on a plane, and nothing about encoder or pixel size."""
+        coords, side = stored.coords_2d("CLAM"), stored.square_frame("CLAM").patch[0]
+        name, known = file_name(stored.id), ("level0_width", "level0_height")
+        notes = stored.lost_facts(facts, _frame_with_step((side, side), coords), keeps=("patch_size", *known))
+        size = [facts[fact] for fact in known if facts.get(fact)]
+        if len(size) < 2:
+            size = (coords.max(0) + np.ceil(side)).astype(int).tolist()
+            notes.append("assumed: level_dim is where the patches end, the size of the slide is not known")
+        if stored.features.dtype != np.float32:
+            notes.append(f"differs: features stay {stored.features.dtype}, CLAM itself writes float32")
+        stated = {
+            "patch_size": np.int64(side) if side.is_integer() else side,
+            "patch_level": np.int64(0),
+            "downsample": np.array([1.0, 1.0]),
+            "downsampled_level_dim": np.array(size, dtype=np.int64),
+            "level_dim": np.array(size, dtype=np.int64),
+            "name": stored.id,
+        }
+        files = {
+            f"patches/{name}.h5": lambda: _h5_bytes({"coords": coords}, {"coords": stated}),
+            f"h5_files/{name}.h5": lambda: _h5_bytes({"features": stored.features, "coords": coords}),
+            f"pt_files/{name}.pt": lambda: _pt_bytes(stored.features),
+        }
+        return _WritePlan(files, notes)
 
 
-def load_h5(path: Path) -> Stored:
-    """Features and coordinates; footprint from the patch file, else the step is inferred from the coordinates."""
-    with h5py.File(path, "r", locking=False) as file:
-        features = hdf5.dataset(file, "features", "features")
-        coords = hdf5.dataset(file, "coords", "coords")
-        side = None if coords is None else _level0_side(file["coords"].attrs)
-    if features is None or coords is None:
-        raise DataError("there is no dataset 'coords'; for bags without positions use write_bag(..., graph='none')")
-    return _stored(path, features, coords, side)
+class _ClamTensorReader(Reader):
+    name = "clam_pt"
+
+    def recognises(self, path: Path) -> bool:
+        """Whether this is a tensor file of torch."""
+        return path.suffix.lower() == ".pt" and _starts_with(path, _ZIP, _PICKLE)
+
+    def load(self, path: Path) -> Stored:
+        """Features of a tensor file; coordinates from the HDF5 file of this name next to it, where there is one."""
+        features = _tensor(path)
+        for companion in (path.parent.parent / "h5_files" / f"{path.stem}.h5", *_patch_files(path)):
+            if companion.is_file():
+                with h5py.File(companion, "r", locking=False) as file:
+                    coords, side = _coords_and_side(file)
+                if coords is not None:
+                    return _on_lattice(path, features, coords, side)
+        note = {"coords": "absent: no h5 file of this name beside it"}
+        return Stored(path.stem, features, provenance=json.dumps(note))
 
 
-def load_pt(path: Path) -> Stored:
-    """Features of a tensor file; coordinates from the HDF5 file of the same name next to it, where there is one."""
-    features = _tensor(path)
-    for companion in (path.parent.parent / "h5_files" / f"{path.stem}.h5", *_patch_files(path)):
-        if companion.is_file():
-            with h5py.File(companion, "r", locking=False) as file:
-                coords = hdf5.dataset(file, "coords", "coords")
-                side = None if coords is None else _level0_side(file["coords"].attrs)
-            if coords is not None:
-                return _stored(path, features, coords, side)
-    check_shapes({"features": features, "coords": None, "y_inst": None})
-    return Stored(path.stem, features, provenance=json.dumps({"coords": "absent: no h5 file of this name beside it"}))
+def _coords_and_side(file: h5py.File) -> tuple[np.ndarray | None, float | None]:
+    """Coordinates and the footprint that their attributes tell, as far as they are there."""
+    coords = _dataset(file, "coords")
+    return coords, None if coords is None else _level0_side(file["coords"].attrs)
 
 
 def _tensor(path: Path) -> np.ndarray:
@@ -74,20 +93,17 @@ def _tensor(path: Path) -> np.ndarray:
     return np.ascontiguousarray(content.detach().numpy())
 
 
-def _stored(path: Path, features: np.ndarray, coords: np.ndarray, side: float | None) -> Stored:
-    check_shapes({"features": features, "coords": coords, "y_inst": None})
-    side = side or _side_from_patch_file(path)
+def _on_lattice(path: Path, features: np.ndarray, coords: np.ndarray, side: float | None) -> Stored:
+    stored = Stored(path.stem, features, coords)
+    patches = None if side else next((file for file in _patch_files(path) if file.is_file()), None)
+    side = side or None
+    if patches is not None:
+        with h5py.File(patches, "r", locking=False) as file:
+            side = _level0_side(file["coords"].attrs) if "coords" in file else None
     if side is not None:
-        return Stored(
-            path.stem, features, coords, frame=frame_json(frame_with_step((side,) * coords.shape[1], coords)), rule=GRID
-        )
-    frame = frame_from_coords(coords)
-    if frame is None:
-        note = {"step": "unknown: one instance and no patch file"}
-        return Stored(path.stem, features, coords, empty_edges(), rule='{"kind": "edges"}', provenance=json.dumps(note))
-    return Stored(
-        path.stem, features, coords, frame=frame_json(frame), rule=GRID, provenance=json.dumps({"step": INFERRED})
-    )
+        return stored.on_lattice(_frame_with_step((side,) * coords.shape[1], coords))
+    frame = _frame_from_coords(coords)
+    return stored.on_lattice(frame, {"step": INFERRED if frame else "unknown: one instance and no patch file"})
 
 
 def _patch_files(path: Path) -> list[Path]:
@@ -95,72 +111,21 @@ def _patch_files(path: Path) -> list[Path]:
     return [folder / "patches" / f"{path.stem}.h5" for folder in path.absolute().parents[1:3]]
 
 
-def _side_from_patch_file(path: Path) -> float | None:
-    for patches in _patch_files(path):
-        if patches.is_file():
-            with h5py.File(patches, "r", locking=False) as file:
-                return _level0_side(file["coords"].attrs) if "coords" in file else None
-    return None
-
-
 def _level0_side(attributes: Any) -> float | None:
-    """Footprint in level-0 pixels: the patch size at its level times the downsampling of that level."""
-    size, level = hdf5.number(attributes, "patch_size"), hdf5.number(attributes, "patch_level")
+    """Footprint in level-0 pixels: the patch size at its level times the downsampling of that level.
+
+    The downsampling is given as one number, as the pair (x, y) of this level, or as a list over levels.
+    """
+    size, level = _number(attributes, "patch_size"), _number(attributes, "patch_level")
+    factor = _numbers(attributes, "downsample")
     if size is None or level is None:
         return None
-    return size * _factor(hdf5.numbers(attributes, "downsample"), int(level))
-
-
-def _factor(downsample: np.ndarray | None, level: int) -> float:
-    """Downsampling of a level, given as one number, as the pair (x, y) of this level, or as a list over levels."""
-    if downsample is None:
-        if level:
-            raise DataError(f"patches of level {level} without the attribute 'downsample'; extract this case again")
-        return 1.0
-    if downsample.ndim == 0:
-        return float(downsample)
-    is_pair = downsample.shape == (2,) and abs(downsample[0] / downsample[1] - 1) < 0.05
-    row = downsample if is_pair else np.atleast_1d(downsample[level])
-    return float(row[0])
-
-
-def provenance(_path: Path) -> dict[str, Any]:
-    """CLAM's files do not say which encoder made them."""
-    return {}
-
-
-def plan(stored: Stored, facts: dict[str, Any]) -> WritePlan:
-    """The three files of a case; CLAM holds square patches on a plane, and nothing about encoder or pixel size."""
-    coords, frame = coords_2d(stored, "CLAM"), square_frame(stored, "CLAM")
-    name = file_name(stored.id)
-    notes = lost_facts(
-        stored, facts, frame_with_step(frame.patch, coords), keeps=("patch_size", "level0_width", "level0_height")
-    )
-    size = [facts[name] for name in ("level0_width", "level0_height") if facts.get(name)]
-    if len(size) < 2:
-        size = (coords.max(0) + np.ceil(frame.patch)).astype(int).tolist()
-        notes.append("assumed: level_dim is where the patches end, the size of the slide is not known")
-    if stored.features.dtype != np.float32:
-        notes.append(f"differs: features stay {stored.features.dtype}, CLAM itself writes float32")
-    return WritePlan(
-        {
-            f"patches/{name}.h5": lambda: h5_bytes({"coords": coords}, {"coords": _attributes(stored.id, frame, size)}),
-            f"h5_files/{name}.h5": lambda: h5_bytes({"features": stored.features, "coords": coords}),
-            f"pt_files/{name}.pt": lambda: _pt_bytes(stored.features),
-        },
-        notes,
-    )
-
-
-def _attributes(name: str, frame: Frame, size: list[int]) -> dict[str, Any]:
-    return {
-        "patch_size": np.int64(frame.patch[0]) if frame.patch[0].is_integer() else frame.patch[0],
-        "patch_level": np.int64(0),
-        "downsample": np.array([1.0, 1.0]),
-        "downsampled_level_dim": np.array(size, dtype=np.int64),
-        "level_dim": np.array(size, dtype=np.int64),
-        "name": name,
-    }
+    if factor is None and level:
+        raise DataError(f"patches of level {level:.0f} without the attribute 'downsample'; extract this case again")
+    if factor is None or factor.ndim == 0:
+        return size * float(1.0 if factor is None else factor)
+    is_pair = factor.shape == (2,) and abs(factor[0] / factor[1] - 1) < 0.05
+    return size * float((factor if is_pair else np.atleast_1d(factor[int(level)]))[0])
 
 
 def _pt_bytes(features: np.ndarray) -> bytes:

@@ -1,31 +1,23 @@
 """Feature files of one project converted to those of another; what a format cannot hold is listed."""
 
-import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from smmil.bag import Bag
 from smmil.errors import DataError, check_choice
-from smmil.files import digest, file_name, read_json, remove_leftovers, replacing, write_json, write_rows
-from smmil.formats import all_facts, choose_reader, clam, read_stored, stamp, torchmil, trident, write_bag
-from smmil.formats.content import Stored, WritePlan, as_int8, begins_formula, frame_json, refuse_isolated
+from smmil.files import digest, read_json, remove_leftovers, replacing, write_json, write_rows
+from smmil.formats import READERS, _choose_reader, _read_stored
+from smmil.formats.content import Stored, _as_int8, _frame_json, _WritePlan, begins_formula
 from smmil.formats.hdf5 import boundary
 from smmil.formats.inspection import find_bags
+from smmil.formats.stamp import _in_pixels
 from smmil.frame import Frame
 
 TARGETS = ("native", "trident", "clam", "stamp", "torchmil")
-LEDGER, FAILURES, NOTES, LABELS = (
-    "convert_files.json",
-    "convert_failures.csv",
-    "convert_notes.csv",
-    "convert_labels.csv",
-)
+LEDGER = "convert_files.json"
 
 
 @dataclass
@@ -90,12 +82,11 @@ class _Conversion:
     labels: dict[str, int]
     beside: Callable[[Path], np.ndarray | None] | None
     done: Converted
-    ledger: dict[str, str] = field(default_factory=dict)
     claimed: dict[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         path = self.out / LEDGER
-        self.ledger = dict(read_json(path)["files"]) if path.exists() else {}
+        self.ledger: dict[str, str] = dict(read_json(path)["files"]) if path.exists() else {}
 
     def one(self, path: Path) -> None:
         """Convert one case; what is wrong with it is noted and the others go on."""
@@ -109,32 +100,29 @@ class _Conversion:
         (self.done.written if changed else self.done.kept).append(stored.id)
         self.done.notes += [(stored.id, note) for note in plan.notes]
 
-    def _plan(self, path: Path) -> tuple[Stored, WritePlan]:
-        reader = choose_reader(path)
-        stored = self._with_labels(read_stored(path, reader), path)
+    def _plan(self, path: Path) -> tuple[Stored, _WritePlan]:
+        reader = _choose_reader(path)
+        stored = _read_stored(path, reader)
+        # Instance labels next to the file override those inside, as in a manifest.
+        if self.beside is not None and (labels := self.beside(path)) is not None:
+            if len(labels) != len(stored.features):
+                raise DataError(f"{len(labels):,} instance labels beside it for {len(stored.features):,} instances")
+            stored = replace(stored, y_inst=_as_int8(labels))
         if begins_formula(stored.id):
             raise DataError(f"its name {stored.id!r} would be a formula in the tables of a study; rename the file")
-        facts = all_facts(path, reader, stored)
+        facts = reader.all_facts(path, stored)
         if self.encoder is not None:
             _refuse_other("encoder", facts.get("encoder"), self.encoder)
             facts["encoder"] = self.encoder
         stored = _sized(stored, self.mpp, reader.name)
-        refuse_isolated(stored.graph(), json.loads(stored.rule), stored.coords, stored.parsed_frame())
+        stored.connected_graph()
         label = self.labels.get(stored.id, reader.label(path))
         if label is not None:
             self.done.labels[stored.id] = label
-        return stored, _planned(self.to, stored, facts, label)
+        target = next(target for target in READERS if target.name == self.to)
+        return stored, target.plan(stored, facts, label)
 
-    def _with_labels(self, stored: Stored, path: Path) -> Stored:
-        """The case with the instance labels next to its file, which override those inside, as in a manifest."""
-        labels = None if self.beside is None else self.beside(path)
-        if labels is None:
-            return stored
-        if len(labels) != len(stored.features):
-            raise DataError(f"{len(labels):,} instance labels beside it for {len(stored.features):,} instances")
-        return replace(stored, y_inst=as_int8(labels))
-
-    def _place(self, plan: WritePlan, source: Path) -> bool:
+    def _place(self, plan: _WritePlan, source: Path) -> bool:
         """Write the files that are not there yet; whether any had to be written."""
         for relative in plan.files:
             if (other := self.claimed.setdefault(relative, source)) != source:
@@ -145,7 +133,7 @@ class _Conversion:
         return any(changed)
 
     def _put(self, relative: str, content: bytes) -> bool:
-        path, found = self.out / relative, None
+        path = self.out / relative
         if path.exists():
             found = path.read_bytes()
             if found == content:
@@ -165,36 +153,10 @@ class _Conversion:
                 return
             self.out.mkdir(parents=True)
         write_json(self.out / LEDGER, {"files": self.ledger})
-        write_rows(self.out / FAILURES, ("file", "reason"), self.done.failed.items())
-        write_rows(self.out / NOTES, ("id", "note"), self.done.notes)
-        held = self.to == "torchmil"
-        write_rows(self.out / LABELS, ("id", "label"), () if held else self.done.labels.items(), exact=True)
-
-
-def _planned(to: str, stored: Stored, facts: dict[str, Any], label: int | None) -> WritePlan:
-    if to == "torchmil":
-        return torchmil.plan(stored, facts, label)
-    return {"native": _native_plan, "trident": trident.plan, "clam": clam.plan, "stamp": stamp.plan}[to](stored, facts)
-
-
-def _native_plan(stored: Stored, facts: dict[str, Any]) -> WritePlan:
-    """Our own file holds everything; the name of the case lies inside."""
-    return WritePlan({f"{file_name(stored.id)}.h5": lambda: _native_bytes(stored, facts)})
-
-
-def _native_bytes(stored: Stored, facts: dict[str, Any]) -> bytes:
-    rule = json.loads(stored.rule)
-    bag = Bag(
-        stored.id,
-        torch.from_numpy(stored.features),
-        None if stored.coords is None else torch.from_numpy(stored.coords),
-        stored.parsed_frame(),
-        stored.graph() if rule["kind"] == "edges" else None,
-        y_inst=None if stored.y_inst is None else torch.from_numpy(stored.y_inst),
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        write_bag(Path(folder) / "bag.h5", bag, graph=rule, provenance=facts)
-        return (Path(folder) / "bag.h5").read_bytes()
+        write_rows(self.out / "convert_failures.csv", ("file", "reason"), self.done.failed.items())
+        write_rows(self.out / "convert_notes.csv", ("id", "note"), self.done.notes)
+        labels = () if self.to == "torchmil" else self.done.labels.items()
+        write_rows(self.out / "convert_labels.csv", ("id", "label"), labels, exact=True)
 
 
 def _sized(stored: Stored, mpp: float | None, format_: str) -> Stored:
@@ -203,12 +165,12 @@ def _sized(stored: Stored, mpp: float | None, format_: str) -> Stored:
     if mpp is None or frame is None:
         return stored
     if format_ == "stamp":
-        return stamp.in_pixels(stored, mpp)
+        return _in_pixels(stored, mpp)
     if frame.spacing is not None:
         _refuse_other("mpp", frame.spacing[0], mpp)
         return stored
     sized = Frame(frame.patch, (mpp,) * len(frame.patch), "um", frame.stride)
-    return replace(stored, frame=frame_json(sized))
+    return replace(stored, frame=_frame_json(sized))
 
 
 def _refuse_other(name: str, stated: Any, given: Any) -> None:

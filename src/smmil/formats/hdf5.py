@@ -1,6 +1,7 @@
 """HDF5 feature files: layouts, datasets and texts read with care, and the error boundary of all readers."""
 
 import io
+import json
 import os
 import pickle
 import struct
@@ -8,6 +9,7 @@ import tokenize
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +17,14 @@ import h5py
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
-from smmil.formats.content import check_shapes, stored_type
+from smmil.formats.content import Stored, _stored_type, _WritePlan
 from smmil.frame import Frame
 
 # What h5py, numpy, torch and zarr raise on damaged files.
 _DAMAGE = (
-    OSError,
-    LookupError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    ArithmeticError,
-    MemoryError,
-    pickle.UnpicklingError,
-    EOFError,
-    SyntaxError,
-    AssertionError,
-    ImportError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    struct.error,
+    *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
+    *(EOFError, SyntaxError, AssertionError, ImportError),
+    *(pickle.UnpicklingError, tokenize.TokenError, zipfile.BadZipFile, struct.error),
 )
 
 
@@ -59,12 +48,12 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _LARGEST_PACKING = 1100
 
 
-def is_hdf5(path: Path) -> bool:
+def _is_hdf5(path: Path) -> bool:
     """Whether a file is, or by its name should be, HDF5."""
-    return path.suffix.lower() in ENDINGS or starts_with(path, _SIGNATURE)
+    return path.suffix.lower() in ENDINGS or _starts_with(path, _SIGNATURE)
 
 
-def starts_with(path: Path, *signatures: bytes) -> bool:
+def _starts_with(path: Path, *signatures: bytes) -> bool:
     """Whether the first bytes of a file are one of these; False for what is not a file."""
     if not path.is_file():
         return False
@@ -72,7 +61,7 @@ def starts_with(path: Path, *signatures: bytes) -> bool:
         return file.read(max(map(len, signatures))).startswith(signatures)
 
 
-def layout(path: Path) -> str:
+def _layout(path: Path) -> str:
     """Whose layout an HDF5 file has: native, trident, clam or stamp; "positions" without features, or "unknown".
 
     Only names are looked at: in a damaged file, HDF5 can search for the text of an attribute for ever.
@@ -87,7 +76,7 @@ def layout(path: Path) -> str:
         return "positions" if "coords" in file else "unknown"
 
 
-def dataset(file: h5py.File, name: str, like: str | None = None) -> np.ndarray | None:
+def _dataset(file: h5py.File, name: str, like: str | None = None) -> np.ndarray | None:
     """A dataset of numbers as the array `like` of a bag (by default its own name); None when it is absent.
 
     What claims to be larger than the file can hold is refused before memory is taken.
@@ -102,23 +91,22 @@ def dataset(file: h5py.File, name: str, like: str | None = None) -> np.ndarray |
     array = np.empty(found.shape, dtype=found.dtype.newbyteorder("="))
     if array.size:
         found.read_direct(array)
-    return stored_type(like, array)
+    return _stored_type(like, array)
 
 
-def bag_arrays(file: h5py.File) -> dict[str, Any]:
-    """The datasets of a file in TRIDENT's or our own layout, checked, as arguments of `Stored`."""
-    arrays = {name: dataset(file, name) for name in ("features", "coords", "y_inst")}
-    check_shapes(arrays)
-    pairs, weight = dataset(file, "edges"), dataset(file, "edge_weight")
+def _bag_arrays(file: h5py.File) -> dict[str, Any]:
+    """The datasets of a file in TRIDENT's or our own layout as arguments of `Stored`."""
+    arrays = {name: _dataset(file, name) for name in ("features", "coords", "y_inst")}
+    pairs, weight = _dataset(file, "edges"), _dataset(file, "edge_weight")
     return {**arrays, "edges": None if pairs is None or weight is None else (pairs, weight)}
 
 
-def text(value: Any) -> str:
+def _text(value: Any) -> str:
     """An attribute as text, stored as bytes or as a string."""
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
-def numbers(attributes: Any, name: str) -> np.ndarray | None:
+def _numbers(attributes: Any, name: str) -> np.ndarray | None:
     """A numeric attribute as an array; None when it is absent or a text ('None').
 
     The text itself is never read: in a damaged file, HDF5 can search for it for ever.
@@ -128,14 +116,14 @@ def numbers(attributes: Any, name: str) -> np.ndarray | None:
     return np.asarray(attributes[name], dtype=np.float64)
 
 
-def number(attributes: Any, name: str) -> float | None:
+def _number(attributes: Any, name: str) -> float | None:
     """A single numeric attribute; None when it is absent or a text."""
-    values = numbers(attributes, name)
+    values = _numbers(attributes, name)
     return None if values is None else float(values.reshape(-1)[0])
 
 
 @contextmanager
-def open_for_texts(path: Path) -> Iterator[h5py.File]:
+def _open_for_texts(path: Path) -> Iterator[h5py.File]:
     """An HDF5 file whose attributes may be read as text even when it is damaged: it fails then, and never hangs."""
     with _HeapGuard(path, "rb") as raw, h5py.File(raw, "r") as file:
         yield file
@@ -171,17 +159,20 @@ class _HeapGuard(io.FileIO):
             place += length if index == 0 else 16 + -(-length // 8) * 8
 
 
-def coords_attributes(name: str, frame: Frame | None, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _coords_attributes(name: str, frame: Frame | None, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes of `coords` in TRIDENT's layout; without facts, the target magnification is that of level 0."""
-    facts = facts or {}
-    side = None if frame is None else frame.patch[0]
-    target = facts.get("patch_size", side)
+    side = overlap = None
+    target = facts.get("patch_size")
+    if frame is not None:
+        side, target = frame.patch[0], facts.get("patch_size", frame.patch[0])
+        overlap = (side - frame.step[0]) * target / side  # in pixels at target magnification
+        overlap = round(overlap) if abs(overlap - round(overlap)) < 1e-6 else overlap
     known: dict[str, Any] = {
         "patch_size": target,
         "patch_size_level0": side,
         "level0_magnification": facts.get("level0_magnification"),
         "target_magnification": facts.get("target_magnification"),
-        "overlap": None if frame is None else _overlap(frame, target),
+        "overlap": overlap,
         "name": name,
         "level0_width": facts.get("level0_width"),
         "level0_height": facts.get("level0_height"),
@@ -189,13 +180,46 @@ def coords_attributes(name: str, frame: Frame | None, facts: Mapping[str, Any] |
     return {key: _plain(value) for key, value in known.items()}
 
 
-def _overlap(frame: Frame, target: float) -> float:
-    """Overlap in pixels at target magnification."""
-    overlap = (frame.patch[0] - frame.step[0]) * target / frame.patch[0]
-    return round(overlap) if abs(overlap - round(overlap)) < 1e-6 else overlap
-
-
 def _plain(value: Any) -> Any:
     if value is None:
         return "None"
     return np.int64(value) if isinstance(value, int | float) and float(value).is_integer() else value
+
+
+class Reader:
+    """One kind of feature file: how to recognise and read it and, where `convert` writes it, which files to write."""
+
+    name = ""
+
+    def recognises(self, path: Path) -> bool:
+        """Whether a file or folder is of this kind, by its content; here: an HDF5 file of the layout called `name`."""
+        return _is_hdf5(path) and _layout(path) == self.name
+
+    def load(self, path: Path) -> Stored:
+        """Everything in the file but the labels that lie in files of their own."""
+        raise NotImplementedError
+
+    def provenance(self, path: Path) -> dict[str, Any]:
+        """Where the features come from, without reading them."""
+        return {}
+
+    def label(self, path: Path) -> int | None:
+        """Label of the bag, in the rare formats that have one."""
+        return None
+
+    def instance_labels(self, path: Path) -> np.ndarray | None:
+        """Instance labels from a file next to the features; not called in training, where nobody may look at them."""
+        return None
+
+    def plan(self, stored: Stored, facts: dict[str, Any], label: int | None) -> _WritePlan:
+        """The files of a case in this format, and notes on what is lost or assumed."""
+        raise NotImplementedError
+
+    def read(self, path: Path, instance_labels: bool = True) -> Stored:
+        """The content of a file, with the instance labels that lie in a file of their own if they are wanted."""
+        stored, labels = self.load(path), self.instance_labels(path) if instance_labels else None
+        return stored if labels is None else replace(stored, y_inst=labels)
+
+    def all_facts(self, path: Path, stored: Stored) -> dict[str, Any]:
+        """Everything known about the origin of a file: its provenance and what was found while loading it."""
+        return {**self.provenance(path), **json.loads(stored.provenance)}

@@ -2,18 +2,21 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.formats import all_facts, choose_reader, find_reader, hdf5, lazyslide
-from smmil.formats.content import ALARM_FROM, ALARM_SHARE, Stored, nearest_distance
-from smmil.formats.hdf5 import boundary
-from smmil.graph import Graph
+from smmil.formats import _choose_reader, find_reader
+from smmil.formats.content import ALARM_FROM, ALARM_SHARE, Stored, _nearest_distance
+from smmil.formats.hdf5 import ENDINGS, _layout, boundary
+from smmil.formats.lazyslide import _LazySlideReader
 
-_ENDINGS = (*hdf5.ENDINGS, ".pt", ".npy", ".csv")
+_is_store = _LazySlideReader().recognises
+_CHECKSUM = {True: "matches", False: "does not match"}
 
 
 def find_bags(source: str | Path, leave_out: Path | None = None) -> tuple[list[Path], dict[str, str]]:
@@ -24,35 +27,23 @@ def find_bags(source: str | Path, leave_out: Path | None = None) -> tuple[list[P
     source = Path(source)
     if not source.exists():
         raise DataError(f"{source}: no such file or folder")
-    if source.is_file() or lazyslide.recognises(source):
+    if source.is_file() or _is_store(source):
         return [source], {}
-    bags: list[Path] = []
-    others: dict[str, str] = {}
-    for folder, names in _walk(source, leave_out):
-        for name in names:
-            path = folder / name
-            reason = _why_not(path)
-            if reason is None:
-                bags.append(path)
-            else:
-                others[str(path.relative_to(source))] = reason
-    return bags, others
+    reasons = {path: _why_not(path) for path in _candidates(source, leave_out)}
+    others = {str(path.relative_to(source)): reason for path, reason in reasons.items() if reason is not None}
+    return [path for path, reason in reasons.items() if reason is None], others
 
 
-def _walk(source: Path, leave_out: Path | None) -> list[tuple[Path, list[str]]]:
-    """Every folder with its candidates in sorted order; a zarr store is a candidate, not a folder."""
-    places = []
+def _candidates(source: Path, leave_out: Path | None) -> Iterator[Path]:
+    """Files that may be bags, folder by folder in sorted order; a zarr store is a candidate, not a folder."""
     for folder, below, files in os.walk(source):
         here = Path(folder)
-        stores = [name for name in below if lazyslide.recognises(here / name)]
-        skipped = {
-            *stores,
-            *(n for n in below if leave_out is not None and (here / n).resolve() == leave_out.resolve()),
-        }
-        below[:] = sorted(set(below) - skipped)
-        candidates = [name for name in files if name.lower().endswith(_ENDINGS) and not name.startswith(".")]
-        places.append((here, sorted(candidates + stores)))
-    return places
+        stores = [name for name in below if _is_store(here / name)]
+        left_out = [name for name in below if leave_out is not None and (here / name).resolve() == leave_out.resolve()]
+        below[:] = sorted({*below} - {*stores, *left_out})
+        endings = (*ENDINGS, ".pt", ".npy", ".csv")
+        candidates = [name for name in files if name.lower().endswith(endings) and not name.startswith(".")]
+        yield from (here / name for name in sorted(candidates + stores))
 
 
 def _why_not(path: Path) -> str | None:
@@ -64,17 +55,10 @@ def _why_not(path: Path) -> str | None:
         return "not in a folder of features"
     if ending == ".csv":
         return None if find_or_none(path) else "a table, not the patches of a case"
-    if ending in hdf5.ENDINGS:
-        return "coordinates without features" if _layout(path) == "positions" else None
+    if ending in ENDINGS:
+        with suppress(DataError), boundary(path):
+            return "coordinates without features" if _layout(path) == "positions" else None
     return None
-
-
-def _layout(path: Path) -> str:
-    try:
-        with boundary(path):
-            return hdf5.layout(path)
-    except DataError:
-        return "damaged"
 
 
 def find_or_none(path: Path) -> str | None:
@@ -89,38 +73,36 @@ def describe(path: str | Path) -> dict[str, Any]:
     """What a feature file holds, as plain JSON values; only a file that cannot be read at all is an error."""
     path = Path(path)
     with boundary(path):
-        reader = choose_reader(path)
-        stored = reader.load(path)
-        facts = {"file": str(path), "format": reader.name, "id": stored.id, **_rows(stored), **_place(stored)}
-        facts.update(_neighbours(stored, stored.graph()))
-        facts["provenance"] = all_facts(path, reader, stored)
-        facts["checksum"] = _checksum(stored)
-        facts["instance_labels"] = _counts(stored.y_inst)
-        facts["extreme_rows"] = _extremes(stored)
+        reader = _choose_reader(path)
+        stored = reader.read(path)
+        graph, (n, dim) = stored.graph(), stored.features.shape
+        facts = {
+            "file": str(path),
+            "format": reader.name,
+            "id": stored.id,
+            "instances": n,
+            "dim": dim,
+            "dtype": str(stored.features.dtype),
+            "rows_not_finite": int((~np.isfinite(stored.features).all(1)).sum()),
+            "coords": _extent(stored.coords),
+            "frame": json.loads(stored.frame),
+            "graph": json.loads(stored.rule),
+            "degrees": None if graph is None else _counts(graph.indptr.diff().numpy()),
+            "isolated_share": None if graph is None else graph.isolated_share,
+            "provenance": reader.all_facts(path, stored),
+            "checksum": "absent" if stored.sha256 is None else _CHECKSUM[stored.digest() == stored.sha256],
+            "instance_labels": _counts(stored.y_inst),
+            "extreme_rows": _extremes(stored),
+        }
         return {**facts, "warnings": _warnings(facts)}
 
 
-def _rows(stored: Stored) -> dict[str, Any]:
-    bad = np.flatnonzero(~np.isfinite(stored.features).all(1))
-    n, dim = stored.features.shape
-    return {"instances": n, "dim": dim, "dtype": str(stored.features.dtype), "rows_not_finite": len(bad)}
-
-
-def _place(stored: Stored) -> dict[str, Any]:
-    if stored.coords is None:
-        return {"coords": None, "frame": json.loads(stored.frame)}
-    extent = [stored.coords.min(0).tolist(), stored.coords.max(0).tolist()]
-    apart = nearest_distance(stored.coords)
-    facts = {"dtype": str(stored.coords.dtype), "least": extent[0], "largest": extent[1]}
-    facts["nearest"] = None if np.isnan(apart) else apart
-    return {"coords": facts, "frame": json.loads(stored.frame)}
-
-
-def _neighbours(stored: Stored, graph: Graph | None) -> dict[str, Any]:
-    rule = json.loads(stored.rule)
-    if graph is None:
-        return {"graph": rule, "degrees": None, "isolated_share": None}
-    return {"graph": rule, "degrees": _counts(graph.indptr.diff().numpy()), "isolated_share": graph.isolated_share}
+def _extent(coords: np.ndarray | None) -> dict[str, Any] | None:
+    if coords is None:
+        return None
+    apart = _nearest_distance(coords)
+    extent = {"dtype": str(coords.dtype), "least": coords.min(0).tolist(), "largest": coords.max(0).tolist()}
+    return {**extent, "nearest": None if np.isnan(apart) else apart}
 
 
 def _extremes(stored: Stored, shown: int = 3) -> dict[str, str]:
@@ -130,18 +112,12 @@ def _extremes(stored: Stored, shown: int = 3) -> dict[str, str]:
     order = np.argsort(norms, kind="stable")
     order = order[np.isfinite(norms[order])]
     ends = {"smallest_norm": order[:shown], "largest_norm": order[::-1][:shown]}
-    return {name: "; ".join(_row(stored, row, norms[row]) for row in rows) for name, rows in ends.items()}
 
+    def described(row: int) -> str:
+        place = "" if stored.coords is None else f" at ({', '.join(f'{v:.12g}' for v in stored.coords[row])})"
+        return f"row {row}{place}: {norms[row]:.4g}"
 
-def _row(stored: Stored, row: int, norm: float) -> str:
-    place = "" if stored.coords is None else f" at ({', '.join(f'{v:.12g}' for v in stored.coords[row])})"
-    return f"row {row}{place}: {norm:.4g}"
-
-
-def _checksum(stored: Stored) -> str:
-    if stored.sha256 is None:
-        return "absent"
-    return "matches" if stored.digest() == stored.sha256 else "does not match"
+    return {name: "; ".join(map(described, rows)) for name, rows in ends.items()}
 
 
 def _counts(values: np.ndarray | None) -> dict[str, int] | None:

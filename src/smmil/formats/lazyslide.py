@@ -3,25 +3,47 @@
 A path leads to the store when it holds one table, else to one of its tables: slide.zarr/tables/uni_tiles.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra
-from smmil.formats.content import GRID, Stored, check_shapes, frame_json, frame_with_step, stored_type
+from smmil.formats.content import Stored, _frame_with_step, _stored_type
+from smmil.formats.hdf5 import Reader
 from smmil.frame import Frame
 
 _GROUP_FILES = ("zarr.json", ".zgroup")
 _LARGEST_PACKING = 1100
 _BOX = np.dtype([("order", "u1"), ("kind", "<u4"), ("rings", "<u4"), ("points", "<u4"), ("xy", "<f8", (5, 2))])
+_RECTANGLE = {"order": 1, "kind": 3, "rings": 1, "points": 5}
 
 
-def recognises(path: Path) -> bool:
-    """Whether this folder is a zarr store with tables, or one of its tables."""
-    store, _ = _store_and_table(path)
-    return (store / "tables").is_dir() and any((store / name).is_file() for name in _GROUP_FILES)
+class _LazySlideReader(Reader):
+    name = "lazyslide"
+
+    def recognises(self, path: Path) -> bool:
+        """Whether this folder is a zarr store with tables, or one of its tables."""
+        store, _ = _store_and_table(path)
+        return (store / "tables").is_dir() and any((store / name).is_file() for name in _GROUP_FILES)
+
+    def load(self, path: Path) -> Stored:
+        """Features of the table with the corners of its tiles in level-0 pixels, matched by tile id."""
+        store, root, name = _opened(path)
+        table, attributes = root[f"tables/{name}"], dict(root.attrs)
+        region = _region(dict(table.attrs))
+        features = _matrix(table["X"], store / "tables" / name / "X")
+        key = str(table.attrs.get("instance_key", "tile_id"))
+        ids = _ids(table[f"obs/{key}"], key, features)
+        boxes = _boxes(store / "shapes" / region / "shapes.parquet", key, ids)
+        coords = _stored_type("coords", np.ascontiguousarray(boxes[:, :2]))
+        stored = Stored(store.stem, features, coords)
+        return stored.on_lattice(_frame(attributes, region, boxes, coords), _facts(attributes, region, name))
+
+    def provenance(self, path: Path) -> dict[str, Any]:
+        """Encoder and pixel sizes, from the names and attributes of the store."""
+        _, root, name = _opened(path)
+        return _facts(dict(root.attrs), _region(dict(root[f"tables/{name}"].attrs)), name)
 
 
 def _store_and_table(path: Path) -> tuple[Path, str | None]:
@@ -29,34 +51,17 @@ def _store_and_table(path: Path) -> tuple[Path, str | None]:
     return (place.parents[1], place.name) if place.parent.name == "tables" else (place, None)
 
 
-def load(path: Path) -> Stored:
-    """Features of the table with the corners of its tiles in level-0 pixels, matched by tile id."""
+def _opened(path: Path) -> tuple[Path, Any, str]:
+    """The store, its root group, and the name of the table of features."""
     store, name = _store_and_table(path)
-    root = _opened(store)
-    table_name = _table_name(store, name)
-    table, attributes = root[f"tables/{table_name}"], dict(root.attrs)
-    region = _region(dict(table.attrs))
-    features = _matrix(table["X"], store / "tables" / table_name / "X")
-    ids, boxes = _tiles(store / "shapes" / region / "shapes.parquet", str(table.attrs.get("instance_key", "tile_id")))
-    boxes = boxes[_rows_of(_ids(table, features), ids)]
-    coords = stored_type("coords", np.ascontiguousarray(boxes[:, :2]))
-    check_shapes({"features": features, "coords": coords, "y_inst": None})
-    frame = _frame(attributes, region, boxes, coords)
-    facts = json.dumps(_facts(attributes, region, table_name))
-    return Stored(store.stem, features, coords, frame=frame_json(frame), rule=GRID, provenance=facts)
-
-
-def _opened(store: Path) -> Any:
     try:
         import zarr
     except ImportError:
         raise MissingExtra("zarr", "lazyslide", f"reading {store.name}") from None
-    return zarr.open_group(store, mode="r", use_consolidated=False)
+    return store, zarr.open_group(store, mode="r", use_consolidated=False), name or _only_table(store)
 
 
-def _table_name(store: Path, name: str | None) -> str:
-    if name is not None:
-        return name
+def _only_table(store: Path) -> str:
     tables = sorted(p.name for p in (store / "tables").iterdir() if any((p / f).is_file() for f in _GROUP_FILES))
     tables = [name for name in tables if name.endswith("_tiles")] or tables
     if len(tables) == 1:
@@ -79,9 +84,8 @@ def _region(attributes: dict[str, Any]) -> str:
 def _matrix(group: Any, folder: Path) -> np.ndarray:
     """The features, stored dense or as a sparse matrix."""
     limit = _LARGEST_PACKING * sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-    encoding = str(group.attrs.get("encoding-type", "array"))
     if not hasattr(group, "shape"):
-        return _sparse(group, encoding, limit)
+        return _sparse(group, str(group.attrs.get("encoding-type", "array")), limit)
     _refuse_claims(group, limit)
     dense = np.asarray(group[...])
     if dense.dtype.kind != "f":
@@ -114,10 +118,8 @@ def _sparse(group: Any, encoding: str, limit: int) -> np.ndarray:
     return np.ascontiguousarray(matrix.toarray())
 
 
-def _ids(table: Any, features: np.ndarray) -> np.ndarray:
+def _ids(column: Any, key: str, features: np.ndarray) -> np.ndarray:
     """Tile id of each row of the table."""
-    key = str(table.attrs.get("instance_key", "tile_id"))
-    column = table[f"obs/{key}"]
     _refuse_claims(column, 1 << 27)
     ids = np.asarray(column[...])
     if ids.shape != features.shape[:1]:
@@ -127,40 +129,26 @@ def _ids(table: Any, features: np.ndarray) -> np.ndarray:
     return ids
 
 
-def _rows_of(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Where each wanted tile stands among the shapes."""
-    order = np.argsort(present, kind="stable")
-    place = np.searchsorted(present, wanted, sorter=order).clip(max=len(present) - 1)
-    rows = order[place]
-    missing = int((present[rows] != wanted).sum())
-    if missing:
-        raise DataError(f"{missing:,} of {len(wanted):,} rows of features have no tile of their id; extract again")
-    return rows
-
-
-def _tiles(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the tiles and their boxes (x, y, width, height)."""
+def _boxes(path: Path, key: str, wanted: np.ndarray) -> np.ndarray:
+    """Boxes (x, y, width, height) of the wanted tiles: rectangles, each one closed ring of five points."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)
     if not table.num_rows:
         raise DataError(f"{path.parent.name}: there are no tiles")
     named = next((name for name in (key, "__index_level_0__") if name in table.column_names), None)
-    ids = np.arange(table.num_rows) if named is None else table[named].to_numpy()
-    return ids, _boxes(table["geometry"].to_pylist())
-
-
-def _boxes(polygons: list[bytes]) -> np.ndarray:
-    """Rectangles written as well-known binary: one closed ring of five points each."""
-    if any(p is None or len(p) != _BOX.itemsize for p in polygons):
+    present = np.arange(table.num_rows) if named is None else table[named].to_numpy()
+    polygons = table["geometry"].to_pylist()
+    sized = all(p is not None and len(p) == _BOX.itemsize for p in polygons)
+    records = np.frombuffer(b"".join(polygons) if sized else b"", dtype=_BOX)
+    if not sized or any((records[name] != value).any() for name, value in _RECTANGLE.items()):
         raise DataError("tiles must be rectangles; other shapes have no footprint")
-    records = np.frombuffer(b"".join(polygons), dtype=_BOX)
-    if not (
-        (records["order"] == 1) & (records["kind"] == 3) & (records["rings"] == 1) & (records["points"] == 5)
-    ).all():
-        raise DataError("tiles must be rectangles; other shapes have no footprint")
+    order = np.argsort(present, kind="stable")
+    rows = order[np.searchsorted(present, wanted, sorter=order).clip(max=len(present) - 1)]
+    if missing := int((present[rows] != wanted).sum()):
+        raise DataError(f"{missing:,} of {len(wanted):,} rows of features have no tile of their id; extract again")
     low, high = records["xy"].min(1), records["xy"].max(1)
-    return np.concatenate([low, high - low], axis=1)
+    return np.concatenate([low, high - low], axis=1)[rows]
 
 
 def _frame(attributes: dict[str, Any], region: str, boxes: np.ndarray, coords: np.ndarray) -> Frame:
@@ -170,7 +158,7 @@ def _frame(attributes: dict[str, Any], region: str, boxes: np.ndarray, coords: n
         raise DataError(f"tiles of {len(sizes)} different sizes; a bag needs one footprint")
     mpp = (attributes.get("slide_properties") or {}).get("mpp")
     spacing, unit = ((float(mpp),) * 2, "um") if mpp else (None, "px")
-    frame = frame_with_step(tuple(sizes[0].tolist()), coords, spacing, unit)
+    frame = _frame_with_step(tuple(sizes[0].tolist()), coords, spacing, unit)
     spec = (attributes.get("tile_spec") or {}).get(region)
     if not spec:
         return frame
@@ -181,17 +169,6 @@ def _frame(attributes: dict[str, Any], region: str, boxes: np.ndarray, coords: n
 
 def _facts(attributes: dict[str, Any], region: str, table: str) -> dict[str, Any]:
     properties, spec = attributes.get("slide_properties") or {}, (attributes.get("tile_spec") or {}).get(region) or {}
-    stated = {
-        "encoder": table.removesuffix(f"_{region}"),
-        "mpp": properties.get("mpp"),
-        "tile_mpp": spec.get("mpp"),
-        "patch_size": spec.get("width"),
-    }
-    return {name: value for name, value in stated.items() if value is not None}
-
-
-def provenance(path: Path) -> dict[str, Any]:
-    """Encoder and pixel sizes, from the names and attributes of the store."""
-    store, name = _store_and_table(path)
-    root, table = _opened(store), _table_name(store, name)
-    return _facts(dict(root.attrs), _region(dict(root[f"tables/{table}"].attrs)), table)
+    stated = {"mpp": properties.get("mpp"), "tile_mpp": spec.get("mpp"), "patch_size": spec.get("width")}
+    known = {name: value for name, value in stated.items() if value is not None}
+    return {"encoder": table.removesuffix(f"_{region}"), **known}

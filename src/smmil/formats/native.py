@@ -9,6 +9,7 @@ The label of a bag is not in the file: labels belong to the manifest.
 """
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,45 +20,56 @@ import torch
 
 from smmil.bag import Bag
 from smmil.errors import DataError
-from smmil.files import replacing
-from smmil.formats import hdf5
-from smmil.formats.content import (
-    Stored,
-    as_int8,
-    check_shapes,
-    frame_json,
-    full_rule,
-    refuse_isolated,
-    refuse_not_finite,
-    stored_type,
-)
-from smmil.frame import Frame
+from smmil.files import file_name, replacing
+from smmil.formats.content import Stored, _as_int8, _frame_json, _full_rule, _stored_type, _WritePlan
+from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _text, boundary
+from smmil.graph import Graph
 
 FORMAT = 1
 
 
-def provenance(path: Path) -> dict[str, Any]:
-    """Where the features come from, without reading them."""
-    with h5py.File(path, "r", locking=False) as file:
-        return json.loads(_texts(file)["provenance"])
+class _NativeReader(Reader):
+    name = "native"
 
+    def load(self, path: Path) -> Stored:
+        """Content of the file as arrays and texts; one read per dataset, in the stored type."""
+        with h5py.File(path, "r", locking=False) as file:
+            arrays, texts = _bag_arrays(file), _texts(file)
+        return Stored(**arrays, rule=texts.pop("graph"), **texts)
 
-def load(path: Path) -> Stored:
-    """Content of the file as arrays and texts; one read per dataset, in the stored type."""
-    with h5py.File(path, "r", locking=False) as file:
-        arrays, texts = hdf5.bag_arrays(file), _texts(file)
-    rule = texts.pop("graph")
-    return Stored(**arrays, **texts, rule=rule)
+    def provenance(self, path: Path) -> dict[str, Any]:
+        """Where the features come from, without reading them."""
+        with h5py.File(path, "r", locking=False) as file:
+            return json.loads(_texts(file)["provenance"])
+
+    def plan(self, stored: Stored, facts: dict[str, Any], label: int | None) -> _WritePlan:
+        """Our own file holds everything; the name of the case lies inside."""
+
+        def content() -> bytes:
+            rule = stored.parsed_rule()
+            bag = _to_bag(stored, stored.graph() if rule["kind"] == "edges" else None)
+            with tempfile.TemporaryDirectory() as folder:
+                write_bag(Path(folder) / "bag.h5", bag, graph=rule, provenance=facts)
+                return (Path(folder) / "bag.h5").read_bytes()
+
+        return _WritePlan({f"{file_name(stored.id)}.h5": content})
 
 
 def _texts(file: h5py.File) -> dict[str, Any]:
     """The texts in the attributes of the file; an error when one is missing or the format is another."""
-    missing = [name for name in hdf5.OURS if name not in file.attrs]
+    missing = [name for name in OURS if name not in file.attrs]
     if missing:
         raise DataError(f"attribute {missing[0]!r} is missing, the file is damaged")
     if (version := int(file.attrs["smmil_format"])) != FORMAT:
         raise DataError(f"written in format {version}, this smmil reads format {FORMAT}; upgrade smmil")
-    return {name: hdf5.text(file.attrs[name]) for name in hdf5.OURS[1:]}
+    return {name: _text(file.attrs[name]) for name in OURS[1:]}
+
+
+def _to_bag(stored: Stored, graph: Graph | None) -> Bag:
+    """The content of a feature file as a bag with this graph."""
+    coords = None if stored.coords is None else torch.from_numpy(stored.coords)
+    y_inst = None if stored.y_inst is None else torch.from_numpy(stored.y_inst).long()
+    return Bag(stored.id, torch.from_numpy(stored.features), coords, stored.parsed_frame(), graph, y_inst=y_inst)
 
 
 def write_bag(
@@ -69,15 +81,18 @@ def write_bag(
                 {"kind": "knn", "k": 5}, or "edges" to store the bag's own graph; it must agree with `bag.graph`
     provenance  plain JSON: encoder, recipe, licence, mpp, versions
     """
-    path, rule = Path(path), full_rule(graph)
-    with hdf5.boundary(path):
+    path, rule = Path(path), _full_rule(graph)
+    with boundary(path):
         stored = _to_store(bag, rule, dict(provenance or {}))
-        check_shapes({"features": stored.features, "coords": stored.coords, "y_inst": stored.y_inst})
-        refuse_not_finite(stored.features)
-        _check_graph(bag, stored)
+        stored.refuse_not_finite()
+        built = stored.connected_graph()
+        if bag.graph is not None and bag.graph.kind is not None:
+            raise DataError(f"the graph is normalised as {bag.graph.kind!r}; store the graph as built")
+        if bag.graph is not None and (built is None or not built.same_as(bag.graph)):
+            raise DataError(f"the rule {stored.rule} does not give the bag's own graph; use graph='edges' to keep it")
     try:
         with replacing(path) as temporary, h5py.File(temporary, "w", libver=("v108", "v108")) as file:
-            _fill(file, stored, bag.frame)
+            _fill(file, stored)
     except OSError as problem:
         raise DataError(f"{path}: cannot be written ({problem}); check the folder and the free space") from None
 
@@ -88,10 +103,10 @@ def _to_store(bag: Bag, rule: dict[str, Any], provenance: dict[str, Any]) -> Sto
     return Stored(
         bag.id,
         np.ascontiguousarray(bag.x.detach().cpu().numpy()),
-        None if bag.coords is None else np.ascontiguousarray(stored_type("coords", bag.coords.cpu().numpy())),
+        None if bag.coords is None else np.ascontiguousarray(_stored_type("coords", bag.coords.cpu().numpy())),
         _own_edges(bag) if rule["kind"] == "edges" else None,
-        None if bag.y_inst is None else as_int8(bag.y_inst.cpu().numpy()),
-        frame_json(bag.frame),
+        None if bag.y_inst is None else _as_int8(bag.y_inst.cpu().numpy()),
+        _frame_json(bag.frame),
         json.dumps(rule, sort_keys=True),
         json.dumps(provenance, sort_keys=True),
     )
@@ -106,35 +121,18 @@ def _own_edges(bag: Bag) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(edges[:, once]), weight[once]
 
 
-def _check_graph(bag: Bag, stored: Stored) -> None:
-    """What reading will build must be what the bag has, and must not be mostly isolated."""
-    built = stored.graph()
-    refuse_isolated(built, json.loads(stored.rule), stored.coords, bag.frame)
-    if bag.graph is None:
-        return
-    if bag.graph.kind is not None:
-        raise DataError(f"the graph is normalised as {bag.graph.kind!r}; store the graph as built")
-    if built is None or not built.same_as(bag.graph):
-        raise DataError(f"the rule {stored.rule} does not give the bag's own graph; use graph='edges' to keep it")
-
-
-def _fill(file: h5py.File, stored: Stored, frame: Frame | None) -> None:
+def _fill(file: h5py.File, stored: Stored) -> None:
     encoder = json.loads(stored.provenance).get("encoder")
     file.create_dataset("features", data=stored.features).attrs.update(name=stored.id, encoder=str(encoder))
     if stored.coords is not None:
-        file.create_dataset("coords", data=stored.coords).attrs.update(hdf5.coords_attributes(stored.id, frame))
+        stated = _coords_attributes(stored.id, stored.parsed_frame(), {})
+        file.create_dataset("coords", data=stored.coords).attrs.update(stated)
     if stored.edges is not None:
         file.create_dataset("edges", data=stored.edges[0])
         file.create_dataset("edge_weight", data=stored.edges[1])
     if stored.y_inst is not None:
         file.create_dataset("y_inst", data=stored.y_inst)
-    texts = {
-        "id": stored.id,
-        "frame": stored.frame,
-        "graph": stored.rule,
-        "provenance": stored.provenance,
-        "sha256": stored.digest(),
-    }
-    for name, text in texts.items():  # of fixed length: stored in the header, which HDF5 itself checks
+    texts = (stored.id, stored.frame, stored.rule, stored.provenance, stored.digest())
+    for name, text in zip(OURS[1:], texts, strict=True):  # of fixed length: in the header, which HDF5 itself checks
         file.attrs[name] = np.bytes_(text.encode())
     file.attrs["smmil_format"] = FORMAT

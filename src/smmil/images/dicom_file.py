@@ -23,39 +23,6 @@ _JPEG_2000 = b"\xff\x4f\xff\x51"
 _NO_LENGTH = {0x01, *range(0xD0, 0xD9)}
 # Start-of-frame markers of JPEG (C4, C8 and CC mean other things) and of JPEG-LS (F7).
 _START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
-_NOT_FOUND = "the compressed picture does not tell its size"
-
-
-def _declared_size(codestream: bytes) -> tuple[int, int]:
-    """(rows, columns) in the header of a JPEG, JPEG-LS or JPEG 2000 picture; ValueError when there is none."""
-    start = codestream[:4096].find(_JPEG_2000)
-    if start >= 0:
-        return _jpeg_2000(codestream[start:])
-    if codestream[:2] == b"\xff\xd8":
-        return _jpeg(codestream)
-    raise ValueError(_NOT_FOUND)
-
-
-def _jpeg_2000(codestream: bytes) -> tuple[int, int]:
-    """The extent of the reference grid minus its offset (ISO 15444-1, marker SIZ)."""
-    if len(codestream) < 24:
-        raise ValueError(_NOT_FOUND)
-    right, bottom, left, top = (int.from_bytes(codestream[i : i + 4], "big") for i in (8, 12, 16, 20))
-    return bottom - top, right - left
-
-
-def _jpeg(codestream: bytes) -> tuple[int, int]:
-    place = 2
-    while place + 9 <= len(codestream) and codestream[place] == 0xFF:
-        marker = codestream[place + 1]
-        if marker in _START_OF_FRAME:
-            rows, columns = codestream[place + 5 : place + 7], codestream[place + 7 : place + 9]
-            return int.from_bytes(rows, "big"), int.from_bytes(columns, "big")
-        length = 0 if marker in _NO_LENGTH else int.from_bytes(codestream[place + 2 : place + 4], "big")
-        place += 2 + length
-    raise ValueError(_NOT_FOUND)
-
-
 LARGEST_SLICE = 4096 * 4096
 LARGEST_FILE = 512 * 2**20
 _HEADER = (
@@ -65,7 +32,7 @@ _HEADER = (
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
     *("RescaleSlope", "RescaleIntercept", "RescaleType"),
 )
-_DAMAGE = (
+DAMAGE = (
     *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
     *(EOFError, AssertionError, ImportError, BufferError, struct.error, zlib.error),
 )
@@ -77,7 +44,7 @@ _QUIET = threading.Lock()
 
 
 @dataclass(frozen=True)
-class SliceHeader:
+class _SliceHeader:
     """Header of one slice; positions and directions in mm, LPS."""
 
     path: Path
@@ -94,6 +61,22 @@ class SliceHeader:
     sop_uid: str = field(repr=False)
 
 
+def _declared_size(codestream: bytes) -> tuple[int, int]:
+    """(rows, columns) in the header of a JPEG, JPEG-LS or JPEG 2000 picture; ValueError when there is none."""
+    start, place = codestream[:4096].find(_JPEG_2000), 2
+    if start >= 0 and len(codestream) >= start + 24:
+        # The extent of the reference grid minus its offset (ISO 15444-1, marker SIZ).
+        right, bottom, left, top = struct.unpack_from(">4I", codestream, start + 8)
+        return bottom - top, right - left
+    is_jpeg = start < 0 and codestream[:2] == b"\xff\xd8"
+    while is_jpeg and place + 9 <= len(codestream) and codestream[place] == 0xFF:
+        marker, length, rows, columns = struct.unpack_from(">BHxHH", codestream, place + 1)
+        if marker in _START_OF_FRAME:
+            return rows, columns
+        place += 2 if marker in _NO_LENGTH else 2 + length
+    raise ValueError("the compressed picture does not tell its size")
+
+
 @contextmanager
 def dicom_errors(path: Path) -> Iterator[None]:
     """Turn whatever pydicom or a decoder raises into a DataError that names the file."""
@@ -107,7 +90,7 @@ def dicom_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: no such file") from None
     except DataError as problem:
         raise DataError(f"{path}: {problem}") from None
-    except (*_DAMAGE, InvalidDicomError, BytesLengthException) as problem:
+    except (*DAMAGE, InvalidDicomError, BytesLengthException) as problem:
         kind = type(problem).__name__
         raise DataError(f"{path}: not readable as a DICOM slice ({kind}); copy or export the file again") from None
 
@@ -152,7 +135,7 @@ def kind_of(tags: dict[str, Any]) -> str:
     return modality if re.fullmatch("[A-Z]{2,10}", modality) else "unknown"
 
 
-def slice_header(path: Path, tags: dict[str, Any]) -> SliceHeader:
+def _slice_header(path: Path, tags: dict[str, Any]) -> _SliceHeader:
     """The tags of a CT slice checked one by one; the error says which one is missing or senseless."""
     with dicom_errors(path):
         _refuse_other_pictures(tags)
@@ -161,17 +144,20 @@ def slice_header(path: Path, tags: dict[str, Any]) -> SliceHeader:
         if not (spacing > 0).all():
             raise DataError(f"PixelSpacing is {spacing.tolist()}, expected two positive distances in mm")
         slope, intercept = _rescale(tags)
-        return SliceHeader(
+        thickness = float(tags.get("SliceThickness") or 0)
+        # Without sign in 12 bits and hardly an offset: negative values wrapped, as in part of the RSNA haemorrhage set.
+        stored = (int(tags.get("BitsStored") or 0), int(tags.get("PixelRepresentation") or 0))
+        return _SliceHeader(
             path,
             rows,
             columns,
             _numbers(tags, "ImagePositionPatient", 3),
             _orientation(tags),
             (float(spacing[1]), float(spacing[0])),
-            _thickness(tags),
+            thickness if 0 < thickness < float("inf") else None,
             slope,
             intercept,
-            _wraps_at_12_bits(tags, intercept),
+            stored == (12, 0) and intercept > -100,
             str(tags.get("RescaleType", "")) == "US",
             str(tags["SOPInstanceUID"]),
         )
@@ -210,11 +196,6 @@ def _orientation(tags: dict[str, Any]) -> np.ndarray:
     return directions / np.linalg.norm(directions, axis=1, keepdims=True)
 
 
-def _thickness(tags: dict[str, Any]) -> float | None:
-    value = tags.get("SliceThickness")
-    return float(value) if value not in (None, "") and 0 < float(value) < float("inf") else None
-
-
 def _rescale(tags: dict[str, Any]) -> tuple[float, float]:
     slope, intercept = (float(_numbers(tags, name, 1)[0]) for name in ("RescaleSlope", "RescaleIntercept"))
     if slope == 0:
@@ -224,21 +205,8 @@ def _rescale(tags: dict[str, Any]) -> tuple[float, float]:
     return slope, intercept
 
 
-def _wraps_at_12_bits(tags: dict[str, Any], intercept: float) -> bool:
-    """Whether negative values were stored without sign in 12 bits, as in part of the RSNA haemorrhage set."""
-    stored = (int(tags.get("BitsStored") or 0), int(tags.get("PixelRepresentation") or 0))
-    return stored == (12, 0) and intercept > -100
-
-
-def read_hu(header: SliceHeader) -> np.ndarray:
+def _read_hu(header: _SliceHeader) -> np.ndarray:
     """The slice in Hounsfield units, float32, as it lies in the file."""
-    stored = _stored(header).astype(np.float64)
-    if header.wraps_at_12_bits:
-        stored[stored + 1000 >= 4096] -= 4096
-    return (header.slope * stored + header.intercept).astype(np.float32)
-
-
-def _stored(header: SliceHeader) -> np.ndarray:
     from pydicom import dcmread
 
     with dicom_errors(header.path):
@@ -249,7 +217,10 @@ def _stored(header: SliceHeader) -> np.ndarray:
         if _size(tags) != (header.rows, header.columns):
             raise DataError("the file has changed since it was opened; open the series again")
         _check_compressed(dataset, (header.rows, header.columns))
-        return dataset.pixel_array
+        stored = dataset.pixel_array.astype(np.float64)
+    if header.wraps_at_12_bits:
+        stored[stored + 1000 >= 4096] -= 4096
+    return (header.slope * stored + header.intercept).astype(np.float32)
 
 
 def _check_compressed(dataset: Any, size: tuple[int, int]) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError
 from smmil.files import digest
-from smmil.images import volume
-from smmil.images.dicom_file import SliceHeader, is_dicom, kind_of, read_hu, read_tags, slice_header
-from smmil.images.volume import Volume
+from smmil.images.dicom_file import _read_hu, _slice_header, _SliceHeader, is_dicom, kind_of, read_tags
+from smmil.images.volume import Turn, Volume, _doubles, _slice_normal, _Stack, _stack, _turned
 
 # Files with these endings claim to be DICOM; any other file without the mark of DICOM is passed over.
 _CLAIMS = ("", ".dcm", ".dicom", ".ima", ".img")
@@ -25,8 +24,8 @@ class Series:
 
     key: str
     files: tuple[Path, ...]
-    uid: str = field(repr=False)
     tags: tuple[dict[str, Any], ...] = field(repr=False)
+    uid: str = field(repr=False)
 
     def describe(self) -> str:
         sizes = Counter(f"{t.get('Rows', '?')} x {t.get('Columns', '?')}" for t in self.tags)
@@ -39,11 +38,11 @@ class Series:
 class DicomSlices:
     """Reads slice by slice from the files, turned as the volume is shown."""
 
-    headers: tuple[SliceHeader, ...]
-    turn: volume.Turn
+    headers: tuple[_SliceHeader, ...]
+    turn: Turn
 
     def __call__(self, index: int) -> np.ndarray:
-        return np.ascontiguousarray(self.turn.show(read_hu(self.headers[index])))
+        return np.ascontiguousarray(self.turn.show(_read_hu(self.headers[index])))
 
 
 def find_series(path: str | Path | Sequence[str | Path]) -> tuple[list[Series], tuple[str, ...]]:
@@ -53,20 +52,24 @@ def find_series(path: str | Path | Sequence[str | Path]) -> tuple[list[Series], 
     others: Counter[str] = Counter()
     for file in files:
         if not is_dicom(file):
-            _refuse_false_claim(file)
+            if file.suffix.lower() in _CLAIMS:
+                raise DataError(f"{file}: not a DICOM file (the mark DICM is missing); copy it again or move it out")
             others["not DICOM"] += 1
-            continue
-        tags = read_tags(file)
-        if kind_of(tags) == "CT":
-            groups.setdefault(_series_uid(file, tags), []).append((file, tags))
+        elif (kind := kind_of(tags := read_tags(file))) != "CT":
+            others[kind] += 1
+        elif not tags.get("SeriesInstanceUID"):
+            raise DataError(f"{file}: SeriesInstanceUID is missing; export the series again with full headers")
         else:
-            others[kind_of(tags)] += 1
+            groups.setdefault(str(tags["SeriesInstanceUID"]), []).append((file, tags))
     passed_over = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
     if not groups:
         raise DataError(
             f"{where}: no CT slices found among {len(files)} file(s) ({passed_over or 'nothing else either'})"
         )
-    found = [_series(uid, members) for uid, members in groups.items()]
+    found = [
+        Series(digest(uid)[:8], tuple(file for file, _ in group), tuple(tags for _, tags in group), uid)
+        for uid, group in groups.items()
+    ]
     notes = (f"other files passed over: {passed_over}",) if others else ()
     return sorted(found, key=lambda s: (-len(s.files), s.key)), notes
 
@@ -81,29 +84,17 @@ def _files(path: str | Path | Sequence[str | Path]) -> tuple[list[Path], str]:
     return sorted(f for f in inside if not f.is_dir()), str(path)
 
 
-def _refuse_false_claim(file: Path) -> None:
-    if file.suffix.lower() in _CLAIMS:
-        raise DataError(f"{file}: not a DICOM file (the mark DICM is missing); copy it again or move it out")
-
-
-def _series_uid(file: Path, tags: dict[str, Any]) -> str:
-    if not tags.get("SeriesInstanceUID"):
-        raise DataError(f"{file}: SeriesInstanceUID is missing; export the series again with full headers")
-    return str(tags["SeriesInstanceUID"])
-
-
-def _series(uid: str, members: list[tuple[Path, dict[str, Any]]]) -> Series:
-    return Series(digest(uid)[:8], tuple(f for f, _ in members), uid, tuple(t for _, t in members))
-
-
-def open_series(path: str | Path | Sequence[str | Path], *, series: str | None = None, strict: bool = False) -> Volume:
+def _open_series(path: str | Path | Sequence[str | Path], *, series: str | None = None, strict: bool = False) -> Volume:
     """The volume of one CT series; see `smmil.images.volume.open_volume`."""
     name = Path(path).name if isinstance(path, (str, Path)) else f"{len(path)} files"
     found, notes = find_series(path)
     chosen = _choose(found, series, path if isinstance(path, (str, Path)) else name)
-    headers = [slice_header(file, tags) for file, tags in zip(chosen.files, chosen.tags, strict=True)]
+    headers = [_slice_header(file, tags) for file, tags in zip(chosen.files, chosen.tags, strict=True)]
     _refuse_mixtures(headers)
-    pile = _pile(headers)
+    # Directions may differ in the last digit from slice to slice; take those of a slice that no file name decides on.
+    typical = min(headers, key=lambda h: tuple(h.position))
+    positions = np.stack([h.position for h in headers])
+    pile = _stack(positions, typical.orientation, typical.pixel_mm, typical.thickness_mm or 1.0)
     if strict and pile.uneven:
         raise DataError(f"{chosen.files[0].parent}: {'; '.join(pile.uneven)}; find the missing slices, or allow them")
     return _volume(name, headers, pile, (*notes, *_remarks(headers, pile)))
@@ -121,12 +112,12 @@ def _choose(found: list[Series], wanted: str | None, where: Any) -> Series:
     return found[0]
 
 
-def _refuse_mixtures(headers: Sequence[SliceHeader]) -> None:
+def _refuse_mixtures(headers: Sequence[_SliceHeader]) -> None:
     """One size, one orientation, one spacing, and no two slices in the same place."""
     _refuse_odd(headers, lambda h: (h.rows, h.columns), "rows and columns")
     _refuse_odd(headers, lambda h: h.orientation.ravel(), "an orientation of")
     _refuse_odd(headers, lambda h: h.pixel_mm, "a pixel spacing in mm of")
-    pairs = volume.doubles(np.stack([h.position for h in headers]), headers[0].orientation)
+    pairs = _doubles(np.stack([h.position for h in headers]), headers[0].orientation)
     if pairs:
         one, other = (headers[i].path for i in pairs[0])
         raise DataError(
@@ -135,7 +126,7 @@ def _refuse_mixtures(headers: Sequence[SliceHeader]) -> None:
         )
 
 
-def _refuse_odd(headers: Sequence[SliceHeader], trait: Callable[[SliceHeader], Any], what: str) -> None:
+def _refuse_odd(headers: Sequence[_SliceHeader], trait: Callable[[_SliceHeader], Any], what: str) -> None:
     traits = np.stack([np.asarray(trait(h), dtype=np.float64) for h in headers])
     unlike = np.flatnonzero(np.abs(traits - traits[0]).max(1) > _ALIKE)
     if len(unlike):
@@ -146,14 +137,7 @@ def _refuse_odd(headers: Sequence[SliceHeader], trait: Callable[[SliceHeader], A
         )
 
 
-def _pile(headers: Sequence[SliceHeader]) -> volume.Stack:
-    # Directions may differ in the last digit from slice to slice; take those of a slice that no file name decides on.
-    chosen = min(headers, key=lambda h: tuple(h.position))
-    positions = np.stack([h.position for h in headers])
-    return volume.stack(positions, chosen.orientation, chosen.pixel_mm, chosen.thickness_mm or 1.0)
-
-
-def _remarks(headers: Sequence[SliceHeader], pile: volume.Stack) -> list[str]:
+def _remarks(headers: Sequence[_SliceHeader], pile: _Stack) -> list[str]:
     remarks = [*pile.uneven, *pile.remarks]
     if len(headers) == 1:
         known = "SliceThickness" if headers[0].thickness_mm else "1 mm, since SliceThickness is missing too"
@@ -165,19 +149,18 @@ def _remarks(headers: Sequence[SliceHeader], pile: volume.Stack) -> list[str]:
     return remarks
 
 
-def _volume(name: str, headers: Sequence[SliceHeader], pile: volume.Stack, notes: tuple[str, ...]) -> Volume:
-    turn = volume.turned(pile.affine, (headers[0].columns, headers[0].rows, len(headers)))
-    order = pile.order[::-1] if turn.flip_slices else pile.order
-    ordered = tuple(headers[i] for i in order)
+def _volume(name: str, headers: Sequence[_SliceHeader], pile: _Stack, notes: tuple[str, ...]) -> Volume:
+    turn = _turned(pile.affine, (headers[0].columns, headers[0].rows, len(headers)))
+    ordered = tuple(headers[i] for i in (pile.order[::-1] if turn.flip_slices else pile.order))
     rows, columns = (headers[0].rows, headers[0].columns)[:: -1 if turn.swap else 1]
-    along = np.stack([h.position for h in ordered]) @ volume.slice_normal(turn.affine)
-    return Volume(
+    volume = Volume(
         name=name,
         shape=(len(ordered), rows, columns),
         affine=turn.affine,
-        positions_mm=along,
+        positions_mm=np.stack([h.position for h in ordered]) @ _slice_normal(turn.affine),
         distance_mm=pile.distance_mm,
         source=DicomSlices(ordered, turn),
-        notes=notes if volume.plane(turn.affine) == "axial" else (*notes, f"{volume.plane(turn.affine)} slices"),
+        notes=notes,
         sop_uids=tuple(h.sop_uid for h in ordered),
     )
+    return volume if volume.plane == "axial" else replace(volume, notes=(*notes, f"{volume.plane} slices"))

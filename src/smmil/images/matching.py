@@ -1,6 +1,7 @@
 """Which image belongs to a case, and whether an image is the one the case was made from."""
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,11 +55,9 @@ def find_originals(where: str | Path, ids: Sequence[str], option: str = "--slide
     Ids never become paths. `option` names the command line option that `where` came from, for error messages.
     """
     where = Path(where)
-    if where.is_dir():
-        return _in_folder(where, ids)
-    if not is_table(where):
+    if not where.is_dir() and not is_table(where):
         raise DataError(f"{where}: no such folder or CSV table; give {option} a folder of images or id,slide rows")
-    return _in_table(where, ids)
+    return _in_folder(where, ids) if where.is_dir() else _in_table(where, ids)
 
 
 def is_table(where: Path) -> bool:
@@ -112,26 +111,21 @@ def _in_table(path: Path, ids: Sequence[str]) -> dict[str, Original]:
     column = next((name for name in _PATH_COLUMNS if name in table.columns), None)
     if column is None or "id" not in table.columns:
         raise DataError(f"{path}: columns {', '.join(table.columns)}; expected id and {' or '.join(_PATH_COLUMNS)}")
-    wanted = set(ids)
-    sizes = table["mpp"] if "mpp" in table.columns else [""] * len(table)
-    rows = zip(table["id"], table[column], sizes, strict=True)
+    rows = table[table["id"].isin(list(ids)) & (table[column] != "")]
+    sizes = rows["mpp"] if "mpp" in rows.columns else [""] * len(rows)
     return {
         id_: Original(path.parent / file, _pixel_size(size, path, id_))
-        for id_, file, size in rows
-        if id_ in wanted and file
+        for id_, file, size in zip(rows["id"], rows[column], sizes, strict=True)
     }
 
 
 def _pixel_size(text: str, path: Path, id_: str) -> float | None:
     if not text.strip():
         return None
-    try:
-        size = float(text)
-    except ValueError:
-        size = 0.0
-    if not 0 < size < float("inf"):
-        raise DataError(f"{path}: mpp of {id_} is {text!r}; expected micrometres per pixel such as 0.25, or nothing")
-    return size
+    with suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise DataError(f"{path}: mpp of {id_} is {text!r}; expected micrometres per pixel such as 0.25, or nothing")
 
 
 def source_named(name: str, sources: Sequence[ImageSource]) -> Path | None:
@@ -147,11 +141,10 @@ def source_named(name: str, sources: Sequence[ImageSource]) -> Path | None:
 
 def refuse_equal_stems(sources: Sequence[ImageSource]) -> None:
     """Raise when two sources have the same stem, which would be the id of both."""
-    by_stem: dict[str, list[ImageSource]] = {}
+    first: dict[str, ImageSource] = {}
     for source in sources:
-        by_stem.setdefault(source.stem, []).append(source)
-    for alike in by_stem.values():
-        _refuse_ambiguous(alike)
+        if (other := first.setdefault(source.stem, source)) is not source:
+            _refuse_ambiguous([other, source])
 
 
 def _refuse_ambiguous(sources: Sequence[ImageSource]) -> None:
@@ -164,26 +157,20 @@ def _refuse_ambiguous(sources: Sequence[ImageSource]) -> None:
 
 def slide_difference(prediction: Prediction, slide: Slide) -> Difference | None:
     """First difference in size or scanned area between the slide and what the prediction records; None if unknown."""
-    recorded = _recorded(prediction, "slide")
-    for what, key, found in (
-        ("pixels", "size", slide.size),
-        ("bounds (x, y, width, height)", "bounds", slide.bounds),
-    ):
+    recorded, found = _recorded(prediction, "slide"), {"size": slide.size, "bounds": slide.bounds}
+    for key, what in (("size", "pixels"), ("bounds", "bounds (x, y, width, height)")):
         expected = recorded.get(key)
-        if isinstance(expected, list | tuple) and [*expected] != [*found]:
-            return Difference(f"{what} {_product(expected)}", _product(found))
+        if isinstance(expected, list | tuple) and [*expected] != [*found[key]]:
+            return Difference(f"{what} {' x '.join(map(str, expected))}", " x ".join(map(str, found[key])))
     return None
 
 
 def scan_difference(prediction: Prediction, volume: Volume) -> Difference | None:
     """First difference between the scan and what the prediction records; None when nothing known differs."""
-    recorded = _recorded(prediction, "scan")
     if isinstance(prediction.meta.get("scan"), dict):
-        return _other_counts(recorded, volume) or _other_voxels(recorded, volume) or _other_position(recorded, volume)
+        return next(_scan_differences(prediction.meta["scan"], volume), None)
     implied = _implied_slices(prediction)
-    if implied is None or len(volume) <= implied:
-        return None
-    return Difference(f"{implied} slices", f"{len(volume)}")
+    return None if implied is None or len(volume) <= implied else Difference(f"{implied} slices", f"{len(volume)}")
 
 
 def refuse_other_slide(id_: str, predictions: Predictions, slide: Slide) -> None:
@@ -207,7 +194,7 @@ def refuse_other_scan(id_: str, predictions: Predictions, volume: Volume) -> Non
     coords = [p.coords for p in predictions if p is not None and p.coords is not None]
     slices = [c[:, 0] for c in coords if c.shape[1] == 1]
     if slices:
-        _check_slices(id_, np.unique(np.concatenate(slices)), _spacing(predictions, "mm"), volume)
+        _refuse_other_slices(id_, np.concatenate(slices), _spacing(predictions, "mm"), volume)
     elif any(c.shape[1] == 3 and c[:, 2].max() >= len(volume) for c in coords):
         raise DataError(f"{id_}: has instances beyond the {len(volume)} slices of this scan; {_ASK}")
     for prediction in (p for p in predictions if p is not None):
@@ -248,12 +235,11 @@ def find_features(manifest: str | Path, ids: Sequence[str]) -> dict[str, Path]:
     if missing:
         raise DataError(f"--bags {manifest}: column {missing[0]!r} is missing; a manifest has id and path")
     rows = table[["id", "path"]].dropna().astype(str)
-    wanted = set(ids)
-    return {id_: manifest.parent / path for id_, path in rows.itertuples(index=False, name=None) if id_ in wanted}
+    return {id_: manifest.parent / path for id_, path in rows[rows["id"].isin(list(ids))].itertuples(index=False)}
 
 
 def _recorded(prediction: Prediction, kind: str) -> dict[str, Any]:
-    """Facts about the image (`slide` or `scan`) that were stored with the prediction."""
+    """Facts about the image (`slide` or `scan`) or its `features` that were stored with the prediction."""
     recorded = prediction.meta.get(kind)
     return recorded if isinstance(recorded, dict) else {}
 
@@ -268,11 +254,7 @@ def _same_size(one: float, other: float) -> bool:
     return abs(one / other - 1) <= _SAME_SIZE
 
 
-def _product(values: Sequence[int]) -> str:
-    return " x ".join(str(v) for v in values)
-
-
-def _check_slices(id_: str, stated: np.ndarray, spacing_mm: float | None, volume: Volume) -> None:
+def _refuse_other_slices(id_: str, stated: np.ndarray, spacing_mm: float | None, volume: Volume) -> None:
     """Raise unless the coordinates are slice numbers of this volume and its slices lie at the recorded distance."""
     numbers = np.rint(stated).astype(np.int64)
     if np.abs(stated - numbers).max() > 1e-6 or numbers.min() < 0:
@@ -286,28 +268,19 @@ def _check_slices(id_: str, stated: np.ndarray, spacing_mm: float | None, volume
         )
 
 
-def _other_counts(recorded: dict[str, Any], volume: Volume) -> Difference | None:
-    for what, found in zip(("slices", "rows", "columns"), volume.shape, strict=True):
-        if isinstance(recorded.get(what), int) and recorded[what] != found:
-            return Difference(f"{recorded[what]} {what}", f"{found}")
-    return None
-
-
-def _other_voxels(recorded: dict[str, Any], volume: Volume) -> Difference | None:
+def _scan_differences(recorded: dict[str, Any], volume: Volume) -> Iterator[Difference]:
+    """What differs in number of slices and pixels, size of a voxel, and position of the first and last slice."""
+    for what, count in zip(("slices", "rows", "columns"), volume.shape, strict=True):
+        if isinstance(recorded.get(what), int) and recorded[what] != count:
+            yield Difference(f"{recorded[what]} {what}", f"{count}")
     sizes = _numbers(recorded.get("spacing_mm"), 3)
-    if sizes is None or np.allclose(sizes, volume.spacing_mm, rtol=_SAME_SIZE, atol=0):
-        return None
-    words = [" × ".join(f"{size:.4g}" for size in found) for found in (sizes, volume.spacing_mm)]
-    return Difference(f"voxels of {words[0]} mm", f"{words[1]} mm")
-
-
-def _other_position(recorded: dict[str, Any], volume: Volume) -> Difference | None:
-    ends = _numbers(recorded.get("ends_mm"), 2)
-    found = volume.positions_mm[[0, -1]]
-    if ends is None or np.allclose(ends, found, rtol=0, atol=_SAME_POSITION_MM):
-        return None
-    words = [f"{first:.1f} to {last:.1f} mm" for first, last in (ends, found)]
-    return Difference(f"slices from {words[0]}", f"them from {words[1]}")
+    if sizes is not None and not np.allclose(sizes, volume.spacing_mm, rtol=_SAME_SIZE, atol=0):
+        words = [" × ".join(f"{size:.4g}" for size in found) for found in (sizes, volume.spacing_mm)]
+        yield Difference(f"voxels of {words[0]} mm", f"{words[1]} mm")
+    ends, found_ends = _numbers(recorded.get("ends_mm"), 2), volume.positions_mm[[0, -1]]
+    if ends is not None and not np.allclose(ends, found_ends, rtol=0, atol=_SAME_POSITION_MM):
+        words = [f"{first:.1f} to {last:.1f} mm" for first, last in (ends, found_ends)]
+        yield Difference(f"slices from {words[0]}", f"them from {words[1]}")
 
 
 def _implied_slices(prediction: Prediction) -> int | None:
@@ -315,9 +288,8 @@ def _implied_slices(prediction: Prediction) -> int | None:
 
     `smmil prepare` makes every slice an instance and leaves none out, so 0, 1, … n - 1 of a recipe are all there were.
     """
-    features, coords = prediction.meta.get("features"), prediction.coords
-    made_here = isinstance(features, dict) and features.get("recipe") is not None
-    if not made_here or coords is None or coords.shape[1] != 1:
+    coords = prediction.coords
+    if _recorded(prediction, "features").get("recipe") is None or coords is None or coords.shape[1] != 1:
         return None
     return prediction.n if np.array_equal(np.sort(coords[:, 0]), np.arange(prediction.n)) else None
 

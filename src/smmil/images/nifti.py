@@ -1,7 +1,5 @@
 """A CT volume from a NIfTI file, shown the same way as the DICOM series it was made from."""
 
-import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,16 +10,12 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra
-from smmil.images import volume
-from smmil.images.volume import Volume
+from smmil.images.dicom_file import DAMAGE
+from smmil.images.volume import LPS_TO_RAS, Turn, Volume, _plane_spacing, _slice_normal, _turned
 
 LARGEST_VOLUME = 2**30
 # Deflate cannot pack better than about 1 : 1032, so a file that promises more is no volume.
 _LARGEST_PACKING = 1100
-_DAMAGE = (
-    *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
-    *(EOFError, AssertionError, struct.error, zlib.error),
-)
 _MM_PER = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
 
 
@@ -36,19 +30,19 @@ def _nifti_errors(path: Path) -> Iterator[None]:
         yield
     except DataError as problem:
         raise DataError(f"{path}: {problem}") from None
-    except (*_DAMAGE, ImageFileError, HeaderDataError, WrapStructError) as problem:
+    except (*DAMAGE, ImageFileError, HeaderDataError, WrapStructError) as problem:
         kind = type(problem).__name__
         raise DataError(f"{path}: not readable as a NIfTI volume ({kind}); copy or convert the file again") from None
 
 
 @dataclass(frozen=True)
-class NiftiSlices:
+class _NiftiSlices:
     """Reads axial slices; a packed file is unpacked once, when the first slice is asked for."""
 
     path: Path
     stored: Any = field(repr=False)
     axis: int
-    turn: volume.Turn
+    turn: Turn
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -66,7 +60,7 @@ class NiftiSlices:
             return np.ascontiguousarray(self.turn.show(hu.astype(np.float32).T))
 
 
-def open_nifti(path: Path, *, strict: bool = False) -> Volume:
+def _open_nifti(path: Path, *, strict: bool = False) -> Volume:
     """The volume of a .nii or .nii.gz file in Hounsfield units, axial slices from foot to head."""
     try:
         import nibabel
@@ -79,8 +73,18 @@ def open_nifti(path: Path, *, strict: bool = False) -> Volume:
         if strict and notes:
             raise DataError(f"{'; '.join(notes)}; write the file again with its geometry, or allow it")
         axis, moved, sizes = _axial(affine, shape)
-        turn = volume.turned(moved, sizes)
-        return _volume(path, image, axis, turn, sizes, notes)
+        turn = _turned(moved, sizes)
+        columns, rows = sizes[:2][:: -1 if turn.swap else 1]
+        distance, normal = _plane_spacing(turn.affine)[2], _slice_normal(turn.affine)
+        return Volume(
+            name=path.name,
+            shape=(sizes[2], rows, columns),
+            affine=turn.affine,
+            positions_mm=(LPS_TO_RAS @ turn.affine)[:3, 3] @ normal + distance * np.arange(sizes[2]),
+            distance_mm=distance,
+            source=_NiftiSlices(path, image.dataobj, axis, turn),
+            notes=notes,
+        )
 
 
 def _shape(path: Path, image: Any) -> tuple[int, int, int]:
@@ -123,20 +127,3 @@ def _axial(affine: np.ndarray, shape: tuple[int, int, int]) -> tuple[int, np.nda
     order = [a for a in range(3) if a != axis] + [axis]
     moved = affine[:, [*order, 3]]
     return axis, moved, (shape[order[0]], shape[order[1]], shape[order[2]])
-
-
-def _volume(
-    path: Path, image: Any, axis: int, turn: volume.Turn, sizes: tuple[int, int, int], notes: tuple[str, ...]
-) -> Volume:
-    columns, rows = sizes[:2][:: -1 if turn.swap else 1]
-    distance = volume.plane_spacing(turn.affine)[2]
-    start = float((volume.LPS_TO_RAS @ turn.affine)[:3, 3] @ volume.slice_normal(turn.affine))
-    return Volume(
-        name=path.name,
-        shape=(sizes[2], rows, columns),
-        affine=turn.affine,
-        positions_mm=start + distance * np.arange(sizes[2]),
-        distance_mm=distance,
-        source=NiftiSlices(path, image.dataobj, axis, turn),
-        notes=notes,
-    )

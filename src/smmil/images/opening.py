@@ -4,6 +4,8 @@ OpenSlide's DICOM driver gives the same pixels as wsidicom (a test compares them
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from smmil.errors import DataError, MissingExtra, check_choice
 from smmil.images.dicom_file import is_dicom
-from smmil.images.openslide_slide import OpenSlideSlide, library
+from smmil.images.openslide_slide import OpenSlideSlide, _library, _over_white
 from smmil.images.slide import Slide, choose_mpp
 
 _WSI_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"
@@ -52,7 +54,7 @@ _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 _ORIENTATION_TAG = 274
 
 
-class PlainSlide(Slide):
+class _PlainSlide(Slide):
     """An image without pyramid. Its resolution tags are not believed (72 dpi is no microscope): mpp must be given."""
 
     reader = "pillow"
@@ -60,10 +62,8 @@ class PlainSlide(Slide):
     def __init__(self, path: str | Path, mpp: float | None = None):
         self.path = Path(path)
         with _opened(self.path) as image:
-            self.size = image.size
-            self.notes = _notes(image)
-        self.mpp, notes = choose_mpp((None, None), mpp)
-        self.notes += notes
+            self.size, self.notes = image.size, _notes(image)
+        self.mpp, _ = choose_mpp((None, None), mpp)
         self.downsamples, self.level_sizes = (1.0,), (self.size,)
         self.bounds = (0, 0, *self.size)
         self._decoded: np.ndarray | None = None
@@ -86,12 +86,9 @@ def _opened(path: Path) -> Any:
         from PIL import Image
     except ModuleNotFoundError:
         raise MissingExtra("Pillow", "slides", "reading images") from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes that are allowed here, and of odd but harmless tags
-            image = Image.open(path)
-    except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
-        raise _unreadable(path, problem) from None
+    with _image_errors(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes that are allowed here, and of odd but harmless tags
+        image = Image.open(path)
     if image.width * image.height > MAX_PIXELS:
         raise DataError(
             f"{path}: {image.width} × {image.height} pixels in one plain image, at most {MAX_PIXELS} are decoded; "
@@ -103,28 +100,25 @@ def _opened(path: Path) -> Any:
 
 
 def _decode(path: Path) -> np.ndarray:
-    from PIL import Image
-
-    with _opened(path) as image:
-        try:
-            layered = image.convert("RGBA") if image.has_transparency_data else image.convert("RGB")
-        except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
-            raise _unreadable(path, problem) from None
-    if layered.mode == "RGBA":
-        layered = Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
-    return np.asarray(layered)
+    with _opened(path) as image, _image_errors(path):
+        layered = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    return _over_white(layered) if layered.mode == "RGBA" else np.asarray(layered)
 
 
-def _unreadable(path: Path, problem: Exception) -> DataError:
-    return DataError(f"{path}: not readable as an image ({type(problem).__name__}: {problem}); copy or export it again")
+@contextmanager
+def _image_errors(path: Path) -> Iterator[None]:
+    """Turn whatever Pillow raises into a DataError that names the file."""
+    try:
+        yield
+    except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
+        reason = f"{type(problem).__name__}: {problem}"
+        raise DataError(f"{path}: not readable as an image ({reason}); copy or export it again") from None
 
 
 def _notes(image: Any) -> tuple[str, ...]:
     notes = []
-    try:
+    with _image_errors(Path(image.filename)):
         frames, orientation = getattr(image, "n_frames", 1), image.getexif().get(_ORIENTATION_TAG, 1)
-    except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
-        raise _unreadable(Path(image.filename), problem) from None
     if frames > 1:
         notes.append(f"the file holds {frames} images; only the first is read")
     if orientation not in (0, 1):
@@ -148,18 +142,12 @@ def open_slide(path: str | Path, mpp: float | None = None, reader: str | None = 
     reader  one of READERS; None: OpenSlide for all it knows, Pillow for plain images
     """
     path = Path(path)
-    if reader is not None:
-        check_choice(reader, READERS, "reader")
+    check_choice(reader or "openslide", READERS, "reader")
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if reader == "pillow" or (reader is None and path.suffix.lower() in _NEVER_PYRAMIDS):
-        return PlainSlide(path, mpp)
-    return _open_scan(path, mpp, reader)
-
-
-def _open_scan(path: Path, mpp: float | None, reader: str | None) -> Slide:
-    file = largest_level(path) if path.is_dir() else path
-    openslide = library()
+        return _PlainSlide(path, mpp)
+    file, openslide = largest_level(path) if path.is_dir() else path, _library()
     try:
         known = openslide.OpenSlide.detect_format(file)
     except (openslide.OpenSlideError, OSError, ValueError) as problem:
@@ -169,5 +157,5 @@ def _open_scan(path: Path, mpp: float | None, reader: str | None) -> Slide:
         slide.path = path
         return slide
     if reader is None and path.suffix.lower() in SUFFIXES:
-        return PlainSlide(path, mpp)
+        return _PlainSlide(path, mpp)
     raise DataError(f"{path}: not a slide that can be read, or damaged; supported are {_SUPPORTED}")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from math import ceil, log2
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.images.slide import DamagedTile, Slide, choose_mpp
-from smmil.images.tiff_slide import TiffTiles, check_tile_table
+from smmil.images.tiff_slide import _check_tile_table, _TiffTiles
 
 # A single tile of more pixels is not a tile but a trap (or an untiled image): decoding it needs gigabytes.
 MAX_TILE_PIXELS = 2**26
@@ -34,7 +35,7 @@ class OpenSlideSlide(Slide):
         self._handle, self._process = _opened(self._file), os.getpid()
         properties = self._handle.properties
         if properties.get("openslide.vendor") in _TIFF:
-            check_tile_table(self._file)
+            _check_tile_table(self._file)
         self._steps = self._handle.level_downsamples
         self.size, self.level_sizes = self._handle.dimensions, self._handle.level_dimensions
         _check_tiles(self.path, properties, len(self.level_sizes))
@@ -45,7 +46,7 @@ class OpenSlideSlide(Slide):
         stated = (_number(properties, "openslide.mpp-x"), _number(properties, "openslide.mpp-y"))
         self.mpp, self.notes = choose_mpp(stated, mpp)
         tiled = properties.get("openslide.vendor") in _TILED_TIFF
-        self._tiles = TiffTiles(self._file, self.level_sizes) if tiled and (fast or reader == "tifffile") else None
+        self._tiles = _TiffTiles(self._file, self.level_sizes) if tiled and (fast or reader == "tifffile") else None
         self._trusted: dict[int, bool] = {}
         if reader == "tifffile" and not self._trusts(0):
             self.close()
@@ -55,12 +56,14 @@ class OpenSlideSlide(Slide):
             )
 
     def _pixels(self, level: int, left: int, top: int, width: int, height: int) -> np.ndarray:
-        self._check_handle()
+        if self._closed:
+            raise ValueError(f"{self.path}: read after close")
+        if os.getpid() != self._process:  # a forked child must not share file positions with its parent
+            self._handle, self._process = _opened(self._file), os.getpid()
+        direct = None
         if self._tiles is not None and self._trusts(level):
-            image = self._tiles.region(level, left, top, width, height)
-            if image is not None:
-                return image
-        return self._composed(level, left, top, width, height)
+            direct = self._tiles.region(level, left, top, width, height)
+        return self._composed(level, left, top, width, height) if direct is None else direct
 
     def _composed(self, level: int, left: int, top: int, width: int, height: int) -> np.ndarray:
         """OpenSlide's own pixels over white. Its errors latch: after one, only a new handle reads again."""
@@ -71,7 +74,8 @@ class OpenSlideSlide(Slide):
         try:
             image = self._handle.read_region((x, y), level, (width, height))
         except openslide.OpenSlideError as problem:
-            self._reopen()
+            damaged, self._handle = self._handle, _opened(self._file)
+            damaged.close()
             raise DamagedTile(str(self.path), x, y, str(problem)) from None
         return _over_white(image)
 
@@ -86,28 +90,13 @@ class OpenSlideSlide(Slide):
             return False
         if not float(self._steps[level]).is_integer():  # here OpenSlide blurs: nothing to compare with
             return self.reader == "tifffile"
-        outcomes = [self._same(level, place) for place in self._tiles.richest(level)]
-        return True in outcomes and False not in outcomes
-
-    def _same(self, level: int, place: tuple[int, int, int, int]) -> bool | None:
-        """Do both ways agree on this rectangle? None when it is damaged."""
-        assert self._tiles is not None
-        direct = self._tiles.region(level, *place)
-        try:
-            composed = self._composed(level, *place)
-        except DamagedTile:
-            return None
-        return None if direct is None else bool(np.array_equal(direct, composed))
-
-    def _check_handle(self) -> None:
-        if self._closed:
-            raise ValueError(f"{self.path}: read after close")
-        if os.getpid() != self._process:  # a forked child must not share file positions with its parent
-            self._handle, self._process = _opened(self._file), os.getpid()
-
-    def _reopen(self) -> None:
-        damaged, self._handle = self._handle, _opened(self._file)
-        damaged.close()
+        outcomes = []
+        for place in self._tiles.richest(level):
+            direct = self._tiles.region(level, *place)
+            with suppress(DamagedTile):  # says nothing about the decoder
+                composed = self._composed(level, *place)
+                outcomes += [] if direct is None else [np.array_equal(direct, composed)]
+        return bool(outcomes) and all(outcomes)
 
     def close(self) -> None:
         if not self._closed:
@@ -117,17 +106,17 @@ class OpenSlideSlide(Slide):
                 self._tiles.close()
 
 
-def library() -> Any:
+def _library() -> Any:
     """The openslide module, or an error that says how to get it."""
     try:
         import openslide
-    except (ModuleNotFoundError, OSError):  # OSError: the Python part is there, the C library is not
+    except (ModuleNotFoundError, OSError):  # OSError: the Python part is there, the C _library is not
         raise MissingExtra("OpenSlide", "slides", "reading slides") from None
     return openslide
 
 
 def _opened(path: Path) -> Any:
-    openslide = library()
+    openslide = _library()
     try:
         return openslide.OpenSlide(path)
     except (openslide.OpenSlideError, OSError, ValueError) as problem:
@@ -137,7 +126,7 @@ def _opened(path: Path) -> Any:
 
 
 def _over_white(image: Any) -> np.ndarray:
-    """RGB of OpenSlide's RGBA picture; where nothing was scanned it is transparent, here white."""
+    """RGB of an RGBA picture: white where it is transparent, as OpenSlide's is where nothing was scanned."""
     if image.getchannel("A").getextrema()[0] == 255:
         return np.asarray(image.convert("RGB"))
     from PIL import Image
@@ -157,10 +146,9 @@ def _true_downsample(size: tuple[int, int], level: tuple[int, int], stated: floa
 
 
 def _bounds(properties: Mapping[str, str], size: tuple[int, int]) -> tuple[int, int, int, int]:
-    x, y, width, height = (_number(properties, f"openslide.bounds-{side}") for side in ("x", "y", "width", "height"))
-    if x is None or y is None or width is None or height is None:
-        return (0, 0, *size)
-    return (int(x), int(y), int(width), int(height))
+    stated = [_number(properties, f"openslide.bounds-{side}") for side in ("x", "y", "width", "height")]
+    x, y, width, height = (0, 0, *size) if None in stated else (int(side or 0) for side in stated)
+    return x, y, width, height
 
 
 def _number(properties: Mapping[str, str], name: str) -> float | None:
@@ -172,9 +160,8 @@ def _number(properties: Mapping[str, str], name: str) -> float | None:
 
 def _check_tiles(path: Path, properties: Mapping[str, str], levels: int) -> None:
     for level in range(levels):
-        width, height = (
-            _number(properties, f"openslide.level[{level}].tile-{side}") or 0 for side in ("width", "height")
-        )
+        tile = f"openslide.level[{level}].tile"
+        width, height = (_number(properties, f"{tile}-{side}") or 0 for side in ("width", "height"))
         if width * height > MAX_TILE_PIXELS:
             raise DataError(
                 f"{path}: tiles of {width:.0f} × {height:.0f} pixels on level {level}, at most {MAX_TILE_PIXELS} "

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, floor, isfinite
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
 import numpy as np
@@ -26,10 +25,14 @@ def _resample(region: np.ndarray, left: float, top: float, step: float, width: i
     whole = float(step).is_integer() and float(left).is_integer() and float(top).is_integer()
     if whole and step == 1:
         return np.ascontiguousarray(region[int(top) : int(top) + height, int(left) : int(left) + width])
-    if step < 1:
-        return _enlarged(region, left, top, step, width, height)
-    if whole and step % 2 == 0:  # for odd steps its rounding is slightly off
-        return _binned(region, int(left), int(top), int(step), width, height)
+    if step < 1 or (whole and step % 2 == 0):  # for odd steps Pillow's rounding is slightly off
+        from PIL import Image
+
+        box = (left, top, min(left + width * step, region.shape[1]), min(top + height * step, region.shape[0]))
+        image = Image.fromarray(region)
+        if step < 1:
+            return np.array(image.resize((width, height), Image.Resampling.BILINEAR, box=box))
+        return np.array(image.reduce(int(step), box=(int(left), int(top), int(box[2]), int(box[3]))))
     rows = _averaging(top, step, height, len(region)) @ region.reshape(len(region), -1).astype(np.float32)
     columns = _turned(rows.reshape(height, -1, 3))
     averaged = _averaging(left, step, width, len(columns)) @ columns.reshape(len(columns), -1)
@@ -39,21 +42,6 @@ def _resample(region: np.ndarray, left: float, top: float, step: float, width: i
 def _turned(image: np.ndarray) -> np.ndarray:
     """Rows become columns, in memory too: averaging runs along whole rows, which is fast."""
     return np.ascontiguousarray(image.transpose(1, 0, 2))
-
-
-def _binned(region: np.ndarray, left: int, top: int, step: int, width: int, height: int) -> np.ndarray:
-    """The same mean for even steps, in one fast pass."""
-    from PIL import Image
-
-    box = (left, top, left + width * step, top + height * step)
-    return np.array(Image.fromarray(region).reduce(step, box=box))
-
-
-def _enlarged(region: np.ndarray, left: float, top: float, step: float, width: int, height: int) -> np.ndarray:
-    from PIL import Image
-
-    box = (left, top, min(left + width * step, region.shape[1]), min(top + height * step, region.shape[0]))
-    return np.array(Image.fromarray(region).resize((width, height), Image.Resampling.BILINEAR, box=box))
 
 
 def _averaging(start: float, step: float, count: int, size: int) -> "csr_array":
@@ -78,24 +66,16 @@ def choose_mpp(stated: tuple[float | None, float | None], given: float | None) -
     """The pixel size to use and the notes about it, from (x, y) in the file and the user's own value, which wins."""
     if given is not None and not (isfinite(given) and given > 0):
         raise ConfigError(f"--mpp: must be a positive number of micrometres per pixel, got {given}")
-    found, notes = _believed(*stated)
-    if given is None:
-        return found, notes
-    if found is not None and abs(given - found) > 0.01 * found:
-        notes = (*notes, f"mpp: the file says {found:g}, the user {given:g}; the user's is used")
-    return float(given), notes
-
-
-def _believed(x: float | None, y: float | None) -> tuple[float | None, tuple[str, ...]]:
-    values = [v for v in (x, y) if v is not None]
-    if not values:
-        return None, ()
+    values, notes = [v for v in stated if v is not None], []
     if not all(_BELIEVABLE[0] <= v <= _BELIEVABLE[1] for v in values):
-        return None, (f"mpp: the file says {values[0]:g} µm, which no microscope gives; treated as unknown",)
-    mean = sum(values) / len(values)
-    if max(values) - min(values) > 0.01 * mean:
-        return mean, (f"mpp: pixels are not square, {values[0]:g} × {values[-1]:g} µm; the mean {mean:g} is used",)
-    return mean, ()
+        notes.append(f"mpp: the file says {values[0]:g} µm, which no microscope gives; treated as unknown")
+        values = []
+    found = sum(values) / len(values) if values else None
+    if found is not None and max(values) - min(values) > 0.01 * found:
+        notes.append(f"mpp: pixels are not square, {values[0]:g} × {values[-1]:g} µm; the mean {found:g} is used")
+    if found is not None and given is not None and abs(given - found) > 0.01 * found:
+        notes.append(f"mpp: the file says {found:g}, the user {given:g}; the user's is used")
+    return (found if given is None else float(given)), tuple(notes)
 
 
 # A level is good enough for a scale that is up to 1 % finer: scanners round their downsamples.
@@ -185,8 +165,7 @@ class Slide(ABC):
         scale = max(1.0, max(self.size) / max_side)
         width, height = (min(max_side, ceil(side / scale - _WHOLE)) for side in self.size)
         image = np.empty((height, width, 3), np.uint8)
-        damaged = tuple(self._fill(image, 0, 0, scale))
-        return Thumbnail(image, scale, damaged)
+        return Thumbnail(image, scale, damaged=tuple(self._fill(image, 0, 0, scale)))
 
     def best_level(self, scale: float) -> int:
         """The level to read from for `scale` level-0 pixels per output pixel: the coarsest that loses nothing."""
@@ -203,14 +182,10 @@ class Slide(ABC):
             if longest == 1 or longest * scale <= 256 * self.downsamples[self.best_level(scale)]:
                 image[:] = 255
                 yield (x, y, width * scale, height * scale)
-            elif width >= height:
-                half = width // 2
-                yield from self._fill(image[:, :half], x, y, scale)
-                yield from self._fill(image[:, half:], x + half * scale, y, scale)
-            else:
-                half = height // 2
-                yield from self._fill(image[:half], x, y, scale)
-                yield from self._fill(image[half:], x, y + half * scale, scale)
+                return
+            right, down = (width // 2, 0) if width >= height else (0, height // 2)
+            yield from self._fill(image[: down or None, : right or None], x, y, scale)
+            yield from self._fill(image[down:, right:], x + right * scale, y + down * scale, scale)
 
     def _sampled(self, x: float, y: float, scale: float, width: int, height: int) -> np.ndarray:
         """`height` × `width` pixels, `scale` level-0 pixels apart, in blocks that fit into memory."""
@@ -251,9 +226,7 @@ class Slide(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_problem: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:

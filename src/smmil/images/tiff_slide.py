@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class TiledLevel:
+class _TiledLevel:
     """Where the tiles of one level are in the file, and how to decode one."""
 
     width: int
@@ -40,7 +40,7 @@ class TiledLevel:
         return -(-self.width // self.tile[1])
 
 
-class TiffTiles:
+class _TiffTiles:
     """Decoded tiles of the levels that this way can read; the others are None."""
 
     def __init__(self, path: Path, level_sizes: tuple[tuple[int, int], ...]):
@@ -67,7 +67,9 @@ class TiffTiles:
                 tile = self._tile(depth, level, row * level.across + column)
                 if tile is None:
                     return None
-                _paste(image, tile, column * columns - left, row * rows - top)
+                x, y = column * columns - left, row * rows - top
+                part = image[max(y, 0) : y + rows, max(x, 0) : x + columns]
+                part[:] = tile[max(-y, 0) :, max(-x, 0) :][: part.shape[0], : part.shape[1]]
         return image
 
     def richest(self, depth: int, count: int = 3) -> list[tuple[int, int, int, int]]:
@@ -77,34 +79,28 @@ class TiffTiles:
             return []
         rows, columns = level.tile
         places = [divmod(int(i), level.across) for i in np.argsort(level.counts, kind="stable")[::-1][:count]]
-        return [
-            (c * columns, r * rows, min(columns, level.width - c * columns), min(rows, level.height - r * rows))
-            for r, c in places
-        ]
+        corners = [(c * columns, r * rows) for r, c in places]
+        return [(x, y, min(columns, level.width - x), min(rows, level.height - y)) for x, y in corners]
 
-    def _tile(self, depth: int, level: TiledLevel, index: int) -> np.ndarray | None:
+    def _tile(self, depth: int, level: _TiledLevel, index: int) -> np.ndarray | None:
         key = (depth, index)
         if key in self._cache:
             self._cache.move_to_end(key)
             return self._cache[key]
-        tile = self._decoded(level, index)
-        if tile is not None:
-            self._cache[key] = tile
-            while len(self._cache) * tile.nbytes > _CACHE_BYTES and len(self._cache) > 1:
-                self._cache.popitem(last=False)
-        return tile
-
-    def _decoded(self, level: TiledLevel, index: int) -> np.ndarray | None:
         offset, count = int(level.offsets[index]), int(level.counts[index])
         if count == 0 or offset + count > self._length:
             return None
         try:
-            return level.decode(_read_at(self._file, count, offset))
+            tile = level.decode(_read_at(self._file, count, offset))
         except (ValueError, RuntimeError, OSError):  # imagecodecs' own errors are RuntimeErrors; OpenSlide decides
             return None
+        self._cache[key] = tile
+        while len(self._cache) * tile.nbytes > _CACHE_BYTES and len(self._cache) > 1:
+            self._cache.popitem(last=False)
+        return tile
 
 
-def check_tile_table(path: Path) -> None:
+def _check_tile_table(path: Path) -> None:
     """Refuse a file whose table promises tiles larger than the file: OpenSlide would ask for that memory and abort."""
     length = path.stat().st_size
     for largest in _of_pages(path, lambda page: max(page.databytecounts, default=0)):
@@ -140,15 +136,9 @@ def _read_at(file: int, count: int, offset: int) -> bytes:
     return os.read(file, count)
 
 
-def _paste(image: np.ndarray, tile: np.ndarray, x: int, y: int) -> None:
-    top, left = max(y, 0), max(x, 0)
-    bottom, right = min(y + tile.shape[0], image.shape[0]), min(x + tile.shape[1], image.shape[1])
-    image[top:bottom, left:right] = tile[top - y : bottom - y, left - x : right - x]
-
-
-def _levels(path: Path, level_sizes: tuple[tuple[int, int], ...]) -> list[TiledLevel | None]:
+def _levels(path: Path, level_sizes: tuple[tuple[int, int], ...]) -> list[_TiledLevel | None]:
     """The first tiled page of each level's size."""
-    found: dict[tuple[int, int], TiledLevel] = {}
+    found: dict[tuple[int, int], _TiledLevel] = {}
     for level in _of_pages(path, lambda page: _tiled_level(page) if _is_simple(page) else None):
         if level is not None:
             found.setdefault((level.width, level.height), level)
@@ -158,29 +148,27 @@ def _levels(path: Path, level_sizes: tuple[tuple[int, int], ...]) -> list[TiledL
 def _is_simple(page: Any) -> bool:
     """8-bit RGB in one plane, tiled, JPEG or not compressed: what the decoders below understand."""
     coded = (int(page.compression), int(page.photometric)) in ((_NO_COMPRESSION, _RGB), (_JPEG, _RGB), (_JPEG, _YCBCR))
-    plain = (
-        page.dtype == np.uint8 and page.samplesperpixel == 3 and int(page.planarconfig) == 1 and page.imagedepth == 1
-    )
+    plain = page.dtype == np.uint8 and (page.samplesperpixel, int(page.planarconfig), page.imagedepth) == (3, 1, 1)
     tiles = -(-page.imagewidth // page.tilewidth) * -(-page.imagelength // page.tilelength) if page.is_tiled else 0
     listed = len(page.dataoffsets) == len(page.databytecounts) == tiles > 0
     return coded and plain and listed and int(page.fillorder) == 1
 
 
-def _tiled_level(page: Any) -> TiledLevel:
+def _tiled_level(page: Any) -> _TiledLevel:
     tile = (int(page.tilelength), int(page.tilewidth))
     jpeg = int(page.compression) == _JPEG
-    return TiledLevel(
+
+    def raw(data: bytes) -> np.ndarray:
+        return np.frombuffer(data, np.uint8).reshape(*tile, 3)
+
+    return _TiledLevel(
         width=int(page.imagewidth),
         height=int(page.imagelength),
         tile=tile,
         offsets=np.asarray(page.dataoffsets, np.uint64),
         counts=np.asarray(page.databytecounts, np.uint64),
-        decode=_jpeg_decoder(tile, page.jpegtables, int(page.photometric)) if jpeg else _raw_decoder(tile),
+        decode=_jpeg_decoder(tile, page.jpegtables, int(page.photometric)) if jpeg else raw,
     )
-
-
-def _raw_decoder(tile: tuple[int, int]) -> Decode:
-    return lambda data: np.frombuffer(data, np.uint8).reshape(*tile, 3)
 
 
 def _jpeg_decoder(tile: tuple[int, int], tables: bytes | None, photometric: int) -> Decode:

@@ -4,11 +4,10 @@ Positions and directions are in millimetres. DICOM counts them towards the patie
 towards right, front and head (RAS); affines here are nibabel's and take (column, row, slice).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -42,17 +41,17 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Stack:
+class _Stack:
     """Slices in order along their normal: affine as stored, the order found, and what is odd about it."""
 
     affine: np.ndarray
     order: np.ndarray
     distance_mm: float
-    uneven: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = field(default=())
+    uneven: tuple[str, ...]
+    remarks: tuple[str, ...]
 
 
-def stack(positions: np.ndarray, orientation: np.ndarray, pixel_mm: tuple[float, float], thickness: float) -> Stack:
+def _stack(positions: np.ndarray, orientation: np.ndarray, pixel_mm: tuple[float, float], thickness: float) -> _Stack:
     """Sort slices by position · (row × column) and find the affine of the pile.
 
     positions    (n, 3) first pixel of every slice, LPS       orientation  (2, 3) along a row, along a column, LPS
@@ -68,11 +67,11 @@ def stack(positions: np.ndarray, orientation: np.ndarray, pixel_mm: tuple[float,
     affine[:3] = np.column_stack([orientation[0] * pixel_mm[0], orientation[1] * pixel_mm[1], step, first])
     distances = np.diff(along[order])
     typical = float(np.median(distances)) if len(distances) else thickness
-    remarks = (*_lean(step, normal), *_sideways(positions[order], along[order]))
-    return Stack(LPS_TO_RAS @ affine, order, typical, _uneven_distances(along[order]), remarks)
+    remarks = tuple(_odd_directions(step, normal, positions[order], along[order]))
+    return _Stack(LPS_TO_RAS @ affine, order, typical, tuple(_uneven_distances(along[order])), remarks)
 
 
-def doubles(positions: np.ndarray, orientation: np.ndarray) -> list[tuple[int, int]]:
+def _doubles(positions: np.ndarray, orientation: np.ndarray) -> list[tuple[int, int]]:
     """Pairs of slices that claim the same place."""
     along = positions @ _unit(np.cross(orientation[0], orientation[1]))
     order = np.argsort(along, kind="stable")
@@ -80,95 +79,63 @@ def doubles(positions: np.ndarray, orientation: np.ndarray) -> list[tuple[int, i
     return [(int(order[i]), int(order[i + 1])) for i in close]
 
 
-def _uneven_distances(along: np.ndarray) -> tuple[str, ...]:
+def _uneven_distances(along: np.ndarray) -> Iterator[str]:
     """What is wrong with the distances of sorted slices, in words: gaps with their positions, then other unevenness."""
     distances = np.diff(along)
     if not len(distances):
-        return ()
-    typical = np.median(distances)
+        return
+    typical = float(np.median(distances))
     gaps = np.flatnonzero(distances > _GAP * typical)
+    if len(gaps):
+        places = ", ".join(f"{along[i]:.2f} to {along[i + 1]:.2f}" for i in gaps[:5])
+        more = f" and {len(gaps) - 5} more" if len(gaps) > 5 else ""
+        yield f"{len(gaps)} gap(s) between slices otherwise {typical:.2f} mm apart: from {places} mm{more}"
     others = np.delete(distances, gaps)
-    found = [_gap(along, gaps, float(typical))] if len(gaps) else []
     if len(others) and np.abs(others - typical).max() > _UNEVEN * typical:
-        found.append(f"distances between slices vary from {others.min():.2f} to {others.max():.2f} mm")
-    return tuple(found)
+        yield f"distances between slices vary from {others.min():.2f} to {others.max():.2f} mm"
 
 
-def _gap(along: np.ndarray, gaps: np.ndarray, typical: float) -> str:
-    places = ", ".join(f"{along[i]:.2f} to {along[i + 1]:.2f}" for i in gaps[:5])
-    more = f" and {len(gaps) - 5} more" if len(gaps) > 5 else ""
-    return f"{len(gaps)} gap(s) between slices otherwise {typical:.2f} mm apart: from {places} mm{more}"
-
-
-def _lean(step: np.ndarray, normal: np.ndarray) -> tuple[str, ...]:
-    """Gantry tilt: slices that are not stacked along their normal, or that lie oblique in the patient."""
+def _odd_directions(step: np.ndarray, normal: np.ndarray, positions: np.ndarray, along: np.ndarray) -> Iterator[str]:
+    """Slices that are not stacked along their normal, lie oblique, or leave the line from the first to the last."""
     sheared = np.degrees(np.arccos(np.clip(_unit(step) @ normal, -1, 1)))
     oblique = np.degrees(np.arccos(np.clip(np.abs(normal).max(), -1, 1)))
-    found = []
     if sheared > _STRAIGHT_DEGREES:
-        found.append(
-            f"gantry tilt: each slice is shifted against the next by {sheared:.1f} degrees (kept in the affine)"
-        )
+        yield f"gantry tilt: each slice is shifted against the next by {sheared:.1f} degrees (kept in the affine)"
     if oblique > _STRAIGHT_DEGREES:
-        found.append(f"slices lie {oblique:.1f} degrees oblique in the patient (kept in the affine)")
-    return tuple(found)
-
-
-def _sideways(positions: np.ndarray, along: np.ndarray) -> tuple[str, ...]:
-    """Slices that leave the straight line from the first to the last, which no affine describes."""
-    if len(along) < 3:
-        return ()
-    share = ((along - along[0]) / (along[-1] - along[0]))[:, None]
+        yield f"slices lie {oblique:.1f} degrees oblique in the patient (kept in the affine)"
+    share = ((along - along[0]) / (along[-1] - along[0] or 1))[:, None]
     off = np.linalg.norm(positions - (positions[0] + share * (positions[-1] - positions[0])), axis=1).max()
-    return (f"slices leave the straight line of the stack by up to {off:.2f} mm",) if off > 0.1 else ()
+    if len(along) > 2 and off > 0.1:
+        yield f"slices leave the straight line of the stack by up to {off:.2f} mm"
 
 
-def turned(affine: np.ndarray, sizes: tuple[int, int, int]) -> Turn:
+def _turned(affine: np.ndarray, sizes: tuple[int, int, int]) -> Turn:
     """How to show slices of (columns, rows, slices) `sizes` as they are hung: the third axis stays the third."""
     from nibabel import orientations
 
     stored = orientations.io_orientation(affine)
     target = orientations.axcodes2ornt(SHOWN[int(stored[2, 0])])
     change = orientations.ornt_transform(stored, target)
-    swap = bool(change[0, 0] == 1)
     flips = {int(axis): bool(sign < 0) for axis, sign in change}
     shown = affine @ orientations.inv_ornt_aff(change, sizes)
-    return Turn(shown, swap, flip_rows=flips[1], flip_columns=flips[0], flip_slices=flips[2])
+    return Turn(shown, bool(change[0, 0] == 1), flip_rows=flips[1], flip_columns=flips[0], flip_slices=flips[2])
 
 
 def _unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
-def slice_normal(affine: np.ndarray) -> np.ndarray:
+def _slice_normal(affine: np.ndarray) -> np.ndarray:
     """Direction of rising slices, perpendicular to them, LPS."""
     axes = (LPS_TO_RAS @ affine)[:3]
     return _unit(np.cross(axes[:, 0], axes[:, 1]))
 
 
-def plane_spacing(affine: np.ndarray) -> tuple[float, float, float]:
+def _plane_spacing(affine: np.ndarray) -> tuple[float, float, float]:
     """Distance of columns, of rows, and of slices measured at a right angle to them."""
     axes = (LPS_TO_RAS @ affine)[:3]
     x, y = np.linalg.norm(axes[:, 0]), np.linalg.norm(axes[:, 1])
-    return float(x), float(y), float(axes[:, 2] @ slice_normal(affine))
-
-
-def _towards(affine: np.ndarray) -> str:
-    """What columns, rows and slices run towards, nearest letters: L/R, A/P, I/S."""
-    from nibabel import orientations
-
-    return "".join(orientations.aff2axcodes(affine))
-
-
-def plane(affine: np.ndarray) -> str:
-    """axial, coronal or sagittal: whichever the slices are nearest to."""
-    return PLANES[int(np.abs(slice_normal(affine)).argmax())]
-
-
-class SliceSource(Protocol):
-    """Where pixels come from: slice `index` of the volume as shown, in Hounsfield units, float32."""
-
-    def __call__(self, index: int) -> np.ndarray: ...
+    return float(x), float(y), float(axes[:, 2] @ _slice_normal(affine))
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +149,7 @@ class Volume:
     affine        (column, row, slice, 1) -> mm in RAS, as nibabel's for an array `hu.transpose(2, 1, 0)`
     positions_mm  place of every slice along the normal of the slices, rising
     distance_mm   median distance between slices
+    source        reads slice `index` as shown, in Hounsfield units, float32
     notes         what a reader should know: gaps, tilt, repairs; never anything that identifies a person
     sop_uids      one per slice when it came from DICOM, to join labels given per slice; not for export
     """
@@ -191,24 +159,26 @@ class Volume:
     affine: np.ndarray = field(repr=False)
     positions_mm: np.ndarray = field(repr=False)
     distance_mm: float
-    source: SliceSource = field(repr=False)
+    source: Callable[[int], np.ndarray] = field(repr=False)
     notes: tuple[str, ...] = ()
     sop_uids: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
         """Distance of columns, of rows, and of slices (median, at a right angle to them)."""
-        x, y, _ = plane_spacing(self.affine)
-        return x, y, self.distance_mm
+        return *_plane_spacing(self.affine)[:2], self.distance_mm
 
     @property
     def orientation(self) -> str:
         """What columns, rows and slices run towards: LPS (left, back, head) for every axial volume."""
-        return _towards(self.affine)
+        from nibabel import orientations
+
+        return "".join(orientations.aff2axcodes(self.affine))
 
     @property
     def plane(self) -> str:
-        return plane(self.affine)
+        """axial, coronal or sagittal: whichever the slices are nearest to."""
+        return PLANES[int(np.abs(_slice_normal(self.affine)).argmax())]
 
     @property
     def frame(self) -> Frame:
@@ -238,7 +208,8 @@ def open_volume(path: str | Path | Sequence[str | Path], *, series: str | None =
     strict  refuse gaps and uneven distances between slices, and a NIfTI file that does not state its orientation;
             else they are in `notes`
     """
-    from smmil.images import dicom_series, nifti
+    from smmil.images.dicom_series import _open_series
+    from smmil.images.nifti import _open_nifti
 
     if isinstance(path, (str, Path)):
         path = Path(path)
@@ -247,8 +218,8 @@ def open_volume(path: str | Path | Sequence[str | Path], *, series: str | None =
         if path.name.lower().endswith((".nii", ".nii.gz")):
             if series is not None:
                 raise ConfigError(f"{path}: series={series!r} makes no sense for a NIfTI file; leave it out")
-            return nifti.open_nifti(path, strict=strict)
-    return dicom_series.open_series(path, series=series, strict=strict)
+            return _open_nifti(path, strict=strict)
+    return _open_series(path, series=series, strict=strict)
 
 
 # centre, width
@@ -283,9 +254,8 @@ def parse_window(value: Window) -> tuple[float, float]:
         return _check(centre, width, f"window {value}")
     if value in PRESETS:
         return PRESETS[value]
-    parts = value.split("/")
     try:
-        centre, width = (float(part) for part in parts)
+        centre, width = map(float, value.split("/"))
     except ValueError:
         hint = suggest(value, PRESETS)
         raise ConfigError(f"window {value!r}: neither a known name nor centre/width such as 40/80; {hint}") from None

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from smmil.bag import Bag
-from smmil.data.tables import need_columns, read_text_table
+from smmil.data.tables import read_text_table
 from smmil.encoders import Encoder, encode_stream, load_encoder
 from smmil.errors import ConfigError, DataError, suggest
 from smmil.frame import Frame
@@ -135,9 +135,7 @@ def _check_classes(path: Path, positive: Collection[str] | None) -> str | None:
 
 
 def _table(path: Path) -> pd.DataFrame:
-    table = read_text_table(path, "give a table with the columns image, x, y")
-    need_columns(path, table, ("image", "x", "y"))
-    return table
+    return read_text_table(path, "give a table with the columns image, x, y", ("image", "x", "y"))
 
 
 def _labels(rows: pd.DataFrame, path: Path, positive: Collection[str] | None) -> np.ndarray | None:

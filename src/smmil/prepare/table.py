@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from smmil.data import manifest
-from smmil.data.tables import need_columns, read_text_table
+from smmil.data.manifest import Manifest
+from smmil.data.tables import as_text, read_text_table
 from smmil.encoders import Encoder
 from smmil.errors import ConfigError, DataError, suggest
 from smmil.formats.content import begins_formula
@@ -216,12 +216,11 @@ def _cases_from_table(path: str | Path, sources: Sequence[ImageSource], mpp: flo
 
 
 def _read(path: Path) -> pd.DataFrame:
-    table = manifest.as_text(read_text_table(path, "give a table with the columns id, label"))
-    need_columns(path, table, ("id",))
+    table = as_text(read_text_table(path, "give a table with the columns id, label", ("id",)))
     if table.empty:
         raise DataError(f"{path}: the table has no rows; add one row per slide")
     stand_in = table.assign(path=[f"{id_}.h5" for id_ in table["id"]])
-    manifest.raise_all(str(path), manifest.table_problems(stand_in, training=False))
+    Manifest(stand_in, name=str(path)).check_table(training=False)
     for id_ in table["id"]:
         _checked_id(id_, str(path))
     return table.reindex(columns=_OWN, fill_value="")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smmil.config import TrainConfig, differing_keys, dump, load_config
+from smmil.config import TrainConfig, load_config
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.files import read_json, remove_leftovers, write_json, write_text
 from smmil.weights import read_weights, save_weights, tensors_digest
@@ -132,7 +132,7 @@ class RunFolder:
             raise DataError(f"{self.path}: holds a model that was not trained here; use another --out folder")
         if not stored.exists() and (foreign := self._foreign_files()):
             raise DataError(f"{self.path}: holds {foreign[0]}, which no run of smmil wrote; use another --out folder")
-        differing = differing_keys(load_config(stored), config) if stored.exists() else []
+        differing = load_config(stored).differing_keys(config) if stored.exists() else []
         if differing:
             raise ConfigError(f"{self.path}: holds another run: {', '.join(differing)}; use another --out folder")
 
@@ -146,7 +146,7 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(folder)
         if not (self.path / "config.yaml").exists():
-            write_text(self.path / "config.yaml", dump(config))
+            write_text(self.path / "config.yaml", config.to_yaml())
         write_json(self.path / "split.json", split)
 
     def finished(self) -> State | None:

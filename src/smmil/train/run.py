@@ -11,16 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from smmil.bag import Bag
-from smmil.config import (
-    IN_MEMORY,
-    DataConfig,
-    ModelConfig,
-    TrainConfig,
-    TrainingConfig,
-    anchored,
-    checked,
-    config_hash,
-)
+from smmil.config import IN_MEMORY, DataConfig, ModelConfig, TrainConfig, TrainingConfig, checked
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
 from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks
@@ -77,7 +68,7 @@ def train(config: TrainConfig, out: str | Path, *, progress: Progress | None = N
 
     Repeating the call after a crash or a kill resumes from the last checkpoint and ends with the same bytes.
     """
-    return _train_in_folder(anchored(config), out, lambda c: _ManifestBags(c.data), progress or Progress())
+    return _train_in_folder(config.anchored(), out, lambda c: _ManifestBags(c.data), progress or Progress())
 
 
 def fit(
@@ -258,7 +249,7 @@ class _Run:
     def __init__(self, config: TrainConfig, folder: RunFolder, bags: _RunBags, progress: Progress, stop: _StopRequest):
         self.config, self.folder, self.bags, self.progress, self.stop = config, folder, bags, progress, stop
         self.identity = {
-            "config": config_hash(config),
+            "config": config.digest(),
             "split": bags.digest(),
             "versions": versions() | {"source": source_digest()},
         }

@@ -4,7 +4,6 @@ One module per data set, named like it, with a function of that name; what they 
 files, splits, and the table that is written.
 """
 
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
@@ -14,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from smmil.data import tables
-from smmil.data.manifest import Manifest, as_text, raise_all, table_problems
+from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
+from smmil.data.tables import _first_few, _relative, _stripped, as_text, read_text_table
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, write_json
 
@@ -47,34 +46,24 @@ def write_source(name: str, root: str | Path, out: str | Path, **options: Any) -
     return source(root, out, **options)
 
 
-def some(items: Collection[str], most: int = 5) -> str:
+def _some(items: Collection[str], most: int = 5) -> str:
     """The first names in alphabetical order, and how many more there are."""
-    return tables.first_few(sorted(items), most)
+    return _first_few(sorted(items), most)
 
 
-def count_lines(lists: Iterable[tuple[str, Collection[str]]]) -> list[str]:
+def _count_lines(lists: Iterable[tuple[str, Collection[str]]]) -> list[str]:
     """One line for each kind of case that occurs: its number and the first names."""
-    return [f"{len(names)} {kind} ({some(names)})" for kind, names in lists if names]
+    return [f"{len(names)} {kind} ({_some(names)})" for kind, names in lists if names]
 
 
-def settle(name: str, missing: Iterable[str], allow: bool) -> list[str]:
-    """Refuse an incomplete data set with one error that lists what is missing; or, if allowed, give that list."""
-    missing = list(missing)
-    if missing and not allow:
-        raise DataError(
-            f"{name}: incomplete: {'; '.join(missing)}; download the rest, or go on without (--allow-missing)"
-        )
-    return missing
-
-
-def need_folder(root: str | Path, expected: str) -> Path:
+def _need_folder(root: str | Path, expected: str) -> Path:
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; give the folder that holds {expected}")
     return root
 
 
-def by_stem(folder: Path, endings: Sequence[str], pattern: str = ".*") -> dict[str, Path]:
+def _by_stem(folder: Path, endings: Sequence[str], pattern: str = ".*") -> dict[str, Path]:
     """Files below a folder by their name without ending (those that match `pattern`, in small letters with one).
 
     Two of one name are refused with both places.
@@ -90,17 +79,14 @@ def by_stem(folder: Path, endings: Sequence[str], pattern: str = ".*") -> dict[s
     return found
 
 
-def read_text_table(path: Path, columns: Collection[str], **options: Any) -> pd.DataFrame:
+def _read_table(path: str | Path, *columns: str) -> pd.DataFrame:
     """A CSV table as text with at least these columns."""
-    table = tables.read_text_table(path, "it belongs to the data set, download it", **options)
-    tables.need_columns(path, table, columns)
-    return table.assign(**{column: table[column].str.strip() for column in columns})
+    return _stripped(path, read_text_table(path, "it belongs to the data set, download it"), columns)
 
 
 def _read_parts(path: str | Path) -> dict[str, str]:
     """train, val or test of every id in a split file: a column of ids (id, image_id, bag_name …) and a column split."""
-    path = Path(path)
-    table = read_text_table(path, ["split"])
+    table = _read_table(path, "split")
     column = next((name for name in _IDS if name in table), None)
     if column is None:
         raise DataError(f"{path}: no column of ids; name it {' or '.join(_IDS[:3])}")
@@ -113,42 +99,55 @@ def _read_parts(path: str | Path) -> dict[str, str]:
     return parts
 
 
-def apply_split(name: str, rows: Rows, split: str | Path | None, seed: int, allow: bool) -> tuple[Rows, str, list[str]]:
-    """The rows with their part, where the split comes from, and remarks.
+class _DownloadedStudy:
+    """A downloaded data set on its way to a table: where both lie, and what is missing or worth knowing."""
 
-    A split file decides which cases take part. Without one a test set is drawn; folds are left to training.
-    """
-    if split is None:
-        drawn = make_splits(_bare(name, rows), folds=1, seed=seed)[0]
-        marked = [row | {"split": "test" if row["id"] in set(drawn.test) else "train"} for row in rows]
-        return marked, f"{OWN_SPLIT}, seed {seed}", []
-    parts, known = _read_parts(split), {row["id"] for row in rows}
-    remarks = []
-    if lost := set(parts) - known:
-        remarks += settle(name, [f"{len(lost)} cases of {Path(split).name} are not there: {some(lost)}"], allow)
-    if unused := known - set(parts):
-        remarks.append(f"{len(unused)} cases are not in {Path(split).name} and were left out: {some(unused)}")
-    chosen = [row | {"split": parts[row["id"]]} for row in rows if row["id"] in parts]
-    if not chosen:
-        raise DataError(f"{split}: none of its {len(parts)} ids is in the data set, which has {some(known, 3)}")
-    return chosen, f"given: {Path(split).name} ({digest(Path(split).read_bytes())[:16]})", remarks
+    def __init__(self, name: str, root: str | Path, expected: str, out: str | Path, allow_missing: bool):
+        self.name, self.out, self.allow_missing = name, Path(out), allow_missing
+        self.root = _need_folder(root, expected)
+        self.missing: list[str] = []
+        self.notes: list[str] = []
+        self.split_origin = "official"
 
+    def place(self, path: Path | None) -> str:
+        """The path as it stands in the table, counted from there; empty for None."""
+        return _relative(path, self.out)
 
-def _bare(name: str, rows: Rows) -> Manifest:
-    return Manifest(pd.DataFrame(rows, dtype=object), Path("."), name)
+    def refuse(self, missing: list[str]) -> list[str]:
+        """Refuse an incomplete data set with one error that lists what is missing; or, if allowed, give that list."""
+        if missing and not self.allow_missing:
+            raise DataError(
+                f"{self.root}: incomplete: {'; '.join(missing)}; download the rest, or go on without (--allow-missing)"
+            )
+        return missing
 
+    def split(self, rows: Rows, split: str | Path | None, seed: int) -> Rows:
+        """The rows with their part.
 
-def write_study(out: str | Path, name: str, rows: Rows, split_origin: str, about: dict[str, Any]) -> Manifest:
-    """Write labels.csv (checked as a manifest) and source.json; the column split_origin names the origin of splits."""
-    out = Path(out)
-    marked = [row | {"split_origin": split_origin} for row in rows]
-    table = as_text(pd.DataFrame(marked, dtype=object).fillna(""))
-    manifest = Manifest(table, out, str(out / TABLE))
-    raise_all(manifest.name, table_problems(table, training=False))
-    write_json(out / ABOUT, {"source": name, "cases": len(rows), "split": split_origin, **about})
-    manifest.write(out / TABLE)
-    return Manifest.read(out / TABLE)
+        A split file decides which cases take part. Without one a test set is drawn; folds are left to training.
+        """
+        if split is None:
+            self.split_origin = f"{OWN_SPLIT}, seed {seed}"
+            table = Manifest(pd.DataFrame(rows, dtype=object), name=str(self.root))
+            test = set(make_splits(table, folds=1, seed=seed)[0].test)
+            return [row | {"split": "test" if row["id"] in test else "train"} for row in rows]
+        file, parts, known = Path(split), _read_parts(split), {row["id"] for row in rows}
+        self.split_origin = f"given: {file.name} ({digest(file.read_bytes())[:16]})"
+        if lost := set(parts) - known:
+            self.notes += self.refuse([f"{len(lost)} cases of {file.name} are not there: {_some(lost)}"])
+        if unused := known - set(parts):
+            self.notes.append(f"{len(unused)} cases are not in {file.name} and were left out: {_some(unused)}")
+        chosen = [row | {"split": parts[row["id"]]} for row in rows if row["id"] in parts]
+        if not chosen:
+            raise DataError(f"{split}: none of its {len(parts)} ids is in the data set, which has {_some(known, 3)}")
+        return chosen
 
-
-def relative(path: Path | None, out: str | Path) -> str:
-    return "" if path is None else Path(os.path.relpath(path, out)).as_posix()
+    def write(self, rows: Rows, **about: Any) -> Manifest:
+        """Write labels.csv (checked as a manifest; split_origin says where its splits come from) and source.json."""
+        table = as_text(pd.DataFrame(rows, dtype=object).fillna("").assign(split_origin=self.split_origin))
+        manifest = Manifest(table, self.out, str(self.out / TABLE))
+        manifest.check_table(training=False)
+        facts = {"source": self.name, "cases": len(rows), "split": self.split_origin}
+        write_json(self.out / ABOUT, {**facts, "missing": self.missing, "notes": self.notes, **about})
+        manifest.write(self.out / TABLE)
+        return Manifest.read(self.out / TABLE)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import by_stem, count_lines, need_folder, relative, settle, write_study
+from smmil.data.sources import _by_stem, _count_lines, _DownloadedStudy
 from smmil.errors import DataError
 
 # normal_086 turned out to hold tumour and is tumor_111; test_049 is a copy of another slide. Both were withdrawn.
@@ -18,26 +18,27 @@ _SLIDE = r"(normal|tumor|test)_\d{3}"
 
 def camelyon16(root: str | Path, out: str | Path, *, allow_missing: bool = False) -> Manifest:
     """The table of CAMELYON16 from training/{normal,tumor}, testing/, lesion_annotations and reference.csv."""
-    root = need_folder(root, "training and testing of CAMELYON16")
-    slides = by_stem(root, (".tif",), _SLIDE)
-    outlines = by_stem(root, (".xml",), _SLIDE)
+    study = _DownloadedStudy("camelyon16", root, "training and testing of CAMELYON16", out, allow_missing)
+    slides, outlines = (_by_stem(study.root, (ending,), _SLIDE) for ending in (".tif", ".xml"))
     if not slides:
         raise DataError(f"{root}: no slides normal_001.tif, tumor_001.tif, test_001.tif found; is this CAMELYON16?")
     used = sorted(set(slides) - set(WITHDRAWN))
-    test_labels = reference(root) if any(stem.startswith("test") for stem in used) else {}
-    labels = {stem: _label(stem, test_labels) for stem in used}
-    missing = settle(str(root), _missing(used, labels, outlines), allow_missing)
-    rows = [_row(stem, slides[stem], labels[stem], outlines.get(stem), out) for stem in used if labels[stem]]
-    about = {
-        "missing": missing,
-        "withdrawn": sorted(set(slides) & set(WITHDRAWN)),
-        "notes": ["patients are not published: every slide counts as its own patient"],
-        "licence": "CC0",
-    }
-    return write_study(out, "camelyon16", rows, "official", about)
+    test_labels = _reference(study.root) if any(stem.startswith("test") for stem in used) else {}
+    kinds = {stem: test_labels.get(stem, "") if stem.startswith("test") else stem.split("_")[0] for stem in used}
+    labels = {stem: {"normal": "0", "tumor": "1"}.get(kind, "") for stem, kind in kinds.items()}
+    expected = {f"{kind}_{n:03d}" for kind, count in EXPECTED.items() for n in range(1, count + 1)} - set(WITHDRAWN)
+    lists = (
+        ("slides", expected - set(used)),
+        ("labels in reference.csv", {stem for stem in used if not labels[stem]}),
+        ("lesion annotations", {stem for stem in used if labels[stem] == "1" and stem not in outlines}),
+    )
+    study.missing = study.refuse(_count_lines(lists))
+    rows = [_row(study, stem, slides[stem], labels[stem], outlines.get(stem)) for stem in used if labels[stem]]
+    study.notes.append("patients are not published: every slide counts as its own patient")
+    return study.write(rows, withdrawn=sorted(set(slides) & set(WITHDRAWN)), licence="CC0")
 
 
-def reference(root: Path) -> dict[str, str]:
+def _reference(root: Path) -> dict[str, str]:
     """Tumor or Normal for every test slide, from reference.csv: slide, class, and more that is not used here."""
     places = sorted(root.rglob("reference.csv"))
     if len(places) != 1:
@@ -57,29 +58,13 @@ def reference(root: Path) -> dict[str, str]:
     return found
 
 
-def _label(stem: str, test_labels: dict[str, str]) -> str:
-    """0 or 1; empty for a test slide that reference.csv does not know."""
-    kind = test_labels.get(stem, "") if stem.startswith("test") else stem.split("_")[0]
-    return {"normal": "0", "tumor": "1"}.get(kind, "")
-
-
-def _missing(used: list[str], labels: dict[str, str], outlines: dict[str, Path]) -> list[str]:
-    expected = {f"{kind}_{n:03d}" for kind, count in EXPECTED.items() for n in range(1, count + 1)} - set(WITHDRAWN)
-    lists = (
-        ("slides", expected - set(used)),
-        ("labels in reference.csv", {stem for stem in used if not labels[stem]}),
-        ("lesion annotations", {stem for stem in used if labels[stem] == "1" and stem not in outlines}),
-    )
-    return count_lines(lists)
-
-
-def _row(stem: str, slide: Path, label: str, outline: Path | None, out: str | Path) -> dict[str, str]:
+def _row(study: _DownloadedStudy, stem: str, slide: Path, label: str, outline: Path | None) -> dict[str, str]:
     return {
         "id": stem,
-        "path": relative(slide, out),
+        "path": study.place(slide),
         "label": label,
         "split": "test" if stem.startswith("test") else "train",
-        "annotation": relative(outline, out) if label == "1" else "",
+        "annotation": study.place(outline) if label == "1" else "",
         "annotation_kind": "asap" if label == "1" and outline is not None else "",
         "annotation_complete": "no" if stem in INCOMPLETE else "",
     }

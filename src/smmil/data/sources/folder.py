@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import by_stem, need_folder, read_text_table, relative, settle, some, write_study
+from smmil.data.sources import _by_stem, _count_lines, _DownloadedStudy, _need_folder, _read_table
 from smmil.errors import DataError
 
 IMAGES = (*(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".svslide", ".czi"), ".png", ".jpg", ".jpeg")
@@ -23,27 +23,22 @@ def folder(
 
     annotations  folder of annotation files that bear the names of the cases
     """
-    root = need_folder(root, "the images")
-    rows = read_text_table(Path(table), ("id", "label"))
+    study = _DownloadedStudy("folder", root, "the images", out, allow_missing)
+    rows = _read_table(table, "id", "label")
     if (twice := rows["id"][rows["id"].duplicated()].tolist()) != []:
         raise DataError(f"{table}: case {twice[0]!r} has two rows; keep one")
-    images = by_stem(root, IMAGES)
-    outlines = {} if annotations is None else by_stem(need_folder(annotations, "the annotations"), OUTLINES)
+    images = _by_stem(study.root, IMAGES)
+    outlines = {} if annotations is None else _by_stem(_need_folder(annotations, "the annotations"), OUTLINES)
     lost, unlisted = set(rows["id"]) - set(images), set(images) - set(rows["id"])
-    missing = settle(
-        str(root), [f"{len(lost)} images of {Path(table).name} ({some(lost)})"] if lost else [], allow_missing
-    )
-    notes = (
-        [f"{len(unlisted)} images are not in {Path(table).name} and were left out ({some(unlisted)})"]
-        if unlisted
-        else []
-    )
+    name = Path(table).name
+    study.missing = study.refuse(_count_lines([(f"images of {name}", lost)]))
+    study.notes = _count_lines([(f"images are not in {name} and were left out", unlisted)])
     content = [
-        {"id": case["id"], "path": relative(images[case["id"]], out), "label": case["label"]}
+        {"id": case["id"], "path": study.place(images[case["id"]]), "label": case["label"]}
         | {column: case[column].strip() for column in _KEPT if column in case}
-        | ({"annotation": relative(outlines.get(case["id"]), out)} if annotations is not None else {})
+        | ({"annotation": study.place(outlines.get(case["id"]))} if annotations is not None else {})
         for case in rows.to_dict("records")
         if case["id"] in images
     ]
-    origin = f"given: {Path(table).name}" if "split" in rows else "none"
-    return write_study(out, "folder", content, origin, {"missing": missing, "notes": notes})
+    study.split_origin = f"given: {name}" if "split" in rows else "none"
+    return study.write(content)

@@ -5,18 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from smmil.data.manifest import Manifest
-from smmil.data.sources import (
-    Rows,
-    apply_split,
-    by_stem,
-    count_lines,
-    need_folder,
-    read_text_table,
-    relative,
-    settle,
-    some,
-    write_study,
-)
+from smmil.data.sources import Rows, _by_stem, _count_lines, _DownloadedStudy, _read_table
 from smmil.errors import DataError, check_choice
 
 PROVIDERS = ("radboud", "karolinska")
@@ -39,28 +28,33 @@ def panda(
     patients  file with the columns image_id and patient, which PANDA does not publish; else each biopsy is a patient
     task      cancer: ISUP grade 0 against 1 to 5; isup: the six grades
     """
-    root = need_folder(root, "train.csv, train_images and train_label_masks of PANDA")
+    study = _DownloadedStudy(
+        "panda", root, "train.csv, train_images and train_label_masks of PANDA", out, allow_missing
+    )
+    root = study.root
     check_choice(task, TASKS, "task")
-    table = read_text_table(root / "train.csv", ("image_id", "data_provider", "isup_grade"))
+    table = _read_table(root / "train.csv", "image_id", "data_provider", "isup_grade")
     _check(root / "train.csv", table)
-    images = by_stem(root / "train_images", (".tiff", ".tif"))
-    masks = {
-        stem.removesuffix("_mask"): path
-        for stem, path in by_stem(root / "train_label_masks", (".tiff", ".tif")).items()
-    }
+    images = _by_stem(root / "train_images", (".tiff", ".tif"))
+    masks = _by_stem(root / "train_label_masks", (".tiff", ".tif"))
+    masks = {stem.removesuffix("_mask"): mask for stem, mask in masks.items()}
     ids = table["image_id"].tolist()
-    missing = settle(str(root), _missing(ids, set(images)), allow_missing)
-    groups = _patients(patients)
+    lists = (("images", set(ids) - set(images)), ("rows in train.csv for images", set(images) - set(ids)))
+    study.missing = study.refuse(_count_lines(lists))
+    listed = None if patients is None else _read_table(patients, "image_id", "patient")
+    groups = {} if listed is None else dict(zip(listed["image_id"], listed["patient"], strict=True))
     rows: Rows = [
-        _row(out, id_, provider, grade, task, images[id_], masks.get(id_))
-        | ({"patient": groups.get(id_, "")} if patients is not None else {})
+        _row(study, id_, provider, grade, task, images[id_], masks.get(id_))
+        | ({} if patients is None else {"patient": groups.get(id_, "")})
         for id_, provider, grade in zip(ids, table["data_provider"], table["isup_grade"], strict=True)
         if id_ in images
     ]
-    rows, origin, remarks = apply_split(str(root), rows, split, seed, allow_missing)
+    rows = study.split(rows, split, seed)
     unmasked = [row["id"] for row in rows if not row["annotation"]]
-    about = {"missing": missing, "notes": [*remarks, *_notes(unmasked, patients)], "licence": "CC BY-SA-NC 4.0"}
-    return write_study(out, "panda", rows, origin, about)
+    study.notes += _count_lines([("images have no mask", unmasked)])
+    if patients is None:
+        study.notes.append("patients are not published: every biopsy counts as its own patient")
+    return study.write(rows, licence="CC BY-SA-NC 4.0")
 
 
 def _check(path: Path, table: pd.DataFrame) -> None:
@@ -71,34 +65,14 @@ def _check(path: Path, table: pd.DataFrame) -> None:
         raise DataError(f"{path}: image {twice[0]!r} has two rows; download it again")
 
 
-def _missing(ids: list[str], images: set[str]) -> list[str]:
-    """Lines on images without a file and on image files without a row."""
-    lists = (("images", set(ids) - images), ("rows in train.csv for images", images - set(ids)))
-    return count_lines(lists)
-
-
-def _patients(path: str | Path | None) -> dict[str, str]:
-    if path is None:
-        return {}
-    table = read_text_table(Path(path), ("image_id", "patient"))
-    return dict(zip(table["image_id"], table["patient"], strict=True))
-
-
 def _row(
-    out: str | Path, id_: str, provider: str, grade: str, task: str, image: Path, mask: Path | None
+    study: _DownloadedStudy, id_: str, provider: str, grade: str, task: str, image: Path, mask: Path | None
 ) -> dict[str, str]:
     return {
         "id": id_,
-        "path": relative(image, out),
+        "path": study.place(image),
         "label": grade if task == "isup" else str(int(grade != "0")),
         "provider": provider,
-        "annotation": relative(mask, out),
+        "annotation": study.place(mask),
         "annotation_kind": f"panda-{provider}" if mask is not None else "",
     }
-
-
-def _notes(unmasked: list[str], patients: str | Path | None) -> list[str]:
-    notes = [f"{len(unmasked)} images have no mask ({some(unmasked)})"] if unmasked else []
-    if patients is None:
-        notes.append("patients are not published: every biopsy counts as its own patient")
-    return notes

@@ -3,13 +3,15 @@
 import os
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
 
 from smmil.annotations.labels import ANY, read_slice_labels, write_slice_labels
 from smmil.data.manifest import Manifest
-from smmil.data.sources import Rows, apply_split, count_lines, need_folder, relative, settle, some, write_study
+from smmil.data.sources import _count_lines, _DownloadedStudy, _need_folder, _some
+from smmil.data.tables import _relative
 from smmil.errors import DataError
 from smmil.files import replacing
 from smmil.images.dicom_file import dicom_errors
@@ -22,7 +24,7 @@ Progress = Callable[[int, int], None]
 TABLE, IMAGES = "stage_2_train.csv", "stage_2_train"
 
 
-def index_folder(folder: Path, index_file: Path, progress: Progress | None = None) -> pd.DataFrame:
+def _index_folder(folder: Path, index_file: Path, progress: Progress | None = None) -> pd.DataFrame:
     """One row per CT slice below `folder`: file, bytes, slice, series, study, patient.
 
     The table is kept in `index_file`; files of the same name and size are not read again.
@@ -32,7 +34,9 @@ def index_folder(folder: Path, index_file: Path, progress: Progress | None = Non
         raise DataError(f"{folder}: no files; give the folder with the DICOM slices")
     known = _known(index_file, sizes)
     fresh = sorted(set(sizes) - set(known["file"]))
-    parts, owners = [known], _owners(known)
+    # Study and patient of every cached series.
+    owners = dict(zip(known["series"], zip(known["study"], known["patient"], strict=True), strict=True))
+    parts = [known]
     for start in range(0, len(fresh), _BATCH):
         parts.append(_read(folder, fresh[start : start + _BATCH], sizes, owners))
         if progress is not None:
@@ -46,30 +50,17 @@ def index_folder(folder: Path, index_file: Path, progress: Progress | None = Non
 
 def _sizes(folder: Path) -> dict[str, str]:
     """Size of every file below the folder, by its path from there."""
-    found = {}
-    for place, _, names in os.walk(folder):
-        for name in names:
-            if not name.startswith("."):
-                path = os.path.join(place, name)
-                found[Path(os.path.relpath(path, folder)).as_posix()] = str(os.path.getsize(path))
-    return found
+    files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names if name[0] != ".")
+    return {Path(os.path.relpath(file, folder)).as_posix(): str(os.path.getsize(file)) for file in files}
 
 
 def _known(index_file: Path, sizes: dict[str, str]) -> pd.DataFrame:
     """Cached rows of files of unchanged size; none when the cache is damaged."""
-    try:
+    with suppress(OSError, ValueError, LookupError):
         table = pd.read_csv(index_file, dtype=str, keep_default_na=False)
-    except (OSError, ValueError, LookupError):
-        return pd.DataFrame(columns=COLUMNS, dtype=object)
-    if tuple(table.columns) != COLUMNS:
-        return pd.DataFrame(columns=COLUMNS, dtype=object)
-    same = [sizes.get(file) == size for file, size in zip(table["file"], table["bytes"], strict=True)]
-    return table[pd.Series(same, index=table.index, dtype=bool)]
-
-
-def _owners(known: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    """Study and patient of every cached series."""
-    return dict(zip(known["series"], zip(known["study"], known["patient"], strict=True), strict=True))
+        if tuple(table.columns) == COLUMNS:
+            return table[table["file"].map(sizes) == table["bytes"]]
+    return pd.DataFrame(columns=COLUMNS, dtype=object)
 
 
 def _read(
@@ -115,21 +106,23 @@ def rsna_ich(
     In `out` it also writes scans/<id>/ with links to the slices of each scan, annotations/<id>.csv with their labels,
     and dicom_index.csv, so that the headers are read only once.
     """
-    root, out = need_folder(root, f"{TABLE} and {IMAGES} of the RSNA challenge"), Path(out)
+    study = _DownloadedStudy("rsna_ich", root, f"{TABLE} and {IMAGES} of the RSNA challenge", out, allow_missing)
+    root, out = study.root, study.out
     if not (root / TABLE).is_file():
         raise DataError(f"{root / TABLE}: no such file; it belongs to the data set, download it")
     labels = read_slice_labels(root / TABLE)
-    index = index_folder(need_folder(root / IMAGES, "the DICOM slices"), out / "dicom_index.csv", progress)
+    index = _index_folder(_need_folder(root / IMAGES, "the DICOM slices"), out / "dicom_index.csv", progress)
     _refuse_doubles(root, index)
-    missing = settle(str(root), _missing(index, labels, split is None), allow_missing)
+    found, listed = set(index["slice"]), set(labels.index)
+    lists = (("labels of slices", found - listed), ("slices", listed - found if split is None else set()))
+    study.missing = study.refuse(_count_lines(lists))
     index = index[index["slice"].isin(labels.index)]
-    scans = {str(study): rows for study, rows in index.groupby("study", sort=True)}
-    rows: Rows = [_row(study, rows, labels) for study, rows in scans.items()]
-    rows, origin, remarks = apply_split(str(root), rows, split, seed, allow_missing)
+    scans = {str(uid): slices for uid, slices in index.groupby("study", sort=True)}
+    rows = study.split([_row(uid, slices, labels) for uid, slices in scans.items()], split, seed)
     for row in rows:
         _write_scan(out, row["id"], root / IMAGES, scans[row["id"]], labels)
-    about = {"missing": missing, "notes": [*remarks, *_contradictions(labels)], "licence": "RSNA challenge terms"}
-    return write_study(out, "rsna_ich", rows, origin, about)
+    study.notes += _contradictions(labels)
+    return study.write(rows, licence="RSNA challenge terms")
 
 
 def _refuse_doubles(root: Path, index: pd.DataFrame) -> None:
@@ -141,15 +134,6 @@ def _refuse_doubles(root: Path, index: pd.DataFrame) -> None:
         counts = index.groupby("study")[column].nunique()
         if (several := counts[counts > 1]).size:
             raise DataError(f"{root}: {len(several)} scans have several {column} entries, such as {several.index[0]!r}")
-
-
-def _missing(index: pd.DataFrame, labels: pd.DataFrame, everything: bool) -> list[str]:
-    """Slices without label, and, when the whole set is wanted, labels without slice."""
-    found = set(index["slice"])
-    lists = [("labels of slices", found - set(labels.index))]
-    if everything:
-        lists.append(("slices", set(labels.index) - found))
-    return count_lines(lists)
 
 
 def _row(study: str, rows: pd.DataFrame, labels: pd.DataFrame) -> dict[str, str]:
@@ -167,11 +151,8 @@ def _contradictions(labels: pd.DataFrame) -> list[str]:
     """`any` should be 1 exactly where a subtype is."""
     others = labels.drop(columns=ANY)
     odd = labels.index[others.max(axis=1) != labels[ANY]] if others.shape[1] else labels.index[:0]
-    return (
-        [f"{len(odd)} slices where `any` contradicts the subtypes ({some(odd.tolist())}); `any` counts"]
-        if len(odd)
-        else []
-    )
+    said = f"{len(odd)} slices where `any` contradicts the subtypes ({_some(odd.tolist())}); `any` counts"
+    return [said] if len(odd) else []
 
 
 def _write_scan(out: Path, study: str, images: Path, rows: pd.DataFrame, labels: pd.DataFrame) -> None:
@@ -196,7 +177,7 @@ def _link(place: Path, target: Path) -> None:
         return
     temporary = place.with_name(f".{secrets.token_hex(4)}-{place.name}")
     try:
-        os.symlink(relative(target, place.parent), temporary)
+        os.symlink(_relative(target, place.parent), temporary)
     except OSError:
         os.link(target, temporary)
     os.replace(temporary, place)
