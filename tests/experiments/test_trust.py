@@ -11,7 +11,7 @@ from torch import nn
 
 from smmil.bag import Bag
 from smmil.data.manifest import Manifest
-from smmil.experiments.datasets import _neighbour_agreement, _position_bag, positions_only, prepare, random_labels
+from smmil.experiments.datasets import _position_bag, agreeing_pairs, positions_only, prepare, random_labels, share_of
 from smmil.experiments.results import chosen_rows
 from smmil.experiments.trust import (
     _HEADINGS,
@@ -198,7 +198,8 @@ def test_positions_only_has_the_same_cases_labels_graphs_and_splits(tmp_path):
 
 def test_agreement_of_neighbours_by_hand():
     labels, edges = np.array([1, 1, 0, -1]), np.array([[0, 1, 2, 0, 1], [1, 2, 3, 0, 0]])
-    assert _neighbour_agreement(labels, edges) == pytest.approx(2 / 3)  # 0-1 twice, 1-2 not; unknown and self left out
+    # 0-1 twice, 1-2 not; unknown and self left out
+    assert share_of(*agreeing_pairs(labels, edges)) == pytest.approx(2 / 3)
 
 
 @pytest.fixture(scope="module")

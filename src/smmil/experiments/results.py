@@ -1,18 +1,16 @@
 """The table of results: one row per finished run; chosen learning rates, means, deviations, missing runs."""
 
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from pandas import DataFrame, concat
 
 from smmil.errors import DataError
 from smmil.evaluate.ranking import spread
-from smmil.files import replacing
+from smmil.files import replacing, write_text
 from smmil.prediction import Prediction, load_predictions
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 ORDER = ("set", "variant", "lr", "seed", "fold")
 SURE = 0.05  # p after Holm's correction below which a difference counts as real
@@ -21,24 +19,18 @@ _LONGEST = 160  # characters of a reason below a table
 UNCONTESTED = "learning rate not chosen among all"
 
 
-def results_table(rows: Iterable[dict[str, Any]]) -> "DataFrame":
+def results_table(rows: Iterable[dict[str, Any]]) -> DataFrame:
     """The rows sorted by data set, variant, learning rate, seed and fold; columns in the order of the first row."""
-    from pandas import DataFrame
-
     listed = sorted(rows, key=lambda row: tuple(row[key] for key in ORDER))
     columns = list(dict.fromkeys([*FACTS, *(key for row in listed for key in row)]))
     return DataFrame(listed, columns=columns)
 
 
-def write_results(table: "DataFrame", folder: Path) -> None:
+def write_results(table: DataFrame, folder: Path) -> None:
     """results.csv and results.parquet; the same rows give the same bytes."""
-    text = table.to_csv(index=False, lineterminator="\n")
-    with replacing(folder / "results.csv") as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False, engine="pyarrow")
+    write_text(folder / "results.csv", table.to_csv(index=False, lineterminator="\n"))
     with replacing(folder / "results.parquet") as temporary:
-        temporary.write_bytes(buffer.getvalue())
+        table.to_parquet(temporary, index=False, engine="pyarrow")
 
 
 def choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
@@ -50,42 +42,36 @@ def choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
     reports rates that could not compete.
     """
     chosen = {}
-    for (set_, variant), rows in table.groupby(["set", "variant"], sort=True):
-        chosen[set_, variant] = _best({lr: part.set_index(["seed", "fold"]) for lr, part in rows.groupby("lr")})
+    for key, rows in table.groupby(["set", "variant"], sort=True):
+        rates = {lr: part.set_index(["seed", "fold"]) for lr, part in rows.groupby("lr")}
+        most = max(len(part) for part in rates.values())
+        covered = {lr: part for lr, part in rates.items() if len(part) == most}
+        shared = sorted(set.intersection(*(set(part.index) for part in covered.values())))
+        chosen[key] = max((_merit(part.loc[shared], lr) for lr, part in covered.items()))[-1]
     return chosen
 
 
-def _best(rates: "dict[Any, DataFrame]") -> float:
-    """The best of some learning rates, each with its runs by seed and fold."""
-    most = max(len(part) for part in rates.values())
-    best_covered = {lr: part for lr, part in rates.items() if len(part) == most}
-    shared = set.intersection(*(set(part.index) for part in best_covered.values()))
-    return max(best_covered, key=lambda lr: _merit(best_covered[lr].loc[sorted(shared)], lr))
-
-
-def _merit(rows: "DataFrame", lr: float) -> tuple[float, float, float]:
+def _merit(rows: DataFrame, lr: float) -> tuple[float, float, float]:
     if not len(rows):
         return -math.inf, -math.inf, lr
     auroc, loss = (math.fsum(rows[name]) / len(rows) for name in ("val_auroc", "val_loss"))
     return (-math.inf if math.isnan(auroc) else auroc, -loss, lr)
 
 
-def chosen_rows(table: Any) -> "DataFrame":
+def chosen_rows(table: Any) -> DataFrame:
     """The runs with the chosen learning rate of their data set and variant."""
     chosen = choose_learning_rates(table)
     keep = [i for i, row in enumerate(table.itertuples()) if chosen[row.set, row.variant] == row.lr]
     return table.iloc[keep].reset_index(drop=True)
 
 
-def aggregate(table: "DataFrame", metrics: Sequence[str], ddof: int = 1) -> "DataFrame":
+def aggregate(table: DataFrame, metrics: Sequence[str], ddof: int = 1) -> DataFrame:
     """Mean and standard deviation over folds and seeds at the chosen learning rate, one row per number.
 
     Columns as in the tables of the paper (dataset, extractor, group, model, metric, mean, std), then n, lr,
     family, set and state: where a metric is undefined in some runs there is no mean, and the state is a note.
     ddof  1: divided by n - 1, 0: by n
     """
-    from pandas import DataFrame
-
     rows = []
     for (set_, variant), part in chosen_rows(table).groupby(["set", "variant"], sort=True):
         first = part.iloc[0]
@@ -93,15 +79,11 @@ def aggregate(table: "DataFrame", metrics: Sequence[str], ddof: int = 1) -> "Dat
             found = spread(part[metric])
             std = found.sample_std if ddof else found.population_std
             facts = [first["dataset"], first["extractor"], first["group"], variant, metric, found.mean, std]
-            rows.append([*facts, found.n, first["lr"], first["family"], set_, _undefined(part[metric])])
+            gone = int(part[metric].isna().sum())  # such as F1 without a positive instance
+            state = f"undefined in {gone} of {len(part)} run{'s' * (len(part) != 1)}" if gone else ""
+            rows.append([*facts, found.n, first["lr"], first["family"], set_, state])
     names = ["dataset", "extractor", "group", "model", "metric", "mean", "std", "n", "lr", "family", "set", "state"]
     return DataFrame(rows, columns=names)
-
-
-def _undefined(values: "Series[float]") -> str:
-    """In how many runs a metric has no value, such as F1 without a positive instance; empty when in none."""
-    gone = int(values.isna().sum())
-    return f"undefined in {gone} of {len(values)} run{'s' * (len(values) != 1)}" if gone else ""
 
 
 class Coverage(NamedTuple):
@@ -127,14 +109,12 @@ def coverage(plan: Any) -> dict[tuple[str, str], Coverage]:
     return found
 
 
-def with_plan(rows: "DataFrame", plan: Any, metrics: Sequence[str]) -> "DataFrame":
+def with_plan(rows: DataFrame, plan: Any, metrics: Sequence[str]) -> DataFrame:
     """The rows with `planned` runs, `fewer` where less was done than planned, and `state`: a note.
 
     A number is marked when it rests on fewer runs, and when its learning rate was chosen although other rates lacked
     runs. A variant without a single finished run on a data set gets rows of its own, so that it does not vanish.
     """
-    from pandas import DataFrame, concat
-
     found = coverage(plan)
     covered = [found[key] for key in zip(rows["set"], rows["model"], strict=True)]
     fewer = [n < one.planned or bool(one.lacking) for n, one in zip(rows["n"], covered, strict=True)]
@@ -153,15 +133,12 @@ def _absent(plan: Any, found: dict[tuple[str, str], Coverage], metrics: Sequence
         first, failed = part.iloc[0], int((part["state"] == "failed").sum())
         state = f"failed ({failed} run{'s' * (failed != 1)})" if failed else "not run yet"
         facts = {key: first[key] for key in ("dataset", "extractor", "group", "family")}
-        nothing = {"mean": math.nan, "std": math.nan, "n": 0, "lr": math.nan}
-        for metric in metrics:
-            yield {**facts, "model": variant, "metric": metric, "set": set_, "state": state, "fewer": False} | {
-                **nothing,
-                "planned": found[set_, variant].planned,
-            }
+        facts |= {"model": variant, "set": set_, "state": state, "planned": found[set_, variant].planned}
+        nothing = {"mean": math.nan, "std": math.nan, "n": 0, "lr": math.nan, "fewer": False}
+        yield from ({**facts, **nothing, "metric": metric} for metric in metrics)
 
 
-def missing_run_notes(results: "DataFrame", plan: Any) -> list[str]:
+def missing_run_notes(results: DataFrame, plan: Any) -> list[str]:
     """Notes on the missing runs of a study, or of the given part of it, for tables and pages of comparisons.
 
     Numbers over fewer runs than planned, learning rates chosen without all runs of all rates, which runs failed and
@@ -172,7 +149,9 @@ def missing_run_notes(results: "DataFrame", plan: Any) -> list[str]:
         failed = part[part["state"] == "failed"]
         if len(failed):
             first = failed.iloc[0]
-            failures = f"{len(failed)} of {len(part)} runs failed, such as {_short(first['reason'])}"
+            reason = first["reason"].partition("; see ")[0]
+            short = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 1]}…"
+            failures = f"{len(failed)} of {len(part)} runs failed, such as {short}"
             notes.append(f"{set_} · {variant}: {failures}; look in runs/{first['run']}, or ask smmil experiment status")
     waiting = plan[plan["state"].isin(["missing", "running"])]
     counts = waiting.groupby(["set", "variant"], sort=False).size()
@@ -180,7 +159,7 @@ def missing_run_notes(results: "DataFrame", plan: Any) -> list[str]:
     return notes + ([f"not complete yet: {listed}"] if listed else [])
 
 
-def _marked(results: "DataFrame", plan: Any) -> Iterator[str]:
+def _marked(results: DataFrame, plan: Any) -> Iterator[str]:
     """Notes that explain the mark ‡ for each variant with results."""
     found, used = coverage(plan), chosen_rows(results).groupby(["set", "variant"], sort=True).size()
     for key, n in used.items():
@@ -197,12 +176,7 @@ def incomplete(plan: Any, variants: Iterable[str]) -> list[str]:
     return [name for name in variants if name in lacking]
 
 
-def _short(reason: str) -> str:
-    words = reason.partition("; see ")[0]
-    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
-
-
-def first_predictions(results: "DataFrame", out: Path, variants: Sequence[str]) -> dict[str, list[Prediction]]:
+def first_predictions(results: DataFrame, out: Path, variants: Sequence[str]) -> dict[str, list[Prediction]]:
     """Test predictions of each variant at its chosen learning rate, of the first seed and fold, not of the best."""
     rows = chosen_rows(results).sort_values(["seed", "fold"])
     found = {}

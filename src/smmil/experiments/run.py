@@ -110,23 +110,19 @@ def perform(job: RunJob) -> str:
     """
     folder = Path(job.folder)
     try:
-        return _perform(job, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(folder / "lock", job.wait) as acquired:
+            if not acquired:
+                return BUSY
+            remove_leftovers(folder)
+            if finished(folder) is not None:
+                return ALREADY
+            _run_recording_failure(job, folder)
+        return DONE
     except OSError as problem:
         if problem.errno in _DISK_FULL:
             return FULL
         raise DataError(f"{_one_line(problem)}; its folder cannot be used; repair {folder} and repeat") from problem
-
-
-def _perform(job: RunJob, folder: Path) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(folder / "lock", job.wait) as acquired:
-        if not acquired:
-            return BUSY
-        remove_leftovers(folder)
-        if finished(folder) is not None:
-            return ALREADY
-        _run_recording_failure(job, folder)
-    return DONE
 
 
 def _run_recording_failure(job: RunJob, folder: Path) -> None:
@@ -190,7 +186,8 @@ def _train_and_measure(job: RunJob, folder: Path) -> None:
 
 def _write_result(folder: Path, row: dict[str, Any]) -> None:
     """Write result.json: the row, the digest of every prediction behind it, and a checksum over both."""
-    files = {f"{part}/{p.name}": _bytes_digest(p) for part in PARTS for p in sorted((folder / part).glob("*.npz"))}
+    paths = [path for part in PARTS for path in sorted((folder / part).glob("*.npz"))]
+    files = {f"{path.parent.name}/{path.name}": digest(path.read_bytes()) for path in paths}
     content = {"format": FORMAT, "row": without_nan(row), "files": files}
     write_json(folder / "result.json", {**content, "seal": _seal(content)})
     for name in ("failure.json", "traceback.txt"):
@@ -204,18 +201,13 @@ def finished(folder: Path, *, thorough: bool = True) -> dict[str, Any] | None:
         seal = content.pop("seal")
         if content["format"] != FORMAT or seal != _seal(content):
             return None
-        same = all(_is_intact(folder / name, mark, thorough) for name, mark in content["files"].items())
+        for name, mark in content["files"].items():
+            path = folder / name
+            if not path.is_file() or (thorough and digest(path.read_bytes()) != mark):
+                return None
+        return {key: math.nan if value is None else value for key, value in content["row"].items()}
     except (OSError, DataError, KeyError, TypeError, AttributeError):
         return None  # absent, unreadable or damaged: the run is brought to its end again from what is sound
-    return {key: math.nan if value is None else value for key, value in content["row"].items()} if same else None
-
-
-def _is_intact(path: Path, mark: str, thorough: bool) -> bool:
-    return path.is_file() and (not thorough or _bytes_digest(path) == mark)
-
-
-def _bytes_digest(path: Path) -> str:
-    return digest(path.read_bytes())
 
 
 def _seal(content: dict[str, Any]) -> str:

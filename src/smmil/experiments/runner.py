@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from pandas import DataFrame
 
 from smmil.errors import DataError, SmmilError, check_choice
 from smmil.executors import EXECUTORS, Outcome, run_tasks
@@ -73,17 +76,26 @@ def run_study(
     folder = StudyFolder(Path(out), study.name)
     grid = make_grid(study, folder.out / "data", only=only)
     done = {run.key for run in grid.runs if finished(folder.run(run.key)) is not None}
-    jobs = {run.key: _job(run, folder) for run in grid.runs if run.key not in done}
+    todo = [run for run in grid.runs if run.key not in done]
+    jobs = [RunJob(str(folder.run(run.key).absolute()), run.label, run.config) for run in todo]
     report = Report(before=[run.label for run in grid.runs if run.key in done], left_out=grid.left_out)
     runs = _runs_of_all_sets(study, folder, grid, report) if only else grid.runs
     folder.own.mkdir(parents=True, exist_ok=True)
     if on_begin is not None:
         on_begin(len(done), len(grid.runs))
-    _perform_all(list(jobs.values()), report, _task_runner(executor, workers, address, slurm, folder), on_run)
+    if executor == "submitit":
+        run_all = partial(run_on_slurm, folder=folder.out / "slurm", workers=workers, parameters=slurm or {})
+    else:
+        run_all = partial(run_tasks, executor=executor, workers=workers, address=address)
+    _perform_all(jobs, report, run_all, on_run)
     with exclusive_lock(folder.own / "lock", wait=True):
-        _remove_own_leftovers(folder.own)
-        write_text(folder.own / "grid.csv", _grid_text(runs))
-        write_results(_collect(Grid(runs, []), folder), folder.own)
+        # Temporary files that a killed process left of the files written under the lock, and no others.
+        for name in ("grid.csv", "results.csv", "results.parquet"):
+            for path in folder.own.glob(f".*-{name}"):
+                path.unlink(missing_ok=True)
+        listed = DataFrame([{"run": run.key, "label": run.label, **run.facts} for run in runs])
+        write_text(folder.own / "grid.csv", listed.to_csv(index=False, lineterminator="\n"))
+        write_results(_collect(runs, folder), folder.own)
     return report
 
 
@@ -97,17 +109,6 @@ def _runs_of_all_sets(study: Study, folder: StudyFolder, asked: Grid, report: Re
             except SmmilError as problem:
                 report.left_out.append(f"{dataset.name}: not in the table of results, {problem}")
     return [run for name in runs for run in runs[name]]
-
-
-def _remove_own_leftovers(folder: Path) -> None:
-    """Delete temporary files that a killed process left of the files written under the lock, and no others."""
-    for name in ("grid.csv", "results.csv", "results.parquet"):
-        for path in folder.glob(f".*-{name}"):
-            path.unlink(missing_ok=True)
-
-
-def _job(run: Run, folder: StudyFolder) -> RunJob:
-    return RunJob(str(folder.run(run.key).absolute()), run.label, run.config)
 
 
 def _perform_all(jobs: list[RunJob], report: Report, run_all: Callable[..., Any], on_run: OnRun | None) -> None:
@@ -132,31 +133,16 @@ def _perform_all(jobs: list[RunJob], report: Report, run_all: Callable[..., Any]
         run_all(perform, busy, on_done=record)
 
 
-def _task_runner(
-    executor: str, workers: int | None, address: str | None, slurm: dict[str, Any] | None, folder: StudyFolder
-) -> Callable[..., Any]:
-    """A function (function, tasks, on_done) that runs tasks on the chosen executor."""
-    if executor == "submitit":
-        return lambda function, tasks, on_done: run_on_slurm(
-            function, tasks, on_done, folder=folder.out / "slurm", workers=workers, parameters=slurm or {}
-        )
-    return lambda function, tasks, on_done: run_tasks(function, tasks, executor, workers, on_done, address=address)
-
-
-def _collect(grid: Grid, folder: StudyFolder) -> Any:
+def _collect(runs: Sequence[Run], folder: StudyFolder) -> DataFrame:
     """Table of the runs that are done, one row each."""
-    rows = []
-    for run in grid.runs:
-        row = finished(folder.run(run.key), thorough=False)
-        if row is not None:
-            rows.append({"run": run.key, **run.facts, **row})
-    return results_table(rows)
+    rows = [(run, finished(folder.run(run.key), thorough=False)) for run in runs]
+    return results_table({"run": run.key, **run.facts, **row} for run, row in rows if row is not None)
 
 
 def load_results(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> Any:
     """Table of the finished runs of a study, possibly empty."""
     folder = StudyFolder(Path(out), study.name)
-    return _collect(make_grid(study, folder.out / "data", only=only), folder)
+    return _collect(make_grid(study, folder.out / "data", only=only).runs, folder)
 
 
 def run_states(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> dict[str, list[tuple[str, str]]]:
@@ -170,8 +156,6 @@ def run_states(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> di
 
 def _plan_table(grid: Grid, folder: StudyFolder) -> Any:
     """Table of all runs of a study, done or not: the facts of each, its state and why it failed."""
-    from pandas import DataFrame
-
     rows = []
     for run in grid.runs:
         state, reason = _state(folder.run(run.key))
@@ -194,20 +178,11 @@ def _state(path: Path) -> tuple[str, str]:
     return "missing", ""
 
 
-def _grid_text(runs: Sequence[Run]) -> str:
-    """CSV with the key, label and facts of every run."""
-    from pandas import DataFrame
-
-    return DataFrame([{"run": r.key, "label": r.label, **r.facts} for r in runs]).to_csv(
-        index=False, lineterminator="\n"
-    )
-
-
 def finished_results(study: Study, out: str | Path, only: Sequence[str] = ()) -> tuple[Any, Any]:
     """Tables of the runs that are done and of all runs with their state; an error when none is done."""
     folder = StudyFolder(Path(out), study.name)
     grid = make_grid(study, folder.out / "data", only=only)
-    results, plan = _collect(grid, folder), _plan_table(grid, folder)
+    results, plan = _collect(grid.runs, folder), _plan_table(grid, folder)
     if not len(results):
         failed = int((plan["state"] == "failed").sum())
         advice = f"{failed} runs failed: see smmil experiment status" if failed else "begin with smmil experiment run"

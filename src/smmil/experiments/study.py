@@ -74,7 +74,14 @@ def _study_problems(study: "Study") -> Iterator[str]:
     yield from _columns_of_tables(study)
     yield from _ineffective_settings(study)
     for figure in study.figures:
-        yield from _FIGURES.get(figure.kind, lambda *_: iter(()))(study, figure)
+        if figure.kind == "differences" and study.reference is None:
+            yield f"figure {figure.name!r}: differences need a reference; give the study one"
+        if figure.kind == "pairs" and not study.pairs:
+            yield f"figure {figure.name!r}: give the study pairs, such as {{SmCLAM: CLAM}}"
+        if figure.kind == "difficulty":
+            yield from _difficulty(study, figure)
+        if figure.kind == "sweep":
+            yield from _sweep(study, figure)
 
 
 def _names(study: "Study") -> Iterator[str]:
@@ -115,28 +122,14 @@ def _ineffective_settings(study: "Study") -> Iterator[str]:
             yield f"{where}training.{key} has no effect in a study; give the study {_GRID_SETTINGS[key]} instead"
 
 
-def _differences(study: "Study", figure: "FigureSpec") -> Iterator[str]:
-    if study.reference is None:
-        yield f"figure {figure.name!r}: differences need a reference; give the study one"
-
-
-def _pairs(study: "Study", figure: "FigureSpec") -> Iterator[str]:
-    if not study.pairs:
-        yield f"figure {figure.name!r}: give the study pairs, such as {{SmCLAM: CLAM}}"
-
-
 def _difficulty(study: "Study", figure: "FigureSpec") -> Iterator[str]:
-    swept = {option for dataset in study.datasets for option in _options(dataset)}
+    swept = {option for dataset in study.datasets for option in dataset.synthetic_options}
     if figure.setting not in swept:
         hint = suggest(str(figure.setting), swept) if swept else "no data set is synthetic with options"
         yield f"figure {figure.name!r}: setting {figure.setting!r} is no option of a data set; {hint}"
-    values = [_options(dataset).get(str(figure.setting), 0) for dataset in study.datasets]
+    values = [dataset.synthetic_options.get(str(figure.setting), 0) for dataset in study.datasets]
     if not all(isinstance(value, int | float) for value in values):
         yield f"figure {figure.name!r}: setting {figure.setting!r} has values that are no numbers"
-
-
-def _options(dataset: "Dataset") -> dict[str, Any]:
-    return dataset.synthetic.options if dataset.synthetic is not None else {}
 
 
 def _sweep(study: "Study", figure: "FigureSpec") -> Iterator[str]:
@@ -158,9 +151,6 @@ def _sweep(study: "Study", figure: "FigureSpec") -> Iterator[str]:
                 "one sweep; choose its variants with variants: [...], and give the other sweep a figure of its own"
             )
         first.append((value, one.name))
-
-
-_FIGURES = {"differences": _differences, "pairs": _pairs, "difficulty": _difficulty, "sweep": _sweep}
 
 
 def _check_file_name(name: str) -> str:
@@ -209,6 +199,11 @@ class Dataset(_StudySection):
     splits: str | None = None
     training: dict[str, Any] = {}
     training_of: dict[str, dict[str, Any]] = {}
+
+    @property
+    def synthetic_options(self) -> dict[str, Any]:
+        """Options of a synthetic set; of another, none."""
+        return self.synthetic.options if self.synthetic is not None else {}
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "Dataset":
@@ -298,10 +293,9 @@ class Study(_StudySection):
             raise ValueError(problem)
         return self
 
-
-def headline(study: "Study", title: str) -> str:
-    """A title with the study's caveat before it."""
-    return f"{study.caveat}: {title}" if study.caveat else title
+    def headline(self, title: str) -> str:
+        """A title with the study's caveat before it."""
+        return f"{self.caveat}: {title}" if self.caveat else title
 
 
 def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> Study:
@@ -318,8 +312,10 @@ def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> 
         raise ConfigError(f"{path}: expected keys name, datasets, variants; got {type(content).__name__}")
     known = _protocol()
     for part in ("datasets", "variants"):
-        entries = [_entry(item, known[part], f"{path}: {part}") for item in _listed(content, part, path)]
-        content[part] = [one for entry in entries for one in _swept(entry, f"{path}: {part}")]
+        listed, where = content.get(part), f"{path}: {part}"
+        if not isinstance(listed, list) or not listed:
+            raise ConfigError(f"{where}: expected a list of names or definitions, got {listed!r}")
+        content[part] = [one for item in listed for one in _swept(_entry(item, known[part], where), where)]
     content["datasets"] = [_resolve_variables(d, variables or {}, path.parent) for d in content["datasets"]]
     return checked(Study, {"name": path.stem, **content}, str(path))
 
@@ -328,13 +324,6 @@ def _protocol() -> dict[str, dict[str, dict[str, Any]]]:
     """Data sets and variants of the paper, by name."""
     text = files(__package__).joinpath("protocol.yaml").read_text(encoding="utf-8")
     return parse_yaml(text, "protocol.yaml")
-
-
-def _listed(content: dict[str, Any], part: str, path: Path) -> list[Any]:
-    found = content.get(part)
-    if not isinstance(found, list) or not found:
-        raise ConfigError(f"{path}: {part}: expected a list of names or definitions, got {found!r}")
-    return found
 
 
 def _entry(item: Any, known: Mapping[str, dict[str, Any]], where: str) -> dict[str, Any]:
@@ -357,13 +346,12 @@ def _swept(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
     if not isinstance(sweep, dict) or len(sweep) != 1 or "{}" not in entry["name"]:
         raise ConfigError(f"{where}: {entry['name']!r}: a sweep needs one option with its values, and {{}} in the name")
     option, values = next(iter(sweep.items()))
-    target = "synthetic" if "synthetic" in entry else "options"
-    return [_with_value(entry, target, option, value) for value in values]
+    return [_with_value(entry, option, value) for value in values]
 
 
-def _with_value(entry: dict[str, Any], target: str, option: str, value: Any) -> dict[str, Any]:
+def _with_value(entry: dict[str, Any], option: str, value: Any) -> dict[str, Any]:
     changed = {**entry, "name": entry["name"].replace("{}", str(value))}
-    if target == "synthetic":
+    if "synthetic" in entry:
         inner = entry["synthetic"]
         return {**changed, "synthetic": {**inner, "options": {**inner.get("options", {}), option: value}}}
     if option.startswith("penalty."):

@@ -3,12 +3,11 @@
 import math
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from pandas import DataFrame, concat, read_csv
 
 from smmil.errors import check_choice
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # file of each table, by its number in the paper; 6 to 10 are about feature extractors
 PAPER_TABLES = {
@@ -57,14 +56,12 @@ _TABLE_NOTES = {
 Key = tuple[str, str, str, str]
 
 
-def paper_table(name: str) -> "DataFrame":
+def paper_table(name: str) -> DataFrame:
     """One table of the paper, a row per printed number: dataset, extractor, group, model, metric, mean, std.
 
     name  one of PAPER_TABLES. Rows of dataset "ALL" hold mean ranks; extractor "main" is the mixed setting of the main
     text; std is nan where the paper prints none.
     """
-    from pandas import read_csv
-
     check_choice(name, PAPER_TABLES, "paper table")
     with files(__package__).joinpath(f"{name}.csv").open(encoding="utf-8") as stream:
         return read_csv(stream)
@@ -93,7 +90,8 @@ def cell_notes() -> dict[Key, list[str]]:
     """By (data set, extractor, model, metric): the reasons to doubt the number the paper prints there."""
     notes: dict[Key, list[str]] = {}
     everything = _all_prints()
-    failed = _FAILED_TRAININGS | {key[:3] for key, prints in everything.items() if _below_chance(key, prints)}
+    of_gtp = [key for key in everything if key[2:] == ("GTP", "inst_auroc")]
+    failed = _FAILED_TRAININGS | {key[:3] for key in of_gtp if min(p.mean for p in everything[key]) < 0.5}
     for key, prints in everything.items():
         found = [*_contradictions(prints), *_impossible(prints)]
         found += [_SUSPICIONS[key]] if key in _SUSPICIONS else []
@@ -105,17 +103,11 @@ def cell_notes() -> dict[Key, list[str]]:
     return notes
 
 
-def _below_chance(key: Key, prints: list[Printed]) -> bool:
-    return key[2] == "GTP" and key[3] == "inst_auroc" and min(p.mean for p in prints) < 0.5
-
-
 def paper_numbers(name: str) -> tuple[Any, str, dict[str, list[str]]]:
     """The numbers behind the ranks of a table of the paper, how they are ranked, and which extractors it mixed."""
     if name != "feat_ext_ranks":
         table = our_names(paper_table(name))
         return table[table["dataset"] != "ALL"], "all", {}
-    from pandas import concat
-
     return concat([paper_table(part) for part in _BEHIND_TABLE_6], ignore_index=True), "extractor", MIXED
 
 
@@ -154,12 +146,8 @@ def _largest_std(mean: float, runs: int = RUNS, digits: int = 3) -> float:
 
     It is reached with as many ones and zeros as possible and one value between; the mean is moved within its rounding.
     """
-    slack = 0.5 * 10**-digits
-    means = [m for m in (mean - slack, mean, mean + slack) if 0 <= m <= 1]
-    return max(_widest(m, runs) for m in means)
-
-
-def _widest(mean: float, runs: int) -> float:
-    ones, rest = divmod(mean * runs, 1)
-    squares = ones + rest**2
-    return math.sqrt(max(squares - runs * mean**2, 0) / (runs - 1))
+    slack, widest = 0.5 * 10**-digits, 0.0
+    for one in (m for m in (mean - slack, mean, mean + slack) if 0 <= m <= 1):
+        ones, rest = divmod(one * runs, 1)
+        widest = max(widest, (ones + rest**2 - runs * one**2) / (runs - 1))
+    return math.sqrt(widest)
