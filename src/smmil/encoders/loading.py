@@ -49,7 +49,9 @@ def load_encoder(
             raise ConfigError(f"encoder {encoder}: its {next(iter(facts))} is in the table; leave the argument out")
         return _from_table(encoder, weights, device, autocast, pixels)
     if isinstance(encoder, str):
-        _refuse_settled(encoder, {"--weights": weights, "--encoder-pixels": pixels, "autocast": autocast or None})
+        options = {"--weights": weights, "--encoder-pixels": pixels, "autocast": autocast or None}
+        for option in (option for option, value in options.items() if value is not None):
+            raise ConfigError(f"{option}: the encoder {encoder!r} is your own and settles that itself; leave it out")
         encoder = _imported(encoder)
     elif weights is not None:
         raise ConfigError("encoder: a network of your own comes with its weights; leave weights= out")
@@ -109,12 +111,6 @@ def _dim(network: nn.Module, name: str, pixels: int, expected: int | None, devic
     if expected not in (None, shape[1]):
         raise DataError(f"encoder {name}: gives {shape[1]} features, not {expected} as stated; choose another")
     return int(shape[1])
-
-
-def _refuse_settled(name: str, options: dict[str, Any]) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise ConfigError(f"{option}: the encoder {name!r} is your own and settles that itself; leave it out")
 
 
 def _imported(name: str) -> Encoder | Network:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
-from smmil.executors import Outcome, attempt, worker_lost
+from smmil.executors import Outcome, _attempt, _worker_lost
 
 _TRIES = 3
 _CONNECT_S = 10
 _PAUSE_S = 0.2
 
 
-def run_on_dask(
+def _run_on_dask(
     function: Callable[[Any], Any],
     tasks: Sequence[Any],
     workers: int | None,
@@ -29,7 +29,7 @@ def run_on_dask(
             more, hopeless = _run_batch(client, function, [job], on_done)
             outcomes += more
             for index, task in hopeless:
-                outcomes.append(worker_lost(index, task, 2 * _TRIES))
+                outcomes.append(_worker_lost(index, task, 2 * _TRIES))
                 on_done(outcomes[-1])
         return outcomes
 
@@ -44,7 +44,7 @@ def _run_batch(
     from distributed import KilledWorker, as_completed
 
     # Each task has its own key: equal tasks run twice, and no result of an earlier call is reused.
-    waiting = {client.submit(attempt, function, *job, pure=False): job for job in jobs}
+    waiting = {client.submit(_attempt, function, *job, pure=False): job for job in jobs}
     outcomes, dead = [], []
     for future in as_completed(list(waiting)):
         job = waiting.pop(future)
@@ -61,12 +61,15 @@ def _run_batch(
 def _client(address: str | None, workers: int | None) -> Iterator[Any]:
     try:
         import dask
-        from distributed import Client
+        from distributed import Client, LocalCluster
     except ModuleNotFoundError:
         raise MissingExtra("dask", "dask", "running on a cluster") from None
     with dask.config.set({"distributed.scheduler.allowed-failures": _TRIES - 1}):
         if address is None:
-            with _local_cluster(workers) as cluster, Client(cluster) as client:
+            # Single-threaded worker processes that talk over the loopback interface, without a dashboard.
+            quiet = {"dashboard_address": None, "worker_dashboard_address": None, "silence_logs": 40}
+            size = {"n_workers": workers, "threads_per_worker": 1, "processes": True}
+            with LocalCluster(**size, **quiet, host="127.0.0.1") as cluster, Client(cluster) as client:
                 yield client
             return
         try:
@@ -78,21 +81,6 @@ def _client(address: str | None, workers: int | None) -> Iterator[Any]:
             ) from None
         with client:
             yield client
-
-
-def _local_cluster(workers: int | None) -> Any:
-    """Single-threaded worker processes that talk over the loopback interface, without a dashboard."""
-    from distributed import LocalCluster
-
-    return LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address=None,
-        worker_dashboard_address=None,
-        silence_logs=40,
-    )
 
 
 def run_on_slurm(
@@ -136,7 +124,7 @@ def _submitted(
         executor.update_parameters(**{"timeout_min": 24 * 60, "cpus_per_task": 1, **parameters})
     except (NameError, ValueError, TypeError) as problem:
         raise ConfigError(f"--slurm: {problem}; see submitit's update_parameters") from None
-    return executor.map_array(attempt, [function] * len(tasks), range(len(tasks)), tasks)
+    return executor.map_array(_attempt, [function] * len(tasks), range(len(tasks)), tasks)
 
 
 def _awaited(jobs: list[Any], tasks: Sequence[Any], on_done: Callable[[Outcome[Any, Any]], Any]) -> list[Any]:
@@ -144,16 +132,11 @@ def _awaited(jobs: list[Any], tasks: Sequence[Any], on_done: Callable[[Outcome[A
     waiting, outcomes = dict(enumerate(jobs)), {}
     while waiting:
         for index in [i for i, job in waiting.items() if job.done()]:
-            outcomes[index] = _outcome(waiting.pop(index), index, tasks[index])
+            job = waiting.pop(index)
+            problem = job.exception()  # killed or out of time
+            words = " ".join(str(problem).split())[:300]
+            error = f"SLURM job {job.job_id} did not end well ({words}); see its log, then repeat"
+            outcomes[index] = Outcome(index, tasks[index], error=error) if problem else job.result()
             on_done(outcomes[index])
         time.sleep(_PAUSE_S if waiting else 0)
     return [outcomes[index] for index in sorted(outcomes)]
-
-
-def _outcome(job: Any, index: int, task: Any) -> Outcome[Any, Any]:
-    """What the job gave; a job that was killed or ran out of time is an outcome with an error."""
-    problem = job.exception()
-    if problem is None:
-        return job.result()
-    words = " ".join(str(problem).split())[:300]
-    return Outcome(index, task, error=f"SLURM job {job.job_id} did not end well ({words}); see its log, then repeat")

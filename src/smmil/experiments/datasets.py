@@ -22,14 +22,14 @@ from smmil.synthetic.features import synthetic_scans, synthetic_slides, write_sy
 RANDOM, POSITIONS = "random labels", "positions only"
 
 
-class PreparedSet(NamedTuple):
+class _PreparedSet(NamedTuple):
     """A data set on disk: path of its manifest and digest of its content."""
 
     manifest: Path
     digest: str
 
 
-def prepare(dataset: Dataset, folder: Path) -> PreparedSet:
+def _prepare(dataset: Dataset, folder: Path) -> _PreparedSet:
     """Locate a data set and hash its content; a synthetic one is written into `folder` unless it is there and valid."""
     if dataset.missing is not None:
         raise DataError(
@@ -38,7 +38,7 @@ def prepare(dataset: Dataset, folder: Path) -> PreparedSet:
         )
     spec = dataset.synthetic
     path = Path(str(dataset.manifest)) if spec is None else _write_synthetic_set(spec, folder)
-    return PreparedSet(path, _content_digest(Manifest.read(path), folder / "digests.json"))
+    return _PreparedSet(path, _content_digest(Manifest.read(path), folder / "digests.json"))
 
 
 def _write_synthetic_set(spec: Synthetic, folder: Path) -> Path:
@@ -95,19 +95,19 @@ def _cached_file_digest(path: Path, known: dict[str, Any], seen: dict[str, Any])
     return value
 
 
-def agreeing_pairs(y_inst: np.ndarray, edges: np.ndarray) -> tuple[int, int]:
+def _agreeing_pairs(y_inst: np.ndarray, edges: np.ndarray) -> tuple[int, int]:
     """How many edges between labelled instances join equal labels, and how many such edges there are."""
     a, b = y_inst[edges[0]], y_inst[edges[1]]
     known = (a >= 0) & (b >= 0) & (edges[0] != edges[1])
     return int((a == b)[known].sum()), int(known.sum())
 
 
-def share_of(part: int, whole: int) -> float:
+def _share_of(part: int, whole: int) -> float:
     """Ratio of two counts; nan when the second is 0."""
     return part / whole if whole else float("nan")
 
 
-def folds_to_train(dataset: Dataset, ready: PreparedSet, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
+def _folds_to_train(dataset: Dataset, ready: _PreparedSet, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
     """Folds of the data set to train, and a note where they differ from the number of existing folds.
 
     asked  folds the study asks for. Those, and `folds` of a data set, must exist; the default number of folds is
@@ -157,7 +157,7 @@ def _choose_folds(dataset: Dataset, there: int, asked: Sequence[int] | None) -> 
     return list(range(dataset.folds)), unused if there > dataset.folds else []
 
 
-def random_labels(dataset: Dataset, ready: PreparedSet, folder: Path, seed: int = 0) -> Dataset:
+def _random_labels(dataset: Dataset, ready: _PreparedSet, folder: Path, seed: int = 0) -> Dataset:
     """Derived set: the same bags and splits, with the labels of all but the test cases permuted.
 
     Whatever a model still finds in the test cases, it has not learned from labels. Instance labels of training cases
@@ -176,7 +176,7 @@ def random_labels(dataset: Dataset, ready: PreparedSet, folder: Path, seed: int 
     return _write_derived_set(dataset, f"{dataset.name} ({RANDOM})", place, rows, splits)
 
 
-def positions_only(dataset: Dataset, ready: PreparedSet, folder: Path) -> Dataset:
+def _positions_only(dataset: Dataset, ready: _PreparedSet, folder: Path) -> Dataset:
     """Derived set: the same cases and splits with coordinates, scaled to [0, 1], in place of features.
 
     If a model classifies or localizes with these, position is a shortcut: the label can be read from where things are.

@@ -9,13 +9,20 @@ from pandas import DataFrame
 from smmil.errors import DataError, SmmilError
 from smmil.evaluate.metrics import direction, metric_name
 from smmil.evaluate.ranking import spread
-from smmil.experiments import plots
-from smmil.experiments.datasets import agreeing_pairs, share_of
-from smmil.experiments.plots import by_difficulty, differences, examples, histograms, maps, rank_figure
-from smmil.experiments.ranking import rank_values
-from smmil.experiments.results import aggregate, chosen_rows, first_predictions, incomplete
-from smmil.experiments.runner import StudyFolder, finished_results
-from smmil.experiments.significance import RESAMPLES, comparisons, pair_differences
+from smmil.experiments.datasets import _agreeing_pairs, _share_of
+from smmil.experiments.plots import (
+    _draw_curves,
+    _draw_differences,
+    _draw_difficulty,
+    _draw_examples,
+    _draw_histograms,
+    _draw_maps,
+    _draw_ranks,
+)
+from smmil.experiments.ranking import _rank_values
+from smmil.experiments.results import _aggregate, _chosen_rows, _first_predictions, _incomplete
+from smmil.experiments.runner import _finished_results, _StudyFolder
+from smmil.experiments.significance import RESAMPLES, _comparisons, _pair_differences
 from smmil.experiments.study import GROUPS, FigureSpec, Study
 from smmil.prediction import Prediction
 
@@ -37,7 +44,7 @@ def _make_figure(
 ) -> list[Path]:
     """Draw one figure from the results of one data set (some kinds: of all data sets) and give its files.
 
-    plan  every run that was asked for (see `runner.plan_table`): figures of differences name incomplete variants
+    plan  every run that was asked for (see `_plan_table`): figures of differences name incomplete variants
     """
     path = Path(folder) / figure.name
     if figure.kind == "critical_difference":
@@ -50,9 +57,9 @@ def _make_figure(
         return _sweep(study, figure, results, own, title)
     if figure.kind in ("differences", "pairs"):
         return _differences(study, figure, results, Path(out), own, title + _unfinished(study, figure, set_, plan))
-    found = first_predictions(results, Path(out), _variants(study, figure))
+    found = _first_predictions(results, Path(out), _variants(study, figure))
     if figure.kind == "histograms":
-        return histograms(found, own, f"{title}  ·  test cases, first fold")
+        return _draw_histograms(found, own, f"{title}  ·  test cases, first fold")
     return (_maps if figure.kind == "maps" else _examples)(figure, found, own, title)
 
 
@@ -69,7 +76,7 @@ def _unfinished(study: Study, figure: FigureSpec, set_: str, plan: DataFrame | N
         drawn = [name for pair in study.pairs.items() if pair[0] in drawn for name in pair]
     else:
         drawn = [str(study.reference), *drawn]
-    lacking = [] if plan is None else incomplete(plan[plan["set"] == set_], dict.fromkeys(drawn))
+    lacking = [] if plan is None else _incomplete(plan[plan["set"] == set_], dict.fromkeys(drawn))
     page = "pairs.md" if figure.kind == "pairs" else "comparisons.md"
     return f"\nNot complete ({page} says what is missing): {', '.join(lacking)}" if lacking else ""
 
@@ -78,7 +85,7 @@ def _sweep(study: Study, figure: FigureSpec, results: DataFrame, path: Path, tit
     """Metrics against the value of an option; a learned value is drawn at its mean, text values at the right end."""
     option = figure.setting or ""
     swept = {v.name: v.setting[option] for v in study.variants if option in v.setting and _asked(figure, v.name)}
-    rows = chosen_rows(results[results["variant"].isin(swept)])
+    rows = _chosen_rows(results[results["variant"].isin(swept)])
     parts = [(swept[str(name)], part) for name, part in rows.groupby("variant")]
     if not parts:
         raise DataError(f"{figure.name}: no run of {', '.join(swept)} is done yet; begin with smmil experiment run")
@@ -88,7 +95,7 @@ def _sweep(study: Study, figure: FigureSpec, results: DataFrame, path: Path, tit
         lines[metric] = [(value, one.mean, one.sample_std) for value, one in found]
     learned = next((spread(part["alpha"]).mean for value, part in parts if value == "learned"), None)
     absent = [(metric, f"{option} {x}") for metric, points in lines.items() for x, mean, _ in points if np.isnan(mean)]
-    return plots.curves(lines, path, option, title + _undefined(absent), learned)
+    return _draw_curves(lines, path, option, title + _undefined(absent), learned)
 
 
 def _undefined(absent: list[tuple[str, str]]) -> str:
@@ -102,22 +109,22 @@ def _differences(study: Study, figure: FigureSpec, results: DataFrame, out: Path
     All variants of the study are compared and those asked for are drawn: Holm's correction is that of the pages.
     """
     if figure.kind == "pairs":
-        rows = pair_differences(results, out, figure.metrics, study.pairs, n=RESAMPLES)
+        rows = _pair_differences(results, out, figure.metrics, study.pairs, n=RESAMPLES)
     else:
         order = [v.name for v in study.variants]
-        rows = comparisons(results, out, figure.metrics, str(study.reference), n=RESAMPLES, order=order)
+        rows = _comparisons(results, out, figure.metrics, str(study.reference), n=RESAMPLES, order=order)
     if len(rows):
         rows = rows[rows["variant"].isin(_variants(study, figure))]
     if not len(rows) or rows.get("difference", rows["value"] * np.nan).isna().all():
         raise DataError(f"{figure.name}: no two variants to compare are done yet; begin with smmil experiment run")
-    return differences(rows, path, title)
+    return _draw_differences(rows, path, title)
 
 
 def _difficulty(study: Study, figure: FigureSpec, results: DataFrame, path: Path) -> list[Path]:
     """Metrics of every variant against an option of the synthetic sets."""
     option = str(figure.setting)
     values = {d.name: d.synthetic_options[option] for d in study.datasets if option in d.synthetic_options}
-    rows = aggregate(results, figure.metrics, study.ddof)
+    rows = _aggregate(results, figure.metrics, study.ddof)
     rows = rows[rows["set"].isin(values) & rows["model"].isin(_variants(study, figure))]
     lines: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
     for metric, variant in ((m, v) for m in figure.metrics for v in _variants(study, figure)):
@@ -129,7 +136,7 @@ def _difficulty(study: Study, figure: FigureSpec, results: DataFrame, path: Path
         raise DataError(f"{figure.name}: no run of these data sets is done yet; begin with smmil experiment run")
     named = [(metric, name, points) for metric, lines_ in lines.items() for name, points in lines_.items()]
     absent = [(m, f"{option} {x} of {name}") for m, name, points in named for x, mean, _ in points if np.isnan(mean)]
-    return by_difficulty(lines, path, option, _title(study, figure) + _undefined(absent))
+    return _draw_difficulty(lines, path, option, _title(study, figure) + _undefined(absent))
 
 
 def _maps(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path]:
@@ -141,7 +148,7 @@ def _maps(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path
         models = {name: next(p for p in cases if p.id == case) for name, cases in found.items()}
         label = next(iter(models.values())).y
         subtitle = f"{title}\n{case}, {'label unknown' if label is None else f'label {label}'}"
-        paths += maps(models, path.with_name(f"{path.name}-{_slug(case)}"), subtitle)
+        paths += _draw_maps(models, path.with_name(f"{path.name}-{_slug(case)}"), subtitle)
     return paths
 
 
@@ -150,18 +157,18 @@ def _examples(figure: FigureSpec, found: Found, path: Path, title: str) -> list[
     positive = [p for p in next(iter(found.values())) if p.y and p.y_inst is not None and p.edges is not None]
     if not positive:
         raise DataError(f"{figure.name}: no positive test case has instance labels and neighbours; nothing to show")
-    pairs = [agreeing_pairs(p.y_inst, p.edges) for p in positive]  # type: ignore[arg-type]
-    all_pairs = share_of(sum(agree for agree, _ in pairs), sum(known for _, known in pairs))
+    pairs = [_agreeing_pairs(p.y_inst, p.edges) for p in positive]  # type: ignore[arg-type]
+    all_pairs = _share_of(sum(agree for agree, _ in pairs), sum(known for _, known in pairs))
     subtitle = f"{all_pairs:.1%} of neighbouring pairs have the same label ({len(positive)} positive cases)"
-    return examples(positive[: figure.cases], [share_of(*pair) for pair in pairs], path, f"{title}\n{subtitle}")
+    return _draw_examples(positive[: figure.cases], [_share_of(*pair) for pair in pairs], path, f"{title}\n{subtitle}")
 
 
 def _ranks(study: Study, figure: FigureSpec, results: DataFrame, path: Path) -> list[Path]:
     """Critical-difference diagram of every group over the columns data set x metric, ranked as in the tables."""
-    rows, asked = aggregate(results, figure.metrics, study.ddof), _variants(study, figure)
+    rows, asked = _aggregate(results, figure.metrics, study.ddof), _variants(study, figure)
     paths = []
     for group, part in rows[rows["model"].isin(asked)].groupby("group"):
-        values = rank_values(part).dropna()
+        values = _rank_values(part).dropna()
         if len(values) >= 3 and values.shape[1] >= 2:  # fewer cannot be tested; their means stand in the tables
             members = [v.name for v in study.variants if v.name in asked and v.group == group]
             missing = ", ".join(name for name in members if name not in values.index)
@@ -169,7 +176,7 @@ def _ranks(study: Study, figure: FigureSpec, results: DataFrame, path: Path) -> 
             notes = [f"Not ranked, some results are missing: {missing}."] if missing else []
             notes += [f"Not ranked, smoothest is not best: {sideless}."] if sideless else []
             title = _title(study, figure, GROUPS.get(str(group), str(group)))
-            paths += rank_figure(values, path.with_name(f"{path.name}-{_slug(str(group))}"), title, notes)
+            paths += _draw_ranks(values, path.with_name(f"{path.name}-{_slug(str(group))}"), title, notes)
     if not paths:
         raise DataError(f"{figure.name}: mean ranks need three models of a group and two columns that all of them have")
     return paths
@@ -190,7 +197,7 @@ def _slug(text: str) -> str:
 
 def write_figures(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> tuple[list[Path], dict[str, str]]:
     """Write all figures of the study; gives the files, and the reasons of those that could not be drawn."""
-    (results, plan), folder = finished_results(study, out, only), StudyFolder(Path(out), study.name).own / "figures"
+    (results, plan), folder = _finished_results(study, out, only), _StudyFolder(Path(out), study.name).own / "figures"
     paths: list[Path] = []
     failed: dict[str, str] = {}
     by_set = [part for _, part in results.groupby("set", sort=True)]

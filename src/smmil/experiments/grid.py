@@ -12,7 +12,7 @@ import torch
 
 from smmil.config import TrainConfig, checked, config_hash
 from smmil.errors import ConfigError, suggest
-from smmil.experiments.datasets import PreparedSet, folds_to_train, prepare
+from smmil.experiments.datasets import _folds_to_train, _prepare, _PreparedSet
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
 from smmil.files import digest
 from smmil.models import create_model, model_options
@@ -43,7 +43,7 @@ _IN_DIM = 8  # any width will do: what is checked are names and options
 
 
 @dataclass(frozen=True)
-class Run:
+class _Run:
     """One training: key, label, config, and the columns that identify it in the table of results."""
 
     key: str
@@ -53,14 +53,14 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Grid:
+class _Grid:
     """Runs of a study whose data are available, and a note for each data set or fold that is left out."""
 
-    runs: list[Run]
+    runs: list[_Run]
     left_out: list[str]
 
 
-def make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = ()) -> Grid:
+def _make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = ()) -> _Grid:
     """All runs of the study: data sets x variants x learning rates x seeds x folds.
 
     only  names of data sets to use; others are not looked at. Data sets whose variable is not set are left out with a
@@ -70,17 +70,17 @@ def make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = ()
     wanted, left_out = _available(study, list(only))
     runs = []
     for dataset in wanted:
-        ready = prepare(dataset, Path(data_folder))
-        folds, notes = folds_to_train(dataset, ready, study.folds)
+        ready = _prepare(dataset, Path(data_folder))
+        folds, notes = _folds_to_train(dataset, ready, study.folds)
         left_out += notes
         choices = product(study.variants, study.learning_rates, study.seeds, folds)
         runs += [_run(study, dataset, ready, *choice) for choice in choices]
-    first: dict[str, Run] = {}
+    first: dict[str, _Run] = {}
     for run in runs:
         other = first.setdefault(run.key, run)
         if other is not run:
             raise ConfigError(f"{other.label} and {run.label} are the same run; remove one of the two")
-    return Grid(runs, left_out)
+    return _Grid(runs, left_out)
 
 
 def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]:
@@ -96,7 +96,9 @@ def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]
     return there, left_out
 
 
-def _run(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, lr: float, seed: int, fold: int) -> Run:
+def _run(
+    study: Study, dataset: Dataset, ready: _PreparedSet, variant: Variant, lr: float, seed: int, fold: int
+) -> _Run:
     label = f"{dataset.name} · {variant.name} · lr {lr:g} · seed {seed} · fold {fold}"
     content = {
         "data": {
@@ -121,7 +123,7 @@ def _run(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, l
     }
     # The settings that decide what is learned, the content of the data and of a file of splits.
     splits = Path(config.data.splits).read_bytes() if config.data.splits else b""
-    return Run(digest(config_hash(config), ready.digest, splits)[:20], label, config, facts)
+    return _Run(digest(config_hash(config), ready.digest, splits)[:20], label, config, facts)
 
 
 def _training(study: Study, dataset: Dataset, variant: Variant) -> dict[str, Any]:

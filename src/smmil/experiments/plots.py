@@ -18,7 +18,7 @@ from pandas import DataFrame
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.metrics import metric_name
 from smmil.evaluate.significance import friedman_nemenyi
-from smmil.experiments.results import SURE, p_text
+from smmil.experiments.results import SURE, _p_text
 from smmil.files import replacing, write_text
 from smmil.maps import canvas
 from smmil.maps.charts import draw_histogram, friedman_verdict, rank_diagram, score_shares
@@ -84,7 +84,7 @@ def _label(ax: Axes, x: str, y: str = "") -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def curves(
+def _draw_curves(
     lines: Mapping[str, Sequence[Point]], path: Path, label: str, title: str, learned: float | None = None
 ) -> list[Path]:
     """One panel per metric: mean with one standard deviation against a setting; texts ("exact") follow numbers.
@@ -151,10 +151,10 @@ def _legend(figure: Figure, points: Sequence[Point], learned: float | None) -> N
     figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), fontsize=8, frameon=False)
 
 
-def differences(rows: DataFrame, path: Path, title: str) -> list[Path]:
+def _draw_differences(rows: DataFrame, path: Path, title: str) -> list[Path]:
     """Forest plot, a panel per metric: difference of each variant from its reference with the 95 % interval.
 
-    rows  of one data set, as from `significance.comparisons` or `pair_differences`; what has no difference is left out
+    rows  of one data set, as from `_comparisons` or `_pair_differences`; what has no difference is left out
     """
     rows = rows[rows["difference"].notna()]
     metrics, names = list(dict.fromkeys(rows["metric"])), list(dict.fromkeys(rows["variant"]))
@@ -183,7 +183,7 @@ def _whiskers(ax: Axes, mine: DataFrame, metric: str) -> None:
     ax.grid(axis="x", lw=0.4, alpha=0.5)
 
 
-def by_difficulty(
+def _draw_difficulty(
     lines: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]], path: Path, label: str, title: str
 ) -> list[Path]:
     """A panel per metric, a line per variant: mean with one standard deviation against an option of the data sets."""
@@ -198,7 +198,7 @@ def by_difficulty(
     return _write(figure, f"{title}\nbars: one standard deviation over folds and seeds", path)
 
 
-def histograms(found: Mapping[str, Sequence[Prediction]], path: Path, title: str, columns: int = 4) -> list[Path]:
+def _draw_histograms(found: Mapping[str, Sequence[Prediction]], path: Path, title: str, columns: int = 4) -> list[Path]:
     """Shares of positive and of negative instances over the scaled score, a panel per model."""
     wide = min(len(found), columns)
     rows = -(-len(found) // wide)
@@ -223,7 +223,7 @@ def _without_tails(predictions: Sequence[Prediction]) -> list[Prediction]:
     return [replace(p, scores=np.clip(s, low, high)[:, None]) for p, s in zip(predictions, scores, strict=True)]
 
 
-def maps(models: Mapping[str, Prediction], path: Path, title: str) -> list[Path]:
+def _draw_maps(models: Mapping[str, Prediction], path: Path, title: str) -> list[Path]:
     """Truth and map of every model for one case, with one labelled colour bar."""
     first = next(iter(models.values()))
     truth = truth_values(first)
@@ -251,7 +251,7 @@ def _scaled(scores: np.ndarray) -> np.ndarray:
     return (scores - low) / (high - low)
 
 
-def examples(cases: Sequence[Prediction], agreement: Sequence[float], path: Path, title: str) -> list[Path]:
+def _draw_examples(cases: Sequence[Prediction], agreement: Sequence[float], path: Path, title: str) -> list[Path]:
     """The labels of some cases, each with the share of neighbouring pairs that agree."""
     figure, axes = _grid(cases[0], len(cases), below=0.5)
     for ax, case, share in zip(axes, cases, agreement, strict=False):
@@ -303,7 +303,7 @@ def _draw(ax: Axes, pen: Any, prediction: Prediction, *what: Any) -> None:
     bar.remove()
 
 
-def rank_figure(values: DataFrame, path: Path, title: str, notes: Sequence[str] = ()) -> list[Path]:
+def _draw_ranks(values: DataFrame, path: Path, title: str, notes: Sequence[str] = ()) -> list[Path]:
     """Demšar's diagram as PNG and SVG, and path.txt with its numbers; all three contain the warning.
 
     values  models x columns (data set, extractor, metric), higher is better
@@ -341,7 +341,7 @@ def _verdict(found: dict[str, Any]) -> str:
 def _text(found: dict[str, Any], columns: list[str], title: str, cautions: list[str]) -> str:
     """Text file with the numbers of the diagram."""
     ranks = [f"  {rank:6.3f}  {name}" for name, rank in found["mean_ranks"].items()]
-    pairs = [f"  {p['model']} - {p['other']}: {p['difference']:.3f}, p = {p_text(p['p'])}" for p in found["pairs"]]
+    pairs = [f"  {p['model']} - {p['other']}: {p['difference']:.3f}, p = {_p_text(p['p'])}" for p in found["pairs"]]
     lines = [title, "", *(line for words in cautions for line in (words, "")), _verdict(found), ""]
     lines += ["Mean ranks:", *ranks, ""]
     lines += [f"Critical difference at {found['alpha']:g}: {found['critical_difference']:.3f}", ""]

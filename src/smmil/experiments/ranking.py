@@ -8,7 +8,7 @@ from pandas import DataFrame, concat
 
 from smmil.evaluate.metrics import direction, metric_name
 from smmil.evaluate.significance import mean_ranks
-from smmil.experiments.paper import cell_notes, our_names, paper_numbers, paper_table
+from smmil.experiments.paper import _cell_notes, _our_names, _paper_numbers, paper_table
 
 DIGITS = 3
 RANKED, EXTRACTORS, AS_PAPER = "ALL", "main", "as the paper"
@@ -17,23 +17,23 @@ FLAGGED = "not judged (flagged)"
 Block = tuple[str, str, str]  # extractor, group, level: what is ranked together
 
 
-class Basis(NamedTuple):
+class _Basis(NamedTuple):
     """Basis of ranks: the columns, and the models ranked in them."""
 
     columns: frozenset[tuple[str, str, str]]
     models: frozenset[str]
 
     @classmethod
-    def of(cls, block: DataFrame) -> "Basis":
+    def of(cls, block: DataFrame) -> "_Basis":
         """The columns of a block and the models that have all of them."""
         values: Any = block.pivot(index="model", columns=COLUMN, values="mean")
         return cls(frozenset(values.columns), frozenset(values.dropna().index))
 
-    def contains(self, other: "Basis") -> bool:
+    def contains(self, other: "_Basis") -> bool:
         return other.columns <= self.columns and other.models <= self.models
 
 
-def rank_rows(
+def _rank_rows(
     rows: DataFrame, rank_by: str = "all", mixed: Mapping[str, list[str]] | None = None
 ) -> tuple[DataFrame, list[str]]:
     """Mean ranks within each group over all columns (or over those of each extractor), as rows of data set ALL.
@@ -70,7 +70,7 @@ def _rank_blocks(
     return found
 
 
-def rank_values(rows: DataFrame) -> DataFrame:
+def _rank_values(rows: DataFrame) -> DataFrame:
     """Models x columns as they are ranked: rounded as printed, higher is better, nan where a model has no result.
 
     Energies are left out: they have no better side.
@@ -82,7 +82,7 @@ def rank_values(rows: DataFrame) -> DataFrame:
 
 def _ranked(block: DataFrame) -> tuple[list[dict[str, Any]], list[str], list[str]]:
     """A row for each model of a block, the models that lack results, and a model without a rival."""
-    values = rank_values(block)
+    values = _rank_values(block)
     complete = values.dropna()
     missing = sorted(set(values.index) - set(complete.index))
     single = list(complete.index) if len(complete) == 1 else []
@@ -98,7 +98,7 @@ def _ranked(block: DataFrame) -> tuple[list[dict[str, Any]], list[str], list[str
     return ranked + others, missing, single
 
 
-def with_paper(rows: DataFrame, name: str | None, unlike: frozenset[Block] = frozenset()) -> DataFrame:
+def _with_paper(rows: DataFrame, name: str | None, unlike: frozenset[Block] = frozenset()) -> DataFrame:
     """The rows with paper_mean, paper_std, difference (ours - paper's), within_std and paper_note.
 
     within_std: the difference is at most the paper's standard deviation, or ours where the paper prints none; empty
@@ -106,7 +106,7 @@ def with_paper(rows: DataFrame, name: str | None, unlike: frozenset[Block] = fro
     unlike: ranks that rest on other columns or models than the paper's; its rank is not compared with them
     """
     printed: dict[Any, tuple[float, float]] = {}
-    for row in our_names(paper_table(name)).itertuples() if name is not None else ():
+    for row in _our_names(paper_table(name)).itertuples() if name is not None else ():
         printed[row.dataset, row.extractor, row.model, row.metric] = row.mean, row.std
     compared = [_compared(row, printed, unlike) for row in rows.itertuples()]
     names = ("paper_mean", "paper_std", "difference", "within_std", "paper_note")
@@ -122,14 +122,14 @@ def _compared(
     if key not in printed or (row.dataset == RANKED and (row.extractor, row.group, level) in unlike):
         return math.nan, math.nan, math.nan, "", ""
     mean, std = printed[key]
-    note = "; ".join(cell_notes().get(key, []))
+    note = "; ".join(_cell_notes().get(key, []))
     limit, gap = (row.std if math.isnan(std) else std), row.mean - mean
     if math.isnan(limit) or math.isnan(gap):
         return mean, std, gap, "", note
     return mean, std, gap, FLAGGED if note else ("yes" if abs(gap) <= limit else "no"), note
 
 
-def comparable_ranks(
+def _comparable_ranks(
     rows: DataFrame, name: str, rank_by: str, mixed: Mapping[str, list[str]]
 ) -> tuple[DataFrame, frozenset[Block], list[str]]:
     """Further ranks over the columns and models of the paper, the blocks that cannot be compared, and the reasons.
@@ -138,7 +138,7 @@ def comparable_ranks(
     the study has all of the paper's columns and models and more, the ranks over the paper's own are added.
     """
     theirs = _paper_bases(name)
-    ours = {key: Basis.of(block) for key, block in _rank_blocks(rows, rank_by, mixed).items()}
+    ours = {key: _Basis.of(block) for key, block in _rank_blocks(rows, rank_by, mixed).items()}
     unlike = {key for key, basis in ours.items() if key in theirs and basis != theirs[key]}
     inside = {key for key in unlike if rank_by == "all" and ours[key].contains(theirs[key])}
     further = [_as_paper(rows, key, theirs[key]) for key in sorted(inside)]
@@ -146,24 +146,26 @@ def comparable_ranks(
     return joined, frozenset(unlike), _reasons(unlike, inside, ours, theirs)
 
 
-def _as_paper(rows: DataFrame, key: Block, basis: Basis) -> DataFrame:
+def _as_paper(rows: DataFrame, key: Block, basis: _Basis) -> DataFrame:
     """Ranks among the paper's models over the paper's columns."""
     columns = zip(rows["dataset"], rows["extractor"], rows["metric"], strict=True)
     keep = [c in basis.columns and m in basis.models for c, m in zip(columns, rows["model"], strict=True)]
-    ranks = rank_rows(rows[keep])[0]
+    ranks = _rank_rows(rows[keep])[0]
     mine = (ranks["group"] == key[1]) & (ranks["metric"] == f"{key[2]}_rank")
     return ranks[mine].assign(extractor=AS_PAPER)
 
 
-def _paper_bases(name: str) -> dict[Block, Basis]:
+def _paper_bases(name: str) -> dict[Block, _Basis]:
     """Basis of each rank that a table of the paper prints."""
     if not (paper_table(name)["dataset"] == RANKED).any():
         return {}
-    numbers, by, mixed = paper_numbers(name)
-    return {key: Basis.of(block) for key, block in _rank_blocks(numbers, by, mixed).items()}
+    numbers, by, mixed = _paper_numbers(name)
+    return {key: _Basis.of(block) for key, block in _rank_blocks(numbers, by, mixed).items()}
 
 
-def _reasons(unlike: set[Block], inside: set[Block], ours: dict[Block, Basis], theirs: dict[Block, Basis]) -> list[str]:
+def _reasons(
+    unlike: set[Block], inside: set[Block], ours: dict[Block, _Basis], theirs: dict[Block, _Basis]
+) -> list[str]:
     """A line for each reason, with the groups it holds for."""
     found: dict[tuple[str, str], list[str]] = {}
     for key in sorted(unlike):

@@ -19,26 +19,26 @@ _LONGEST = 160  # characters of a reason below a table
 UNCONTESTED = "learning rate not chosen among all"
 
 
-def results_table(rows: Iterable[dict[str, Any]]) -> DataFrame:
+def _results_table(rows: Iterable[dict[str, Any]]) -> DataFrame:
     """The rows sorted by data set, variant, learning rate, seed and fold; columns in the order of the first row."""
     listed = sorted(rows, key=lambda row: tuple(row[key] for key in ORDER))
     columns = list(dict.fromkeys([*FACTS, *(key for row in listed for key in row)]))
     return DataFrame(listed, columns=columns)
 
 
-def write_results(table: DataFrame, folder: Path) -> None:
+def _write_results(table: DataFrame, folder: Path) -> None:
     """results.csv and results.parquet; the same rows give the same bytes."""
     write_text(folder / "results.csv", table.to_csv(index=False, lineterminator="\n"))
     with replacing(folder / "results.parquet") as temporary:
         table.to_parquet(temporary, index=False, engine="pyarrow")
 
 
-def choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
+def _choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
     """For each (data set, variant) the learning rate with the highest mean validation AUROC; ties: lower mean loss.
 
     Only rates with as many finished runs as the best covered one compete, so that a rate is not chosen for the folds
     it has not seen yet, and they are compared over the folds and seeds that all of them have. A full tie, and rates
-    without a fold in common, go to the larger rate. Test results play no part. `missing_run_notes`
+    without a fold in common, go to the larger rate. Test results play no part. `_missing_run_notes`
     reports rates that could not compete.
     """
     chosen = {}
@@ -58,14 +58,14 @@ def _merit(rows: DataFrame, lr: float) -> tuple[float, float, float]:
     return (-math.inf if math.isnan(auroc) else auroc, -loss, lr)
 
 
-def chosen_rows(table: Any) -> DataFrame:
+def _chosen_rows(table: Any) -> DataFrame:
     """The runs with the chosen learning rate of their data set and variant."""
-    chosen = choose_learning_rates(table)
+    chosen = _choose_learning_rates(table)
     keep = [i for i, row in enumerate(table.itertuples()) if chosen[row.set, row.variant] == row.lr]
     return table.iloc[keep].reset_index(drop=True)
 
 
-def aggregate(table: DataFrame, metrics: Sequence[str], ddof: int = 1) -> DataFrame:
+def _aggregate(table: DataFrame, metrics: Sequence[str], ddof: int = 1) -> DataFrame:
     """Mean and standard deviation over folds and seeds at the chosen learning rate, one row per number.
 
     Columns as in the tables of the paper (dataset, extractor, group, model, metric, mean, std), then n, lr,
@@ -73,7 +73,7 @@ def aggregate(table: DataFrame, metrics: Sequence[str], ddof: int = 1) -> DataFr
     ddof  1: divided by n - 1, 0: by n
     """
     rows = []
-    for (set_, variant), part in chosen_rows(table).groupby(["set", "variant"], sort=True):
+    for (set_, variant), part in _chosen_rows(table).groupby(["set", "variant"], sort=True):
         first = part.iloc[0]
         for metric in metrics:
             found = spread(part[metric])
@@ -86,7 +86,7 @@ def aggregate(table: DataFrame, metrics: Sequence[str], ddof: int = 1) -> DataFr
     return DataFrame(rows, columns=names)
 
 
-class Coverage(NamedTuple):
+class _Coverage(NamedTuple):
     """Number of planned runs (folds x seeds) of a variant, and of finished runs by learning rate."""
 
     planned: int
@@ -100,22 +100,22 @@ class Coverage(NamedTuple):
         return ", ".join(f"{lr:g} has {n} of {self.planned} runs" for lr, n in self.done.items() if n < self.planned)
 
 
-def coverage(plan: Any) -> dict[tuple[str, str], Coverage]:
+def _coverage(plan: Any) -> dict[tuple[str, str], _Coverage]:
     """Planned and finished runs by data set and variant."""
     found = {}
     for (set_, variant), part in plan.groupby(["set", "variant"], sort=True):
         done = {lr: int((runs["state"] == "done").sum()) for lr, runs in part.groupby("lr", sort=False)}
-        found[set_, variant] = Coverage(len(part[["seed", "fold"]].drop_duplicates()), done)
+        found[set_, variant] = _Coverage(len(part[["seed", "fold"]].drop_duplicates()), done)
     return found
 
 
-def with_plan(rows: DataFrame, plan: Any, metrics: Sequence[str]) -> DataFrame:
+def _with_plan(rows: DataFrame, plan: Any, metrics: Sequence[str]) -> DataFrame:
     """The rows with `planned` runs, `fewer` where less was done than planned, and `state`: a note.
 
     A number is marked when it rests on fewer runs, and when its learning rate was chosen although other rates lacked
     runs. A variant without a single finished run on a data set gets rows of its own, so that it does not vanish.
     """
-    found = coverage(plan)
+    found = _coverage(plan)
     covered = [found[key] for key in zip(rows["set"], rows["model"], strict=True)]
     fewer = [n < one.planned or bool(one.lacking) for n, one in zip(rows["n"], covered, strict=True)]
     states = [state or (UNCONTESTED if c.lacking else "") for state, c in zip(rows["state"], covered, strict=True)]
@@ -125,7 +125,7 @@ def with_plan(rows: DataFrame, plan: Any, metrics: Sequence[str]) -> DataFrame:
     return concat([rows, DataFrame(absent, columns=rows.columns)], ignore_index=True) if absent else rows
 
 
-def _absent(plan: Any, found: dict[tuple[str, str], Coverage], metrics: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _absent(plan: Any, found: dict[tuple[str, str], _Coverage], metrics: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A row per metric for every variant that has no finished run on a data set."""
     for (set_, variant), part in plan.groupby(["set", "variant"], sort=True):
         if (part["state"] == "done").any():
@@ -138,7 +138,7 @@ def _absent(plan: Any, found: dict[tuple[str, str], Coverage], metrics: Sequence
         yield from ({**facts, **nothing, "metric": metric} for metric in metrics)
 
 
-def missing_run_notes(results: DataFrame, plan: Any) -> list[str]:
+def _missing_run_notes(results: DataFrame, plan: Any) -> list[str]:
     """Notes on the missing runs of a study, or of the given part of it, for tables and pages of comparisons.
 
     Numbers over fewer runs than planned, learning rates chosen without all runs of all rates, which runs failed and
@@ -161,7 +161,7 @@ def missing_run_notes(results: DataFrame, plan: Any) -> list[str]:
 
 def _marked(results: DataFrame, plan: Any) -> Iterator[str]:
     """Notes that explain the mark ‡ for each variant with results."""
-    found, used = coverage(plan), chosen_rows(results).groupby(["set", "variant"], sort=True).size()
+    found, used = _coverage(plan), _chosen_rows(results).groupby(["set", "variant"], sort=True).size()
     for key, n in used.items():
         one, where = found[key], " · ".join(key)  # type: ignore[index, arg-type]
         if n < one.planned:
@@ -170,15 +170,15 @@ def _marked(results: DataFrame, plan: Any) -> Iterator[str]:
             yield f"‡ {where}: {UNCONTESTED}: {one.lacking}"
 
 
-def incomplete(plan: Any, variants: Iterable[str]) -> list[str]:
+def _incomplete(plan: Any, variants: Iterable[str]) -> list[str]:
     """Those of the variants that lack runs anywhere in the plan."""
     lacking = set(plan["variant"][plan["state"] != "done"])
     return [name for name in variants if name in lacking]
 
 
-def first_predictions(results: DataFrame, out: Path, variants: Sequence[str]) -> dict[str, list[Prediction]]:
+def _first_predictions(results: DataFrame, out: Path, variants: Sequence[str]) -> dict[str, list[Prediction]]:
     """Test predictions of each variant at its chosen learning rate, of the first seed and fold, not of the best."""
-    rows = chosen_rows(results).sort_values(["seed", "fold"])
+    rows = _chosen_rows(results).sort_values(["seed", "fold"])
     found = {}
     for variant in variants:
         mine = rows[rows["variant"] == variant]
@@ -189,6 +189,6 @@ def first_predictions(results: DataFrame, out: Path, variants: Sequence[str]) ->
     return found
 
 
-def p_text(p: float) -> str:
+def _p_text(p: float) -> str:
     """A p value with three digits, never 0."""
     return "–" if math.isnan(p) else ("<0.001" if p < 0.001 else f"{p:.3f}")

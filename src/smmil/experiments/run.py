@@ -34,7 +34,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # would fail every other run too
 
 
 @contextmanager
-def exclusive_lock(path: Path, wait: bool) -> Iterator[bool]:
+def _exclusive_lock(path: Path, wait: bool) -> Iterator[bool]:
     """Hold a file lock inside the block and yield True; False if another process has it.
 
     The system frees the lock when its holder dies.
@@ -93,7 +93,7 @@ def _number(value: Any) -> float:
 
 
 @dataclass(frozen=True)
-class RunJob:
+class _RunJob:
     """One run as a task: its folder, label and config, and whether to wait for another process that holds its lock."""
 
     folder: str
@@ -102,7 +102,7 @@ class RunJob:
     wait: bool = False
 
 
-def perform(job: RunJob) -> str:
+def _perform(job: _RunJob) -> str:
     """Train and measure one run; gives `done`, or `already` when another process has finished it.
 
     `busy`: another process is working on it and this job may not wait; `full`: the disk is full.
@@ -111,11 +111,11 @@ def perform(job: RunJob) -> str:
     folder = Path(job.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(folder / "lock", job.wait) as acquired:
+        with _exclusive_lock(folder / "lock", job.wait) as acquired:
             if not acquired:
                 return BUSY
             remove_leftovers(folder)
-            if finished(folder) is not None:
+            if _finished(folder) is not None:
                 return ALREADY
             _run_recording_failure(job, folder)
         return DONE
@@ -125,7 +125,7 @@ def perform(job: RunJob) -> str:
         raise DataError(f"{_one_line(problem)}; its folder cannot be used; repair {folder} and repeat") from problem
 
 
-def _run_recording_failure(job: RunJob, folder: Path) -> None:
+def _run_recording_failure(job: _RunJob, folder: Path) -> None:
     """Train and measure; the reason of a failure is written to the folder of the run."""
     try:
         _retrain_if_damaged(job, folder)
@@ -149,7 +149,7 @@ def _one_line(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {' '.join(str(problem).split())}"
 
 
-def _retrain_if_damaged(job: RunJob, folder: Path) -> None:
+def _retrain_if_damaged(job: _RunJob, folder: Path) -> None:
     """Train and measure; a damaged earlier training is moved to train.damaged and repeated once."""
     begun = (folder / "train").exists()
     try:
@@ -162,7 +162,7 @@ def _retrain_if_damaged(job: RunJob, folder: Path) -> None:
         _train_and_measure(job, folder)
 
 
-def _train_and_measure(job: RunJob, folder: Path) -> None:
+def _train_and_measure(job: _RunJob, folder: Path) -> None:
     trained = train(job.config, folder / "train")
     manifest, device = job.config.data.manifest, job.config.training.device  # the data may have moved since it began
     for part in PARTS:
@@ -194,7 +194,7 @@ def _write_result(folder: Path, row: dict[str, Any]) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def finished(folder: Path, *, thorough: bool = True) -> dict[str, Any] | None:
+def _finished(folder: Path, *, thorough: bool = True) -> dict[str, Any] | None:
     """Result row of a finished run, else None; `thorough` also compares the digest of every prediction."""
     try:
         content = read_json(folder / "result.json")
@@ -214,9 +214,9 @@ def _seal(content: dict[str, Any]) -> str:
     return digest(json.dumps(content, sort_keys=True))
 
 
-def is_busy(folder: Path) -> bool:
+def _is_busy(folder: Path) -> bool:
     """Whether a running process holds the lock of this run."""
     if not (folder / "lock").exists():
         return False
-    with exclusive_lock(folder / "lock", wait=False) as acquired:
+    with _exclusive_lock(folder / "lock", wait=False) as acquired:
         return not acquired

@@ -11,9 +11,9 @@ from pandas import DataFrame
 from smmil.errors import DataError, SmmilError, check_choice
 from smmil.executors import EXECUTORS, Outcome, run_tasks
 from smmil.executors.cluster import run_on_slurm
-from smmil.experiments.grid import Grid, Run, check_models, make_grid
-from smmil.experiments.results import results_table, write_results
-from smmil.experiments.run import ALREADY, BUSY, FULL, RunJob, exclusive_lock, finished, is_busy, perform
+from smmil.experiments.grid import _Grid, _make_grid, _Run, check_models
+from smmil.experiments.results import _results_table, _write_results
+from smmil.experiments.run import ALREADY, BUSY, FULL, _exclusive_lock, _finished, _is_busy, _perform, _RunJob
 from smmil.experiments.study import Study
 from smmil.files import read_json, write_text
 
@@ -22,7 +22,7 @@ OnRun = Callable[[str, str | None], Any]
 
 
 @dataclass(frozen=True)
-class StudyFolder:
+class _StudyFolder:
     """Paths of a study: runs and data are shared by all studies in `out`, results are its own."""
 
     out: Path
@@ -73,11 +73,11 @@ def run_study(
     """
     check_choice(executor, STUDY_EXECUTORS, "executor")
     check_models(study, study.name)
-    folder = StudyFolder(Path(out), study.name)
-    grid = make_grid(study, folder.out / "data", only=only)
-    done = {run.key for run in grid.runs if finished(folder.run(run.key)) is not None}
+    folder = _StudyFolder(Path(out), study.name)
+    grid = _make_grid(study, folder.out / "data", only=only)
+    done = {run.key for run in grid.runs if _finished(folder.run(run.key)) is not None}
     todo = [run for run in grid.runs if run.key not in done]
-    jobs = [RunJob(str(folder.run(run.key).absolute()), run.label, run.config) for run in todo]
+    jobs = [_RunJob(str(folder.run(run.key).absolute()), run.label, run.config) for run in todo]
     report = Report(before=[run.label for run in grid.runs if run.key in done], left_out=grid.left_out)
     runs = _runs_of_all_sets(study, folder, grid, report) if only else grid.runs
     folder.own.mkdir(parents=True, exist_ok=True)
@@ -88,34 +88,34 @@ def run_study(
     else:
         run_all = partial(run_tasks, executor=executor, workers=workers, address=address)
     _perform_all(jobs, report, run_all, on_run)
-    with exclusive_lock(folder.own / "lock", wait=True):
+    with _exclusive_lock(folder.own / "lock", wait=True):
         # Temporary files that a killed process left of the files written under the lock, and no others.
         for name in ("grid.csv", "results.csv", "results.parquet"):
             for path in folder.own.glob(f".*-{name}"):
                 path.unlink(missing_ok=True)
         listed = DataFrame([{"run": run.key, "label": run.label, **run.facts} for run in runs])
         write_text(folder.own / "grid.csv", listed.to_csv(index=False, lineterminator="\n"))
-        write_results(_collect(runs, folder), folder.own)
+        _write_results(_collect(runs, folder), folder.own)
     return report
 
 
-def _runs_of_all_sets(study: Study, folder: StudyFolder, asked: Grid, report: Report) -> list[Run]:
+def _runs_of_all_sets(study: Study, folder: _StudyFolder, asked: _Grid, report: Report) -> list[_Run]:
     """Runs of all data sets in the order of the study; a set outside `only` that cannot be read is reported."""
     runs = {name: [run for run in asked.runs if run.facts["set"] == name] for name in (d.name for d in study.datasets)}
     for dataset in study.datasets:
         if not runs[dataset.name] and dataset.missing is None:
             try:
-                runs[dataset.name] = make_grid(study, folder.out / "data", only=[dataset.name]).runs
+                runs[dataset.name] = _make_grid(study, folder.out / "data", only=[dataset.name]).runs
             except SmmilError as problem:
                 report.left_out.append(f"{dataset.name}: not in the table of results, {problem}")
     return [run for name in runs for run in runs[name]]
 
 
-def _perform_all(jobs: list[RunJob], report: Report, run_all: Callable[..., Any], on_run: OnRun | None) -> None:
+def _perform_all(jobs: list[_RunJob], report: Report, run_all: Callable[..., Any], on_run: OnRun | None) -> None:
     """Run every job; those locked by another process are repeated at the end and then wait for it."""
-    busy: list[RunJob] = []
+    busy: list[_RunJob] = []
 
-    def record(outcome: Outcome[RunJob, str]) -> None:
+    def record(outcome: Outcome[_RunJob, str]) -> None:
         if outcome.ok and outcome.value == BUSY:
             busy.append(replace(outcome.task, wait=True))
             return
@@ -128,33 +128,33 @@ def _perform_all(jobs: list[RunJob], report: Report, run_all: Callable[..., Any]
         if on_run is not None:
             on_run(outcome.task.label, outcome.error)
 
-    run_all(perform, jobs, on_done=record)
+    run_all(_perform, jobs, on_done=record)
     if busy:
-        run_all(perform, busy, on_done=record)
+        run_all(_perform, busy, on_done=record)
 
 
-def _collect(runs: Sequence[Run], folder: StudyFolder) -> DataFrame:
+def _collect(runs: Sequence[_Run], folder: _StudyFolder) -> DataFrame:
     """Table of the runs that are done, one row each."""
-    rows = [(run, finished(folder.run(run.key), thorough=False)) for run in runs]
-    return results_table({"run": run.key, **run.facts, **row} for run, row in rows if row is not None)
+    rows = [(run, _finished(folder.run(run.key), thorough=False)) for run in runs]
+    return _results_table({"run": run.key, **run.facts, **row} for run, row in rows if row is not None)
 
 
 def load_results(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> Any:
     """Table of the finished runs of a study, possibly empty."""
-    folder = StudyFolder(Path(out), study.name)
-    return _collect(make_grid(study, folder.out / "data", only=only).runs, folder)
+    folder = _StudyFolder(Path(out), study.name)
+    return _collect(_make_grid(study, folder.out / "data", only=only).runs, folder)
 
 
 def run_states(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> dict[str, list[tuple[str, str]]]:
     """Labels by state: done, running (a process holds its lock), failed (with the reason), missing."""
     found: dict[str, list[tuple[str, str]]] = {state: [] for state in ("done", "running", "failed", "missing")}
-    folder = StudyFolder(Path(out), study.name)
-    for row in _plan_table(make_grid(study, folder.out / "data", only=only), folder).itertuples():
+    folder = _StudyFolder(Path(out), study.name)
+    for row in _plan_table(_make_grid(study, folder.out / "data", only=only), folder).itertuples():
         found[row.state].append((row.label, row.reason))
     return found
 
 
-def _plan_table(grid: Grid, folder: StudyFolder) -> Any:
+def _plan_table(grid: _Grid, folder: _StudyFolder) -> Any:
     """Table of all runs of a study, done or not: the facts of each, its state and why it failed."""
     rows = []
     for run in grid.runs:
@@ -164,12 +164,12 @@ def _plan_table(grid: Grid, folder: StudyFolder) -> Any:
 
 
 def _state(path: Path) -> tuple[str, str]:
-    if finished(path, thorough=False) is not None:
+    if _finished(path, thorough=False) is not None:
         return "done", ""
     try:
         if path.exists() and not path.is_dir():
             return "failed", f"{path}: is a file where the folder of a run is needed; remove it and repeat"
-        if is_busy(path):
+        if _is_busy(path):
             return "running", ""
         if (path / "failure.json").exists():
             return "failed", str(read_json(path / "failure.json").get("reason", ""))
@@ -178,10 +178,10 @@ def _state(path: Path) -> tuple[str, str]:
     return "missing", ""
 
 
-def finished_results(study: Study, out: str | Path, only: Sequence[str] = ()) -> tuple[Any, Any]:
+def _finished_results(study: Study, out: str | Path, only: Sequence[str] = ()) -> tuple[Any, Any]:
     """Tables of the runs that are done and of all runs with their state; an error when none is done."""
-    folder = StudyFolder(Path(out), study.name)
-    grid = make_grid(study, folder.out / "data", only=only)
+    folder = _StudyFolder(Path(out), study.name)
+    grid = _make_grid(study, folder.out / "data", only=only)
     results, plan = _collect(grid.runs, folder), _plan_table(grid, folder)
     if not len(results):
         failed = int((plan["state"] == "failed").sum())

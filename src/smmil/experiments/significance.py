@@ -13,7 +13,7 @@ from smmil.evaluate.bootstrap import Settings, statistic
 from smmil.evaluate.metrics import PooledMetric
 from smmil.evaluate.resampling import Resampling, gap, interval
 from smmil.evaluate.significance import holm
-from smmil.experiments.results import chosen_rows
+from smmil.experiments.results import _chosen_rows
 from smmil.experiments.study import FAMILIES
 from smmil.prediction import Prediction, load_predictions
 
@@ -23,7 +23,7 @@ Key = tuple[int, int]  # seed, fold
 Planned = Mapping[tuple[str, str], int]  # runs by data set and variant
 
 
-class Resampled(NamedTuple):
+class _Resampled(NamedTuple):
     """A metric averaged over folds: its value, those on resamples, those with each patient left out.
 
     cases      ids of those that take part            units  how many patients (or cases without one) are drawn
@@ -38,7 +38,7 @@ class Resampled(NamedTuple):
     resampled: str = ""
     notes: tuple[str, ...] = ()
 
-    def minus(self, other: "Resampled") -> "Resampled":
+    def minus(self, other: "_Resampled") -> "_Resampled":
         """The difference of two variants on the same resamples; nothing where one of them has no value."""
         if self.notes or other.notes:
             return _without_value(len(self.drawn), *dict.fromkeys([*self.notes, *other.notes]))
@@ -49,9 +49,9 @@ class Resampled(NamedTuple):
         return self._replace(value=value, drawn=gap(self.drawn, other.drawn), left_out=gaps)
 
 
-def _without_value(n: int, *notes: str) -> Resampled:
+def _without_value(n: int, *notes: str) -> _Resampled:
     """A metric without a value, and the reason."""
-    return Resampled(float("nan"), np.full(n, np.nan), [], notes=notes)
+    return _Resampled(float("nan"), np.full(n, np.nan), [], notes=notes)
 
 
 def _resampled_mean(
@@ -61,7 +61,7 @@ def _resampled_mean(
     *,
     n: int = 1000,
     seed: int = 0,
-) -> Resampled:
+) -> _Resampled:
     """The mean over folds of a metric on one test set, with patients drawn n times; every fold sees the same draws.
 
     The spread is that of the patients; the folds' own spread stands in the tables. thresholds are those of instances;
@@ -83,10 +83,10 @@ def _resampled_mean(
 
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
     whole, words = value(np.ones(len(statistics[0].cases), dtype=np.int64)), resampled_in_words(statistics[0].cases)
-    return Resampled(whole, drawn, plan.without_each(value), ids.pop(), plan.n_units, words)
+    return _Resampled(whole, drawn, plan.without_each(value), ids.pop(), plan.n_units, words)
 
 
-def comparisons(
+def _comparisons(
     results: DataFrame,
     out: str | Path,
     metrics: Sequence[str],
@@ -103,7 +103,7 @@ def comparisons(
     planned  else the most runs that any variant of the data set has
     """
     rows: list[dict[str, Any]] = []
-    for tests in _metric_tests(chosen_rows(results), Path(out), metrics, n, planned):
+    for tests in _metric_tests(_chosen_rows(results), Path(out), metrics, n, planned):
         mine = [tests.row(variant) for variant in tests.variants]
         if reference in tests.variants:
             mine = [row | tests.difference_columns(row["variant"], reference) for row in mine]
@@ -118,7 +118,7 @@ def comparisons(
     return DataFrame(sorted(rows, key=place))
 
 
-def pair_differences(
+def _pair_differences(
     results: DataFrame,
     out: str | Path,
     metrics: Sequence[str],
@@ -127,11 +127,11 @@ def pair_differences(
     n: int = RESAMPLES,
     planned: Planned | None = None,
 ) -> DataFrame:
-    """Compare each variant of `pairs` with its partner, as in `comparisons`; Holm's correction counts the pairs.
+    """Compare each variant of `pairs` with its partner, as in `_comparisons`; Holm's correction counts the pairs.
 
     All numbers of a row, also `value` and `reference_value`, are over the folds and seeds that both have.
     """
-    chosen, rows = chosen_rows(results), list[dict[str, Any]]()
+    chosen, rows = _chosen_rows(results), list[dict[str, Any]]()
     chosen = chosen[chosen["variant"].isin({*pairs, *pairs.values()})]
     for tests in _metric_tests(chosen, Path(out), metrics, n, planned):
         there = [(one, other) for one, other in pairs.items() if one in tests.variants and other in tests.variants]
@@ -182,7 +182,7 @@ class _MetricTests(NamedTuple):
     metric: str
     variants: dict[str, _VariantRuns]
     n: int
-    known: dict[tuple[str, tuple[Key, ...]], Resampled]
+    known: dict[tuple[str, tuple[Key, ...]], _Resampled]
 
     def row(self, variant: str, keys: Sequence[Key] | None = None) -> dict[str, Any]:
         """Row of one variant, over all its folds or those given."""
@@ -216,7 +216,7 @@ class _MetricTests(NamedTuple):
     def _common_folds(self, variant: str, other: str) -> list[Key]:
         return [key for key in self.variants[variant].folds if key in self.variants[other].folds]
 
-    def _resampled(self, variant: str, keys: Sequence[Key]) -> Resampled:
+    def _resampled(self, variant: str, keys: Sequence[Key]) -> _Resampled:
         if not keys:
             return _without_value(self.n, "no value: the two have no fold in common; run the rest")
         one, key = self.variants[variant], (variant, tuple(keys))

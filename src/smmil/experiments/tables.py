@@ -7,45 +7,51 @@ from typing import Any
 from pandas import DataFrame, concat
 
 from smmil.evaluate.metrics import direction, explained, metric_name
-from smmil.experiments.paper import table_notes
-from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, comparable_ranks, rank_rows, with_paper
-from smmil.experiments.results import aggregate, choose_learning_rates, coverage, missing_run_notes, with_plan
-from smmil.experiments.runner import StudyFolder, finished_results
-from smmil.experiments.significance import RESAMPLES, comparisons, pair_differences
+from smmil.experiments.paper import _table_notes
+from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks, _rank_rows, _with_paper
+from smmil.experiments.results import _aggregate, _choose_learning_rates, _coverage, _missing_run_notes, _with_plan
+from smmil.experiments.runner import _finished_results, _StudyFolder
+from smmil.experiments.significance import RESAMPLES, _comparisons, _pair_differences
 from smmil.experiments.study import FAMILIES, Study, TableSpec
-from smmil.experiments.writing import ResultTable, comparisons_markdown, for_spreadsheets, pairs_markdown, write_table
+from smmil.experiments.writing import (
+    _comparisons_markdown,
+    _for_spreadsheets,
+    _pairs_markdown,
+    _ResultTable,
+    _write_table,
+)
 from smmil.files import write_json, write_text
 
 
-def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -> ResultTable:
+def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -> _ResultTable:
     """One table of a study from the results so far.
 
-    plan  every run that was asked for, with its state (see `runner.plan_table`); None: the results are all there is
+    plan  every run that was asked for, with its state (see `_plan_table`); None: the results are all there is
     """
     plan = results.assign(state="done", reason="") if plan is None else plan
     variants = [v.name for v in study.variants] if table.variants is None else table.variants
     wanted, planned = (part[part["variant"].isin(variants)] for part in (results, plan))
-    rows = with_plan(aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
-    notes = _about(study, table) + _mixed_sources(wanted) + missing_run_notes(wanted, planned)
+    rows = _with_plan(_aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
+    notes = _about(study, table) + _mixed_sources(wanted) + _missing_run_notes(wanted, planned)
     rows, more = _with_ranks(rows, table)
     ordered = _ordered(rows, study)
     notes += more + _cells_to_distrust(rows) + explained(ordered["metric"])
-    return ResultTable(table.name, study.headline(table.title or table.name), ordered, notes, study.reference)
+    return _ResultTable(table.name, study.headline(table.title or table.name), ordered, notes, study.reference)
 
 
 def _with_ranks(rows: DataFrame, table: TableSpec) -> tuple[DataFrame, list[str]]:
     """Add ranks, places and the paper's numbers to the rows."""
     if table.rank_by is None:
-        return with_paper(_with_best_marked(rows), table.paper), []
-    ranks, notes = rank_rows(rows, table.rank_by, table.mixed)
+        return _with_paper(_with_best_marked(rows), table.paper), []
+    ranks, notes = _rank_rows(rows, table.rank_by, table.mixed)
     parts = [ranks] if table.rank_by == "extractor" else [rows, ranks]
     unlike: frozenset[Any] = frozenset()
     if table.paper is not None:
-        further, unlike, why = comparable_ranks(rows, table.paper, table.rank_by, table.mixed)
+        further, unlike, why = _comparable_ranks(rows, table.paper, table.rank_by, table.mixed)
         parts.append(further)
         notes += why
     stacked = concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-    return with_paper(_with_best_marked(stacked), table.paper, unlike), notes
+    return _with_paper(_with_best_marked(stacked), table.paper, unlike), notes
 
 
 def _with_best_marked(rows: Any) -> DataFrame:
@@ -77,7 +83,7 @@ def _about(study: Study, table: TableSpec) -> list[str]:
         notes.append("bold: best, underlined: second best of its group; equal at three digits is equal")
     if table.paper is not None:
         notes.append("within: the difference to the paper is at most its standard deviation (ours if it prints none)")
-        notes += table_notes(table.paper)
+        notes += _table_notes(table.paper)
     return notes
 
 
@@ -115,23 +121,23 @@ def _ordered(rows: Any, study: Study) -> DataFrame:
 
 def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), resamples: int = RESAMPLES) -> list[Path]:
     """All tables of the study from the runs that are done, in Markdown, LaTeX and CSV; and the paired tests."""
-    (results, plan), folder = finished_results(study, out, only), StudyFolder(Path(out), study.name).own / "tables"
-    paths = [path for table in study.tables for path in write_table(_make_table(study, table, results, plan), folder)]
+    (results, plan), folder = _finished_results(study, out, only), _StudyFolder(Path(out), study.name).own / "tables"
+    paths = [path for table in study.tables for path in _write_table(_make_table(study, table, results, plan), folder)]
     rates: dict[str, dict[str, float]] = {}  # of each variant, by data set
-    for (set_, variant), lr in choose_learning_rates(results).items():
+    for (set_, variant), lr in _choose_learning_rates(results).items():
         rates.setdefault(set_, {})[variant] = lr
     write_json(folder / "learning_rates.json", rates)
     paths.append(folder / "learning_rates.json")
-    options: dict[str, Any] = {"n": resamples, "planned": {key: one.planned for key, one in coverage(plan).items()}}
+    options: dict[str, Any] = {"n": resamples, "planned": {key: one.planned for key, one in _coverage(plan).items()}}
     if study.reference is not None:
         order, title = [v.name for v in study.variants], study.headline(f"Compared with {study.reference}")
-        rows = comparisons(results, out, study.tests, study.reference, order=order, **options)
-        page = comparisons_markdown(rows, title, study.reference, resamples) + _missing_runs(results, plan)
+        rows = _comparisons(results, out, study.tests, study.reference, order=order, **options)
+        page = _comparisons_markdown(rows, title, study.reference, resamples) + _missing_runs(results, plan)
         paths += _write_page(folder, "comparisons", rows, page)
-    rows = pair_differences(results, out, study.tests, study.pairs, **options)
+    rows = _pair_differences(results, out, study.tests, study.pairs, **options)
     if len(rows):  # else no pair is asked for or complete; notes below the tables list what is missing
         missing = _missing_runs(results, plan, {*study.pairs, *study.pairs.values()})
-        page = pairs_markdown(rows, study.headline("Each beside its partner"), resamples) + missing
+        page = _pairs_markdown(rows, study.headline("Each beside its partner"), resamples) + missing
         paths += _write_page(folder, "pairs", rows, page)
     return paths
 
@@ -140,11 +146,11 @@ def _missing_runs(results: DataFrame, plan: DataFrame, variants: Collection[str]
     """What is missing of these variants, or of all, as last points of a page."""
     if variants is not None:
         results, plan = (part[part["variant"].isin(variants)] for part in (results, plan))
-    return "".join(f"- {note}\n" for note in missing_run_notes(results, plan))
+    return "".join(f"- {note}\n" for note in _missing_run_notes(results, plan))
 
 
 def _write_page(folder: Path, name: str, rows: DataFrame, page: str) -> list[Path]:
     """NAME.csv and NAME.md of some paired tests."""
-    write_text(folder / f"{name}.csv", for_spreadsheets(rows))
+    write_text(folder / f"{name}.csv", _for_spreadsheets(rows))
     write_text(folder / f"{name}.md", page)
     return [folder / f"{name}.csv", folder / f"{name}.md"]

@@ -18,11 +18,11 @@ from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.instances import bags_of_pool, instance_score
 from smmil.evaluate.levels import instance_metrics
 from smmil.evaluate.ranking import exact_mean
-from smmil.experiments.datasets import POSITIONS, RANDOM, PreparedSet, positions_only, prepare, random_labels
-from smmil.experiments.results import chosen_rows
-from smmil.experiments.runner import StudyFolder, finished_results, load_results, run_study
+from smmil.experiments.datasets import POSITIONS, RANDOM, _positions_only, _prepare, _PreparedSet, _random_labels
+from smmil.experiments.results import _chosen_rows
+from smmil.experiments.runner import _finished_results, _StudyFolder, load_results, run_study
 from smmil.experiments.study import Dataset, Study
-from smmil.experiments.writing import for_spreadsheets, markdown_cell
+from smmil.experiments.writing import _for_spreadsheets, _markdown_cell
 from smmil.files import write_text
 from smmil.graph import Graph
 from smmil.predict.inference import load_run, predict
@@ -171,10 +171,10 @@ def trust_report(
     Trains each variant twice more for each data set: on permuted labels and on positions only, with the
     first seed, fold and learning rate.
     """
-    folder = StudyFolder(Path(out), study.name)
-    chosen = chosen_rows(finished_results(study, out, only)[0])
+    folder = _StudyFolder(Path(out), study.name)
+    chosen = _chosen_rows(_finished_results(study, out, only)[0])
     used = [d for d in study.datasets if d.name in set(chosen["set"])]
-    ready = {d.name: prepare(d, folder.out / "data") for d in used}
+    ready = {d.name: _prepare(d, folder.out / "data") for d in used}
     extra = _extra_results(study, folder, [(d, ready[d.name]) for d in used], executor, workers)
     rows: list[dict[str, Any]] = []
     for (set_, variant), part in chosen.groupby(["set", "variant"], sort=True):
@@ -182,12 +182,12 @@ def trust_report(
         rows.append({"set": set_, "variant": variant, **measured, **_extra(extra, folder, set_, variant)})
     order = [v.name for v in study.variants]
     rows.sort(key=lambda row: (row["set"], order.index(row["variant"])))
-    write_text(folder.own / "trust.csv", for_spreadsheets(DataFrame(rows)))
+    write_text(folder.own / "trust.csv", _for_spreadsheets(DataFrame(rows)))
     write_text(folder.own / "trust.md", _trust_markdown(rows, study.headline(_TITLE)))
     return [folder.own / "trust.csv", folder.own / "trust.md"]
 
 
-def _map_measures(rows: DataFrame, table: Manifest, folder: StudyFolder, resamples: int) -> dict[str, Any]:
+def _map_measures(rows: DataFrame, table: Manifest, folder: _StudyFolder, resamples: int) -> dict[str, Any]:
     """Measures of the maps of one variant on one data set.
 
     table  manifest at its current path; the config of a run may name an older one
@@ -206,10 +206,10 @@ def _map_measures(rows: DataFrame, table: Manifest, folder: StudyFolder, resampl
 
 
 def _extra_results(
-    study: Study, folder: StudyFolder, sets: list[tuple[Dataset, PreparedSet]], executor: str, workers: int | None
+    study: Study, folder: _StudyFolder, sets: list[tuple[Dataset, _PreparedSet]], executor: str, workers: int | None
 ) -> DataFrame:
     """Results of the runs on random labels and on positions only."""
-    derived = [make(*one, folder.out / "data") for one in sets for make in (random_labels, positions_only)]
+    derived = [make(*one, folder.out / "data") for one in sets for make in (_random_labels, _positions_only)]
     smaller = {"folds": [0], "seeds": study.seeds[:1], "learning_rates": study.learning_rates[:1]}
     name = f"{study.name}-trust"
     further = study.model_copy(update={"name": name, "datasets": derived, "tables": [], "figures": [], **smaller})
@@ -220,7 +220,7 @@ def _extra_results(
     return load_results(further, folder.out)
 
 
-def _extra(extra: DataFrame, folder: StudyFolder, set_: Any, variant: Any) -> dict[str, float]:
+def _extra(extra: DataFrame, folder: _StudyFolder, set_: Any, variant: Any) -> dict[str, float]:
     """The numbers of the further trainings, measured as those of the model itself."""
 
     def of(kind: str) -> Series:
@@ -240,7 +240,7 @@ def _trust_markdown(rows: Sequence[dict[str, Any]], title: str = _TITLE) -> str:
     for row in rows:
         values = [row[key] for key in _HEADINGS]
         cells = [v if isinstance(v, str) else "–" if v != v else f"{v:.3f}" for v in values]
-        lines.append(f"| {markdown_cell(row['set'])} | {markdown_cell(row['variant'])} | {' | '.join(cells)} |")
+        lines.append(f"| {_markdown_cell(row['set'])} | {_markdown_cell(row['variant'])} | {' | '.join(cells)} |")
     alarms = [
         f"- **Inverted map**: {r['variant']} on {r['set']} is high on the wrong side in {r['inverted_runs']} runs."
         for r in rows

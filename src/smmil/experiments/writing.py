@@ -12,7 +12,7 @@ from pandas import DataFrame
 from smmil.evaluate.metrics import explained, metric_heading, metric_name
 from smmil.evaluate.resampling import FEW
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
-from smmil.experiments.results import SURE, p_text
+from smmil.experiments.results import SURE, _p_text
 from smmil.experiments.study import FAMILIES, GROUPS
 from smmil.files import inert, write_text
 
@@ -37,7 +37,7 @@ _TILDE = "\u0303"  # a combining mark after its letter, as in L̃
 
 
 @dataclass(frozen=True)
-class ResultTable:
+class _ResultTable:
     """A table of a study, ready to be written: one row per number, notes below it."""
 
     name: str
@@ -95,42 +95,42 @@ def _tex_text(text: str) -> str:
     return "".join(found)
 
 
-def write_table(table: ResultTable, folder: Path) -> list[Path]:
+def _write_table(table: _ResultTable, folder: Path) -> list[Path]:
     """Write NAME.md, NAME.tex and NAME.csv to `folder`."""
-    texts = {"md": _markdown(table), "tex": _latex(table), "csv": for_spreadsheets(table.rows)}
+    texts = {"md": _markdown(table), "tex": _latex(table), "csv": _for_spreadsheets(table.rows)}
     for suffix, text in texts.items():
         write_text(folder / f"{table.name}.{suffix}", text)
     return [folder / f"{table.name}.{suffix}" for suffix in texts]
 
 
-def markdown_cell(text: object) -> str:
+def _markdown_cell(text: object) -> str:
     """Escape text for a cell of a Markdown table."""
     return str(text).replace("|", "\\|")
 
 
-def for_spreadsheets(rows: Any) -> str:
+def _for_spreadsheets(rows: Any) -> str:
     """CSV of a table with texts that no spreadsheet reads as formulas."""
     safe = rows.map(lambda value: inert(value) if isinstance(value, str) else value)
     return safe.to_csv(index=False, lineterminator="\n")
 
 
-def _markdown(table: ResultTable) -> str:
+def _markdown(table: _ResultTable) -> str:
     """Markdown table with one line per model; the paper's number, the difference and the verdict below ours."""
     columns = table.columns
-    heads = ["model", "interaction", *(markdown_cell("<br>".join(table.heading(c))) for c in columns)]
+    heads = ["model", "interaction", *(_markdown_cell("<br>".join(table.heading(c))) for c in columns)]
     lines = [f"## {table.full_title}", "", _markdown_row(heads)]
     lines.append(_markdown_row(["---", "---", *["---:"] * len(columns)]))
     for words, models in table.groups():
         lines.append(_markdown_row([f"*{words}*", *[""] * (len(heads) - 1)]))
         for name, family, cells in models:
             texts = ("<br>".join(_cell(cells.get(c), _MARKDOWN)) for c in columns)
-            lines.append(_markdown_row([markdown_cell(name), family, *texts]))
+            lines.append(_markdown_row([_markdown_cell(name), family, *texts]))
     # No-break spaces before deviations and arrows, for narrow columns.
     lines = [re.sub(" (± |[↑↓])", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), line) for line in lines]
     return "\n".join([*lines, "", *(f"- {note}" for note in table.notes), ""])
 
 
-def _latex(table: ResultTable) -> str:
+def _latex(table: _ResultTable) -> str:
     """LaTeX float of the same table with caption and notes; needs \\usepackage{booktabs,makecell}."""
     columns = table.columns
     heads = ["model", "interaction", *(_makecell(table.heading(c)) for c in columns)]
@@ -199,16 +199,16 @@ def _latex_row(cells: Sequence[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
 
 
-def comparisons_markdown(rows: DataFrame, title: str, reference: str, resamples: int) -> str:
+def _comparisons_markdown(rows: DataFrame, title: str, reference: str, resamples: int) -> str:
     """Markdown page of comparisons with a reference: one table per data set and metric, notes at the end."""
-    minus = f"minus {markdown_cell(reference)} [95 % interval]"
+    minus = f"minus {_markdown_cell(reference)} [95 % interval]"
     heads = [f"| model | interaction | value [95 % interval] | {minus} | p | p (Holm) |"]
     heads.append("|---|---|---:|---:|---:|---:|")
     notes = _comparison_notes(rows.to_dict("records"), resamples)
     return _page(rows, title, heads, lambda part: _comparison_lines(part, reference), notes)
 
 
-def pairs_markdown(rows: DataFrame, title: str, resamples: int) -> str:
+def _pairs_markdown(rows: DataFrame, title: str, resamples: int) -> str:
     """Markdown page of variants and their partners: one table per data set and metric."""
     heads = ["| model | value | without | value | difference [95 % interval] | p | p (Holm) |"]
     heads.append("|---|---:|---|---:|---:|---:|---:|")
@@ -243,7 +243,7 @@ def _comparison_lines(part: Sequence[dict[Any, Any]], reference: str) -> list[st
         if row["variant"] != reference and row["group"] != group:
             group = row["group"]
             lines.append(f"| *{GROUPS.get(group, group)}* | | | | | |")
-        name = markdown_cell(row["variant"]) + " (reference)" * (row["variant"] == reference)
+        name = _markdown_cell(row["variant"]) + " (reference)" * (row["variant"] == reference)
         between = f" [{row['low']:.3f}, {row['high']:.3f}]"
         value = _three_digits(row["value"], between) + _run_marks(row, "")
         lines.append(f"| {name} | {FAMILIES[row['family']]} | {value} | {' | '.join(_difference_cells(row))} |")
@@ -251,7 +251,7 @@ def _comparison_lines(part: Sequence[dict[Any, Any]], reference: str) -> list[st
 
 
 def _pair_line(row: dict[Any, Any]) -> str:
-    names = markdown_cell(row["variant"]), markdown_cell(row["reference"])
+    names = _markdown_cell(row["variant"]), _markdown_cell(row["reference"])
     fewer = "‡" * (row["runs"] < row["planned"])
     values = [_three_digits(row[key], "") + fewer for key in ("value", "reference_value")]
     return f"| {names[0]} | {values[0]} | {names[1]} | {values[1]} | {' | '.join(_difference_cells(row))} |"
@@ -277,14 +277,14 @@ def _difference_cells(row: dict[Any, Any]) -> list[str]:
         return ["–"] * 3
     if math.isnan(row["difference"]):
         return [f"–{_run_marks(row, 'difference_')}", "–", "–"]
-    between, corrected = f"[{row['difference_low']:+.3f}, {row['difference_high']:+.3f}]", p_text(row["p_holm"])
+    between, corrected = f"[{row['difference_low']:+.3f}, {row['difference_high']:+.3f}]", _p_text(row["p_holm"])
     text = f"{row['difference']:+.3f} {between}{_run_marks(row, 'difference_')}"
-    return [text, p_text(row["p"]), f"**{corrected}**" if row["p_holm"] < SURE else corrected]
+    return [text, _p_text(row["p"]), f"**{corrected}**" if row["p_holm"] < SURE else corrected]
 
 
 def _comparison_notes(rows: Sequence[dict[Any, Any]], resamples: int) -> list[str]:
     least = 2 / (resamples + 1)
-    written = f", written {p_text(least)}" if least < 0.001 else ""
+    written = f", written {_p_text(least)}" if least < 0.001 else ""
     notes = [*_HOW, f"the least p that {resamples} resamples can show is 2/{resamples + 1} = {least:.4g}{written}"]
     fewer = dict.fromkeys(words for row in rows for words in _fewer_runs(row))
     if fewer:

@@ -67,7 +67,7 @@ def paper_table(name: str) -> DataFrame:
         return read_csv(stream)
 
 
-class Printed(NamedTuple):
+class _Printed(NamedTuple):
     """A number of the paper and the number of its table."""
 
     mean: float
@@ -75,18 +75,18 @@ class Printed(NamedTuple):
     table: int
 
 
-def our_names(table: Any) -> Any:
+def _our_names(table: Any) -> Any:
     """Rename the metrics of a table of the paper to those of smmil."""
     return table.assign(metric=table["metric"].replace(OUR_METRIC))
 
 
-def table_notes(name: str) -> list[str]:
+def _table_notes(name: str) -> list[str]:
     """Notes on a whole table of the paper."""
     return _TABLE_NOTES.get(name, [])
 
 
 @cache
-def cell_notes() -> dict[Key, list[str]]:
+def _cell_notes() -> dict[Key, list[str]]:
     """By (data set, extractor, model, metric): the reasons to doubt the number the paper prints there."""
     notes: dict[Key, list[str]] = {}
     everything = _all_prints()
@@ -103,25 +103,25 @@ def cell_notes() -> dict[Key, list[str]]:
     return notes
 
 
-def paper_numbers(name: str) -> tuple[Any, str, dict[str, list[str]]]:
+def _paper_numbers(name: str) -> tuple[Any, str, dict[str, list[str]]]:
     """The numbers behind the ranks of a table of the paper, how they are ranked, and which extractors it mixed."""
     if name != "feat_ext_ranks":
-        table = our_names(paper_table(name))
+        table = _our_names(paper_table(name))
         return table[table["dataset"] != "ALL"], "all", {}
     return concat([paper_table(part) for part in _BEHIND_TABLE_6], ignore_index=True), "extractor", MIXED
 
 
-def _all_prints() -> dict[Key, list[Printed]]:
-    prints: dict[Key, list[Printed]] = {}
+def _all_prints() -> dict[Key, list[_Printed]]:
+    prints: dict[Key, list[_Printed]] = {}
     for name, number in PAPER_TABLES.items():
-        rows = our_names(paper_table(name))
+        rows = _our_names(paper_table(name))
         for row in rows[rows["dataset"] != "ALL"].itertuples():
             key = (row.dataset, row.extractor, SAME_MODEL.get(row.model, row.model), row.metric)
-            prints.setdefault(key, []).append(Printed(row.mean, row.std, number))
+            prints.setdefault(key, []).append(_Printed(row.mean, row.std, number))
     return prints
 
 
-def _contradictions(prints: list[Printed]) -> list[str]:
+def _contradictions(prints: list[_Printed]) -> list[str]:
     """Different means, or different deviations, printed for the same quantity."""
     found = []
     for name in ("mean", "std"):
@@ -136,7 +136,7 @@ def _contradictions(prints: list[Printed]) -> list[str]:
     return found
 
 
-def _impossible(prints: list[Printed]) -> list[str]:
+def _impossible(prints: list[_Printed]) -> list[str]:
     worst = [one for one in prints if one.std > _largest_std(one.mean) + 0.0005]
     return [f"±{one.std:.3f} (table {one.table}) is impossible: at most {_largest_std(one.mean):.3f}" for one in worst]
 
