@@ -242,13 +242,9 @@ def _build_timm(row: EncoderInfo, weights: Path | None) -> Built:
     usual, stated = resolve_model_data_config(network), network.pretrained_cfg
     names = stated.get("classifier") or ()
     head = [f"{name}." for name in ((names,) if isinstance(names, str) else names)]
-    row = replace(
-        row,
-        pixels=row.pixels or int(usual["input_size"][-1]),
-        mean=tuple(map(float, usual["mean"])),
-        std=tuple(map(float, usual["std"])),
-        licence=str(stated.get("license") or row.licence),
-    )
+    colours: Any = {key: tuple(map(float, usual[key])) for key in ("mean", "std")}
+    pixels, licence = row.pixels or int(usual["input_size"][-1]), str(stated.get("license") or row.licence)
+    row = replace(row, pixels=pixels, licence=licence, **colours)
     return network, row, _fit(network, _read_tensors(weights), head, weights)
 
 

@@ -50,7 +50,7 @@ def _write_synthetic_set(spec: Synthetic, folder: Path) -> Path:
         Manifest.read(manifest).check_files()
     except DataError:
         make = synthetic_slides if spec.kind == "slides" else synthetic_scans
-        options = {key: tuple(value) if isinstance(value, list) else value for key, value in spec.options.items()}
+        options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in spec.options.items()}
         try:
             bags = make(spec.bags, seed=spec.seed, **options)
         except TypeError as problem:

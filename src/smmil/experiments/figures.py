@@ -84,7 +84,7 @@ def _unfinished(study: Study, figure: FigureSpec, set_: str, plan: DataFrame | N
 def _sweep(study: Study, figure: FigureSpec, results: DataFrame, path: Path, title: str) -> list[Path]:
     """Metrics against the value of an option; a learned value is drawn at its mean, text values at the right end."""
     option = figure.setting or ""
-    swept = {v.name: v.setting[option] for v in study.variants if option in v.setting and _asked(figure, v.name)}
+    swept = {v.name: v.setting[option] for v in study.variants if option in v.setting and figure.shows(v.name)}
     rows = _chosen_rows(results[results["variant"].isin(swept)])
     parts = [(swept[str(name)], part) for name, part in rows.groupby("variant")]
     if not parts:
@@ -182,12 +182,8 @@ def _ranks(study: Study, figure: FigureSpec, results: DataFrame, path: Path) -> 
     return paths
 
 
-def _asked(figure: FigureSpec, variant: str) -> bool:
-    return figure.variants is None or variant in figure.variants
-
-
 def _variants(study: Study, figure: FigureSpec) -> list[str]:
-    return [v.name for v in study.variants if _asked(figure, v.name)]
+    return [v.name for v in study.variants if figure.shows(v.name)]
 
 
 def _slug(text: str) -> str:

@@ -162,7 +162,15 @@ def _draw_differences(rows: DataFrame, path: Path, title: str) -> list[Path]:
     figure = canvas.new_figure(2.9 * len(metrics) + 1.5, _ROW * len(names) + 1.6, layout="constrained")
     axes = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
     for ax, metric in zip(axes, metrics, strict=True):
-        _whiskers(ax, rows[rows["metric"] == metric].set_index("variant").reindex(names), metric)
+        mine = rows[rows["metric"] == metric].set_index("variant").reindex(names)
+        for place, row in enumerate(mine.to_dict("records")):
+            colour = _ABOVE if row["difference"] > 0 else _BELOW
+            ax.plot([row["difference_low"], row["difference_high"]], [place, place], color=colour, lw=1.4)
+            ax.plot(row["difference"], place, "o", ms=5, mec=colour, mfc=colour if row["p_holm"] < SURE else "white")
+        ax.axvline(0, color=canvas.INK, lw=0.8)
+        resampled = dict.fromkeys(mine["resampled"].dropna())  # fewer where only some cases take part in a metric
+        _label(ax, "\n".join([metric_name(metric), *(fill(text, _WIDTH) for text in resampled)]))
+        ax.grid(axis="x", lw=0.4, alpha=0.5)
     same = len(set(others.values())) == 1
     labels = names if same else [f"{name} − {others[name]}" for name in names]
     axes[0].set_yticks(range(len(names)), [canvas.plain(label) for label in labels], fontsize=8)
@@ -170,17 +178,6 @@ def _draw_differences(rows: DataFrame, path: Path, title: str) -> list[Path]:
     from_whom = f"difference from {next(iter(others.values()))}; " if same else ""
     caption = f"{from_whom}95 % percentile intervals; filled: p < {SURE} after Holm's correction"
     return _write(figure, f"{title}\n{caption}", path)
-
-
-def _whiskers(ax: Axes, mine: DataFrame, metric: str) -> None:
-    for place, row in enumerate(mine.to_dict("records")):
-        colour = _ABOVE if row["difference"] > 0 else _BELOW
-        ax.plot([row["difference_low"], row["difference_high"]], [place, place], color=colour, lw=1.4)
-        ax.plot(row["difference"], place, "o", ms=5, mec=colour, mfc=colour if row["p_holm"] < SURE else "white")
-    ax.axvline(0, color=canvas.INK, lw=0.8)
-    words = dict.fromkeys(mine["resampled"].dropna())  # per panel: fewer where only some cases take part in a metric
-    _label(ax, "\n".join([metric_name(metric), *(fill(text, _WIDTH) for text in words)]))
-    ax.grid(axis="x", lw=0.4, alpha=0.5)
 
 
 def _draw_difficulty(

@@ -144,7 +144,12 @@ def _missing_run_notes(results: DataFrame, plan: Any) -> list[str]:
     Numbers over fewer runs than planned, learning rates chosen without all runs of all rates, which runs failed and
     where to look, and what has not been run yet.
     """
-    notes = list(_marked(results, plan))
+    notes = []
+    found, used = _coverage(plan), _chosen_rows(results).groupby(["set", "variant"], sort=True).size()
+    for key, n in used.items():  # explains the mark ‡
+        one, where = found[key], " · ".join(key)  # type: ignore[index, arg-type]
+        notes += [f"‡ {where}: mean over {n} of {one.planned} runs"] if n < one.planned else []
+        notes += [f"‡ {where}: {UNCONTESTED}: {one.lacking}"] if one.lacking else []
     for (set_, variant), part in plan.groupby(["set", "variant"], sort=True):
         failed = part[part["state"] == "failed"]
         if len(failed):
@@ -157,17 +162,6 @@ def _missing_run_notes(results: DataFrame, plan: Any) -> list[str]:
     counts = waiting.groupby(["set", "variant"], sort=False).size()
     listed = ", ".join(f"{set_} · {variant} ({count} runs)" for (set_, variant), count in counts.items())
     return notes + ([f"not complete yet: {listed}"] if listed else [])
-
-
-def _marked(results: DataFrame, plan: Any) -> Iterator[str]:
-    """Notes that explain the mark ‡ for each variant with results."""
-    found, used = _coverage(plan), _chosen_rows(results).groupby(["set", "variant"], sort=True).size()
-    for key, n in used.items():
-        one, where = found[key], " · ".join(key)  # type: ignore[index, arg-type]
-        if n < one.planned:
-            yield f"‡ {where}: mean over {n} of {one.planned} runs"
-        if one.lacking:
-            yield f"‡ {where}: {UNCONTESTED}: {one.lacking}"
 
 
 def _incomplete(plan: Any, variants: Iterable[str]) -> list[str]:

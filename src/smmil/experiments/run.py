@@ -163,6 +163,7 @@ def _retrain_if_damaged(job: _RunJob, folder: Path) -> None:
 
 
 def _train_and_measure(job: _RunJob, folder: Path) -> None:
+    """Train, predict and measure one run, and write its result."""
     trained = train(job.config, folder / "train")
     manifest, device = job.config.data.manifest, job.config.training.device  # the data may have moved since it began
     for part in PARTS:
@@ -181,11 +182,7 @@ def _train_and_measure(job: _RunJob, folder: Path) -> None:
         "alpha": _learned_alpha(trained.history, trained.best["epoch"]),
         **_measured_row(*(load_predictions(folder / part) for part in PARTS)),
     }
-    _write_result(folder, row)
-
-
-def _write_result(folder: Path, row: dict[str, Any]) -> None:
-    """Write result.json: the row, the digest of every prediction behind it, and a checksum over both."""
+    # result.json: the row, the digest of every prediction behind it, and a checksum over both
     paths = [path for part in PARTS for path in sorted((folder / part).glob("*.npz"))]
     files = {f"{path.parent.name}/{path.name}": digest(path.read_bytes()) for path in paths}
     content = {"format": FORMAT, "row": without_nan(row), "files": files}

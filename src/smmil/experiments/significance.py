@@ -115,7 +115,8 @@ def _comparisons(
         number = list(order).index(name) if name in order else len(order)
         return row["set"], list(metrics).index(row["metric"]), name != reference, *kind, number, name
 
-    return DataFrame(sorted(rows, key=place))
+    rows.sort(key=place)
+    return DataFrame(rows)
 
 
 def _pair_differences(

@@ -32,7 +32,12 @@ def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) 
     variants = [v.name for v in study.variants] if table.variants is None else table.variants
     wanted, planned = (part[part["variant"].isin(variants)] for part in (results, plan))
     rows = _with_plan(_aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
-    notes = _about(study, table) + _mixed_sources(wanted) + _missing_run_notes(wanted, planned)
+    notes = _about(study, table)
+    states = len({one if isinstance(one, str) else "" for one in wanted.get("source", [])})
+    if states > 1:
+        made = f"made by {states} states of the program (`source` in results.csv)"
+        notes.append(f"{made}: small differences may come from there")
+    notes += _missing_run_notes(wanted, planned)
     rows, more = _with_ranks(rows, table)
     ordered = _ordered(rows, study)
     notes += more + _cells_to_distrust(rows) + explained(ordered["metric"])
@@ -85,14 +90,6 @@ def _about(study: Study, table: TableSpec) -> list[str]:
         notes.append("within: the difference to the paper is at most its standard deviation (ours if it prints none)")
         notes += _table_notes(table.paper)
     return notes
-
-
-def _mixed_sources(results: Any) -> list[str]:
-    """A line if the runs were not all made by the same state of the program."""
-    states = len({one if isinstance(one, str) else "" for one in results.get("source", [])})
-    if states < 2:
-        return []
-    return [f"made by {states} states of the program (`source` in results.csv): small differences may come from there"]
 
 
 def _cells_to_distrust(rows: DataFrame) -> list[str]:

@@ -74,7 +74,7 @@ class _ResultTable:
 
     def groups(self) -> Iterator[tuple[str, list[tuple[str, str, dict[Column, Any]]]]]:
         """The words of each group, and its models: name, family, and rows by column."""
-        found: dict[str, Any] = {}
+        found: dict[Any, Any] = {}
         for row in self.rows.itertuples():
             cells = found.setdefault(row.group, {}).setdefault(row.model, {})
             cells[row.dataset, row.extractor, row.metric] = row
@@ -151,7 +151,9 @@ def _cell(row: Any, emphasis: Mapping[int, str]) -> list[str]:
     """Ours, emphasised by its place, or why there is none; in a second line the paper's, with the difference."""
     if row is None:
         return ["–"]
-    digits = _digits(row)
+    # Three decimals for what lies around 1, two for ranks, fewer for large numbers.
+    size = abs(row.paper_mean if math.isnan(row.mean) else row.mean)
+    digits = 2 if row.metric.endswith("_rank") else 3 if size < 10 else 1 if size < 1000 else 0
     if math.isnan(row.mean):
         ours = row.state or "–"
     else:
@@ -168,14 +170,6 @@ def _paper(row: Any, digits: int) -> str:
         return paper
     verdict = {"yes": ", within", "no": ", outside", "": ""}.get(row.within_std, f", {row.within_std}")
     return f"{paper} ({row.difference:+.{digits}f}{verdict})"
-
-
-def _digits(row: Any) -> int:
-    """Three decimals for what lies around 1, two for ranks, fewer for large numbers."""
-    if row.metric.endswith("_rank"):
-        return 2
-    size = abs(row.paper_mean if math.isnan(row.mean) else row.mean)
-    return 3 if size < 10 else (1 if size < 1000 else 0)
 
 
 def _deviation(std: float, digits: int) -> str:
@@ -223,14 +217,10 @@ def _page(
     lines = [f"## {title}", ""]
     for _, table in rows.groupby(["set", "metric"], sort=False):
         part = table.to_dict("records")
-        lines += [*_part_heading(part), *heads, *body(part), ""]
+        # Who was resampled: fewer where only some cases take part in the metric.
+        words = "; ".join(dict.fromkeys(row["resampled"] for row in part if row["units"]))
+        lines += [f"### {_set_and_metric(part[0])}", "", *([f"{words}.", ""] if words else []), *heads, *body(part), ""]
     return "\n".join([*lines, *(f"- {note}" for note in notes), ""])
-
-
-def _part_heading(part: Sequence[dict[Any, Any]]) -> list[str]:
-    """Data set and metric, and who was resampled: fewer where only some cases take part in the metric."""
-    words = "; ".join(dict.fromkeys(row["resampled"] for row in part if row["units"]))
-    return [f"### {_set_and_metric(part[0])}", "", *([f"{words}.", ""] if words else [])]
 
 
 def _set_and_metric(row: dict[Any, Any]) -> str:

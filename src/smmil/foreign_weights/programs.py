@@ -46,7 +46,8 @@ class _Layout:
     def renamed(self, tensors: Tensors, where: str) -> tuple[dict[str, Tensor], list[str]]:
         """Tensors under our names, and the names that were dropped; an unknown name is an error."""
         found: dict[str, Tensor] = {}
-        dropped, unknown = [], []
+        dropped: list[str] = []
+        unknown: list[str] = []
         for name, tensor in tensors.items():
             ours = self._our_name(name)
             if ours:
@@ -139,8 +140,9 @@ CLAM = _Layout(
 
 def _dsmil_shape(tensors: Tensors) -> _Shape:
     query = "query.0.weight" if "query.0.weight" in tensors else "query.weight"
+    nonlinear, passing_v = query == "query.0.weight", "value.1.weight" in tensors
     # The program reads the bag stream alone unless asked to average.
-    options = {"average": False, "nonlinear": query == "query.0.weight", "passing_v": "value.1.weight" in tensors}
+    options: dict[str, Any] = {"average": False, "nonlinear": nonlinear, "passing_v": passing_v}
     options["query_dim"] = tensors[query].shape[0]
     n_classes, in_dim = tensors["instance.weight"].shape
     return _Shape(in_dim, n_classes, options)

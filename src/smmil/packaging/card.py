@@ -133,15 +133,15 @@ def _training(config: dict[str, Any]) -> str:
 def _evaluation(numbers: dict[str, Any] | None) -> str:
     if numbers is None:
         return "No predictions were given when this package was made, so nothing is claimed here.\n"
-    rows = [(row["name"], _number(row["value"]), _interval(row)) for row in numbers["metrics"]]
+    rows = []
+    for row in numbers["metrics"]:
+        open_ended = row["low"] is None or row["high"] is None
+        interval = UNSTATED if open_ended else f"{row['low']:.4f} to {row['high']:.4f}"
+        rows.append((row["name"], _number(row["value"]), interval))
     text = f"{numbers['cases']} labelled cases ({numbers['positive_cases']} positive): {_data_set(numbers)}.\n"
     text += "".join(f"\n**{warning}**\n" for part, warning in WARNINGS.items() if part in numbers["parts"])
     text += "\nIntervals: 95 %, bootstrap over patients.\n\n" + _table(("metric", "value", "interval"), rows)
     return text + "".join(f"\n- {note}" for note in numbers["notes"]) + ("\n" if numbers["notes"] else "")
-
-
-def _interval(row: dict[str, Any]) -> str:
-    return UNSTATED if row["low"] is None or row["high"] is None else f"{row['low']:.4f} to {row['high']:.4f}"
 
 
 def _how(config: dict[str, Any], kind: str | None, onnx: list[str] | None) -> str:

@@ -178,7 +178,9 @@ def _sizes(split: dict[str, list[str]], table: Manifest | None, run: dict[str, A
     if run.get("bags") is None and not any(split.values()):
         return {}
     found: dict[str, dict[str, Any]] = {part: {"cases": len(split[part])} for part in PARTS}
-    for part, sizes in found.items() if table is not None else ():
+    if table is None:
+        return found
+    for part, sizes in found.items():
         labels = Counter(str(table.labels[id_]) for id_ in split[part] if table.labels[id_] is not None)
         sizes["patients"] = len({table.groups[id_] for id_ in split[part]})
         sizes["labels"] = dict(sorted(labels.items()))
