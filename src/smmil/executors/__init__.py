@@ -16,6 +16,7 @@ from smmil.errors import ConfigError, SmmilError, check_choice
 
 __all__ = ["EXECUTORS", "Outcome", "Task", "Value", "run_tasks"]
 
+EXECUTORS = ("serial", "processes", "dask")
 Task = TypeVar("Task")
 Value = TypeVar("Value")
 # Tries in parallel; one more follows in a single worker, in case all together needed too much memory.
@@ -23,6 +24,7 @@ _TRIES = 2
 _GRACE_S = 5.0
 _TERMINATED = 128 + signal.SIGTERM  # exit code of a shell: the worker ended on request
 Job = tuple[int, Any]
+Function = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,13 @@ def _worker_lost(index: int, task: Task, times: int) -> Outcome[Task, Value]:
     return Outcome(index, task, error=error)
 
 
+OnDone = Callable[[Outcome[Any, Any]], Any]
+
+
 class _Worker:
     """A spawned process, the pipe to it, and its current job."""
 
-    def __init__(self, function: Callable[[Any], Any]):
+    def __init__(self, function: Function):
         # Not forked: locks held by threads of this process would stay locked for ever in the copy.
         fresh = multiprocessing.get_context("spawn")
         self.pipe, other = fresh.Pipe()
@@ -97,10 +102,7 @@ class _Worker:
 
 
 def _run_in_processes(
-    function: Callable[[Any], Any],
-    tasks: Sequence[Any],
-    workers: int | None,
-    on_done: Callable[[Outcome[Any, Any]], Any],
+    function: Function, tasks: Sequence[Any], workers: int | None, on_done: OnDone
 ) -> list[Outcome[Any, Any]]:
     """See `run_tasks`. Tasks whose worker was killed twice are repeated at the end in a single worker."""
     # One worker per core unless asked otherwise.
@@ -114,11 +116,7 @@ def _run_in_processes(
 
 
 def _round(
-    function: Callable[[Any], Any],
-    todo: deque[Job],
-    workers: int,
-    tries: int,
-    on_done: Callable[[Outcome[Any, Any]], Any],
+    function: Function, todo: deque[Job], workers: int, tries: int, on_done: OnDone
 ) -> tuple[list[Outcome[Any, Any]], list[Job]]:
     """All jobs, each in up to `tries` workers: the outcomes, and the jobs whose workers were all killed."""
     outcomes: list[Outcome[Any, Any]] = []
@@ -153,7 +151,7 @@ def _round(
     return outcomes, lost_jobs
 
 
-def _worker_main(pipe: Connection, function: Callable[[Any], Any]) -> None:
+def _worker_main(pipe: Connection, function: Function) -> None:
     """Main function of a worker process: run jobs until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process decides
     signal.signal(signal.SIGTERM, _exit_on_terminate)
@@ -180,16 +178,12 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-EXECUTORS = ("serial", "processes", "dask")
-OnDone = Callable[[Outcome[Task, Value]], Any]
-
-
 def run_tasks(
     function: Callable[[Task], Value],
     tasks: Iterable[Task],
     executor: str = "serial",
     workers: int | None = None,
-    on_done: OnDone[Task, Value] | None = None,
+    on_done: Callable[[Outcome[Task, Value]], Any] | None = None,
     *,
     address: str | None = None,
 ) -> list[Outcome[Task, Value]]:

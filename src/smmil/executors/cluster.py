@@ -1,13 +1,13 @@
 """Tasks on a cluster: Dask (a given scheduler or a local one started here) and SLURM arrays through submitit."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
-from smmil.executors import Outcome, _attempt, _worker_lost
+from smmil.executors import Function, Job, OnDone, Outcome, _attempt, _worker_lost
 
 _TRIES = 3
 _CONNECT_S = 10
@@ -15,12 +15,7 @@ _PAUSE_S = 0.2
 
 
 def _run_on_dask(
-    function: Callable[[Any], Any],
-    tasks: Sequence[Any],
-    workers: int | None,
-    on_done: Callable[[Outcome[Any, Any]], Any],
-    *,
-    address: str | None = None,
+    function: Function, tasks: Sequence[Any], workers: int | None, on_done: OnDone, *, address: str | None = None
 ) -> list[Outcome[Any, Any]]:
     """See `run_tasks`. Paths in the tasks must mean the same files on every machine of the cluster."""
     with _client(address, workers) as client:
@@ -35,11 +30,8 @@ def _run_on_dask(
 
 
 def _run_batch(
-    client: Any,
-    function: Callable[[Any], Any],
-    jobs: Sequence[tuple[int, Any]],
-    on_done: Callable[[Outcome[Any, Any]], Any],
-) -> tuple[list[Outcome[Any, Any]], list[tuple[int, Any]]]:
+    client: Any, function: Function, jobs: Sequence[Job], on_done: OnDone
+) -> tuple[list[Outcome[Any, Any]], list[Job]]:
     """The outcomes of the jobs, and the jobs whose workers died again and again."""
     from distributed import KilledWorker, as_completed
 
@@ -84,9 +76,9 @@ def _client(address: str | None, workers: int | None) -> Iterator[Any]:
 
 
 def run_on_slurm(
-    function: Callable[[Any], Any],
+    function: Function,
     tasks: Sequence[Any],
-    on_done: Callable[[Outcome[Any, Any]], Any],
+    on_done: OnDone,
     *,
     folder: Path,
     workers: int | None = None,
@@ -111,7 +103,7 @@ def run_on_slurm(
 
 
 def _submitted(
-    function: Callable[[Any], Any], tasks: Sequence[Any], folder: Path, workers: int | None, parameters: dict[str, Any]
+    function: Function, tasks: Sequence[Any], folder: Path, workers: int | None, parameters: dict[str, Any]
 ) -> list[Any]:
     try:
         import submitit
@@ -127,7 +119,7 @@ def _submitted(
     return executor.map_array(_attempt, [function] * len(tasks), range(len(tasks)), tasks)
 
 
-def _awaited(jobs: list[Any], tasks: Sequence[Any], on_done: Callable[[Outcome[Any, Any]], Any]) -> list[Any]:
+def _awaited(jobs: list[Any], tasks: Sequence[Any], on_done: OnDone) -> list[Any]:
     """Wait for all jobs, call `on_done` as each ends, and give the outcomes."""
     waiting, outcomes = dict(enumerate(jobs)), {}
     while waiting:

@@ -43,7 +43,7 @@ _IN_DIM = 8  # any width will do: what is checked are names and options
 
 
 @dataclass(frozen=True)
-class _Run:
+class _PlannedRun:
     """One training: key, label, config, and the columns that identify it in the table of results."""
 
     key: str
@@ -56,7 +56,7 @@ class _Run:
 class _Grid:
     """Runs of a study whose data are available, and a note for each data set or fold that is left out."""
 
-    runs: list[_Run]
+    runs: list[_PlannedRun]
     left_out: list[str]
 
 
@@ -75,7 +75,7 @@ def _make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = (
         left_out += notes
         choices = product(study.variants, study.learning_rates, study.seeds, folds)
         runs += [_run(study, dataset, ready, *choice) for choice in choices]
-    first: dict[str, _Run] = {}
+    first: dict[str, _PlannedRun] = {}
     for run in runs:
         other = first.setdefault(run.key, run)
         if other is not run:
@@ -98,7 +98,7 @@ def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]
 
 def _run(
     study: Study, dataset: Dataset, ready: _PreparedSet, variant: Variant, lr: float, seed: int, fold: int
-) -> _Run:
+) -> _PlannedRun:
     label = f"{dataset.name} · {variant.name} · lr {lr:g} · seed {seed} · fold {fold}"
     content = {
         "data": {
@@ -123,7 +123,7 @@ def _run(
     }
     # The settings that decide what is learned, the content of the data and of a file of splits.
     splits = Path(config.data.splits).read_bytes() if config.data.splits else b""
-    return _Run(digest(config_hash(config), ready.digest, splits)[:20], label, config, facts)
+    return _PlannedRun(digest(config_hash(config), ready.digest, splits)[:20], label, config, facts)
 
 
 def _training(study: Study, dataset: Dataset, variant: Variant) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pandas import DataFrame
 from smmil.errors import DataError, SmmilError, check_choice
 from smmil.executors import EXECUTORS, Outcome, run_tasks
 from smmil.executors.cluster import run_on_slurm
-from smmil.experiments.grid import _Grid, _make_grid, _Run, check_models
+from smmil.experiments.grid import _Grid, _make_grid, _PlannedRun, check_models
 from smmil.experiments.results import _results_table, _write_results
 from smmil.experiments.run import ALREADY, BUSY, FULL, _exclusive_lock, _finished, _is_busy, _perform, _RunJob
 from smmil.experiments.study import Study
@@ -99,7 +99,7 @@ def run_study(
     return report
 
 
-def _runs_of_all_sets(study: Study, folder: _StudyFolder, asked: _Grid, report: Report) -> list[_Run]:
+def _runs_of_all_sets(study: Study, folder: _StudyFolder, asked: _Grid, report: Report) -> list[_PlannedRun]:
     """Runs of all data sets in the order of the study; a set outside `only` that cannot be read is reported."""
     runs = {name: [run for run in asked.runs if run.facts["set"] == name] for name in (d.name for d in study.datasets)}
     for dataset in study.datasets:
@@ -133,7 +133,7 @@ def _perform_all(jobs: list[_RunJob], report: Report, run_all: Callable[..., Any
         run_all(_perform, busy, on_done=record)
 
 
-def _collect(runs: Sequence[_Run], folder: _StudyFolder) -> DataFrame:
+def _collect(runs: Sequence[_PlannedRun], folder: _StudyFolder) -> DataFrame:
     """Table of the runs that are done, one row each."""
     rows = [(run, _finished(folder.run(run.key), thorough=False)) for run in runs]
     return _results_table({"run": run.key, **run.facts, **row} for run, row in rows if row is not None)

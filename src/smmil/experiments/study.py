@@ -36,9 +36,8 @@ def _resolve_variables(dataset: Mapping[str, Any], given: Mapping[str, str], fol
             found[key] = None
             found.setdefault("missing", unset[0])  # the manifest first: splits are of no use without it
             continue
-        base = Path.cwd() if names else folder
         path = _VARIABLE.sub(lambda match: given.get(match[1]) or os.environ[match[1]], found[key])
-        found[key] = str((base / path).expanduser().resolve())
+        found[key] = str(((Path.cwd() if names else folder) / path).expanduser().resolve())
     return found
 
 
@@ -84,7 +83,8 @@ def _names(study: "Study") -> Iterator[str]:
         if twice or not names:
             yield f"{what} {twice[0]!r} is given twice" if twice else f"no {what} given"
     known = {v.name for v in study.variants}
-    asked = [name for spec in (*study.tables, *study.figures) for name in spec.variants or []]
+    specs: list[TableSpec | FigureSpec] = [*study.tables, *study.figures]
+    asked = [name for spec in specs for name in spec.variants or []]
     asked += [study.reference] if study.reference else []
     for name in (*asked, *study.pairs, *study.pairs.values()):
         if name not in known:
