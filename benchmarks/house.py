@@ -30,8 +30,6 @@ LIMITS = {
     "modules with one importer": ("<=", 45),
     "class names used twice": ("<=", 0),
 }
-# Where a limit is not reached yet: what is reached, which the tree may not exceed. `make test` checks these.
-CEILINGS = {"lines": 35_520, "public names": 830}
 
 
 def modules() -> dict[str, Path]:

@@ -12,9 +12,10 @@ from smmil.bag import BagBatch
 from smmil.config import load_config
 from smmil.data import Manifest
 from smmil.errors import ConfigError, DataError
+from smmil.files import file_name
 from smmil.formats import read_bag, write_bag
 from smmil.models import Output, create_model
-from smmil.predict import case_file, feature_source, load_run, predict, predict_run
+from smmil.predict import feature_source, load_run, predict, predict_run
 from smmil.prediction import Prediction
 from smmil.synthetic import synthetic_scans, synthetic_slides, write_synthetic
 from smmil.train import train
@@ -231,8 +232,8 @@ def test_a_mixture_of_encoders_is_refused_in_training(bags_of):
     ],
 )
 def test_an_id_can_never_leave_its_folder(id_, name, tmp_path):
-    assert case_file(id_) == name
-    assert (tmp_path / case_file(id_)).parent == tmp_path
+    assert f"{file_name(id_)}.npz" == name
+    assert (tmp_path / name).parent == tmp_path
 
 
 def test_an_unknown_part_is_refused(run, tmp_path):

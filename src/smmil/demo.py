@@ -64,22 +64,17 @@ def run_demo(out: str | Path, *, progress: Progress | None = None) -> DemoResult
     progress.message(f"drawing {SLIDES} synthetic slides")
     labels = stained_slides(out / "data", SLIDES, seed=SEED, workers=available_cores())
     slides = _study(_prepared(out / "data" / "slides", labels, SLIDE_RECIPE, out / "bags", progress), out, progress)
-    scans_table = _drawn_scans(out / "ct" / "data", progress)
-    manifest = _prepared(out / "ct" / "data" / "scans", scans_table, SCAN_RECIPE, out / "ct" / "bags", progress)
+    labels = out / "ct" / "data" / "labels.csv"
+    if not labels.exists():  # it is written last
+        progress.message(f"drawing {SCANS} synthetic CT scans")
+        synthetic_ct_scans(labels.parent, SCANS, seed=SEED)
+    manifest = _prepared(labels.parent / "scans", labels, SCAN_RECIPE, out / "ct" / "bags", progress)
     scans = _study(manifest, out / "ct", progress, batch_size=1)  # so few scans need every step they can get
     progress.message("drawing maps and writing the pages")
     _page(out / "ct.html", scans, out / "ct" / "data" / "scans", "CT scans", SCAN_LEAD, _next_steps())
     steps = _next_steps("The same on CT scans: open `ct.html`")
     page = _page(out / "report.html", slides, out / "data" / "slides", "slides", SLIDE_LEAD, steps)
     return DemoResult(page, slides.results)
-
-
-def _drawn_scans(folder: Path, progress: Progress) -> Path:
-    """The table of the demo's scans, written unless it is there (it is written last)."""
-    if not (folder / "labels.csv").exists():
-        progress.message(f"drawing {SCANS} synthetic CT scans")
-        synthetic_ct_scans(folder, SCANS, seed=SEED)
-    return folder / "labels.csv"
 
 
 def _prepared(images: Path, labels: Path, recipe: Recipe, out: Path, progress: Progress) -> Path:
@@ -96,7 +91,9 @@ def _study(manifest: Path, out: Path, progress: Progress, batch_size: int = 4) -
     """Train both models, predict validation and test cases, and measure."""
     for name in MODELS:
         progress.message(f"training {name}")
-        train(_config(manifest, name, batch_size), out / "runs" / name, progress=progress)
+        training = TrainingConfig(threads=2, checkpoint_minutes=1, batch_size=batch_size)
+        data, model = DataConfig(manifest=str(manifest)), ModelConfig(name=name)
+        train(TrainConfig(data=data, model=model, training=training), out / "runs" / name, progress=progress)
         for part, folder in (("val", "validation"), ("test", "predictions")):
             predict_run(out / "runs" / name, out=out / folder / name, part=part)
     test = {name: load_predictions(out / "predictions" / name) for name in MODELS}
@@ -106,17 +103,16 @@ def _study(manifest: Path, out: Path, progress: Progress, batch_size: int = 4) -
     return _Study(out, test, results)
 
 
-def _config(manifest: Path, model: str, batch_size: int) -> TrainConfig:
-    return TrainConfig(
-        data=DataConfig(manifest=str(manifest)),
-        model=ModelConfig(name=model),
-        training=TrainingConfig(threads=2, checkpoint_minutes=1, batch_size=batch_size),
-    )
-
-
 def _page(path: Path, study: _Study, images: Path, what: str, lead: str, next_steps: Section) -> Path:
     """The report of both models, with the demo's own sections."""
-    notes = [*leaders(study.results), *_notes(study.results, what)]
+    plain, smooth = (study.results[name]["instance"]["positive_bags"]["auroc"] for name in MODELS)
+    verdict = "finds the lesion better than" if smooth > plain else "does not find the lesion better than"
+    notes = [
+        *leaders(study.results),
+        f"Within positive {what} SmAP {verdict} ABMIL here (AUROC {smooth:.3f} against {plain:.3f}).",
+        f"One seed, one split, a handful of test {what}: differences of a few hundredths, or more, may be chance.",
+        f"The {what} are synthetic: lesions are connected, which suits smoothing.",
+    ]
     return write_report(
         [study.folder / "predictions" / name for name in MODELS],
         path,
@@ -146,16 +142,6 @@ def _maps(study: _Study) -> Iterator[Picture]:
         kind = "With a lesion" if case in positive else "Without a lesion"
         caption = f"{kind}. Probability of a lesion: {chances}."
         yield Picture(path, f"{case}: {caption}", f"Score maps of case {case}. {caption}")
-
-
-def _notes(results: dict[str, dict[str, Any]], what: str) -> list[str]:
-    plain, smooth = (results[name]["instance"]["positive_bags"]["auroc"] for name in MODELS)
-    verdict = "finds the lesion better than" if smooth > plain else "does not find the lesion better than"
-    return [
-        f"Within positive {what} SmAP {verdict} ABMIL here (AUROC {smooth:.3f} against {plain:.3f}).",
-        f"One seed, one split, a handful of test {what}: differences of a few hundredths, or more, may be chance.",
-        f"The {what} are synthetic: lesions are connected, which suits smoothing.",
-    ]
 
 
 def _next_steps(*first: str) -> Section:

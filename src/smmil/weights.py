@@ -1,13 +1,13 @@
-"""Weight files: safetensors with JSON metadata and a checksum over both."""
+"""Weight files: our own, safetensors with JSON metadata and a checksum over both, and those of other programs."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from smmil.errors import DataError
@@ -31,7 +31,9 @@ def save_weights(path: str | Path, tensors: Mapping[str, Tensor], note: Mapping[
 def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and metadata of a file written by `save_weights`; damage of any kind is a DataError."""
     try:
-        tensors, sealed = _read(Path(path))
+        with safe_open(path, framework="pt") as file:
+            sealed = json.loads((file.metadata() or {})[_KEY])
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if digest(sealed["note"], sealed["tensors"]) != sealed["seal"] or tensors_digest(tensors) != sealed["tensors"]:
             raise ValueError("its content does not match its seal")
         return tensors, json.loads(sealed["note"])
@@ -40,6 +42,32 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError, MemoryError) as problem:
         cause = " ".join(str(problem).split()) or type(problem).__name__
         raise DataError(f"{path}: damaged or not written by smmil ({cause})") from None
+
+
+def read_foreign_weights(path: Path, wrappers: Sequence[str]) -> Mapping[Any, Any]:
+    """Content of a weight file of another program; nothing in it is executed.
+
+    wrappers  keys under which training programs put the weights; what is around them is left out
+    """
+    if not path.is_file():
+        what = "is a folder; give the file in it" if path.is_dir() else "no such file; give the file with the weights"
+        raise DataError(f"{path}: {what}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    # torch and safetensors name no common error for a file that is damaged, foreign, or holds more than weights
+    except Exception as problem:  # noqa: BLE001
+        cause = " ".join(str(problem).split())[:120] or type(problem).__name__
+        if cause.startswith("Weights only load failed"):  # pages of advice follow, none of it for our user
+            cause = "it is no checkpoint, is damaged, or holds more than weights"
+        raise DataError(f"{path}: cannot be read as weights alone ({cause}); save only the state_dict()") from None
+    while isinstance(content, Mapping):
+        inner = [content[key] for key in wrappers if isinstance(content.get(key), Mapping)]
+        if not inner:
+            return content
+        content = inner[0]
+    return {}
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -54,9 +82,3 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 def _own(tensor: Tensor) -> Tensor:
     """A contiguous copy on the processor: safetensors refuses tensors that share memory."""
     return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with safe_open(path, framework="pt") as file:
-        sealed = json.loads((file.metadata() or {})[_KEY])
-        return {name: file.get_tensor(name).clone() for name in file.keys()}, sealed  # noqa: SIM118

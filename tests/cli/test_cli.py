@@ -273,8 +273,8 @@ def test_a_threshold_is_a_number_and_comes_from_one_place(tmp_path, smmil_main):
 
 
 def test_a_very_long_id_still_has_a_file_name():
-    from smmil.predict import case_file
+    from smmil.files import file_name
 
-    names = {case_file("x" * 300 + end) for end in "ab"}
+    names = {f"{file_name('x' * 300 + end)}.npz" for end in "ab"}
     assert len(names) == 2
     assert all(len(name) < 255 for name in names)

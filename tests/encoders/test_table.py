@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from smmil.encoders import encoder_info, encoder_table, list_encoders
+from smmil.encoders import encoder_info, list_encoders
 from smmil.errors import ConfigError
 
 
@@ -47,9 +47,3 @@ def test_free_names_are_known_by_their_beginning():
 def test_a_mistyped_name_gets_a_suggestion():
     with pytest.raises(ConfigError, match="unknown name 'resnet5'; did you mean resnet50"):
         encoder_info("resnet5")
-
-
-def test_the_listing_has_a_line_for_each_and_no_empty_cell():
-    lines = encoder_table()
-    assert [line["name"] for line in lines] == [*list_encoders(), "timm:<name>", "hf-hub:<name>"]
-    assert all(line.keys() == lines[0].keys() and all(line.values()) for line in lines)

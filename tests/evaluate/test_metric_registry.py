@@ -31,7 +31,7 @@ from smmil.evaluate.bootstrap import Settings, statistic
 from smmil.evaluate.metrics import METRICS, metrics_table
 from smmil.experiments.run import _measured_row
 from smmil.experiments.study import _measured_metric
-from smmil.packaging.facts import measure as packaged
+from smmil.packaging.facts import _measure as packaged
 from smmil.report import write_report
 from smmil.report.numbers import _measure, _metric_rows
 

@@ -6,9 +6,9 @@ import pytest
 
 from smmil.errors import DataError
 from smmil.evaluate import bootstrap_ci, compare, holm
-from smmil.experiments.results import p_text
-from smmil.experiments.significance import _resampled_mean, comparisons, pair_differences
-from smmil.experiments.writing import comparisons_markdown, pairs_markdown
+from smmil.experiments.results import _p_text
+from smmil.experiments.significance import _comparisons, _pair_differences, _resampled_mean
+from smmil.experiments.writing import _comparisons_markdown, _pairs_markdown
 from smmil.prediction import Prediction
 
 
@@ -77,7 +77,7 @@ def without(results, variant, *folds):
 
 
 def test_a_real_difference_is_found_and_a_copy_does_not_differ(judged):
-    rows = comparisons(*judged, ["bag_auroc"], "weak", n=400).set_index("variant")
+    rows = _comparisons(*judged, ["bag_auroc"], "weak", n=400).set_index("variant")
     assert rows["difference"]["strong"] > 0.2
     assert rows["p_holm"]["strong"] < 0.02
     assert rows["difference_low"]["strong"] > 0
@@ -88,11 +88,11 @@ def test_a_real_difference_is_found_and_a_copy_does_not_differ(judged):
 
 
 def read(rows, resamples=50):
-    return comparisons_markdown(rows, "Compared with weak", "weak", resamples)
+    return _comparisons_markdown(rows, "Compared with weak", "weak", resamples)
 
 
 def test_the_comparisons_can_be_read(judged):
-    text = read(comparisons(*judged, ["bag_auroc", "inst_auroc@positive_bags"], "weak", n=50))
+    text = read(_comparisons(*judged, ["bag_auroc", "inst_auroc@positive_bags"], "weak", n=50))
     assert "### s · bag AUROC" in text
     assert "### s · instance AUROC in positive bags" in text
     assert "| weak (reference) | local |" in text
@@ -102,7 +102,7 @@ def test_the_comparisons_can_be_read(judged):
 
 
 def test_the_reference_comes_first_and_the_others_by_group_in_the_order_of_the_study(judged):
-    rows = comparisons(*judged, ["bag_auroc"], "weak", n=50, order=["copy", "strong", "weak"])
+    rows = _comparisons(*judged, ["bag_auroc"], "weak", n=50, order=["copy", "strong", "weak"])
     assert list(rows["variant"]) == ["weak", "strong", "copy"]  # copy is of the other group
     text = read(rows)
     assert (
@@ -116,9 +116,9 @@ def test_the_reference_comes_first_and_the_others_by_group_in_the_order_of_the_s
 def test_a_difference_is_taken_over_the_folds_that_both_have_and_marked(judged):
     results, out = judged
     only_first = results[~((results["variant"] == "strong") & (results["fold"] == 1))]
-    rows = comparisons(only_first, out, ["bag_auroc"], "weak", n=50).set_index("variant")
+    rows = _comparisons(only_first, out, ["bag_auroc"], "weak", n=50).set_index("variant")
     first = results[results["fold"] == 0]
-    alone = comparisons(first, out, ["bag_auroc"], "weak", n=50).set_index("variant")
+    alone = _comparisons(first, out, ["bag_auroc"], "weak", n=50).set_index("variant")
     assert rows["difference"]["strong"] == alone["difference"]["strong"]
     assert rows["value"]["weak"] != alone["value"]["weak"]  # its own value still rests on both folds
     text = read(rows.reset_index())
@@ -127,19 +127,19 @@ def test_a_difference_is_taken_over_the_folds_that_both_have_and_marked(judged):
 
 
 def test_a_p_value_is_never_shown_as_zero():
-    assert [p_text(p) for p in (1e-9, 0.0009, 0.001, 0.02, 1.0, float("nan"))] == [
+    assert [_p_text(p) for p in (1e-9, 0.0009, 0.001, 0.02, 1.0, float("nan"))] == [
         "<0.001", "<0.001", "0.001", "0.020", "1.000", "–"]  # fmt: skip
 
 
 def test_the_least_p_that_the_resamples_can_show_is_told_as_the_table_writes_it(judged):
-    rows = comparisons(*judged, ["bag_auroc"], "weak", n=50)
+    rows = _comparisons(*judged, ["bag_auroc"], "weak", n=50)
     assert "the least p that 2000 resamples can show is 2/2001 = 0.0009995, written <0.001" in read(rows, 2000)
     assert "the least p that 1999 resamples can show is 2/2000 = 0.001\n" in read(rows, 1999)
-    assert p_text(2 / 2000) == "0.001"
+    assert _p_text(2 / 2000) == "0.001"
 
 
 def test_few_patients_are_mentioned_and_names_do_not_break_the_table(judged):
-    rows = comparisons(*judged, ["bag_auroc"], "weak", n=50)
+    rows = _comparisons(*judged, ["bag_auroc"], "weak", n=50)
     text = read(rows.assign(units=4, resampled="4 patients resampled", variant="a|b"))
     assert "too few for intervals and p values to be relied on: s · bag AUROC (4 patients resampled)\n" in text
     assert "| a\\|b |" in text
@@ -148,7 +148,7 @@ def test_few_patients_are_mentioned_and_names_do_not_break_the_table(judged):
 def test_one_fold_gives_the_numbers_of_evaluate(judged):
     results, out = judged
     first = results[results["fold"] == 0]
-    rows = comparisons(first, out, ["bag_auroc", "inst_auroc@positive_bags"], "weak", n=300)
+    rows = _comparisons(first, out, ["bag_auroc", "inst_auroc@positive_bags"], "weak", n=300)
     row = rows[(rows["metric"] == "bag_auroc") & (rows["variant"] == "strong")].iloc[0]
     found, alone = compare(cases(0, 3.0), cases(0, 0.0), n=300), bootstrap_ci(cases(0, 3.0), n=300)
     keys = ["value", "low", "high", "method"]
@@ -162,7 +162,7 @@ def test_one_fold_gives_the_numbers_of_evaluate(judged):
 def test_p_and_interval_of_a_mean_over_folds_never_contradict(tmp_path):
     gains = {"ref": 0.8, **{f"v{i}": 0.2 + 0.5 * i for i in range(4)}}
     makers = {v: lambda fold, v=v, g=g: cases(hash_of(v, fold), g, n=12) for v, g in gains.items()}
-    rows = comparisons(*saved(tmp_path, makers), ["bag_auroc", "bag_f1"], "ref", n=200)
+    rows = _comparisons(*saved(tmp_path, makers), ["bag_auroc", "bag_f1"], "ref", n=200)
     rows = rows[rows["p"].notna()]
     excluded = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
     assert ((rows["p"] < 0.05) == excluded).all()
@@ -185,7 +185,7 @@ def test_equal_models_whose_fold_means_are_rounded_otherwise_do_not_differ():
 
 def test_bags_are_cut_where_the_tables_cut_them(judged):
     results, out = judged
-    rows = comparisons(results.assign(threshold=-3.0), out, ["bag_f1"], "weak", n=20).set_index("variant")
+    rows = _comparisons(results.assign(threshold=-3.0), out, ["bag_f1"], "weak", n=20).set_index("variant")
     expected = np.mean([bootstrap_ci(cases(fold, 3.0), "bag_f1", n=10)["value"] for fold in range(2)])
     assert rows["value"]["strong"] == pytest.approx(expected)
 
@@ -193,7 +193,7 @@ def test_bags_are_cut_where_the_tables_cut_them(judged):
 def test_a_variant_without_threshold_has_no_value_and_the_others_are_compared(judged):
     results, out = judged
     blind = results.assign(threshold=np.where(results["run"] == "copy1", np.nan, 0.5))
-    rows = comparisons(blind, out, ["inst_f1", "bag_auroc"], "weak", n=50).set_index(["metric", "variant"])
+    rows = _comparisons(blind, out, ["inst_f1", "bag_auroc"], "weak", n=50).set_index(["metric", "variant"])
     assert np.isnan(rows["value"]["inst_f1", "copy"])
     assert np.isnan(rows["p"]["inst_f1", "copy"])
     assert rows["notes"]["inst_f1", "copy"] == "no value: 1 of 2 runs have no threshold from validation"
@@ -206,7 +206,7 @@ def test_a_variant_without_threshold_has_no_value_and_the_others_are_compared(ju
 
 def test_an_interval_that_says_nothing_is_marked_and_explained(tmp_path):
     rows, out = saved(tmp_path, {v: lambda fold, g=g: cases(fold, g, n=20) for v, g in (("perfect", 99), ("weak", 0))})
-    found = comparisons(rows, out, ["bag_auroc"], "weak", n=50)
+    found = _comparisons(rows, out, ["bag_auroc"], "weak", n=50)
     row = found.set_index("variant").loc["perfect"]
     assert row["method"] == "percentile"
     assert row["notes"] == "; ".join(bootstrap_ci(cases(0, 99, n=20), unit="bag", n=50)["notes"])
@@ -219,10 +219,10 @@ def test_an_interval_that_says_nothing_is_marked_and_explained(tmp_path):
 
 def test_who_was_resampled_stands_above_each_table(tmp_path, judged):
     metrics = ["bag_auroc", "inst_auroc@positive_bags"]
-    text = read(comparisons(*judged, metrics, "weak", n=20))
+    text = read(_comparisons(*judged, metrics, "weak", n=20))
     assert text.count("\n20 patients resampled.\n") == 2
     bare = {name: lambda fold, g=g: cases(fold, g, n=16, named=False) for name, g in (("a", 1.0), ("weak", 0.0))}
-    rows = comparisons(*saved(tmp_path, bare), metrics, "weak", n=20)
+    rows = _comparisons(*saved(tmp_path, bare), metrics, "weak", n=20)
     text = read(rows)
     assert "### s · bag AUROC\n\n16 cases resampled, patients unknown.\n" in text
     assert "### s · instance AUROC in positive bags\n\n8 cases resampled, patients unknown.\n" in text
@@ -232,7 +232,7 @@ def test_who_was_resampled_stands_above_each_table(tmp_path, judged):
 
 def test_fewer_runs_than_planned_are_marked_even_where_all_have_equally_few(judged):
     planned = {("s", name): 3 for name in ("strong", "weak", "copy")}
-    rows = comparisons(*judged, ["bag_auroc"], "weak", n=20, planned=planned)
+    rows = _comparisons(*judged, ["bag_auroc"], "weak", n=20, planned=planned)
     text = read(rows)
     assert text.count("‡") == 3 + 2 + 1  # values, differences, the note
     assert "s · weak (2 of 3)" in text
@@ -240,7 +240,7 @@ def test_fewer_runs_than_planned_are_marked_even_where_all_have_equally_few(judg
 
 def test_where_the_reference_lacks_a_fold_the_differences_are_marked(judged):
     results, out = judged
-    rows = comparisons(without(results, "weak", 1), out, ["bag_auroc"], "weak", n=20)
+    rows = _comparisons(without(results, "weak", 1), out, ["bag_auroc"], "weak", n=20)
     row = rows.set_index("variant").loc["strong"]
     assert (row["runs"], row["difference_runs"], row["planned"]) == (2, 1, 2)
     text = read(rows)
@@ -251,18 +251,18 @@ def test_where_the_reference_lacks_a_fold_the_differences_are_marked(judged):
 def test_variants_without_a_common_fold_are_not_compared_and_a_note_says_so(judged):
     results, out = judged
     apart = without(without(results, "strong", 0), "weak", 1)
-    rows = comparisons(apart, out, ["bag_auroc"], "weak", n=20).set_index("variant")
+    rows = _comparisons(apart, out, ["bag_auroc"], "weak", n=20).set_index("variant")
     assert np.isnan(rows["difference"]["strong"])
     assert "no fold in common" in rows["difference_notes"]["strong"]
     assert rows["difference"]["copy"] == 0
-    pairs = pair_differences(apart, out, ["bag_auroc"], {"strong": "weak", "copy": "weak"}, n=20)
-    assert "| strong | –‡ | weak | –‡ | –‡§ | – | – |" in pairs_markdown(pairs, "t", 20)
+    pairs = _pair_differences(apart, out, ["bag_auroc"], {"strong": "weak", "copy": "weak"}, n=20)
+    assert "| strong | –‡ | weak | –‡ | –‡§ | – | – |" in _pairs_markdown(pairs, "t", 20)
 
 
 def test_a_pair_is_tested_as_against_a_reference(judged):
     results, out = judged
-    pairs = pair_differences(results, out, ["bag_auroc"], {"strong": "weak"}, n=200)
-    whole = comparisons(results, out, ["bag_auroc"], "weak", n=200)
+    pairs = _pair_differences(results, out, ["bag_auroc"], {"strong": "weak"}, n=200)
+    whole = _comparisons(results, out, ["bag_auroc"], "weak", n=200)
     mine, same = pairs.iloc[0], whole[whole["variant"] == "strong"].iloc[0]
     assert len(pairs) == 1
     for key in ("value", "difference", "difference_low", "difference_high", "p"):
@@ -273,10 +273,10 @@ def test_a_pair_is_tested_as_against_a_reference(judged):
 
 def test_equal_partners_differ_by_nothing_and_a_pair_without_partner_is_left_out(judged):
     results, out = judged
-    pairs = pair_differences(results, out, ["bag_auroc"], {"copy": "weak", "strong": "missing"}, n=50)
+    pairs = _pair_differences(results, out, ["bag_auroc"], {"copy": "weak", "strong": "missing"}, n=50)
     assert list(pairs["variant"]) == ["copy"]
     assert pairs["difference"].tolist() == [0.0]
-    page = pairs_markdown(pairs, "Each beside its partner", 50)
+    page = _pairs_markdown(pairs, "Each beside its partner", 50)
     assert "| copy | 0." in page
     assert "| weak | 0." in page
     assert "strong" not in page
@@ -284,21 +284,21 @@ def test_equal_partners_differ_by_nothing_and_a_pair_without_partner_is_left_out
 
 def test_both_values_of_a_pair_are_over_the_folds_that_both_have(judged):
     results, out = judged
-    pairs = pair_differences(without(results, "weak", 1), out, ["bag_auroc"], {"strong": "weak", "copy": "weak"}, n=50)
-    first = pair_differences(results[results["fold"] == 0], out, ["bag_auroc"], {"strong": "weak"}, n=50).iloc[0]
+    pairs = _pair_differences(without(results, "weak", 1), out, ["bag_auroc"], {"strong": "weak", "copy": "weak"}, n=50)
+    first = _pair_differences(results[results["fold"] == 0], out, ["bag_auroc"], {"strong": "weak"}, n=50).iloc[0]
     row = pairs.set_index("variant").loc["strong"]
     for key in ("value", "reference_value", "difference", "difference_low", "p"):
         assert row[key] == first[key]
     assert row["difference"] == pytest.approx(row["value"] - row["reference_value"])
     assert (row["runs"], row["planned"]) == (1, 2)
-    page = pairs_markdown(pairs, "Each beside its partner", 50)
+    page = _pairs_markdown(pairs, "Each beside its partner", 50)
     assert f"| strong | {row['value']:.3f}‡ | weak | {row['reference_value']:.3f}‡ | {row['difference']:+.3f} " in page
     assert "fewer runs than planned; a difference is taken over the folds both have: s · strong (1 of 2)" in page
 
 
 def test_p_by_holm_is_bold_below_five_percent_only(judged):
     results, out = judged
-    pairs = pair_differences(results, out, ["bag_auroc"], {"strong": "weak", "copy": "weak"}, n=50)
-    page = pairs_markdown(pairs.assign(p_holm=[0.049, 0.051]), "Pairs", 50)
+    pairs = _pair_differences(results, out, ["bag_auroc"], {"strong": "weak", "copy": "weak"}, n=50)
+    page = _pairs_markdown(pairs.assign(p_holm=[0.049, 0.051]), "Pairs", 50)
     assert "| **0.049** |" in page
     assert "| 0.051 |" in page

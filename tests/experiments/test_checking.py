@@ -4,6 +4,7 @@ import pytest
 from support.studies import tiny_study, variant
 
 from smmil.errors import ConfigError
+from smmil.experiments import grid
 from smmil.experiments.grid import check_models
 from smmil.experiments.runner import run_study
 
@@ -39,11 +40,9 @@ def test_of_code_from_elsewhere_only_names_are_checked():
 
 
 def test_the_same_model_is_built_once(monkeypatch):
-    import smmil.models
-
     built = []
-    real = smmil.models.create_model
-    monkeypatch.setattr(smmil.models, "create_model", lambda *a, **k: (built.append(a), real(*a, **k))[1])
+    real = grid.create_model
+    monkeypatch.setattr(grid, "create_model", lambda *a, **k: (built.append(a), real(*a, **k))[1])
     study = tiny_study(variants=[variant("A", options={"dim": 11}), variant("B", options={"dim": 11})])
     check_models(study, "s")
     check_models(study, "s")

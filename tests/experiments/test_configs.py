@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from smmil.experiments.figures import write_figures
-from smmil.experiments.grid import make_grid, toy_study
+from smmil.experiments.grid import _make_grid, toy_study
 from smmil.experiments.paper import PAPER_TABLES, paper_table
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import load_study
@@ -26,7 +26,7 @@ def test_every_study_becomes_a_toy_grid_with_models_that_exist(path, tmp_path):
     from smmil.models import create_model
 
     study = toy_study(load_study(path))
-    grid = make_grid(study, tmp_path)
+    grid = _make_grid(study, tmp_path)
     assert len(grid.runs) == len(study.datasets) * len(study.variants) * len(study.seeds) * 2
     for variant in study.variants:
         create_model(variant.model, 6, **variant.options)

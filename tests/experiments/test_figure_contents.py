@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from support.studies import results_for, tiny_set, tiny_study, variant
 
-from smmil.experiments import plots
+from smmil.experiments import figures
 from smmil.experiments.figures import _make_figure
 from smmil.experiments.study import FigureSpec
 from smmil.prediction import Prediction
@@ -14,7 +14,7 @@ from smmil.prediction import Prediction
 def test_a_sweep_drops_no_variant(tmp_path, monkeypatch):
     """Two variants of one value cannot come from a file of a study; if they come, both are drawn."""
     drawn = []
-    monkeypatch.setattr(plots, "curves", lambda *given: drawn.append(given) or [])
+    monkeypatch.setattr(figures, "_draw_curves", lambda *given: drawn.append(given) or [])
     both = [variant(name, setting={"steps": 1}) for name in ("A", "B")]
     figure = FigureSpec(name="steps", kind="sweep", setting="steps", metrics=["inst_auroc"])
     study = tiny_study(variants=both)
@@ -25,7 +25,7 @@ def test_a_sweep_drops_no_variant(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("values", "told"), [([0.5], ""), ([np.nan], "\nUndefined: instance AUROC at steps 1")])
 def test_a_sweep_names_the_points_it_cannot_draw(values, told, tmp_path, monkeypatch):
     titles = []
-    monkeypatch.setattr(plots, "curves", lambda lines, path, option, title, learned: titles.append(title) or [])
+    monkeypatch.setattr(figures, "_draw_curves", lambda lines, path, option, title, learned: titles.append(title) or [])
     figure = FigureSpec(name="steps", kind="sweep", setting="steps", metrics=["inst_auroc"], title="T")
     study = tiny_study(variants=[variant("A", setting={"steps": 1}), variant("B", setting={"steps": 2})])
     _make_figure(study, figure, results_for({"A": values, "B": [0.9]}), tmp_path, tmp_path)
@@ -34,7 +34,7 @@ def test_a_sweep_names_the_points_it_cannot_draw(values, told, tmp_path, monkeyp
 
 def test_difficulty_finds_its_sets_by_their_own_name_and_names_the_option(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("smmil.experiments.figures.by_difficulty", lambda *given: drawn.append(given) or [])
+    monkeypatch.setattr("smmil.experiments.figures._draw_difficulty", lambda *given: drawn.append(given) or [])
     spec = tiny_set().synthetic
     sets = [
         tiny_set(f"d {d}", dataset="synthetic", extractor=str(d),
@@ -62,9 +62,9 @@ def test_differences_of_some_variants_are_corrected_like_those_of_all_and_say_wh
         rows = [{"set": "s", "metric": "inst_auroc", "variant": v, "value": 0.5, "difference": 0.1} for v in "BCD"]
         return pd.DataFrame(rows)
 
-    name = "comparisons" if kind == "differences" else "pair_differences"
+    name = "_comparisons" if kind == "differences" else "_pair_differences"
     monkeypatch.setattr(f"smmil.experiments.figures.{name}", compared)
-    monkeypatch.setattr("smmil.experiments.figures.differences", lambda *given: drawn.append(given) or [])
+    monkeypatch.setattr("smmil.experiments.figures._draw_differences", lambda *given: drawn.append(given) or [])
     figure = FigureSpec(name="f", kind=kind, variants=["B", "C"])
     study = tiny_study(
         variants=[variant(n) for n in "ABCD"], reference="A", pairs=dict.fromkeys("BCD", "A"), figures=[figure]
@@ -86,12 +86,12 @@ def test_differences_of_some_variants_are_corrected_like_those_of_all_and_say_wh
 def test_neighbouring_pairs_are_counted_over_all_cases(monkeypatch, tmp_path):
     """One case with 1 of 1 pair alike, one with 0 of 3: a quarter of the pairs, although the mean of shares is half."""
     drawn = []
-    monkeypatch.setattr("smmil.experiments.figures.examples", lambda *given: drawn.append(given) or [])
+    monkeypatch.setattr("smmil.experiments.figures._draw_examples", lambda *given: drawn.append(given) or [])
     cases = [
         Prediction("a", [0.5], [0.0, 0.0], y=1, y_inst=[1, 1], edges=np.array([[0], [1]])),
         Prediction("b", [0.5], [0.0] * 4, y=1, y_inst=[1, 0, 1, 0], edges=np.array([[0, 1, 2], [1, 2, 3]])),
     ]
-    monkeypatch.setattr("smmil.experiments.figures.first_predictions", lambda *_: {"A": cases})
+    monkeypatch.setattr("smmil.experiments.figures._first_predictions", lambda *_: {"A": cases})
     figure = FigureSpec(name="e", kind="examples", cases=2)
     _make_figure(tiny_study(), figure, results_for({"A": [0.5]}), tmp_path, tmp_path)
     assert drawn[0][1] == [1.0, 0.0]

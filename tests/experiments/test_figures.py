@@ -6,7 +6,7 @@ import pytest
 from support.studies import copied, results_for, tiny_study, variant
 
 from smmil.errors import DataError
-from smmil.experiments import plots
+from smmil.experiments import figures, plots
 from smmil.experiments.figures import _make_figure, write_figures
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import FigureSpec, TableSpec
@@ -44,7 +44,7 @@ def test_ranks_are_drawn_for_groups_of_three_and_more(tmp_path):
 
 def test_ranks_of_the_figure_are_those_of_the_tables(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("smmil.experiments.figures.rank_figure", lambda v, path, *told: drawn.append(v) or [path])
+    monkeypatch.setattr("smmil.experiments.figures._draw_ranks", lambda v, path, *told: drawn.append(v) or [path])
     results = results_for({"A": [0.90004], "B": [0.9], "C": [0.7]}, metrics=("inst_auroc", "bag_auroc"))
     figure = FigureSpec(name="ranks", kind="critical_difference")
     study = tiny_study(variants=[variant(name) for name in "ABC"], figures=[figure])
@@ -57,7 +57,7 @@ def test_few_data_sets_are_a_warning_in_the_figure_and_in_the_text_beside_it(tmp
     monkeypatch.setattr(plots, "_write_both", lambda figure, path: drawn.append(figure) or [path])
     columns = pd.MultiIndex.from_product([["one", "two"], ["r"], ["inst_auroc", "bag_auroc"]])
     values = pd.DataFrame(np.arange(12).reshape(3, 4) / 20, index=list("abc"), columns=columns)
-    plots.rank_figure(values, tmp_path / "ranks", "Preliminary: Mean ranks")
+    plots._draw_ranks(values, tmp_path / "ranks", "Preliminary: Mean ranks")
     figure, text = drawn[0], (tmp_path / "ranks.txt").read_text()
     for told in (" ".join(figure.get_supxlabel().split()), text):
         assert "Caution: 4 columns of 2 data sets" in told
@@ -76,7 +76,7 @@ def test_one_data_set_is_named_as_such_and_ten_are_enough():
 
 def test_a_smaller_error_ranks_higher_in_the_figure(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("smmil.experiments.figures.rank_figure", lambda v, path, *told: drawn.append(v) or [path])
+    monkeypatch.setattr("smmil.experiments.figures._draw_ranks", lambda v, path, *told: drawn.append(v) or [path])
     results = results_for({"A": [0.1], "B": [0.2], "C": [0.3]}, metrics=("bag_brier", "bag_auroc"))
     figure = FigureSpec(name="ranks", kind="critical_difference", metrics=["bag_brier", "bag_auroc"])
     _make_figure(
@@ -122,7 +122,7 @@ def test_a_figure_that_cannot_be_drawn_is_named_and_the_others_are_drawn(finishe
 
 def test_a_sweep_puts_the_learned_value_where_it_ended(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plots, "curves", lambda *given: drawn.append(given) or [])
+    monkeypatch.setattr(figures, "_draw_curves", lambda *given: drawn.append(given) or [])
     swept = [
         variant(f"α={a}", "sm_ap", options={"dim": 6, "att_dim": 3, "alpha": a}, setting={"alpha": a})
         for a in (0.0, 0.9, "learned")
@@ -141,7 +141,7 @@ def test_a_sweep_puts_the_learned_value_where_it_ended(tmp_path, monkeypatch):
 
 def test_curves_with_words_and_numbers_are_drawn(tmp_path):
     points = [(0, 0.5, 0.1), (10, 0.7, float("nan")), ("exact", 0.8, 0.1), (True, 0.6, 0.0)]
-    paths = plots.curves({"inst_auroc": points, "bag_auroc": points[2:]}, tmp_path / "curve", "steps", "T")
+    paths = plots._draw_curves({"inst_auroc": points, "bag_auroc": points[2:]}, tmp_path / "curve", "steps", "T")
     assert all(path.stat().st_size > 1000 for path in paths)
     assert "Date" not in paths[1].read_text()
 
@@ -157,8 +157,8 @@ def figures_drawn(monkeypatch):
 def test_wide_ranges_are_drawn_by_logarithm_and_said_to_be_and_words_get_a_tick(tmp_path, figures_drawn):
     steps = [(0, 0.5, 0.1), (1, 0.6, 0.1), (20, 0.7, 0.1), ("exact", 0.8, 0.1)]
     alphas = [(0.1, 0.5, 0.1), (0.9, 0.6, 0.1), ("learned", 0.7, 0.1)]
-    plots.curves({"inst_auroc": steps}, tmp_path / "a", "steps", "T")
-    plots.curves({"inst_auroc": alphas}, tmp_path / "b", "alpha", "A", 0.5)
+    plots._draw_curves({"inst_auroc": steps}, tmp_path / "a", "steps", "T")
+    plots._draw_curves({"inst_auroc": alphas}, tmp_path / "b", "alpha", "A", 0.5)
     by_steps, by_alpha = (figure.axes[0] for figure in figures_drawn)
     assert [t.get_text() for t in by_steps.get_xticklabels()] == ["0", "1", "20", "exact"]
     assert list(by_steps.get_xticks()[:3]) == pytest.approx(np.log1p([0, 1, 20]))

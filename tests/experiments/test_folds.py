@@ -8,7 +8,7 @@ from support.studies import manifest_study, tiny_set, tiny_study
 from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
 from smmil.errors import ConfigError, DataError
-from smmil.experiments.grid import make_grid
+from smmil.experiments.grid import _make_grid
 from smmil.experiments.study import Dataset
 from smmil.synthetic import synthetic_slides, write_synthetic
 
@@ -30,7 +30,7 @@ def set_of(bags, **changes):
 
 
 def grid_for(dataset, out, folds=None):
-    return make_grid(tiny_study(datasets=[dataset], folds=folds, learning_rates=[1e-2]), out)
+    return _make_grid(tiny_study(datasets=[dataset], folds=folds, learning_rates=[1e-2]), out)
 
 
 def folds_of(grid):
@@ -53,7 +53,7 @@ def marked(bags, splits):
 
 def test_a_fold_that_was_asked_for_must_exist(bags, tmp_path):
     with pytest.raises(ConfigError, match=r"data set 'tiny': fold 7 was asked for, but it has 2 splits, folds 0 to 1"):
-        make_grid(manifest_study(bags, folds=[0, 7]), tmp_path)
+        _make_grid(manifest_study(bags, folds=[0, 7]), tmp_path)
 
 
 def test_a_manifest_that_marks_every_row_has_one_fold_and_that_is_said(bags, splits, tmp_path):
@@ -100,7 +100,7 @@ def test_a_patient_in_two_parts_of_a_file_of_splits_is_found_before_training(bag
 
 def test_splits_that_cannot_be_drawn_are_told_with_the_name_of_the_set(tmp_path):
     with pytest.raises(DataError, match=r"data set 'tiny': .*too few patients"):
-        make_grid(tiny_study(datasets=[tiny_set(folds=9)], folds=[0]), tmp_path)
+        _make_grid(tiny_study(datasets=[tiny_set(folds=9)], folds=[0]), tmp_path)
 
 
 def test_looking_at_the_splits_does_not_rename_a_run(bags, splits, tmp_path):

@@ -30,7 +30,7 @@ def drawn(monkeypatch, call):
 
 def test_whiskers_end_at_the_interval_and_only_real_differences_are_filled(monkeypatch, tmp_path):
     table = rows(("A", 0.2, 0.1, 0.3, 0.01), ("B", -0.1, -0.2, 0.1, 0.4))
-    (ax,) = drawn(monkeypatch, lambda: plots.differences(table, tmp_path / "f", "t"))
+    (ax,) = drawn(monkeypatch, lambda: plots._draw_differences(table, tmp_path / "f", "t"))
     lines = [line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_xdata()[0] != line.get_xdata()[1]]
     assert [list(line.get_xdata()) for line in lines] == [[0.1, 0.3], [-0.2, 0.1]]
     assert [list(line.get_ydata()) for line in lines] == [[0, 0], [1, 1]]
@@ -46,13 +46,13 @@ def test_whiskers_end_at_the_interval_and_only_real_differences_are_filled(monke
 def test_variants_with_partners_of_their_own_name_both(monkeypatch, tmp_path):
     table = rows(("SmX", 0.2, 0.1, 0.3, 0.01), ("SmY", 0.1, 0.0, 0.2, 0.01))
     table["reference"] = ["X", "Y"]
-    (ax,) = drawn(monkeypatch, lambda: plots.differences(table, tmp_path / "f", "t"))
+    (ax,) = drawn(monkeypatch, lambda: plots._draw_differences(table, tmp_path / "f", "t"))
     assert [label.get_text() for label in ax.get_yticklabels()] == ["SmX − X", "SmY − Y"]
 
 
 def test_lines_by_difficulty_go_from_small_to_large_values(monkeypatch, tmp_path):
     lines = {"inst_auroc": {"ABMIL": [(1.0, 0.9, 0.01), (0.5, 0.6, 0.02)], "SmAP": [(0.5, 0.7, 0.0)]}}
-    (ax,) = drawn(monkeypatch, lambda: plots.by_difficulty(lines, tmp_path / "f", "contrast", "t"))
+    (ax,) = drawn(monkeypatch, lambda: plots._draw_difficulty(lines, tmp_path / "f", "contrast", "t"))
     curves = [container.lines[0] for container in ax.containers]
     assert [list(curve.get_xdata()) for curve in curves] == [[0.5, 1.0], [0.5]]
     assert [list(curve.get_ydata()) for curve in curves] == [[0.6, 0.9], [0.7]]
@@ -80,7 +80,7 @@ def test_a_study_draws_difficulty_once_and_differences_for_every_set(harder, mon
     study, out = harder
     monkeypatch.setattr(figures, "RESAMPLES", 50)
     told = {}
-    monkeypatch.setattr(figures, "by_difficulty", lambda lines, path, *words: told.update(lines) or [path])
+    monkeypatch.setattr(figures, "_draw_difficulty", lambda lines, path, *words: told.update(lines) or [path])
     paths, failed = write_figures(study, out)
     assert failed == {}
     assert sorted(p.name for p in paths if p.suffix != ".svg") == [

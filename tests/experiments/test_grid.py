@@ -7,7 +7,7 @@ import pytest
 from support.studies import manifest_study, tiny_set, tiny_study, variant
 
 from smmil.errors import ConfigError
-from smmil.experiments.grid import make_grid
+from smmil.experiments.grid import _make_grid
 from smmil.experiments.study import Synthetic, _protocol, load_study
 from smmil.synthetic import synthetic_slides, write_synthetic
 
@@ -19,7 +19,7 @@ def bags(tmp_path_factory):
 
 
 def keys(study, out, **options):
-    return [run.key for run in make_grid(study, out, **options).runs]
+    return [run.key for run in _make_grid(study, out, **options).runs]
 
 
 def write_study(path, text):
@@ -28,7 +28,7 @@ def write_study(path, text):
 
 
 def test_every_combination_is_one_run_with_a_readable_name(tmp_path):
-    grid = make_grid(tiny_study(seeds=[0, 7]), tmp_path)
+    grid = _make_grid(tiny_study(seeds=[0, 7]), tmp_path)
     assert len(grid.runs) == len({r.key for r in grid.runs}) == 2 * 2 * 2 * 2  # variants, rates, seeds, folds
     assert grid.runs[0].label == "tiny · ABMIL · lr 0.01 · seed 0 · fold 0"
 
@@ -74,17 +74,17 @@ def test_what_does_not_decide_the_result_is_not_part_of_the_name(tmp_path):
 
 def test_the_same_run_under_two_names_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"ABMIL .* and .*Twin .* are the same run"):
-        make_grid(tiny_study(variants=[variant("ABMIL"), variant("Twin")]), tmp_path)
+        _make_grid(tiny_study(variants=[variant("ABMIL"), variant("Twin")]), tmp_path)
 
 
 def test_data_sets_without_data_are_left_out_and_said_to_be(tmp_path, monkeypatch):
     monkeypatch.delenv("NOWHERE", raising=False)
     absent = tiny_set("absent", synthetic=None, missing="NOWHERE")
-    grid = make_grid(tiny_study(datasets=[tiny_set(), absent]), tmp_path)
+    grid = _make_grid(tiny_study(datasets=[tiny_set(), absent]), tmp_path)
     assert {run.facts["set"] for run in grid.runs} == {"tiny"}
     assert grid.left_out == ["absent: left out, no data; give --data NOWHERE=manifest.csv"]
     with pytest.raises(ConfigError, match="no data set to train on"):
-        make_grid(tiny_study(datasets=[absent]), tmp_path)
+        _make_grid(tiny_study(datasets=[absent]), tmp_path)
 
 
 def test_a_variable_is_filled_in_from_the_command_or_the_environment(tmp_path, monkeypatch):
@@ -106,7 +106,7 @@ def test_settings_go_from_the_general_to_the_special(tmp_path):
         datasets=[tiny_set(training={"batch_size": 8}, training_of={"global": {"batch_size": 2}, "B": {"epochs": 9}})],
         variants=[variant("A"), variant("B", "sm_ap"), variant("C", "max_pool", options={}, group="global")],
     )
-    found = {run.facts["variant"]: run.config.training for run in make_grid(study, tmp_path).runs}
+    found = {run.facts["variant"]: run.config.training for run in _make_grid(study, tmp_path).runs}
     assert [(found[v].batch_size, found[v].epochs, found[v].threads) for v in "ABC"] == [
         (8, 2, 1),
         (8, 9, 1),
@@ -120,7 +120,7 @@ def test_the_protocol_has_the_batch_sizes_of_the_paper(tmp_path):
     small = {"missing": None, "folds": 2, "val_share": 0.5}
     tiny = [{"synthetic": Synthetic(kind="slides", bags=8, seed=seed), **small} for seed in range(3)]
     sets = [d.model_copy(update=there) for d, there in zip(study.datasets, tiny, strict=True)]
-    runs = make_grid(study.model_copy(update={"datasets": sets, "folds": [0]}), tmp_path).runs
+    runs = _make_grid(study.model_copy(update={"datasets": sets, "folds": [0]}), tmp_path).runs
     size = {(r.facts["set"], r.facts["variant"]): r.config.training.batch_size for r in runs}
     assert [size[s, v] for s in ("RSNA", "PANDA", "CAMELYON16") for v in ("ABMIL", "TransMIL", "SETMIL")] == [
         *(32, 32, 32), *(32, 32, 1), *(4, 1, 1)]  # fmt: skip
@@ -170,5 +170,5 @@ def test_every_model_of_the_protocol_can_be_made():
 
 def test_the_folder_of_the_study_is_only_read(bags, tmp_path):
     before = sorted(p.stat().st_mtime_ns for p in Path(bags).parent.rglob("*"))
-    make_grid(manifest_study(bags), tmp_path)
+    _make_grid(manifest_study(bags), tmp_path)
     assert before == sorted(p.stat().st_mtime_ns for p in Path(bags).parent.rglob("*"))

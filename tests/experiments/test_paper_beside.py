@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 from support.studies import feature_tables, long_rows
 
-from smmil.experiments.paper import MIXED, cell_notes, paper_table
-from smmil.experiments.ranking import AS_PAPER, FLAGGED, comparable_ranks, rank_rows, with_paper
+from smmil.experiments.paper import MIXED, _cell_notes, paper_table
+from smmil.experiments.ranking import AS_PAPER, FLAGGED, _comparable_ranks, _rank_rows, _with_paper
 
 FACTS = {"family": "local", "n": 5, "fewer": False, "state": ""}
 
@@ -19,9 +19,9 @@ def as_ours(table):
 
 def beside(rows, name="table_localization", rank_by="all", mixed=None):
     """All ranks with the paper's beside, and the notes."""
-    further, unlike, notes = comparable_ranks(rows, name, rank_by, mixed or {})
-    ranks = pd.concat([rank_rows(rows, rank_by, mixed)[0], further], ignore_index=True)
-    return with_paper(ranks, name, unlike), notes
+    further, unlike, notes = _comparable_ranks(rows, name, rank_by, mixed or {})
+    ranks = pd.concat([_rank_rows(rows, rank_by, mixed)[0], further], ignore_index=True)
+    return _with_paper(ranks, name, unlike), notes
 
 
 @pytest.fixture
@@ -83,15 +83,15 @@ def test_a_table_of_the_paper_without_ranks_asks_for_no_comparison():
 
 
 def test_a_number_of_the_paper_that_is_in_doubt_is_not_judged():
-    rows = with_paper(long_rows({"DTFD-MIL": 0.884}), "table_localization")  # printed as 0.884 and as 0.984
+    rows = _with_paper(long_rows({"DTFD-MIL": 0.884}), "table_localization")  # printed as 0.884 and as 0.984
     assert rows["within_std"][0] == FLAGGED
     assert rows["difference"][0] == 0
-    rows = with_paper(long_rows({"SmDTFD-MIL": 0.9}), "table_sm_on_others")  # its ±0.183 cannot be
+    rows = _with_paper(long_rows({"SmDTFD-MIL": 0.9}), "table_sm_on_others")  # its ±0.183 cannot be
     assert (rows["paper_std"][0], rows["within_std"][0]) == (0.183, FLAGGED)
 
 
 def test_every_number_of_a_failed_training_of_the_paper_is_in_doubt():
-    notes = cell_notes()
+    notes = _cell_notes()
     for data, extractor, model in (
         ("RSNA", "ResNet18", "CLAM"),
         ("CAMELYON16", "ResNet50", "IIB-MIL"),
@@ -103,5 +103,5 @@ def test_every_number_of_a_failed_training_of_the_paper_is_in_doubt():
 
 
 def test_without_a_number_of_ours_the_papers_is_shown_and_not_judged():
-    rows = with_paper(long_rows({"CLAM": math.nan}, dataset="PANDA", extractor="ResNet18"), "table_localization")
+    rows = _with_paper(long_rows({"CLAM": math.nan}, dataset="PANDA", extractor="ResNet18"), "table_localization")
     assert (rows["paper_mean"][0], rows["within_std"][0]) == (0.727, "")

@@ -22,8 +22,8 @@ from support.studies import (
 from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
 from smmil.errors import ConfigError
-from smmil.experiments.results import choose_learning_rates
-from smmil.experiments.run import RunJob, exclusive_lock, perform
+from smmil.experiments.results import _choose_learning_rates
+from smmil.experiments.run import _exclusive_lock, _perform, _RunJob
 from smmil.experiments.runner import run_states, run_study
 from smmil.files import replacing
 from smmil.synthetic import synthetic_slides, write_synthetic
@@ -43,7 +43,7 @@ def test_a_run_that_somebody_else_finished_meanwhile_is_left_alone(finished_stud
     one = grid_of(tiny_study(), finished_study).runs[0]
     folder = finished_study / "runs" / one.key
     before = (folder / "result.json").stat().st_mtime_ns
-    assert perform(RunJob(str(folder), one.label, one.config)) == "already"
+    assert _perform(_RunJob(str(folder), one.label, one.config)) == "already"
     assert (trainings, (folder / "result.json").stat().st_mtime_ns) == ([], before)
 
 
@@ -98,7 +98,7 @@ def test_states_before_and_while_running(tmp_path):
     key = sorted(r.key for r in grid_of(study, tmp_path).runs)[0]
     folder = tmp_path / "runs" / key
     folder.mkdir(parents=True)
-    with exclusive_lock(folder / "lock", wait=False) as mine:
+    with _exclusive_lock(folder / "lock", wait=False) as mine:
         assert mine
         assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 1, 0, 1]
     assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 0, 0, 2]
@@ -175,7 +175,7 @@ def test_labels_of_test_cases_change_neither_weights_nor_rates_nor_thresholds(ba
     one, two = found
     for column in ("weights", "threshold", "epoch", "val_auroc", "val_loss"):
         assert list(one[column]) == list(two[column])
-    assert choose_learning_rates(one) == choose_learning_rates(two)
+    assert _choose_learning_rates(one) == _choose_learning_rates(two)
     assert list(one["bag_auroc"]) == pytest.approx(list(1 - two["bag_auroc"]))
 
 

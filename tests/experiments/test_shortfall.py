@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from support.studies import copied, grid_of, results_for, table_study, tiny_study, variant
 
-from smmil.experiments.results import missing_run_notes
+from smmil.experiments.results import _missing_run_notes
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import TableSpec
 from smmil.experiments.tables import _make_table, write_tables
@@ -109,7 +109,7 @@ def test_without_a_plan_rates_that_lack_folds_are_seen_too():
 
 def test_a_rate_chosen_among_all_is_not_marked():
     results, plan = two_rates([0.6] * 5, 0.99, 5)
-    assert missing_run_notes(results, plan) == []
+    assert _missing_run_notes(results, plan) == []
     assert "‡" not in _markdown(_make_table(table_study(["A", "B"]), TABLE, results, plan))
 
 

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 from support.studies import feature_tables, long_rows
 
-from smmil.experiments.paper import _largest_std, cell_notes, paper_table
-from smmil.experiments.ranking import rank_rows, rank_values, with_paper
+from smmil.experiments.paper import _cell_notes, _largest_std, paper_table
+from smmil.experiments.ranking import _rank_rows, _rank_values, _with_paper
 from smmil.experiments.tables import _with_best_marked
 
 
@@ -15,7 +15,7 @@ from smmil.experiments.tables import _with_best_marked
 def test_ranks_of_the_papers_main_tables_follow_from_its_numbers(name):
     table = paper_table(name)
     printed = table[table["dataset"] == "ALL"].set_index("model")
-    ranks, missing = rank_rows(table[table["dataset"] != "ALL"])
+    ranks, missing = _rank_rows(table[table["dataset"] != "ALL"])
     assert (len(ranks), missing) == (10, [])
     for row in ranks.itertuples():
         assert (round(row.mean, 3), round(row.std, 3)) == (printed["mean"][row.model], printed["std"][row.model])
@@ -26,7 +26,7 @@ def test_instance_ranks_of_table_6_follow_when_resnet50_is_mixed_as_the_paper_di
     printed = paper_table("feat_ext_ranks").set_index(["extractor", "model", "metric"])
     gaps = {}
     for mixed in ({}, {"ResNet50": ["ResNet50-BT"]}):
-        ranks, _ = rank_rows(feature_tables(), "extractor", mixed)
+        ranks, _ = _rank_rows(feature_tables(), "extractor", mixed)
         mine = ranks[(ranks["extractor"] == "ResNet50") & (ranks["metric"] == "inst_rank")]
         gaps[len(mixed)] = [abs(r.mean - printed["mean"][r.extractor, r.model, r.metric]) for r in mine.itertuples()]
     assert len(gaps[1]) == 13
@@ -36,14 +36,14 @@ def test_instance_ranks_of_table_6_follow_when_resnet50_is_mixed_as_the_paper_di
 
 def test_a_model_that_lacks_a_column_is_not_ranked_and_said_not_to_be():
     rows = pd.concat([long_rows({"A": 0.9, "B": 0.8, "C": 0.7}), long_rows({"A": 0.9, "C": 0.7}, metric="inst_f1")])
-    ranks, notes = rank_rows(rows)
+    ranks, notes = _rank_rows(rows)
     assert dict(zip(ranks["model"], ranks["state"], strict=True)) == {"A": "", "C": "", "B": "not ranked"}
     assert math.isnan(ranks.set_index("model")["mean"]["B"])
     assert notes == ["not ranked (no_global), some results are missing: B"]
 
 
 def test_a_model_alone_in_its_group_has_no_rank():
-    ranks, notes = rank_rows(pd.concat([long_rows({"A": 0.9, "B": 0.8}), long_rows({"E": 0.5}, group="global")]))
+    ranks, notes = _rank_rows(pd.concat([long_rows({"A": 0.9, "B": 0.8}), long_rows({"E": 0.5}, group="global")]))
     found = ranks.set_index("model")
     assert list(found["mean"][["A", "B"]]) == [1, 2]
     assert math.isnan(found["mean"]["E"])
@@ -53,7 +53,7 @@ def test_a_model_alone_in_its_group_has_no_rank():
 
 def test_the_values_behind_ranks_are_rounded_signed_and_without_energies():
     parts = [long_rows({"A": 0.90004, "B": 0.1}, metric=m) for m in ("inst_auroc", "bag_brier", "energy_mean")]
-    values = rank_values(pd.concat([*parts, long_rows({"C": 0.2}, metric="bag_brier")]))
+    values = _rank_values(pd.concat([*parts, long_rows({"C": 0.2}, metric="bag_brier")]))
     assert {column[2]: list(values[column]) for column in values.columns}["bag_brier"] == [-0.9, -0.1, -0.2]
     assert sorted(column[2] for column in values.columns) == ["bag_brier", "inst_auroc"]
     assert list(values.dropna().index) == ["A", "B"]
@@ -61,12 +61,12 @@ def test_the_values_behind_ranks_are_rounded_signed_and_without_energies():
 
 def test_froc_counts_among_the_ranks_of_instances():
     rows = pd.concat([long_rows({"A": 0.9, "B": 0.8}), long_rows({"A": 0.1, "B": 0.2}, metric="froc")])
-    ranks, _ = rank_rows(rows)
+    ranks, _ = _rank_rows(rows)
     assert list(zip(ranks["metric"], ranks["mean"], strict=True)) == [("inst_rank", 1.5), ("inst_rank", 1.5)]
 
 
 def ranks_of(rows):
-    return {row.model: row.mean for row in rank_rows(rows)[0].itertuples()}
+    return {row.model: row.mean for row in _rank_rows(rows)[0].itertuples()}
 
 
 def test_equal_prints_share_a_rank_lower_losses_rank_higher_and_energies_do_not_count():
@@ -91,7 +91,7 @@ def test_a_lower_rank_is_better_and_no_energy_is_best():
 
 def test_the_papers_number_stands_beside_ours_with_the_difference_and_a_verdict():
     panda = {"dataset": "PANDA", "extractor": "ResNet18"}
-    rows = with_paper(long_rows({"CLAM": 0.75, "SmAP": 0.98, "Mine": 0.7}, **panda), "table_localization")
+    rows = _with_paper(long_rows({"CLAM": 0.75, "SmAP": 0.98, "Mine": 0.7}, **panda), "table_localization")
     clam, smap, mine = rows.itertuples()
     assert (clam.paper_mean, clam.paper_std) == (0.727, 0.046)
     assert clam.difference == pytest.approx(0.023)
@@ -105,12 +105,12 @@ def test_where_the_paper_prints_no_deviation_ours_decides():
     near, far = 0.799 + 0.009, 0.799 + 0.011
     for value, verdict in ((near, "yes"), (far, "no")):
         panda = long_rows({"SmAP-early": value}, std=0.01, dataset="PANDA", extractor="ResNet18")
-        rows = with_paper(panda, "table_ablation")
+        rows = _with_paper(panda, "table_ablation")
         assert rows["within_std"][0] == verdict
 
 
 def test_energies_stand_beside_the_papers_under_our_name():
-    rows = with_paper(long_rows({"ABMIL": 0.4}, metric="energy_rayleigh"), "table_ablation")
+    rows = _with_paper(long_rows({"ABMIL": 0.4}, metric="energy_rayleigh"), "table_ablation")
     assert rows["paper_mean"][0] == 0.419
 
 
@@ -122,7 +122,7 @@ def test_the_largest_possible_deviation_of_five_numbers(mean, largest):
 
 
 def test_the_papers_known_contradictions_are_found():
-    notes = cell_notes()
+    notes = _cell_notes()
     cam = ("CAMELYON16", "ResNet50-BT")
     assert "0.884 (table 1, 7) and 0.984 (table 4)" in notes[(*cam, "DTFD-MIL", "inst_auroc")][0]
     assert "0.965 (table 5) and 0.976 (table 2, 3, 9)" in notes[(*cam, "SmAP", "bag_auroc")][0]

@@ -81,9 +81,9 @@ def test_a_result_that_may_not_be_read_is_not_done(finished_study, tmp_path, mon
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
-    assert run.finished(folder) is not None
+    assert run._finished(folder) is not None
     monkeypatch.setattr(Path, "read_bytes", refused)
-    assert run.finished(folder) is None
+    assert run._finished(folder) is None
 
 
 @pytest.mark.parametrize("executor", ["serial", pytest.param("processes", marks=pytest.mark.slow)])

@@ -11,8 +11,15 @@ from torch import nn
 
 from smmil.bag import Bag
 from smmil.data.manifest import Manifest
-from smmil.experiments.datasets import _neighbour_agreement, _position_bag, positions_only, prepare, random_labels
-from smmil.experiments.results import chosen_rows
+from smmil.experiments.datasets import (
+    _agreeing_pairs,
+    _position_bag,
+    _positions_only,
+    _prepare,
+    _random_labels,
+    _share_of,
+)
+from smmil.experiments.results import _chosen_rows
 from smmil.experiments.trust import (
     _HEADINGS,
     SHARES,
@@ -168,8 +175,8 @@ def test_positions_are_scaled_to_the_case_and_nothing_else_remains():
 
 def test_random_labels_leave_test_cases_alone_and_deal_out_the_others(tmp_path):
     dataset = tiny_set()
-    ready = prepare(dataset, tmp_path)
-    derived = random_labels(dataset, ready, tmp_path)
+    ready = _prepare(dataset, tmp_path)
+    derived = _random_labels(dataset, ready, tmp_path)
     old, new = Manifest.read(ready.manifest), Manifest.read(derived.manifest)
     from smmil.data.splits import load_splits
 
@@ -185,8 +192,8 @@ def test_random_labels_leave_test_cases_alone_and_deal_out_the_others(tmp_path):
 
 def test_positions_only_has_the_same_cases_labels_graphs_and_splits(tmp_path):
     dataset = tiny_set()
-    ready = prepare(dataset, tmp_path)
-    derived = positions_only(dataset, ready, tmp_path)
+    ready = _prepare(dataset, tmp_path)
+    derived = _positions_only(dataset, ready, tmp_path)
     old, new = Manifest.read(ready.manifest), Manifest.read(derived.manifest)
     assert sorted(old.ids) == sorted(new.ids)
     for id_ in old.ids:
@@ -198,7 +205,8 @@ def test_positions_only_has_the_same_cases_labels_graphs_and_splits(tmp_path):
 
 def test_agreement_of_neighbours_by_hand():
     labels, edges = np.array([1, 1, 0, -1]), np.array([[0, 1, 2, 0, 1], [1, 2, 3, 0, 0]])
-    assert _neighbour_agreement(labels, edges) == pytest.approx(2 / 3)  # 0-1 twice, 1-2 not; unknown and self left out
+    # 0-1 twice, 1-2 not; unknown and self left out
+    assert _share_of(*_agreeing_pairs(labels, edges)) == pytest.approx(2 / 3)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +240,7 @@ def own_auroc(out, run):
 
 def test_positions_alone_are_measured_like_the_model_beside_them(reported):
     answers = pd.read_csv(reported / "tiny" / "trust.csv").set_index("variant")
-    own = chosen_rows(pd.read_csv(reported / "tiny" / "results.csv"))
+    own = _chosen_rows(pd.read_csv(reported / "tiny" / "results.csv"))
     further = pd.read_csv(reported / "tiny-trust" / "results.csv")
     for variant, row in answers.iterrows():
         runs = own[own["variant"] == variant]

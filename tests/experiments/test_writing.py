@@ -8,7 +8,7 @@ from support.studies import results_for, table_study
 
 from smmil.experiments.study import TableSpec
 from smmil.experiments.tables import _make_table
-from smmil.experiments.writing import _csv_text, _latex, _markdown, for_spreadsheets, write_table
+from smmil.experiments.writing import _for_spreadsheets, _latex, _markdown, _write_table
 
 
 @pytest.fixture
@@ -62,12 +62,13 @@ def test_latex_is_balanced_and_escaped(shown):
 
 
 def test_csv_keeps_every_digit(shown, tmp_path):
-    write_table(shown, tmp_path)
+    _write_table(shown, tmp_path)
     back = pd.read_csv(tmp_path / "t.csv")
     assert list(back["mean"]) == list(shown.rows["mean"])
-    assert _csv_text(shown) == (tmp_path / "t.csv").read_text()
-    assert "ABMIL,inst_auroc,0.8500000000000001,0.0707106781186547" in _csv_text(shown).replace("no_global,", "")
-    assert ",2,0.0001,local,CAMELYON16,2,False," in _csv_text(shown)  # counts are whole numbers, ranks or not
+    text = _for_spreadsheets(shown.rows)
+    assert text == (tmp_path / "t.csv").read_text()
+    assert "ABMIL,inst_auroc,0.8500000000000001,0.0707106781186547" in text.replace("no_global,", "")
+    assert ",2,0.0001,local,CAMELYON16,2,False," in text  # counts are whole numbers, ranks or not
 
 
 def test_a_table_without_title_is_called_by_its_name_and_carries_the_caveat():
@@ -139,7 +140,7 @@ def test_latex_holds_no_sign_that_pdflatex_cannot_print():
 
 
 def test_a_name_that_looks_like_a_formula_stays_a_name_and_numbers_stay_numbers():
-    text = for_spreadsheets(pd.DataFrame({"model": ["=A1", "-x"], "difference": [-0.5, 1.25]}))
+    text = _for_spreadsheets(pd.DataFrame({"model": ["=A1", "-x"], "difference": [-0.5, 1.25]}))
     assert text.splitlines() == ["model,difference", "'=A1,-0.5", "'-x,1.25"]
 
 

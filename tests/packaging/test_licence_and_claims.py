@@ -6,16 +6,16 @@ import yaml
 from smmil.errors import ConfigError
 from smmil.files import read_json
 from smmil.packaging import write_package, writing
-from smmil.packaging.card import model_card
+from smmil.packaging.card import _model_card
 
 
 @pytest.mark.parametrize("parts", [["train"], ["val"], ["test", "val"], ["other cases", "train"]])
 def test_the_hub_ranks_no_model_by_cases_that_shaped_it(package, parts):
     config = read_json(package / "config.json")
-    told = model_card(config, config["evaluation"] | {"parts": parts}, "slide", None)
+    told = _model_card(config, config["evaluation"] | {"parts": parts}, "slide", None)
     assert not yaml.safe_load(told.split("---\n")[1]).keys() & {"model-index", "metrics"}
     assert "| AUROC of cases |" in told
-    told = model_card(config, config["evaluation"] | {"parts": ["other cases", "test"]}, "slide", None)
+    told = _model_card(config, config["evaluation"] | {"parts": ["other cases", "test"]}, "slide", None)
     assert yaml.safe_load(told.split("---\n")[1]).keys() >= {"model-index", "metrics"}
 
 

@@ -14,7 +14,7 @@ from smmil.errors import ConfigError, MissingExtra
 from smmil.files import read_json
 from smmil.models import create_model
 from smmil.packaging import load_package, onnx_export, write_package
-from smmil.packaging.onnx_export import export_onnx
+from smmil.packaging.onnx_export import _export_onnx
 
 for library in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(library, reason="the extra onnx is not installed")
@@ -142,7 +142,7 @@ def smooth(tmp_path_factory):
     torch.manual_seed(0)
     model = create_model("sm_ap", 16, dim=12, att_dim=6, steps=3)
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
-    assert export_onnx(model, "sm_ap", 16, path, {"use": "research"}) == ["features", "edges", "edge_weight"]
+    assert _export_onnx(model, "sm_ap", 16, path, {"use": "research"}) == ["features", "edges", "edge_weight"]
     return model, path
 
 
@@ -180,7 +180,7 @@ def test_the_file_names_no_folder_of_this_machine(smooth):
 def test_each_of_these_models_gives_the_same_for_bags_of_any_size(name, options, tmp_path):
     torch.manual_seed(0)
     model = create_model(name, 16, **options)
-    export_onnx(model, name, 16, tmp_path / "model.onnx")
+    _export_onnx(model, name, 16, tmp_path / "model.onnx")
     assert "ScatterND" not in kinds_of_nodes(tmp_path / "model.onnx")
     for bag in bags_of_many_sizes():
         assert_same(model, tmp_path / "model.onnx", bag)
@@ -196,7 +196,7 @@ def test_each_of_these_models_gives_the_same_for_bags_of_any_size(name, options,
 )
 def test_a_model_that_cannot_be_exported_is_named_and_leaves_no_file(name, options, reason, tmp_path):
     with pytest.raises(ConfigError, match=f"^model {name}: cannot be written as ONNX .*{reason}.*use --no-onnx$"):
-        export_onnx(create_model(name, 16, **options), name, 16, tmp_path / "model.onnx")
+        _export_onnx(create_model(name, 16, **options), name, 16, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,7 +204,7 @@ def test_a_model_that_cannot_be_exported_is_named_and_leaves_no_file(name, optio
 @pytest.mark.parametrize("name", ["camil", "gtp", "set_mil", "trans_mil"])
 def test_models_bound_to_one_size_give_an_error_and_never_a_wrong_file(name, tmp_path):
     with pytest.raises(ConfigError, match=f"^model {name}: cannot be written as ONNX .*use --no-onnx$"):
-        export_onnx(create_model(name, 16), name, 16, tmp_path / "model.onnx")
+        _export_onnx(create_model(name, 16), name, 16, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -216,14 +216,14 @@ def test_a_file_that_differs_from_the_model_is_not_kept(smooth, tmp_path, monkey
     other = create_model("sm_ap", 16, dim=12, att_dim=6, steps=3)
     monkeypatch.setattr(onnx_export, "_trace", lambda *_: onnx.load(smooth[1]))
     with pytest.raises(ConfigError, match=r"model sm_ap: .*(logits|scores) of a bag of 1 differ by up to"):
-        export_onnx(other, "sm_ap", 16, tmp_path / "model.onnx")
+        _export_onnx(other, "sm_ap", 16, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_small_difference_at_one_size_is_enough(smooth, monkeypatch):
     model, path = smooth
     names = ["features", "edges", "edge_weight"]
-    onnx_export.compare(model, path.read_bytes(), names, 16)
+    onnx_export._compare(model, path.read_bytes(), names, 16)
     plain = onnx_export._expected
 
     def changed(model, bag):
@@ -232,14 +232,14 @@ def test_a_small_difference_at_one_size_is_enough(smooth, monkeypatch):
 
     monkeypatch.setattr(onnx_export, "_expected", changed)
     with pytest.raises(Exception, match=r"scores of a bag of 1000 differ by up to 0\.001"):
-        onnx_export.compare(model, path.read_bytes(), names, 16)
+        onnx_export._compare(model, path.read_bytes(), names, 16)
 
 
 def test_a_package_with_onnx_loads_and_tells_its_inputs(road, tmp_path, monkeypatch, smooth):
     import onnx
 
     monkeypatch.setattr(onnx_export, "_trace", lambda *_: onnx.load(smooth[1]))
-    monkeypatch.setattr(onnx_export, "compare", lambda *_: None)
+    monkeypatch.setattr(onnx_export, "_compare", lambda *_: None)
     done = write_package(road.run, tmp_path / "p", onnx=True)
     assert "model.onnx" in done.files
     assert read_json(tmp_path / "p" / "config.json")["onnx_inputs"] == ["features", "edges", "edge_weight"]
@@ -257,4 +257,4 @@ def test_a_model_that_cannot_be_exported_leaves_no_package(road, tmp_path, monke
 def test_missing_libraries_are_named_with_the_way_to_get_them(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtra, match=r"onnxscript.*smmil\[onnx\]"):
-        export_onnx(create_model("abmil", 4), "abmil", 4, tmp_path / "x.onnx")
+        _export_onnx(create_model("abmil", 4), "abmil", 4, tmp_path / "x.onnx")

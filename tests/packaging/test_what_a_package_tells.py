@@ -218,7 +218,7 @@ class TestTheFolder:
         with pytest.raises(DataError, match="package of another run"):
             write_package(road.run, tmp_path / "p", force=True)
 
-    @pytest.mark.parametrize("step", ["save_weights", "write_json", "model_card", "write_sums"])
+    @pytest.mark.parametrize("step", ["save_weights", "write_json", "_model_card", "_write_sums"])
     def test_an_interruption_leaves_no_half_folder(self, road, tmp_path, monkeypatch, step):
         def stop(*_args, **_options):
             raise KeyboardInterrupt
@@ -231,7 +231,7 @@ class TestTheFolder:
     def test_an_interruption_leaves_the_package_that_was_there(self, road, tmp_path, monkeypatch):
         write_package(road.run, tmp_path / "p")
         before = {path.name: path.read_bytes() for path in (tmp_path / "p").iterdir()}
-        monkeypatch.setattr(writing, "write_sums", lambda _: 1 / 0)
+        monkeypatch.setattr(writing, "_write_sums", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             write_package(road.run, tmp_path / "p", name="second", force=True)
         assert {path.name: path.read_bytes() for path in (tmp_path / "p").iterdir()} == before

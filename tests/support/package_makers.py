@@ -1,6 +1,6 @@
 """Names that must not be told, slides, and a comparison of folders, for the tests of packages."""
 
-from smmil.packaging.loading import write_sums
+from smmil.packaging.loading import _write_sums
 from support import prepare_makers as makers
 
 QUICK = ("training.epochs=2", "training.threads=1", "model.options.dim=8", "model.options.att_dim=4", "data.folds=2",
@@ -25,4 +25,4 @@ def same_files(one, other) -> bool:
 def resum(folder) -> None:
     """SHA256SUMS anew, as somebody would who changes a file on purpose."""
     (folder / "SHA256SUMS").unlink()
-    write_sums(folder)
+    _write_sums(folder)

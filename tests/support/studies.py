@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from smmil.experiments.grid import make_grid
+from smmil.experiments.grid import _make_grid
 from smmil.experiments.paper import paper_table
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
@@ -59,7 +59,7 @@ def epochs_trained(out):
 
 
 def grid_of(study, out):
-    return make_grid(study, Path(out) / "data")
+    return _make_grid(study, Path(out) / "data")
 
 
 def copied(source, target):

@@ -2,14 +2,13 @@
 
 from smmil.encoders.encoder import Encoder, encode_stream
 from smmil.encoders.loading import load_encoder
-from smmil.encoders.table import EncoderInfo, encoder_info, encoder_table, list_encoders
+from smmil.encoders.table import EncoderInfo, encoder_info, list_encoders
 
 __all__ = [
     "Encoder",
     "EncoderInfo",
     "encode_stream",
     "encoder_info",
-    "encoder_table",
     "list_encoders",
     "load_encoder",
 ]

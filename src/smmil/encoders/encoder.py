@@ -37,25 +37,19 @@ def _in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: in
     try:
         # The number of threads belongs to each thread in OpenMP, so every worker sets its own.
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from _results(pool, work, items, 2 * threads)
+            waiting: deque[Future[Result]] = deque()
+            try:
+                for item in items:
+                    waiting.append(pool.submit(work, item))
+                    if len(waiting) == 2 * threads:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
     finally:
         torch.set_num_threads(threads)  # for threads that begin later
-
-
-def _results(
-    pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], limit: int
-) -> Iterator[Result]:
-    waiting: deque[Future[Result]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) == limit:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 def _resize(images: Tensor, pixels: int) -> Tensor:
@@ -74,22 +68,15 @@ def _resize(images: Tensor, pixels: int) -> Tensor:
 @lru_cache(maxsize=16)
 def _resampling(side: int, pixels: int) -> np.ndarray:
     """(pixels, side): the share of each source pixel in each pixel of the result; every row adds up to 1."""
-    weights = _areas(side, pixels) if side > pixels else _interpolation(side, pixels)
-    return weights.astype(np.float32)
-
-
-def _areas(side: int, pixels: int) -> np.ndarray:
-    edges = np.arange(pixels + 1) * (side / pixels)
     sources = np.arange(side)
-    overlap = np.minimum(edges[1:, None], sources + 1) - np.maximum(edges[:-1, None], sources)
-    overlap = np.clip(overlap, 0, None)
-    return overlap / overlap.sum(1, keepdims=True)
-
-
-def _interpolation(side: int, pixels: int) -> np.ndarray:
-    """Beyond the outermost centres the border pixel goes on."""
+    if side > pixels:
+        edges = np.arange(pixels + 1) * (side / pixels)
+        overlap = np.minimum(edges[1:, None], sources + 1) - np.maximum(edges[:-1, None], sources)
+        overlap = np.clip(overlap, 0, None)
+        return (overlap / overlap.sum(1, keepdims=True)).astype(np.float32)
+    # Beyond the outermost centres the border pixel goes on.
     centres = np.clip((np.arange(pixels) + 0.5) * side / pixels - 0.5, 0, side - 1)
-    return np.clip(1 - np.abs(centres[:, None] - np.arange(side)), 0, None)
+    return np.clip(1 - np.abs(centres[:, None] - sources), 0, None).astype(np.float32)
 
 
 # Tiles that go through the network together. Always the same number, filled up with grey when fewer are left:
@@ -142,7 +129,7 @@ class Encoder:
     def encode_groups(self, groups: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """float16 features of each group of at most `group` checked tiles, in their order."""
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        return _in_order(lambda group: _as_half(self._features(group), self.id), groups, threads)
+        return _in_order(self._features, groups, threads)
 
     def join(self, features: Iterable[np.ndarray]) -> np.ndarray:
         return np.concatenate([np.empty((0, self.dim), np.float16), *features])
@@ -154,10 +141,17 @@ class Encoder:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def _features(self, tiles: np.ndarray) -> np.ndarray:
-        """float32 (n, dim) of at most `group` tiles."""
-        with torch.inference_mode(), self._precision():
+        """float16 (n, dim) of at most `group` tiles; what does not fit is an error, not an infinity in a file."""
+        kind = torch.bfloat16 if self.device.type == "cpu" else torch.float16
+        with torch.inference_mode(), torch.autocast(self.device.type, dtype=kind, enabled=self.autocast):
             features = self.network(self._images(tiles))
-        return features[: len(tiles)].float().cpu().numpy()
+        with np.errstate(over="ignore"):
+            half = features[: len(tiles)].float().cpu().numpy().astype(np.float16)
+        if not np.isfinite(half).all():
+            raise DataError(
+                f"encoder {self.id}: some features are not finite in 16 bits; check the weights, or use autocast=False"
+            )
+        return half
 
     def _images(self, tiles: np.ndarray) -> Tensor:
         """Normalised images (group, 3, pixels, pixels), the missing ones grey."""
@@ -167,10 +161,6 @@ class Encoder:
         mean, std = (torch.tensor(colour, device=self.device).view(3, 1, 1) for colour in (self.mean, self.std))
         images = (_resize(full, self.pixels) - mean) / std
         return images.contiguous(memory_format=torch.channels_last)
-
-    def _precision(self) -> torch.autocast:
-        kind = torch.bfloat16 if self.device.type == "cpu" else torch.float16
-        return torch.autocast(self.device.type, dtype=kind, enabled=self.autocast)
 
 
 def _check_tiles(tiles: np.ndarray) -> np.ndarray:
@@ -185,17 +175,6 @@ def _check_tiles(tiles: np.ndarray) -> np.ndarray:
         span = f"{tiles.min():g} to {tiles.max():g}"
         raise DataError(f"tiles: got float32 values from {span}, expected [0, 1]; apply a window or divide by 255")
     return tiles
-
-
-def _as_half(features: np.ndarray, name: str) -> np.ndarray:
-    """Rounded to 16 bits; what does not fit is an error, not an infinity in a file."""
-    with np.errstate(over="ignore"):
-        half = features.astype(np.float16)
-    if not np.isfinite(half).all():
-        raise DataError(
-            f"encoder {name}: some features are not finite in 16 bits; check the weights, or use autocast=False"
-        )
-    return half
 
 
 def encode_stream(encoder: Encoder, tiles: Iterable[np.ndarray], batch_size: int = 32, ahead: int = 2) -> np.ndarray:
@@ -259,11 +238,7 @@ def _offer(item: Any, queue: "Queue[Any]", stop: Event) -> None:
 def _groups(tiles: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
     source = iter(tiles)
     while group := list(islice(source, size)):
-        yield _check_tiles(_stack(group))
-
-
-def _stack(group: list[np.ndarray]) -> np.ndarray:
-    shapes = sorted({(tile.shape, str(tile.dtype)) for tile in group})
-    if len(shapes) > 1:
-        raise DataError(f"tiles: got different kinds in one stream, {shapes[0]} and {shapes[1]}; make them alike")
-    return np.stack(group)
+        shapes = sorted({(tile.shape, str(tile.dtype)) for tile in group})
+        if len(shapes) > 1:
+            raise DataError(f"tiles: got different kinds in one stream, {shapes[0]} and {shapes[1]}; make them alike")
+        yield _check_tiles(np.stack(group))

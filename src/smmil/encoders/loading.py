@@ -49,7 +49,9 @@ def load_encoder(
             raise ConfigError(f"encoder {encoder}: its {next(iter(facts))} is in the table; leave the argument out")
         return _from_table(encoder, weights, device, autocast, pixels)
     if isinstance(encoder, str):
-        _refuse_settled(encoder, {"--weights": weights, "--encoder-pixels": pixels, "autocast": autocast or None})
+        options = {"--weights": weights, "--encoder-pixels": pixels, "autocast": autocast or None}
+        for option in (option for option, value in options.items() if value is not None):
+            raise ConfigError(f"{option}: the encoder {encoder!r} is your own and settles that itself; leave it out")
         encoder = _imported(encoder)
     elif weights is not None:
         raise ConfigError("encoder: a network of your own comes with its weights; leave weights= out")
@@ -111,12 +113,6 @@ def _dim(network: nn.Module, name: str, pixels: int, expected: int | None, devic
     return int(shape[1])
 
 
-def _refuse_settled(name: str, options: dict[str, Any]) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise ConfigError(f"{option}: the encoder {name!r} is your own and settles that itself; leave it out")
-
-
 def _imported(name: str) -> Encoder | Network:
     """The object behind `package.module:function`: itself when it states its facts, else what it returns."""
     module, _, attribute = name.partition(":")
@@ -166,9 +162,14 @@ def _own_encoder(found: Encoder | Network, device: torch.device, autocast: bool,
             "(pixels: side of the square it sees; mean, std: normalisation of colours from 0 to 1)"
         )
     network = _ready(found if isinstance(found, nn.Module) else _FunctionModule(found), device)
-    pixels = int(stated["pixels"])
+    pixels, revision, tensors = int(stated["pixels"]), stated["revision"], network.state_dict()
+    if revision is None and not tensors:
+        raise ConfigError(
+            f"encoder {name}: has no weights that identify it; give a revision, to be changed with its features"
+        )
+    revision = tensors_digest(tensors)[:_REVISION] if revision is None else revision
     return Encoder(
-        id=f"{name}@{_revision(network, name, stated['revision'])}",
+        id=f"{name}@{revision}",
         dim=_dim(network, name, pixels, stated["dim"], device),
         pixels=pixels,
         mean=_colour(stated["mean"], f"encoder {name}: mean"),
@@ -186,18 +187,6 @@ def _attribute(found: object, name: str) -> Any:
     """A fact that an object states; methods of that name are none."""
     value = getattr(found, name, None)
     return None if callable(value) else value
-
-
-def _revision(network: nn.Module, name: str, stated: Any) -> str:
-    """What identifies the weights: as stated, else their digest."""
-    if stated is not None:
-        return str(stated)
-    tensors = network.state_dict()
-    if not tensors:
-        raise ConfigError(
-            f"encoder {name}: has no weights that identify it; give a revision, to be changed with its features"
-        )
-    return tensors_digest(tensors)[:_REVISION]
 
 
 def _colour(values: Any, what: str) -> Colour:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smmil.encoders.table import Colour, EncoderInfo
+from smmil.encoders.table import EncoderInfo
 from smmil.errors import ConfigError, DataError, MissingExtra
-from smmil.weights import tensors_digest
+from smmil.weights import read_foreign_weights, tensors_digest
 
 # What training programs put around the weights, and in front of their names.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "teacher")
@@ -49,14 +49,8 @@ def _no_weights(row: EncoderInfo, more: str = "") -> DataError:
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors by name, without what training programs put around them."""
-    content = _load(path)
-    while isinstance(content, Mapping):
-        inner = [content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)]
-        if not inner:
-            break
-        content = inner[0]
-    named = content.items() if isinstance(content, Mapping) else ()
-    tensors = {str(name): value for name, value in named if isinstance(value, Tensor)}
+    content = read_foreign_weights(path, _WRAPPERS)
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
         raise DataError(f"{path}: holds no named tensors; save the state_dict() of the network")
     for prefix in _PREFIXES:
@@ -77,31 +71,11 @@ def _fit(network: nn.Module, tensors: Mapping[str, Tensor], head: Sequence[str],
     shapes = [name for name in used if name in own and used[name].shape != own[name].shape]
     for names, what in ((missing, "lacks"), (unknown, "has unknown"), (shapes, "has other shapes for")):
         if names:
-            raise DataError(
-                f"{path}: weights of another network: {what} {_listed(names)}; give the file of this encoder"
-            )
+            rest = len(names) - _MOST_NAMES
+            listed = ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+            raise DataError(f"{path}: weights of another network: {what} {listed}; give the file of this encoder")
     network.load_state_dict(used, strict=False)
     return tensors_digest({name: value for name, value in network.state_dict().items() if not name.endswith(_COUNTER)})
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _load(path: Path) -> Any:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; give the file with the weights")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    # torch and safetensors name no common error for a file that is damaged, foreign, or holds more than weights
-    except Exception as problem:  # noqa: BLE001
-        cause = " ".join(str(problem).split())[:120] or type(problem).__name__
-        raise DataError(f"{path}: cannot be read as weights alone ({cause}); save only the state_dict()") from None
 
 
 _OPERATORS = (
@@ -114,21 +88,14 @@ _declared: list[Any] = []
 
 def _prepare_torchvision(what: str) -> None:
     """After this `import torchvision` (and timm, which imports it) works, or `what` needs an extra that is missing."""
-    version = _version()
-    if version is None:
-        raise MissingExtra("torchvision", "timm", what)
-    if torch.version.cuda is None and "+cu" in version:
-        _declare()
-
-
-def _version() -> str | None:
-    """torchvision's version as its own file says it: the metadata of the package leaves +cu out."""
     spec = find_spec("torchvision")
     if spec is None or spec.origin is None:
-        return None
+        raise MissingExtra("torchvision", "timm", what)
+    # The version as its own file says it: the metadata of the package leaves +cu out.
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    found = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
-    return found.group(1) if found else ""
+    version = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
+    if torch.version.cuda is None and version is not None and "+cu" in version[1]:
+        _declare()
 
 
 def _declare() -> None:
@@ -145,7 +112,7 @@ _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
-def _timm_network(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Module]:
+def _timm_network(row: EncoderInfo, weights: Path | None) -> tuple[Path, Any]:
     """The network called `timm:<name>` and its file of weights: given, in our folders, or in the hub's cache."""
     timm = _timm(row)
     if not timm.is_model(row.network.split(".")[0]):
@@ -156,14 +123,14 @@ def _timm_network(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Modu
         network = timm.create_model(row.network, pretrained=False, num_classes=0)
     except RuntimeError as problem:  # an unknown variant after the dot
         raise ConfigError(f"encoder {row.name}: {problem}") from None
-    hub = _usual_settings(network).get("hf_hub_id")
+    hub = network.pretrained_cfg.get("hf_hub_id")
     path = weights or _find_weights(row) or (_cached(hub, _WEIGHTS) if hub else None)
     if path is None:
         raise _no_weights(row, f", or run `hf download {hub}` where there is a network" if hub else "")
     return path, network
 
 
-def _local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Module]:
+def _local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, Any]:
     """The network and weights of `hf-hub:<owner/name>` from a folder with config.json and model.safetensors.
 
     The folder is the given one, one named owner--name among ours, or the cache that `hf download` fills.
@@ -185,15 +152,11 @@ def _local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, nn.Module
     return path, network
 
 
-def _usual_settings(network: Any) -> dict[str, Any]:
-    """What timm knows about the pretrained weights of a network: classifier, licence, address."""
-    return dict(network.pretrained_cfg)
-
-
 def _given(weights: Path) -> tuple[Path | None, Path | None]:
     folder = weights if weights.is_dir() else weights.parent
     files = _WEIGHTS if weights.is_dir() else (weights.name,)
-    return _first(folder, (_CONFIG,)), _first(folder, files)
+    found = [[folder / name for name in names if (folder / name).is_file()] for names in ((_CONFIG,), files)]
+    return next(iter(found[0]), None), next(iter(found[1]), None)
 
 
 def _found(row: EncoderInfo) -> tuple[Path | None, Path | None]:
@@ -202,10 +165,6 @@ def _found(row: EncoderInfo) -> tuple[Path | None, Path | None]:
         if own.is_dir():
             return _given(own)
     return _cached(row.network, (_CONFIG,)), _cached(row.network, _WEIGHTS)
-
-
-def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _cached(hub: str, names: tuple[str, ...]) -> Path | None:
@@ -233,7 +192,7 @@ def _timm(row: EncoderInfo) -> Any:
 Built = tuple[nn.Module, EncoderInfo, str]
 
 
-class LiteFeatures(nn.Module):
+class _LiteFeatures(nn.Module):
     """EfficientNet-Lite up to the mean over all places of its last layer, before the classifier."""
 
     def __init__(self, network: nn.Module):
@@ -255,7 +214,7 @@ def _build_lite(row: EncoderInfo, weights: Path | None) -> Built:
     network = EfficientNet.from_name(row.network, image_size=row.pixels)
     network._fc = nn.Identity()
     path = weights or Path(EfficientnetLite0ModelFile.get_model_file_path())
-    return LiteFeatures(network), row, _fit(network, _read_tensors(path), row.head, path)
+    return _LiteFeatures(network), row, _fit(network, _read_tensors(path), row.head, path)
 
 
 def _build_torchvision(row: EncoderInfo, weights: Path | None) -> Built:
@@ -278,32 +237,15 @@ def _build_timm(row: EncoderInfo, weights: Path | None) -> Built:
         weights, network = _local_copy(row, weights)
     else:
         weights, network = _timm_network(row, weights)
-    return network, _described(row, network), _fit(network, _read_tensors(weights), _head(network), weights)
-
-
-def _described(row: EncoderInfo, network: nn.Module) -> EncoderInfo:
-    """The row with the cells that only the network knows."""
     from timm.data import resolve_model_data_config
 
-    usual = resolve_model_data_config(network)
-    licence = _usual_settings(network).get("license") or row.licence
-    return replace(
-        row,
-        pixels=row.pixels or int(usual["input_size"][-1]),
-        mean=_colour(usual["mean"]),
-        std=_colour(usual["std"]),
-        licence=str(licence),
-    )
-
-
-def _colour(values: Sequence[float]) -> Colour:
-    red, green, blue = map(float, values)
-    return red, green, blue
-
-
-def _head(network: nn.Module) -> tuple[str, ...]:
-    names = _usual_settings(network).get("classifier") or ()
-    return tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
+    usual, stated = resolve_model_data_config(network), network.pretrained_cfg
+    names = stated.get("classifier") or ()
+    head = [f"{name}." for name in ((names,) if isinstance(names, str) else names)]
+    colours: Any = {key: tuple(map(float, usual[key])) for key in ("mean", "std")}
+    pixels, licence = row.pixels or int(usual["input_size"][-1]), str(stated.get("license") or row.licence)
+    row = replace(row, pixels=pixels, licence=licence, **colours)
+    return network, row, _fit(network, _read_tensors(weights), head, weights)
 
 
 BUILDERS = {"lite": _build_lite, "torchvision": _build_torchvision, "timm": _build_timm}

@@ -46,21 +46,9 @@ class EncoderInfo:
 
 
 def _torchvision(name: str, dim: int, file: str, citation: str, head: str) -> EncoderInfo:
-    return EncoderInfo(
-        name,
-        "torchvision",
-        name,
-        dim,
-        224,
-        IMAGENET_MEAN,
-        IMAGENET_STD,
-        None,
-        "BSD-3-Clause",
-        "torchvision, ImageNet-1k (IMAGENET1K_V1)",
-        citation,
-        (file,),
-        (head,),
-    )
+    licence, source = "BSD-3-Clause", "torchvision, ImageNet-1k (IMAGENET1K_V1)"
+    look = (224, IMAGENET_MEAN, IMAGENET_STD, None)
+    return EncoderInfo(name, "torchvision", name, dim, *look, licence, source, citation, (file,), (head,))
 
 
 ENCODERS = (
@@ -112,44 +100,10 @@ def encoder_info(name: str) -> EncoderInfo:
         return _BY_NAME[name]
     for prefix in FREE_NAMES:
         if name.startswith(prefix) and len(name) > len(prefix):
-            return _free(name, prefix)
+            network = name.removeprefix(prefix)
+            files = tuple(f"{network.replace('/', '--')}{suffix}" for suffix in (".safetensors", ".bin", ".pth", ".pt"))
+            source = "timm" if prefix == "timm:" else "Hugging Face hub, local copy"
+            unknown = "see the model card"
+            return EncoderInfo(name, "timm", network, None, None, None, None, None, unknown, source, unknown, files)
     known = [*_BY_NAME, *(f"{prefix}<name>" for prefix in FREE_NAMES)]
     raise ConfigError(f"encoder: unknown name {name!r}; {suggest(name, known)}")
-
-
-def encoder_table() -> list[dict[str, str]]:
-    """All rows as words for a listing, the free names last."""
-    named = [_words(row) for row in ENCODERS]
-    return named + [_words(encoder_info(f"{prefix}<name>")) for prefix in FREE_NAMES]
-
-
-def _free(name: str, prefix: str) -> EncoderInfo:
-    network = name.removeprefix(prefix)
-    plain = network.replace("/", "--")
-    files = tuple(f"{plain}{suffix}" for suffix in (".safetensors", ".bin", ".pth", ".pt"))
-    source = "timm" if prefix == "timm:" else "Hugging Face hub, local copy"
-    unknown = "see the model card"
-    return EncoderInfo(name, "timm", network, None, None, None, None, None, unknown, source, unknown, files)
-
-
-def _words(row: EncoderInfo) -> dict[str, str]:
-    return {
-        "name": row.name,
-        "dim": _or(row.dim, "of the network"),
-        "pixels": _or(row.pixels, "of the network"),
-        "mean": _colour(row.mean),
-        "std": _colour(row.std),
-        "mpp": _or(row.mpp, "any"),
-        "licence": row.licence,
-        "source": row.source,
-        "citation": row.citation,
-        "weights": row.files[0],
-    }
-
-
-def _or(value: float | None, otherwise: str) -> str:
-    return otherwise if value is None else f"{value:g}"
-
-
-def _colour(colour: Colour | None) -> str:
-    return "of the network" if colour is None else " ".join(f"{value:.3f}" for value in colour)

@@ -16,6 +16,7 @@ from smmil.errors import ConfigError, SmmilError, check_choice
 
 __all__ = ["EXECUTORS", "Outcome", "Task", "Value", "run_tasks"]
 
+EXECUTORS = ("serial", "processes", "dask")
 Task = TypeVar("Task")
 Value = TypeVar("Value")
 # Tries in parallel; one more follows in a single worker, in case all together needed too much memory.
@@ -23,6 +24,7 @@ _TRIES = 2
 _GRACE_S = 5.0
 _TERMINATED = 128 + signal.SIGTERM  # exit code of a shell: the worker ended on request
 Job = tuple[int, Any]
+Function = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Outcome(Generic[Task, Value]):
         return self.error is None
 
 
-def attempt(function: Callable[[Task], Value], index: int, task: Task) -> Outcome[Task, Value]:
+def _attempt(function: Callable[[Task], Value], index: int, task: Task) -> Outcome[Task, Value]:
     """Run one task. Errors of the user and a lack of memory become a text; any other exception is a bug and is raised.
 
     Errors travel as text, since not every exception survives the way between processes.
@@ -52,17 +54,19 @@ def attempt(function: Callable[[Task], Value], index: int, task: Task) -> Outcom
         return Outcome(index, task, error=f"out of memory ({problem or 'no details'}); use fewer workers")
 
 
-def worker_lost(index: int, task: Task, times: int) -> Outcome[Task, Value]:
+def _worker_lost(index: int, task: Task, times: int) -> Outcome[Task, Value]:
     """Outcome of a task whose worker was killed every time."""
-    return Outcome(
-        index, task, error=f"the worker was killed {times} times (out of memory?); give it more memory and repeat"
-    )
+    error = f"the worker was killed {times} times (out of memory?); give it more memory and repeat"
+    return Outcome(index, task, error=error)
+
+
+OnDone = Callable[[Outcome[Any, Any]], Any]
 
 
 class _Worker:
     """A spawned process, the pipe to it, and its current job."""
 
-    def __init__(self, function: Callable[[Any], Any]):
+    def __init__(self, function: Function):
         # Not forked: locks held by threads of this process would stay locked for ever in the copy.
         fresh = multiprocessing.get_context("spawn")
         self.pipe, other = fresh.Pipe()
@@ -98,27 +102,21 @@ class _Worker:
 
 
 def _run_in_processes(
-    function: Callable[[Any], Any],
-    tasks: Sequence[Any],
-    workers: int | None,
-    on_done: Callable[[Outcome[Any, Any]], Any],
+    function: Function, tasks: Sequence[Any], workers: int | None, on_done: OnDone
 ) -> list[Outcome[Any, Any]]:
     """See `run_tasks`. Tasks whose worker was killed twice are repeated at the end in a single worker."""
-    workers = workers or _cores()
+    # One worker per core unless asked otherwise.
+    workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     outcomes, remaining = _round(function, deque(enumerate(tasks)), workers, _TRIES, on_done)
     more, hopeless = _round(function, deque(remaining), 1, 1, on_done)
-    given_up: list[Outcome[Any, Any]] = [worker_lost(index, task, _TRIES + 1) for index, task in hopeless]
+    given_up: list[Outcome[Any, Any]] = [_worker_lost(index, task, _TRIES + 1) for index, task in hopeless]
     for outcome in given_up:
         on_done(outcome)
     return outcomes + more + given_up
 
 
 def _round(
-    function: Callable[[Any], Any],
-    todo: deque[Job],
-    workers: int,
-    tries: int,
-    on_done: Callable[[Outcome[Any, Any]], Any],
+    function: Function, todo: deque[Job], workers: int, tries: int, on_done: OnDone
 ) -> tuple[list[Outcome[Any, Any]], list[Job]]:
     """All jobs, each in up to `tries` workers: the outcomes, and the jobs whose workers were all killed."""
     outcomes: list[Outcome[Any, Any]] = []
@@ -127,8 +125,15 @@ def _round(
     pool: list[_Worker] = []
     try:
         while todo or any(worker.job for worker in pool):
-            _assign_jobs(pool, function, todo, workers)
-            for worker in _wait_for_workers(pool):
+            for worker in pool:
+                if worker.job is None and todo:
+                    worker.give(todo.popleft())
+            while todo and len(pool) < workers:
+                pool.append(_Worker(function))
+                pool[-1].give(todo.popleft())
+            # A worker has a result or is dead: a pipe with a closed end is ready too.
+            busy: dict[Any, _Worker] = {worker.pipe: worker for worker in pool if worker.job is not None}
+            for worker in [busy[pipe] for pipe in wait(list(busy))]:
                 job, outcome = worker.job, worker.receive()
                 assert job is not None
                 if outcome is not None:
@@ -146,23 +151,7 @@ def _round(
     return outcomes, lost_jobs
 
 
-def _assign_jobs(pool: list[_Worker], function: Callable[[Any], Any], todo: deque[Job], workers: int) -> None:
-    """Give jobs to idle workers and start new workers, up to the limit, while jobs remain."""
-    for worker in pool:
-        if worker.job is None and todo:
-            worker.give(todo.popleft())
-    while todo and len(pool) < workers:
-        pool.append(_Worker(function))
-        pool[-1].give(todo.popleft())
-
-
-def _wait_for_workers(pool: list[_Worker]) -> list[_Worker]:
-    """Wait for workers that have a result or are dead (a pipe with a closed end is ready too)."""
-    busy: dict[Any, _Worker] = {worker.pipe: worker for worker in pool if worker.job is not None}
-    return [busy[pipe] for pipe in wait(list(busy))]
-
-
-def _worker_main(pipe: Connection, function: Callable[[Any], Any]) -> None:
+def _worker_main(pipe: Connection, function: Function) -> None:
     """Main function of a worker process: run jobs until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process decides
     signal.signal(signal.SIGTERM, _exit_on_terminate)
@@ -172,7 +161,7 @@ def _worker_main(pipe: Connection, function: Callable[[Any], Any]) -> None:
             index, task = pipe.recv()
         except EOFError:
             return
-        pipe.send(attempt(function, index, task))
+        pipe.send(_attempt(function, index, task))
 
 
 def _exit_on_terminate(*_: Any) -> None:
@@ -189,20 +178,12 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-EXECUTORS = ("serial", "processes", "dask")
-OnDone = Callable[[Outcome[Task, Value]], Any]
-
-
 def run_tasks(
     function: Callable[[Task], Value],
     tasks: Iterable[Task],
     executor: str = "serial",
     workers: int | None = None,
-    on_done: OnDone[Task, Value] | None = None,
+    on_done: Callable[[Outcome[Task, Value]], Any] | None = None,
     *,
     address: str | None = None,
 ) -> list[Outcome[Task, Value]]:
@@ -223,35 +204,16 @@ def run_tasks(
         raise ConfigError(f"workers: must be at least 1, got {workers}")
     if address is not None and executor != "dask":
         raise ConfigError(f"a Dask address was given with the executor {executor!r}; choose the executor dask")
-    listed, callback = list(tasks), on_done or _ignore
-    if not listed:
-        return []
-    outcomes = _runner(executor, address)(function, listed, workers, callback)
+    listed, callback = list(tasks), on_done or (lambda _outcome: None)
+    outcomes: list[Outcome[Task, Value]] = []
+    if listed and executor == "dask":
+        from smmil.executors.cluster import _run_on_dask
+
+        outcomes = _run_on_dask(function, listed, workers, callback, address=address)
+    elif listed and executor == "processes":
+        outcomes = _run_in_processes(function, listed, workers, callback)
+    else:
+        for index, task in enumerate(listed):
+            outcomes.append(_attempt(function, index, task))
+            callback(outcomes[-1])
     return sorted(outcomes, key=lambda outcome: outcome.index)
-
-
-def _runner(executor: str, address: str | None) -> Callable[..., list[Outcome[Any, Any]]]:
-    """The function that runs tasks on an executor, imported on demand."""
-    if executor == "serial":
-        return _serial
-    if executor == "processes":
-        return _run_in_processes
-    from functools import partial
-
-    from smmil.executors.cluster import run_on_dask
-
-    return partial(run_on_dask, address=address)
-
-
-def _serial(
-    function: Callable[[Task], Value], tasks: Sequence[Task], _workers: int | None, on_done: OnDone[Task, Value]
-) -> list[Outcome[Task, Value]]:
-    outcomes = []
-    for index, task in enumerate(tasks):
-        outcomes.append(attempt(function, index, task))
-        on_done(outcomes[-1])
-    return outcomes
-
-
-def _ignore(_outcome: Outcome[Any, Any]) -> None:
-    """Default of `on_done`."""

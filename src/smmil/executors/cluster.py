@@ -1,26 +1,21 @@
 """Tasks on a cluster: Dask (a given scheduler or a local one started here) and SLURM arrays through submitit."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
-from smmil.executors import Outcome, attempt, worker_lost
+from smmil.executors import Function, Job, OnDone, Outcome, _attempt, _worker_lost
 
 _TRIES = 3
 _CONNECT_S = 10
 _PAUSE_S = 0.2
 
 
-def run_on_dask(
-    function: Callable[[Any], Any],
-    tasks: Sequence[Any],
-    workers: int | None,
-    on_done: Callable[[Outcome[Any, Any]], Any],
-    *,
-    address: str | None = None,
+def _run_on_dask(
+    function: Function, tasks: Sequence[Any], workers: int | None, on_done: OnDone, *, address: str | None = None
 ) -> list[Outcome[Any, Any]]:
     """See `run_tasks`. Paths in the tasks must mean the same files on every machine of the cluster."""
     with _client(address, workers) as client:
@@ -29,22 +24,19 @@ def run_on_dask(
             more, hopeless = _run_batch(client, function, [job], on_done)
             outcomes += more
             for index, task in hopeless:
-                outcomes.append(worker_lost(index, task, 2 * _TRIES))
+                outcomes.append(_worker_lost(index, task, 2 * _TRIES))
                 on_done(outcomes[-1])
         return outcomes
 
 
 def _run_batch(
-    client: Any,
-    function: Callable[[Any], Any],
-    jobs: Sequence[tuple[int, Any]],
-    on_done: Callable[[Outcome[Any, Any]], Any],
-) -> tuple[list[Outcome[Any, Any]], list[tuple[int, Any]]]:
+    client: Any, function: Function, jobs: Sequence[Job], on_done: OnDone
+) -> tuple[list[Outcome[Any, Any]], list[Job]]:
     """The outcomes of the jobs, and the jobs whose workers died again and again."""
     from distributed import KilledWorker, as_completed
 
     # Each task has its own key: equal tasks run twice, and no result of an earlier call is reused.
-    waiting = {client.submit(attempt, function, *job, pure=False): job for job in jobs}
+    waiting = {client.submit(_attempt, function, *job, pure=False): job for job in jobs}
     outcomes, dead = [], []
     for future in as_completed(list(waiting)):
         job = waiting.pop(future)
@@ -61,12 +53,15 @@ def _run_batch(
 def _client(address: str | None, workers: int | None) -> Iterator[Any]:
     try:
         import dask
-        from distributed import Client
+        from distributed import Client, LocalCluster
     except ModuleNotFoundError:
         raise MissingExtra("dask", "dask", "running on a cluster") from None
     with dask.config.set({"distributed.scheduler.allowed-failures": _TRIES - 1}):
         if address is None:
-            with _local_cluster(workers) as cluster, Client(cluster) as client:
+            # Single-threaded worker processes that talk over the loopback interface, without a dashboard.
+            quiet = {"dashboard_address": None, "worker_dashboard_address": None, "silence_logs": 40}
+            size = {"n_workers": workers, "threads_per_worker": 1, "processes": True}
+            with LocalCluster(**size, **quiet, host="127.0.0.1") as cluster, Client(cluster) as client:
                 yield client
             return
         try:
@@ -80,25 +75,10 @@ def _client(address: str | None, workers: int | None) -> Iterator[Any]:
             yield client
 
 
-def _local_cluster(workers: int | None) -> Any:
-    """Single-threaded worker processes that talk over the loopback interface, without a dashboard."""
-    from distributed import LocalCluster
-
-    return LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address=None,
-        worker_dashboard_address=None,
-        silence_logs=40,
-    )
-
-
 def run_on_slurm(
-    function: Callable[[Any], Any],
+    function: Function,
     tasks: Sequence[Any],
-    on_done: Callable[[Outcome[Any, Any]], Any],
+    on_done: OnDone,
     *,
     folder: Path,
     workers: int | None = None,
@@ -123,7 +103,7 @@ def run_on_slurm(
 
 
 def _submitted(
-    function: Callable[[Any], Any], tasks: Sequence[Any], folder: Path, workers: int | None, parameters: dict[str, Any]
+    function: Function, tasks: Sequence[Any], folder: Path, workers: int | None, parameters: dict[str, Any]
 ) -> list[Any]:
     try:
         import submitit
@@ -136,24 +116,19 @@ def _submitted(
         executor.update_parameters(**{"timeout_min": 24 * 60, "cpus_per_task": 1, **parameters})
     except (NameError, ValueError, TypeError) as problem:
         raise ConfigError(f"--slurm: {problem}; see submitit's update_parameters") from None
-    return executor.map_array(attempt, [function] * len(tasks), range(len(tasks)), tasks)
+    return executor.map_array(_attempt, [function] * len(tasks), range(len(tasks)), tasks)
 
 
-def _awaited(jobs: list[Any], tasks: Sequence[Any], on_done: Callable[[Outcome[Any, Any]], Any]) -> list[Any]:
+def _awaited(jobs: list[Any], tasks: Sequence[Any], on_done: OnDone) -> list[Any]:
     """Wait for all jobs, call `on_done` as each ends, and give the outcomes."""
     waiting, outcomes = dict(enumerate(jobs)), {}
     while waiting:
         for index in [i for i, job in waiting.items() if job.done()]:
-            outcomes[index] = _outcome(waiting.pop(index), index, tasks[index])
+            job = waiting.pop(index)
+            problem = job.exception()  # killed or out of time
+            words = " ".join(str(problem).split())[:300]
+            error = f"SLURM job {job.job_id} did not end well ({words}); see its log, then repeat"
+            outcomes[index] = Outcome(index, tasks[index], error=error) if problem else job.result()
             on_done(outcomes[index])
         time.sleep(_PAUSE_S if waiting else 0)
     return [outcomes[index] for index in sorted(outcomes)]
-
-
-def _outcome(job: Any, index: int, task: Any) -> Outcome[Any, Any]:
-    """What the job gave; a job that was killed or ran out of time is an outcome with an error."""
-    problem = job.exception()
-    if problem is None:
-        return job.result()
-    words = " ".join(str(problem).split())[:300]
-    return Outcome(index, task, error=f"SLURM job {job.job_id} did not end well ({words}); see its log, then repeat")

@@ -19,54 +19,44 @@ from smmil.files import digest, read_json, replacing, write_json
 from smmil.formats import write_bag
 from smmil.synthetic.features import synthetic_scans, synthetic_slides, write_synthetic
 
-_BLOCK = 1 << 20
 RANDOM, POSITIONS = "random labels", "positions only"
 
 
-class PreparedSet(NamedTuple):
+class _PreparedSet(NamedTuple):
     """A data set on disk: path of its manifest and digest of its content."""
 
     manifest: Path
     digest: str
 
 
-def prepare(dataset: Dataset, folder: Path) -> PreparedSet:
+def _prepare(dataset: Dataset, folder: Path) -> _PreparedSet:
     """Locate a data set and hash its content; a synthetic one is written into `folder` unless it is there and valid."""
     if dataset.missing is not None:
         raise DataError(
             f"data set {dataset.name!r}: its location is not given; use --data {dataset.missing}=manifest.csv "
             f"or set the environment variable {dataset.missing}"
         )
-    if dataset.synthetic is not None:
-        path = _write_synthetic_set(dataset.synthetic, folder)
-    else:
-        path = Path(str(dataset.manifest))
-    return PreparedSet(path, _content_digest(Manifest.read(path), folder / "digests.json"))
+    spec = dataset.synthetic
+    path = Path(str(dataset.manifest)) if spec is None else _write_synthetic_set(spec, folder)
+    return _PreparedSet(path, _content_digest(Manifest.read(path), folder / "digests.json"))
 
 
 def _write_synthetic_set(spec: Synthetic, folder: Path) -> Path:
     """Write a synthetic set into a folder named by a hash of its options, unless it is there; gives its manifest."""
-    place = folder / f"{spec.kind}-{digest(repr(sorted(_flat(spec).items())))[:12]}"
+    facts = {**spec.model_dump(exclude={"options"}), **{f"options.{k}": v for k, v in spec.options.items()}}
+    place = folder / f"{spec.kind}-{digest(repr(sorted(facts.items())))[:12]}"
     manifest = place / "manifest.csv"
     try:
         Manifest.read(manifest).check_files()
     except DataError:
         make = synthetic_slides if spec.kind == "slides" else synthetic_scans
+        options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in spec.options.items()}
         try:
-            bags = make(spec.bags, seed=spec.seed, **_ranges(spec.options))
+            bags = make(spec.bags, seed=spec.seed, **options)
         except TypeError as problem:
             raise ConfigError(f"synthetic {spec.kind}: {problem}; see smmil.data.synthetic_{spec.kind}") from None
         write_synthetic(place, bags)
     return manifest
-
-
-def _flat(spec: Synthetic) -> dict[str, Any]:
-    return {**spec.model_dump(exclude={"options"}), **{f"options.{k}": v for k, v in spec.options.items()}}
-
-
-def _ranges(options: dict[str, Any]) -> dict[str, Any]:
-    """Options with lists, as in YAML, as tuples."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
 def _content_digest(manifest: Manifest, cache_file: Path) -> str:
@@ -74,7 +64,11 @@ def _content_digest(manifest: Manifest, cache_file: Path) -> str:
 
     Digests are cached in the JSON file `cache_file`: files of unchanged size and time are not read again.
     """
-    known = _read_digest_cache(cache_file)
+    try:
+        cached = read_json(cache_file)
+    except DataError:
+        cached = None  # an unreadable cache is rebuilt
+    known = cached if isinstance(cached, dict) else {}
     seen: dict[str, Any] = {}
     rows = []
     for id_ in sorted(manifest.ids):
@@ -91,47 +85,29 @@ def _cached_file_digest(path: Path, known: dict[str, Any], seen: dict[str, Any])
         facts = path.stat()
         mark = [facts.st_size, facts.st_mtime_ns]
         before = known.get(str(path.resolve()))
-        value = before[2] if before is not None and before[:2] == mark else _file_digest(path)
+        value = before[2] if before is not None and before[:2] == mark else None
+        if value is None:
+            with path.open("rb") as stream:
+                value = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({problem.strerror}); check the manifest") from None
     seen[str(path.resolve())] = [*mark, value]
     return value
 
 
-def _file_digest(path: Path) -> str:
-    total = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            total.update(block)
-    return total.hexdigest()
-
-
-def _read_digest_cache(cache_file: Path) -> dict[str, Any]:
-    try:
-        found = read_json(cache_file)
-    except DataError:
-        return {}  # an unreadable cache is rebuilt
-    return found if isinstance(found, dict) else {}
-
-
-def _neighbour_agreement(y_inst: np.ndarray, edges: np.ndarray) -> float:
-    """Share of the edges between labelled instances that join equal labels; nan without such edges."""
-    return share_of(*agreeing_pairs(y_inst, edges))
-
-
-def agreeing_pairs(y_inst: np.ndarray, edges: np.ndarray) -> tuple[int, int]:
+def _agreeing_pairs(y_inst: np.ndarray, edges: np.ndarray) -> tuple[int, int]:
     """How many edges between labelled instances join equal labels, and how many such edges there are."""
     a, b = y_inst[edges[0]], y_inst[edges[1]]
     known = (a >= 0) & (b >= 0) & (edges[0] != edges[1])
     return int((a == b)[known].sum()), int(known.sum())
 
 
-def share_of(part: int, whole: int) -> float:
+def _share_of(part: int, whole: int) -> float:
     """Ratio of two counts; nan when the second is 0."""
     return part / whole if whole else float("nan")
 
 
-def folds_to_train(dataset: Dataset, ready: PreparedSet, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
+def _folds_to_train(dataset: Dataset, ready: _PreparedSet, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
     """Folds of the data set to train, and a note where they differ from the number of existing folds.
 
     asked  folds the study asks for. Those, and `folds` of a data set, must exist; the default number of folds is
@@ -142,7 +118,9 @@ def folds_to_train(dataset: Dataset, ready: PreparedSet, asked: Sequence[int] | 
         splits = _splits_of(dataset, manifest)
         folds, notes = _choose_folds(dataset, len(splits), asked)
         for fold in folds:
-            _check_parts(manifest, splits[fold], fold)
+            refuse_leaks(manifest, splits[fold])
+            for part in (part for part in PARTS if not getattr(splits[fold], part)):
+                raise DataError(f"{manifest.name}: fold {fold} has no {part} bags; every fold of a study needs some")
     except DataError as problem:
         raise DataError(f"data set {dataset.name!r}: {problem}") from None
     return folds, notes
@@ -157,8 +135,11 @@ def _splits_of(dataset: Dataset, manifest: Manifest) -> list[Split]:
 
 
 def _choose_folds(dataset: Dataset, there: int, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
-    splits = "one split, fold 0" if there == 1 else f"{there} splits, folds 0 to {there - 1}"
-    has = f"{_split_source(dataset, there)} {splits}"
+    if dataset.splits is not None:
+        source = f"{dataset.splits} has"
+    else:
+        source = "it has" if there == dataset.folds else f"{dataset.manifest} marks every row, which gives"
+    has = f"{source} {'one split, fold 0' if there == 1 else f'{there} splits, folds 0 to {there - 1}'}"
     if asked is not None:
         absent = [fold for fold in asked if fold >= there]
         if absent:
@@ -176,22 +157,7 @@ def _choose_folds(dataset: Dataset, there: int, asked: Sequence[int] | None) -> 
     return list(range(dataset.folds)), unused if there > dataset.folds else []
 
 
-def _split_source(dataset: Dataset, there: int) -> str:
-    """What determines the number of splits, as the beginning of a message."""
-    if dataset.splits is not None:
-        return f"{dataset.splits} has"
-    return "it has" if there == dataset.folds else f"{dataset.manifest} marks every row, which gives"
-
-
-def _check_parts(manifest: Manifest, split: Split, fold: int) -> None:
-    """Refuse a fold with a patient in two parts or with an empty part."""
-    refuse_leaks(manifest, split)
-    for part in PARTS:
-        if not getattr(split, part):
-            raise DataError(f"{manifest.name}: fold {fold} has no {part} bags; every fold of a study needs some")
-
-
-def random_labels(dataset: Dataset, ready: PreparedSet, folder: Path, seed: int = 0) -> Dataset:
+def _random_labels(dataset: Dataset, ready: _PreparedSet, folder: Path, seed: int = 0) -> Dataset:
     """Derived set: the same bags and splits, with the labels of all but the test cases permuted.
 
     Whatever a model still finds in the test cases, it has not learned from labels. Instance labels of training cases
@@ -204,13 +170,13 @@ def random_labels(dataset: Dataset, ready: PreparedSet, folder: Path, seed: int 
     others = [id_ for id_ in sorted(table.ids) if id_ not in test]
     permuted = np.random.default_rng(seed).permutation(np.array([table.labels[i] for i in others]))
     labels = {**table.labels, **dict(zip(others, permuted.tolist(), strict=True))}
-    rows = [
-        _row(table, id_, str(labels[id_]), _hidden_labels(table, id_, place, id_ in test)) for id_ in sorted(table.ids)
-    ]
+    rows = [_row(table, id_) | {"label": str(labels[id_])} for id_ in sorted(table.ids)]
+    for row in (row for row in rows if row["id"] not in test):
+        row["instance_labels"] = _hidden_labels(table, row["id"], place)
     return _write_derived_set(dataset, f"{dataset.name} ({RANDOM})", place, rows, splits)
 
 
-def positions_only(dataset: Dataset, ready: PreparedSet, folder: Path) -> Dataset:
+def _positions_only(dataset: Dataset, ready: _PreparedSet, folder: Path) -> Dataset:
     """Derived set: the same cases and splits with coordinates, scaled to [0, 1], in place of features.
 
     If a model classifies or localizes with these, position is a shortcut: the label can be read from where things are.
@@ -225,7 +191,7 @@ def positions_only(dataset: Dataset, ready: PreparedSet, folder: Path) -> Datase
             bag = _position_bag(table.bag(id_))
             provenance = {"encoder": f"positions-{bag.x.shape[1]}"}
             write_bag(path, bag, graph="none" if bag.graph is None else "edges", provenance=provenance)
-        rows.append(_row(table, id_, str(table.labels[id_]), _label_file(table, id_)) | {"path": str(path.absolute())})
+        rows.append(_row(table, id_) | {"path": str(path.absolute())})
     return _write_derived_set(dataset, f"{dataset.name} ({POSITIONS})", place, rows, splits)
 
 
@@ -239,20 +205,14 @@ def _position_bag(bag: Bag) -> Bag:
     return replace(bag, x=x.float())
 
 
-def _row(table: Manifest, id_: str, label: str, sidecar: str) -> dict[str, str]:
-    path = str(table.path_of(id_).absolute())
-    return {"id": id_, "path": path, "label": label, "group": table.groups[id_], "instance_labels": sidecar}
+def _row(table: Manifest, id_: str) -> dict[str, str]:
+    path, sidecar = table.path_of(id_), table.instance_labels_of(id_)
+    row = {"id": id_, "path": str(path.absolute()), "label": str(table.labels[id_]), "group": table.groups[id_]}
+    return row | {"instance_labels": "" if sidecar is None else str(sidecar.absolute())}
 
 
-def _label_file(table: Manifest, id_: str) -> str:
-    path = table.instance_labels_of(id_)
-    return "" if path is None else str(path.absolute())
-
-
-def _hidden_labels(table: Manifest, id_: str, place: Path, is_test: bool) -> str:
-    """Path of the instance labels: unchanged for a test case, else a file that marks every instance as unknown."""
-    if is_test:
-        return _label_file(table, id_)
+def _hidden_labels(table: Manifest, id_: str, place: Path) -> str:
+    """Path of a file that marks every instance as unknown."""
     path = place / "labels" / f"{digest(id_)[:20]}.npy"
     if not path.exists():
         with replacing(path) as temporary:

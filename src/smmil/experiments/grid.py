@@ -1,18 +1,21 @@
 """A study as a grid of training runs, each named by a hash of everything that decides its result."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from smmil.config import TrainConfig, checked
 from smmil.errors import ConfigError, suggest
-from smmil.experiments.datasets import PreparedSet, folds_to_train, prepare
+from smmil.experiments.datasets import _folds_to_train, _prepare, _PreparedSet
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
 from smmil.files import digest
-from smmil.models import model_options
+from smmil.models import create_model, model_options
 
 # Options that make models large, with a size that is just enough; used where a model has the option and it is larger.
 _SMALL = {
@@ -40,7 +43,7 @@ _IN_DIM = 8  # any width will do: what is checked are names and options
 
 
 @dataclass(frozen=True)
-class Run:
+class _PlannedRun:
     """One training: key, label, config, and the columns that identify it in the table of results."""
 
     key: str
@@ -50,14 +53,14 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Grid:
+class _Grid:
     """Runs of a study whose data are available, and a note for each data set or fold that is left out."""
 
-    runs: list[Run]
+    runs: list[_PlannedRun]
     left_out: list[str]
 
 
-def make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = ()) -> Grid:
+def _make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = ()) -> _Grid:
     """All runs of the study: data sets x variants x learning rates x seeds x folds.
 
     only  names of data sets to use; others are not looked at. Data sets whose variable is not set are left out with a
@@ -67,13 +70,17 @@ def make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = ()
     wanted, left_out = _available(study, list(only))
     runs = []
     for dataset in wanted:
-        ready = prepare(dataset, Path(data_folder))
-        folds, notes = folds_to_train(dataset, ready, study.folds)
+        ready = _prepare(dataset, Path(data_folder))
+        folds, notes = _folds_to_train(dataset, ready, study.folds)
         left_out += notes
-        for variant in study.variants:
-            runs += _runs(study, dataset, ready, variant, folds)
-    _refuse_duplicates(runs)
-    return Grid(runs, left_out)
+        choices = product(study.variants, study.learning_rates, study.seeds, folds)
+        runs += [_run(study, dataset, ready, *choice) for choice in choices]
+    first: dict[str, _PlannedRun] = {}
+    for run in runs:
+        other = first.setdefault(run.key, run)
+        if other is not run:
+            raise ConfigError(f"{other.label} and {run.label} are the same run; remove one of the two")
+    return _Grid(runs, left_out)
 
 
 def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]:
@@ -89,12 +96,9 @@ def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]
     return there, left_out
 
 
-def _runs(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, folds: Sequence[int]) -> list[Run]:
-    choices = [(lr, seed, fold) for lr in study.learning_rates for seed in study.seeds for fold in folds]
-    return [_run(study, dataset, ready, variant, *choice) for choice in choices]
-
-
-def _run(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, lr: float, seed: int, fold: int) -> Run:
+def _run(
+    study: Study, dataset: Dataset, ready: _PreparedSet, variant: Variant, lr: float, seed: int, fold: int
+) -> _PlannedRun:
     label = f"{dataset.name} · {variant.name} · lr {lr:g} · seed {seed} · fold {fold}"
     content = {
         "data": {
@@ -117,34 +121,15 @@ def _run(study: Study, dataset: Dataset, ready: PreparedSet, variant: Variant, l
         "seed": seed,
         "fold": fold,
     }
-    return Run(_run_key(config, ready.digest), label, config, facts)
-
-
-def _run_key(config: TrainConfig, data_digest: str) -> str:
-    """Name of a run: the settings that decide what is learned, the content of the data and of a file of splits."""
+    # The settings that decide what is learned, the content of the data and of a file of splits.
     splits = Path(config.data.splits).read_bytes() if config.data.splits else b""
-    return digest(config.digest(), data_digest, splits)[:20]
+    return _PlannedRun(digest(config.digest(), ready.digest, splits)[:20], label, config, facts)
 
 
 def _training(study: Study, dataset: Dataset, variant: Variant) -> dict[str, Any]:
     """Merge training settings from general to specific; one thread, so that results do not depend on the machine."""
-    layers: list[Mapping[str, Any]] = [
-        {"threads": 1},
-        study.training,
-        dataset.training,
-        dataset.training_of.get(variant.group, {}),
-        dataset.training_of.get(variant.name, {}),
-        variant.training,
-    ]
-    return {key: value for layer in layers for key, value in layer.items()}
-
-
-def _refuse_duplicates(runs: list[Run]) -> None:
-    first: dict[str, Run] = {}
-    for run in runs:
-        other = first.setdefault(run.key, run)
-        if other is not run:
-            raise ConfigError(f"{other.label} and {run.label} are the same run; remove one of the two")
+    of_set = [dataset.training_of.get(name, {}) for name in (variant.group, variant.name)]
+    return {"threads": 1} | study.training | dataset.training | of_set[0] | of_set[1] | variant.training
 
 
 def toy_study(study: Study, *, most_sets: int = 2) -> Study:
@@ -152,10 +137,12 @@ def toy_study(study: Study, *, most_sets: int = 2) -> Study:
 
     At most `most_sets` data sets are kept, of different kinds where there are; numbers mean nothing.
     """
+    firsts = list({d.kind: d for d in reversed(study.datasets)}.values())[::-1]
+    kept = (firsts + [d for d in study.datasets if d not in firsts])[:most_sets]
     return study.model_copy(
         update={
             "name": f"{study.name}-toy",
-            "datasets": [_tiny_set(d, i) for i, d in enumerate(_some_sets(study.datasets, most_sets))],
+            "datasets": [_tiny_set(d, i) for i, d in enumerate(d for d in study.datasets if d in kept)],
             "variants": [_tiny_model(v) for v in study.variants],
             "learning_rates": study.learning_rates[:1],
             "folds": [0, 1],
@@ -166,26 +153,17 @@ def toy_study(study: Study, *, most_sets: int = 2) -> Study:
     )
 
 
-def _some_sets(datasets: list[Dataset], most: int) -> list[Dataset]:
-    firsts = list({d.kind: d for d in reversed(datasets)}.values())[::-1]
-    return [d for d in datasets if d in (firsts + [d for d in datasets if d not in firsts])[:most]]
-
-
 def _tiny_set(dataset: Dataset, number: int) -> Dataset:
-    given = dataset.synthetic.options if dataset.synthetic is not None else {}
-    tiny = Synthetic(kind=dataset.kind, bags=20, seed=number, options={**given, **_SYNTHETIC[dataset.kind]})
+    options = {**dataset.synthetic_options, **_SYNTHETIC[dataset.kind]}
+    tiny = Synthetic(kind=dataset.kind, bags=20, seed=number, options=options)
     gone = {"manifest": None, "missing": None, "splits": None, "split_seed": 0}
     return dataset.model_copy(update={**gone, "synthetic": tiny, "folds": 2, "val_share": 0.5, "test_share": 0.3})
 
 
 def _tiny_model(variant: Variant) -> Variant:
     known = model_options(variant.model)
-    numbers = {k: small for k, small in _SMALL.items() if k in known and _is_larger(known[k], small)}
+    numbers = {k: small for k, small in _SMALL.items() if type(known.get(k)) is int and known[k] > small}
     return variant.model_copy(update={"options": {**numbers, **variant.options}})
-
-
-def _is_larger(default: Any, small: int) -> bool:
-    return type(default) is int and default > small
 
 
 def check_models(study: Study, where: str) -> None:
@@ -198,16 +176,16 @@ def check_models(study: Study, where: str) -> None:
         try:
             _check_buildable(variant.model, json.dumps(variant.options, sort_keys=True))
         except ConfigError as problem:
-            message = f"{where}: variant {variant.name!r}: {problem}{_allowed(variant.model)}"
-            raise ConfigError(message) from None
+            try:
+                known = ", ".join(model_options(variant.model)) or "none"
+                allowed = f" (options of {variant.model}: {known})"
+            except ConfigError:
+                allowed = ""  # the model itself is unknown
+            raise ConfigError(f"{where}: variant {variant.name!r}: {problem}{allowed}") from None
 
 
 @cache
 def _check_buildable(model: str, options_text: str) -> None:
-    import torch
-
-    from smmil.models import create_model, model_options
-
     options = json.loads(options_text)
     if ":" in model:
         known = model_options(model)
@@ -216,14 +194,3 @@ def _check_buildable(model: str, options_text: str) -> None:
         return
     with torch.random.fork_rng(devices=[]):
         create_model(model, _IN_DIM, **options)
-
-
-def _allowed(model: str) -> str:
-    """End of the message with the options of the model; empty when the model is unknown."""
-    from smmil.models import model_options
-
-    try:
-        known = model_options(model)
-    except ConfigError:
-        return ""
-    return f" (options of {model}: {', '.join(known) or 'none'})"

@@ -1,15 +1,14 @@
 """Mean ranks of models within a group, counted as in the paper, and the comparison with the paper's numbers."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pandas import DataFrame, concat
 
 from smmil.evaluate.metrics import direction, metric_name
 from smmil.evaluate.significance import mean_ranks
-from smmil.experiments.paper import cell_notes, our_names, paper_numbers, paper_table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from smmil.experiments.paper import _cell_notes, _our_names, _paper_numbers, paper_table
 
 DIGITS = 3
 RANKED, EXTRACTORS, AS_PAPER = "ALL", "main", "as the paper"
@@ -18,16 +17,25 @@ FLAGGED = "not judged (flagged)"
 Block = tuple[str, str, str]  # extractor, group, level: what is ranked together
 
 
-class Basis(NamedTuple):
+class _Basis(NamedTuple):
     """Basis of ranks: the columns, and the models ranked in them."""
 
     columns: frozenset[tuple[str, str, str]]
     models: frozenset[str]
 
+    @classmethod
+    def of(cls, block: DataFrame) -> "_Basis":
+        """The columns of a block and the models that have all of them."""
+        values: Any = block.pivot(index="model", columns=COLUMN, values="mean")
+        return cls(frozenset(values.columns), frozenset(values.dropna().index))
 
-def rank_rows(
-    rows: "DataFrame", rank_by: str = "all", mixed: Mapping[str, list[str]] | None = None
-) -> tuple["DataFrame", list[str]]:
+    def contains(self, other: "_Basis") -> bool:
+        return other.columns <= self.columns and other.models <= self.models
+
+
+def _rank_rows(
+    rows: DataFrame, rank_by: str = "all", mixed: Mapping[str, list[str]] | None = None
+) -> tuple[DataFrame, list[str]]:
     """Mean ranks within each group over all columns (or over those of each extractor), as rows of data set ALL.
 
     Values are rounded to three digits first, as printed, so that equal prints share a rank. A model that lacks a column
@@ -41,36 +49,28 @@ def rank_rows(
         notes += [f"not ranked ({group}), nobody to be ranked with: {', '.join(single)}"] if single else []
         facts = {"dataset": RANKED, "extractor": extractor, "group": group, "metric": f"{level}_rank"}
         found += [{**facts, **row} for row in ranked]
-    return _frame(found), list(dict.fromkeys(notes))
+    names = ["dataset", "extractor", "group", "model", "metric", "mean", "std", "n", "lr", "family", "set"]
+    frame = DataFrame(found, columns=[*names, "fewer", "state"]).astype({"fewer": bool})
+    return frame, list(dict.fromkeys(notes))
 
 
 def _rank_blocks(
-    rows: "DataFrame", rank_by: str = "all", mixed: Mapping[str, list[str]] | None = None
-) -> dict[Block, "DataFrame"]:
+    rows: DataFrame, rank_by: str = "all", mixed: Mapping[str, list[str]] | None = None
+) -> dict[Block, DataFrame]:
     """The rows that are ranked together, by extractor, group and level (inst or bag)."""
     rows = rows[[direction(metric) != 0 for metric in rows["metric"]]]
     found: dict[Block, DataFrame] = {}
     for extractor in [EXTRACTORS] if rank_by == "all" else sorted(set(rows["extractor"])):
         used = [extractor, *(mixed or {}).get(extractor, [])]
         part = rows if rank_by == "all" else rows[rows["extractor"].isin(used)]
-        levels = part.assign(level=_levels(part["metric"]))
+        # FROC counts as a metric of instances.
+        levels = part.assign(level=["bag" if metric.startswith("bag") else "inst" for metric in part["metric"]])
         for (group, level), block in levels.groupby(["group", "level"], sort=False):
             found[extractor, str(group), str(level)] = block
     return found
 
 
-def _basis_of(block: "DataFrame") -> Basis:
-    """The columns of a block and the models that have all of them."""
-    values: Any = block.pivot(index="model", columns=COLUMN, values="mean")
-    return Basis(frozenset(values.columns), frozenset(values.dropna().index))
-
-
-def _levels(metrics: Iterable[str]) -> list[str]:
-    """Level of each metric: bag or inst; FROC counts as inst."""
-    return ["bag" if metric.startswith("bag") else "inst" for metric in metrics]
-
-
-def rank_values(rows: "DataFrame") -> "DataFrame":
+def _rank_values(rows: DataFrame) -> DataFrame:
     """Models x columns as they are ranked: rounded as printed, higher is better, nan where a model has no result.
 
     Energies are left out: they have no better side.
@@ -80,9 +80,9 @@ def rank_values(rows: "DataFrame") -> "DataFrame":
     return signed[[side != 0 for side in sides]].pivot(index="model", columns=COLUMN, values="mean")
 
 
-def _ranked(block: "DataFrame") -> tuple[list[dict[str, Any]], list[str], list[str]]:
+def _ranked(block: DataFrame) -> tuple[list[dict[str, Any]], list[str], list[str]]:
     """A row for each model of a block, the models that lack results, and a model without a rival."""
-    values = rank_values(block)
+    values = _rank_values(block)
     complete = values.dropna()
     missing = sorted(set(values.index) - set(complete.index))
     single = list(complete.index) if len(complete) == 1 else []
@@ -98,30 +98,19 @@ def _ranked(block: "DataFrame") -> tuple[list[dict[str, Any]], list[str], list[s
     return ranked + others, missing, single
 
 
-def _frame(found: Sequence[dict[str, Any]]) -> "DataFrame":
-    from pandas import DataFrame
-
-    names = ["dataset", "extractor", "group", "model", "metric", "mean", "std", "n", "lr", "family", "set"]
-    return DataFrame(found, columns=[*names, "fewer", "state"]).astype({"fewer": bool})
-
-
-def with_paper(rows: "DataFrame", name: str | None, unlike: frozenset[Block] = frozenset()) -> "DataFrame":
+def _with_paper(rows: DataFrame, name: str | None, unlike: frozenset[Block] = frozenset()) -> DataFrame:
     """The rows with paper_mean, paper_std, difference (ours - paper's), within_std and paper_note.
 
     within_std: the difference is at most the paper's standard deviation, or ours where the paper prints none; empty
     where there is nothing to compare, and not judged where the paper's number is itself in doubt.
     unlike: ranks that rest on other columns or models than the paper's; its rank is not compared with them
     """
-    printed = _printed(name) if name is not None else {}
+    printed: dict[Any, tuple[float, float]] = {}
+    for row in _our_names(paper_table(name)).itertuples() if name is not None else ():
+        printed[row.dataset, row.extractor, row.model, row.metric] = row.mean, row.std
     compared = [_compared(row, printed, unlike) for row in rows.itertuples()]
     names = ("paper_mean", "paper_std", "difference", "within_std", "paper_note")
     return rows.assign(**{key: [one[i] for one in compared] for i, key in enumerate(names)})
-
-
-def _printed(name: str) -> dict[Any, tuple[float, float]]:
-    table = our_names(paper_table(name))
-    keys = zip(table["dataset"], table["extractor"], table["model"], table["metric"], strict=True)
-    return dict(zip(keys, zip(table["mean"], table["std"], strict=True), strict=True))
 
 
 def _compared(
@@ -133,71 +122,62 @@ def _compared(
     if key not in printed or (row.dataset == RANKED and (row.extractor, row.group, level) in unlike):
         return math.nan, math.nan, math.nan, "", ""
     mean, std = printed[key]
-    note = "; ".join(cell_notes().get(key, []))
+    note = "; ".join(_cell_notes().get(key, []))
     limit, gap = (row.std if math.isnan(std) else std), row.mean - mean
     if math.isnan(limit) or math.isnan(gap):
         return mean, std, gap, "", note
     return mean, std, gap, FLAGGED if note else ("yes" if abs(gap) <= limit else "no"), note
 
 
-def comparable_ranks(
-    rows: "DataFrame", name: str, rank_by: str, mixed: Mapping[str, list[str]]
-) -> tuple["DataFrame", frozenset[Block], list[str]]:
+def _comparable_ranks(
+    rows: DataFrame, name: str, rank_by: str, mixed: Mapping[str, list[str]]
+) -> tuple[DataFrame, frozenset[Block], list[str]]:
     """Further ranks over the columns and models of the paper, the blocks that cannot be compared, and the reasons.
 
     Ranks are comparable with the paper's only where columns and models are the same. Where
     the study has all of the paper's columns and models and more, the ranks over the paper's own are added.
     """
     theirs = _paper_bases(name)
-    ours = {key: _basis_of(block) for key, block in _rank_blocks(rows, rank_by, mixed).items()}
+    ours = {key: _Basis.of(block) for key, block in _rank_blocks(rows, rank_by, mixed).items()}
     unlike = {key for key, basis in ours.items() if key in theirs and basis != theirs[key]}
-    inside = {key for key in unlike if rank_by == "all" and _contains(ours[key], theirs[key])}
+    inside = {key for key in unlike if rank_by == "all" and ours[key].contains(theirs[key])}
     further = [_as_paper(rows, key, theirs[key]) for key in sorted(inside)]
-    return _joined(further, rows), frozenset(unlike), _reasons(unlike, inside, ours, theirs)
+    joined = concat(further, ignore_index=True) if further else rows.iloc[:0]
+    return joined, frozenset(unlike), _reasons(unlike, inside, ours, theirs)
 
 
-def _contains(ours: Basis, theirs: Basis) -> bool:
-    return theirs.columns <= ours.columns and theirs.models <= ours.models
-
-
-def _as_paper(rows: "DataFrame", key: Block, basis: Basis) -> "DataFrame":
+def _as_paper(rows: DataFrame, key: Block, basis: _Basis) -> DataFrame:
     """Ranks among the paper's models over the paper's columns."""
     columns = zip(rows["dataset"], rows["extractor"], rows["metric"], strict=True)
     keep = [c in basis.columns and m in basis.models for c, m in zip(columns, rows["model"], strict=True)]
-    ranks = rank_rows(rows[keep])[0]
+    ranks = _rank_rows(rows[keep])[0]
     mine = (ranks["group"] == key[1]) & (ranks["metric"] == f"{key[2]}_rank")
     return ranks[mine].assign(extractor=AS_PAPER)
 
 
-def _joined(frames: "list[DataFrame]", rows: "DataFrame") -> "DataFrame":
-    from pandas import concat
-
-    return concat(frames, ignore_index=True) if frames else rows.iloc[:0]
-
-
-def _paper_bases(name: str) -> dict[Block, Basis]:
+def _paper_bases(name: str) -> dict[Block, _Basis]:
     """Basis of each rank that a table of the paper prints."""
     if not (paper_table(name)["dataset"] == RANKED).any():
         return {}
-    numbers, by, mixed = paper_numbers(name)
-    return {key: _basis_of(block) for key, block in _rank_blocks(numbers, by, mixed).items()}
+    numbers, by, mixed = _paper_numbers(name)
+    return {key: _Basis.of(block) for key, block in _rank_blocks(numbers, by, mixed).items()}
 
 
-def _reasons(unlike: set[Block], inside: set[Block], ours: dict[Block, Basis], theirs: dict[Block, Basis]) -> list[str]:
+def _reasons(
+    unlike: set[Block], inside: set[Block], ours: dict[Block, _Basis], theirs: dict[Block, _Basis]
+) -> list[str]:
     """A line for each reason, with the groups it holds for."""
     found: dict[tuple[str, str], list[str]] = {}
     for key in sorted(unlike):
         extractor, group, level = key
         words = group if extractor == EXTRACTORS else f"{group}, {extractor}"
-        found.setdefault((level, _why(ours[key], theirs[key], key in inside)), []).append(words)
+        bases = (
+            f"ours is over {len(ours[key].columns)} columns and {len(ours[key].models)} models, the paper's over other "
+            f"ones ({len(theirs[key].columns)} and {len(theirs[key].models)})"
+        )
+        if key in inside:
+            why = f"{bases}; '{AS_PAPER}' ranks the paper's models over the paper's columns"
+        else:
+            why = f"{bases}; such ranks cannot be compared, so the paper's is not shown"
+        found.setdefault((level, why), []).append(words)
     return [f"{metric_name(f'{level}_rank')} ({'; '.join(groups)}): {why}" for (level, why), groups in found.items()]
-
-
-def _why(ours: Basis, theirs: Basis, added: bool) -> str:
-    bases = (
-        f"ours is over {len(ours.columns)} columns and {len(ours.models)} models, the paper's over other ones "
-        f"({len(theirs.columns)} and {len(theirs.models)})"
-    )
-    if added:
-        return f"{bases}; '{AS_PAPER}' ranks the paper's models over the paper's columns"
-    return f"{bases}; such ranks cannot be compared, so the paper's is not shown"

@@ -34,7 +34,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # would fail every other run too
 
 
 @contextmanager
-def exclusive_lock(path: Path, wait: bool) -> Iterator[bool]:
+def _exclusive_lock(path: Path, wait: bool) -> Iterator[bool]:
     """Hold a file lock inside the block and yield True; False if another process has it.
 
     The system frees the lock when its holder dies.
@@ -93,7 +93,7 @@ def _number(value: Any) -> float:
 
 
 @dataclass(frozen=True)
-class RunJob:
+class _RunJob:
     """One run as a task: its folder, label and config, and whether to wait for another process that holds its lock."""
 
     folder: str
@@ -102,7 +102,7 @@ class RunJob:
     wait: bool = False
 
 
-def perform(job: RunJob) -> str:
+def _perform(job: _RunJob) -> str:
     """Train and measure one run; gives `done`, or `already` when another process has finished it.
 
     `busy`: another process is working on it and this job may not wait; `full`: the disk is full.
@@ -110,26 +110,22 @@ def perform(job: RunJob) -> str:
     """
     folder = Path(job.folder)
     try:
-        return _perform(job, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _exclusive_lock(folder / "lock", job.wait) as acquired:
+            if not acquired:
+                return BUSY
+            remove_leftovers(folder)
+            if _finished(folder) is not None:
+                return ALREADY
+            _run_recording_failure(job, folder)
+        return DONE
     except OSError as problem:
         if problem.errno in _DISK_FULL:
             return FULL
         raise DataError(f"{_one_line(problem)}; its folder cannot be used; repair {folder} and repeat") from problem
 
 
-def _perform(job: RunJob, folder: Path) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(folder / "lock", job.wait) as acquired:
-        if not acquired:
-            return BUSY
-        remove_leftovers(folder)
-        if finished(folder) is not None:
-            return ALREADY
-        _run_recording_failure(job, folder)
-    return DONE
-
-
-def _run_recording_failure(job: RunJob, folder: Path) -> None:
+def _run_recording_failure(job: _RunJob, folder: Path) -> None:
     """Train and measure; the reason of a failure is written to the folder of the run."""
     try:
         _retrain_if_damaged(job, folder)
@@ -153,7 +149,7 @@ def _one_line(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {' '.join(str(problem).split())}"
 
 
-def _retrain_if_damaged(job: RunJob, folder: Path) -> None:
+def _retrain_if_damaged(job: _RunJob, folder: Path) -> None:
     """Train and measure; a damaged earlier training is moved to train.damaged and repeated once."""
     begun = (folder / "train").exists()
     try:
@@ -166,7 +162,8 @@ def _retrain_if_damaged(job: RunJob, folder: Path) -> None:
         _train_and_measure(job, folder)
 
 
-def _train_and_measure(job: RunJob, folder: Path) -> None:
+def _train_and_measure(job: _RunJob, folder: Path) -> None:
+    """Train, predict and measure one run, and write its result."""
     trained = train(job.config, folder / "train")
     manifest, device = job.config.data.manifest, job.config.training.device  # the data may have moved since it began
     for part in PARTS:
@@ -185,46 +182,38 @@ def _train_and_measure(job: RunJob, folder: Path) -> None:
         "alpha": _learned_alpha(trained.history, trained.best["epoch"]),
         **_measured_row(*(load_predictions(folder / part) for part in PARTS)),
     }
-    _write_result(folder, row)
-
-
-def _write_result(folder: Path, row: dict[str, Any]) -> None:
-    """Write result.json: the row, the digest of every prediction behind it, and a checksum over both."""
-    files = {f"{part}/{p.name}": _bytes_digest(p) for part in PARTS for p in sorted((folder / part).glob("*.npz"))}
+    # result.json: the row, the digest of every prediction behind it, and a checksum over both
+    paths = [path for part in PARTS for path in sorted((folder / part).glob("*.npz"))]
+    files = {f"{path.parent.name}/{path.name}": digest(path.read_bytes()) for path in paths}
     content = {"format": FORMAT, "row": without_nan(row), "files": files}
     write_json(folder / "result.json", {**content, "seal": _seal(content)})
     for name in ("failure.json", "traceback.txt"):
         (folder / name).unlink(missing_ok=True)
 
 
-def finished(folder: Path, *, thorough: bool = True) -> dict[str, Any] | None:
+def _finished(folder: Path, *, thorough: bool = True) -> dict[str, Any] | None:
     """Result row of a finished run, else None; `thorough` also compares the digest of every prediction."""
     try:
         content = read_json(folder / "result.json")
         seal = content.pop("seal")
         if content["format"] != FORMAT or seal != _seal(content):
             return None
-        same = all(_is_intact(folder / name, mark, thorough) for name, mark in content["files"].items())
+        for name, mark in content["files"].items():
+            path = folder / name
+            if not path.is_file() or (thorough and digest(path.read_bytes()) != mark):
+                return None
+        return {key: math.nan if value is None else value for key, value in content["row"].items()}
     except (OSError, DataError, KeyError, TypeError, AttributeError):
         return None  # absent, unreadable or damaged: the run is brought to its end again from what is sound
-    return {key: math.nan if value is None else value for key, value in content["row"].items()} if same else None
-
-
-def _is_intact(path: Path, mark: str, thorough: bool) -> bool:
-    return path.is_file() and (not thorough or _bytes_digest(path) == mark)
-
-
-def _bytes_digest(path: Path) -> str:
-    return digest(path.read_bytes())
 
 
 def _seal(content: dict[str, Any]) -> str:
     return digest(json.dumps(content, sort_keys=True))
 
 
-def is_busy(folder: Path) -> bool:
+def _is_busy(folder: Path) -> bool:
     """Whether a running process holds the lock of this run."""
     if not (folder / "lock").exists():
         return False
-    with exclusive_lock(folder / "lock", wait=False) as acquired:
+    with _exclusive_lock(folder / "lock", wait=False) as acquired:
         return not acquired

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from pandas import DataFrame
 
 from smmil.errors import DataError, SmmilError, check_choice
 from smmil.executors import EXECUTORS, Outcome, run_tasks
 from smmil.executors.cluster import run_on_slurm
-from smmil.experiments.grid import Grid, Run, check_models, make_grid
-from smmil.experiments.results import results_table, write_results
-from smmil.experiments.run import ALREADY, BUSY, FULL, RunJob, exclusive_lock, finished, is_busy, perform
+from smmil.experiments.grid import _Grid, _make_grid, _PlannedRun, check_models
+from smmil.experiments.results import _results_table, _write_results
+from smmil.experiments.run import ALREADY, BUSY, FULL, _exclusive_lock, _finished, _is_busy, _perform, _RunJob
 from smmil.experiments.study import Study
 from smmil.files import read_json, write_text
 
@@ -19,7 +22,7 @@ OnRun = Callable[[str, str | None], Any]
 
 
 @dataclass(frozen=True)
-class StudyFolder:
+class _StudyFolder:
     """Paths of a study: runs and data are shared by all studies in `out`, results are its own."""
 
     out: Path
@@ -70,51 +73,49 @@ def run_study(
     """
     check_choice(executor, STUDY_EXECUTORS, "executor")
     check_models(study, study.name)
-    folder = StudyFolder(Path(out), study.name)
-    grid = make_grid(study, folder.out / "data", only=only)
-    done = {run.key for run in grid.runs if finished(folder.run(run.key)) is not None}
-    jobs = {run.key: _job(run, folder) for run in grid.runs if run.key not in done}
+    folder = _StudyFolder(Path(out), study.name)
+    grid = _make_grid(study, folder.out / "data", only=only)
+    done = {run.key for run in grid.runs if _finished(folder.run(run.key)) is not None}
+    todo = [run for run in grid.runs if run.key not in done]
+    jobs = [_RunJob(str(folder.run(run.key).absolute()), run.label, run.config) for run in todo]
     report = Report(before=[run.label for run in grid.runs if run.key in done], left_out=grid.left_out)
     runs = _runs_of_all_sets(study, folder, grid, report) if only else grid.runs
     folder.own.mkdir(parents=True, exist_ok=True)
     if on_begin is not None:
         on_begin(len(done), len(grid.runs))
-    _perform_all(list(jobs.values()), report, _task_runner(executor, workers, address, slurm, folder), on_run)
-    with exclusive_lock(folder.own / "lock", wait=True):
-        _remove_own_leftovers(folder.own)
-        write_text(folder.own / "grid.csv", _grid_text(runs))
-        write_results(_collect(Grid(runs, []), folder), folder.own)
+    if executor == "submitit":
+        run_all = partial(run_on_slurm, folder=folder.out / "slurm", workers=workers, parameters=slurm or {})
+    else:
+        run_all = partial(run_tasks, executor=executor, workers=workers, address=address)
+    _perform_all(jobs, report, run_all, on_run)
+    with _exclusive_lock(folder.own / "lock", wait=True):
+        # Temporary files that a killed process left of the files written under the lock, and no others.
+        for name in ("grid.csv", "results.csv", "results.parquet"):
+            for path in folder.own.glob(f".*-{name}"):
+                path.unlink(missing_ok=True)
+        listed = DataFrame([{"run": run.key, "label": run.label, **run.facts} for run in runs])
+        write_text(folder.own / "grid.csv", listed.to_csv(index=False, lineterminator="\n"))
+        _write_results(_collect(runs, folder), folder.own)
     return report
 
 
-def _runs_of_all_sets(study: Study, folder: StudyFolder, asked: Grid, report: Report) -> list[Run]:
+def _runs_of_all_sets(study: Study, folder: _StudyFolder, asked: _Grid, report: Report) -> list[_PlannedRun]:
     """Runs of all data sets in the order of the study; a set outside `only` that cannot be read is reported."""
     runs = {name: [run for run in asked.runs if run.facts["set"] == name] for name in (d.name for d in study.datasets)}
     for dataset in study.datasets:
         if not runs[dataset.name] and dataset.missing is None:
             try:
-                runs[dataset.name] = make_grid(study, folder.out / "data", only=[dataset.name]).runs
+                runs[dataset.name] = _make_grid(study, folder.out / "data", only=[dataset.name]).runs
             except SmmilError as problem:
                 report.left_out.append(f"{dataset.name}: not in the table of results, {problem}")
     return [run for name in runs for run in runs[name]]
 
 
-def _remove_own_leftovers(folder: Path) -> None:
-    """Delete temporary files that a killed process left of the files written under the lock, and no others."""
-    for name in ("grid.csv", "results.csv", "results.parquet"):
-        for path in folder.glob(f".*-{name}"):
-            path.unlink(missing_ok=True)
-
-
-def _job(run: Run, folder: StudyFolder) -> RunJob:
-    return RunJob(str(folder.run(run.key).absolute()), run.label, run.config)
-
-
-def _perform_all(jobs: list[RunJob], report: Report, run_all: Callable[..., Any], on_run: OnRun | None) -> None:
+def _perform_all(jobs: list[_RunJob], report: Report, run_all: Callable[..., Any], on_run: OnRun | None) -> None:
     """Run every job; those locked by another process are repeated at the end and then wait for it."""
-    busy: list[RunJob] = []
+    busy: list[_RunJob] = []
 
-    def record(outcome: Outcome[RunJob, str]) -> None:
+    def record(outcome: Outcome[_RunJob, str]) -> None:
         if outcome.ok and outcome.value == BUSY:
             busy.append(replace(outcome.task, wait=True))
             return
@@ -127,51 +128,34 @@ def _perform_all(jobs: list[RunJob], report: Report, run_all: Callable[..., Any]
         if on_run is not None:
             on_run(outcome.task.label, outcome.error)
 
-    run_all(perform, jobs, on_done=record)
+    run_all(_perform, jobs, on_done=record)
     if busy:
-        run_all(perform, busy, on_done=record)
+        run_all(_perform, busy, on_done=record)
 
 
-def _task_runner(
-    executor: str, workers: int | None, address: str | None, slurm: dict[str, Any] | None, folder: StudyFolder
-) -> Callable[..., Any]:
-    """A function (function, tasks, on_done) that runs tasks on the chosen executor."""
-    if executor == "submitit":
-        return lambda function, tasks, on_done: run_on_slurm(
-            function, tasks, on_done, folder=folder.out / "slurm", workers=workers, parameters=slurm or {}
-        )
-    return lambda function, tasks, on_done: run_tasks(function, tasks, executor, workers, on_done, address=address)
-
-
-def _collect(grid: Grid, folder: StudyFolder) -> Any:
+def _collect(runs: Sequence[_PlannedRun], folder: _StudyFolder) -> DataFrame:
     """Table of the runs that are done, one row each."""
-    rows = []
-    for run in grid.runs:
-        row = finished(folder.run(run.key), thorough=False)
-        if row is not None:
-            rows.append({"run": run.key, **run.facts, **row})
-    return results_table(rows)
+    rows = [(run, _finished(folder.run(run.key), thorough=False)) for run in runs]
+    return _results_table({"run": run.key, **run.facts, **row} for run, row in rows if row is not None)
 
 
 def load_results(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> Any:
     """Table of the finished runs of a study, possibly empty."""
-    folder = StudyFolder(Path(out), study.name)
-    return _collect(make_grid(study, folder.out / "data", only=only), folder)
+    folder = _StudyFolder(Path(out), study.name)
+    return _collect(_make_grid(study, folder.out / "data", only=only).runs, folder)
 
 
 def run_states(study: Study, out: str | Path, *, only: Sequence[str] = ()) -> dict[str, list[tuple[str, str]]]:
     """Labels by state: done, running (a process holds its lock), failed (with the reason), missing."""
     found: dict[str, list[tuple[str, str]]] = {state: [] for state in ("done", "running", "failed", "missing")}
-    folder = StudyFolder(Path(out), study.name)
-    for row in _plan_table(make_grid(study, folder.out / "data", only=only), folder).itertuples():
+    folder = _StudyFolder(Path(out), study.name)
+    for row in _plan_table(_make_grid(study, folder.out / "data", only=only), folder).itertuples():
         found[row.state].append((row.label, row.reason))
     return found
 
 
-def _plan_table(grid: Grid, folder: StudyFolder) -> Any:
+def _plan_table(grid: _Grid, folder: _StudyFolder) -> Any:
     """Table of all runs of a study, done or not: the facts of each, its state and why it failed."""
-    from pandas import DataFrame
-
     rows = []
     for run in grid.runs:
         state, reason = _state(folder.run(run.key))
@@ -180,12 +164,12 @@ def _plan_table(grid: Grid, folder: StudyFolder) -> Any:
 
 
 def _state(path: Path) -> tuple[str, str]:
-    if finished(path, thorough=False) is not None:
+    if _finished(path, thorough=False) is not None:
         return "done", ""
     try:
         if path.exists() and not path.is_dir():
             return "failed", f"{path}: is a file where the folder of a run is needed; remove it and repeat"
-        if is_busy(path):
+        if _is_busy(path):
             return "running", ""
         if (path / "failure.json").exists():
             return "failed", str(read_json(path / "failure.json").get("reason", ""))
@@ -194,20 +178,11 @@ def _state(path: Path) -> tuple[str, str]:
     return "missing", ""
 
 
-def _grid_text(runs: Sequence[Run]) -> str:
-    """CSV with the key, label and facts of every run."""
-    from pandas import DataFrame
-
-    return DataFrame([{"run": r.key, "label": r.label, **r.facts} for r in runs]).to_csv(
-        index=False, lineterminator="\n"
-    )
-
-
-def finished_results(study: Study, out: str | Path, only: Sequence[str] = ()) -> tuple[Any, Any]:
+def _finished_results(study: Study, out: str | Path, only: Sequence[str] = ()) -> tuple[Any, Any]:
     """Tables of the runs that are done and of all runs with their state; an error when none is done."""
-    folder = StudyFolder(Path(out), study.name)
-    grid = make_grid(study, folder.out / "data", only=only)
-    results, plan = _collect(grid, folder), _plan_table(grid, folder)
+    folder = _StudyFolder(Path(out), study.name)
+    grid = _make_grid(study, folder.out / "data", only=only)
+    results, plan = _collect(grid.runs, folder), _plan_table(grid, folder)
     if not len(results):
         failed = int((plan["state"] == "failed").sum())
         advice = f"{failed} runs failed: see smmil experiment status" if failed else "begin with smmil experiment run"

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from pandas import DataFrame
 
 from smmil.errors import DataError
 from smmil.evaluate.bags import resampled_in_words, units_of
@@ -12,12 +13,9 @@ from smmil.evaluate.bootstrap import Settings, statistic
 from smmil.evaluate.metrics import PooledMetric
 from smmil.evaluate.resampling import Resampling, gap, interval
 from smmil.evaluate.significance import holm
-from smmil.experiments.results import chosen_rows
+from smmil.experiments.results import _chosen_rows
 from smmil.experiments.study import FAMILIES
 from smmil.prediction import Prediction, load_predictions
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 LEVEL = 0.95
 RESAMPLES = 2000  # of the patients, for tables and figures
@@ -25,7 +23,7 @@ Key = tuple[int, int]  # seed, fold
 Planned = Mapping[tuple[str, str], int]  # runs by data set and variant
 
 
-class Resampled(NamedTuple):
+class _Resampled(NamedTuple):
     """A metric averaged over folds: its value, those on resamples, those with each patient left out.
 
     cases      ids of those that take part            units  how many patients (or cases without one) are drawn
@@ -40,7 +38,7 @@ class Resampled(NamedTuple):
     resampled: str = ""
     notes: tuple[str, ...] = ()
 
-    def minus(self, other: "Resampled") -> "Resampled":
+    def minus(self, other: "_Resampled") -> "_Resampled":
         """The difference of two variants on the same resamples; nothing where one of them has no value."""
         if self.notes or other.notes:
             return _without_value(len(self.drawn), *dict.fromkeys([*self.notes, *other.notes]))
@@ -51,9 +49,9 @@ class Resampled(NamedTuple):
         return self._replace(value=value, drawn=gap(self.drawn, other.drawn), left_out=gaps)
 
 
-def _without_value(n: int, *notes: str) -> Resampled:
+def _without_value(n: int, *notes: str) -> _Resampled:
     """A metric without a value, and the reason."""
-    return Resampled(float("nan"), np.full(n, np.nan), [], notes=notes)
+    return _Resampled(float("nan"), np.full(n, np.nan), [], notes=notes)
 
 
 def _resampled_mean(
@@ -63,7 +61,7 @@ def _resampled_mean(
     *,
     n: int = 1000,
     seed: int = 0,
-) -> Resampled:
+) -> _Resampled:
     """The mean over folds of a metric on one test set, with patients drawn n times; every fold sees the same draws.
 
     The spread is that of the patients; the folds' own spread stands in the tables. thresholds are those of instances;
@@ -73,9 +71,8 @@ def _resampled_mean(
     cuts = list(thresholds) if measure.metric.startswith("inst_") else [None] * len(thresholds)
     if measure.needs_threshold and None in cuts:
         return _without_value(n, f"no value: {cuts.count(None)} of {len(cuts)} runs have no threshold from validation")
-    statistics = [
-        statistic(cases, measure.metric, Settings(cut, measure.pool)) for cases, cut in zip(folds, cuts, strict=True)
-    ]
+    settings = [Settings(cut, measure.pool) for cut in cuts]
+    statistics = [statistic(cases, measure.metric, one) for cases, one in zip(folds, settings, strict=True)]
     ids = {tuple(p.id for p in one.cases) for one in statistics}
     if len(ids) > 1:
         raise DataError(f"{metric}: the folds were tested on different cases; paired tests need one test set")
@@ -86,11 +83,11 @@ def _resampled_mean(
 
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
     whole, words = value(np.ones(len(statistics[0].cases), dtype=np.int64)), resampled_in_words(statistics[0].cases)
-    return Resampled(whole, drawn, plan.without_each(value), ids.pop(), plan.n_units, words)
+    return _Resampled(whole, drawn, plan.without_each(value), ids.pop(), plan.n_units, words)
 
 
-def comparisons(
-    results: "DataFrame",
+def _comparisons(
+    results: DataFrame,
     out: str | Path,
     metrics: Sequence[str],
     reference: str,
@@ -98,53 +95,49 @@ def comparisons(
     n: int = RESAMPLES,
     order: Sequence[str] = (),
     planned: Planned | None = None,
-) -> "DataFrame":
+) -> DataFrame:
     """Compare every variant with the reference on every data set: value, difference, intervals, p and p by Holm.
 
     A difference is taken over the folds and seeds that both have. Holm's correction counts the variants compared for
     one metric of one data set. `order` is that of the rows: the reference first, then group, family and this order.
     planned  else the most runs that any variant of the data set has
     """
-    from pandas import DataFrame
-
     rows: list[dict[str, Any]] = []
-    for tests in _metric_tests(chosen_rows(results), Path(out), metrics, n, planned):
+    for tests in _metric_tests(_chosen_rows(results), Path(out), metrics, n, planned):
         mine = [tests.row(variant) for variant in tests.variants]
         if reference in tests.variants:
             mine = [row | tests.difference_columns(row["variant"], reference) for row in mine]
         rows += _corrected(mine)
-    rows.sort(key=lambda row: _sort_key(row, metrics, reference, list(order)))
+
+    def place(row: dict[str, Any]) -> tuple[Any, ...]:
+        name = row["variant"]
+        kind = (row["group"] != "no_global", row["group"], list(FAMILIES).index(row["family"]))
+        number = list(order).index(name) if name in order else len(order)
+        return row["set"], list(metrics).index(row["metric"]), name != reference, *kind, number, name
+
+    rows.sort(key=place)
     return DataFrame(rows)
 
 
-def pair_differences(
-    results: "DataFrame",
+def _pair_differences(
+    results: DataFrame,
     out: str | Path,
     metrics: Sequence[str],
     pairs: Mapping[str, str],
     *,
     n: int = RESAMPLES,
     planned: Planned | None = None,
-) -> "DataFrame":
-    """Compare each variant of `pairs` with its partner, as in `comparisons`; Holm's correction counts the pairs.
+) -> DataFrame:
+    """Compare each variant of `pairs` with its partner, as in `_comparisons`; Holm's correction counts the pairs.
 
     All numbers of a row, also `value` and `reference_value`, are over the folds and seeds that both have.
     """
-    from pandas import DataFrame
-
-    chosen, rows = chosen_rows(results), list[dict[str, Any]]()
+    chosen, rows = _chosen_rows(results), list[dict[str, Any]]()
     chosen = chosen[chosen["variant"].isin({*pairs, *pairs.values()})]
     for tests in _metric_tests(chosen, Path(out), metrics, n, planned):
         there = [(one, other) for one, other in pairs.items() if one in tests.variants and other in tests.variants]
         rows += _corrected([tests.paired_row(one, other) for one, other in there])
     return DataFrame(rows)
-
-
-def _sort_key(row: dict[str, Any], metrics: Sequence[str], reference: str, order: list[str]) -> tuple[Any, ...]:
-    name = row["variant"]
-    kind = (row["group"] != "no_global", row["group"], list(FAMILIES).index(row["family"]))
-    number = order.index(name) if name in order else len(order)
-    return row["set"], list(metrics).index(row["metric"]), name != reference, *kind, number, name
 
 
 def _corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,24 +155,25 @@ class _VariantRuns(NamedTuple):
     facts: dict[str, Any]
     planned: int
 
-
-def _load_runs(rows: "DataFrame", out: Path, planned: int) -> _VariantRuns:
-    rows = rows.sort_values(["seed", "fold"])
-    keys = list(zip(rows["seed"].astype(int), rows["fold"].astype(int), strict=True))
-    cuts = [None if np.isnan(cut) else float(cut) for cut in rows["threshold"]]
-    folds = [load_predictions(out / "runs" / key / "test") for key in rows["run"]]
-    facts = {key: str(rows[key].iloc[0]) for key in ("set", "variant", "group", "family")}
-    return _VariantRuns(dict(zip(keys, folds, strict=True)), dict(zip(keys, cuts, strict=True)), facts, planned)
+    @classmethod
+    def load(cls, rows: DataFrame, out: Path, planned: int) -> "_VariantRuns":
+        rows = rows.sort_values(["seed", "fold"])
+        keys = list(zip(rows["seed"].astype(int), rows["fold"].astype(int), strict=True))
+        cuts = [None if np.isnan(cut) else float(cut) for cut in rows["threshold"]]
+        folds = [load_predictions(out / "runs" / key / "test") for key in rows["run"]]
+        facts = {key: str(rows[key].iloc[0]) for key in ("set", "variant", "group", "family")}
+        return cls(dict(zip(keys, folds, strict=True)), dict(zip(keys, cuts, strict=True)), facts, planned)
 
 
 def _metric_tests(
-    chosen: "DataFrame", out: Path, metrics: Sequence[str], n: int, planned: Planned | None
+    chosen: DataFrame, out: Path, metrics: Sequence[str], n: int, planned: Planned | None
 ) -> Iterator["_MetricTests"]:
     """Every metric of every data set, with all variants that have runs there."""
     for set_, part in chosen.groupby("set", sort=True):
-        most, variants = int(part.groupby("variant").size().max()), part.groupby("variant", sort=True)
-        counts = {str(name): (planned or {}).get((str(set_), str(name)), most) for name, _ in variants}
-        runs = {str(name): _load_runs(mine, out, counts[str(name)]) for name, mine in variants}
+        variants = {str(name): mine for name, mine in part.groupby("variant", sort=True)}
+        most = max(map(len, variants.values()))
+        counts = {name: (planned or {}).get((str(set_), name), most) for name in variants}
+        runs = {name: _VariantRuns.load(mine, out, counts[name]) for name, mine in variants.items()}
         yield from (_MetricTests(metric, runs, n, {}) for metric in metrics)
 
 
@@ -189,7 +183,7 @@ class _MetricTests(NamedTuple):
     metric: str
     variants: dict[str, _VariantRuns]
     n: int
-    known: dict[tuple[str, tuple[Key, ...]], Resampled]
+    known: dict[tuple[str, tuple[Key, ...]], _Resampled]
 
     def row(self, variant: str, keys: Sequence[Key] | None = None) -> dict[str, Any]:
         """Row of one variant, over all its folds or those given."""
@@ -223,7 +217,7 @@ class _MetricTests(NamedTuple):
     def _common_folds(self, variant: str, other: str) -> list[Key]:
         return [key for key in self.variants[variant].folds if key in self.variants[other].folds]
 
-    def _resampled(self, variant: str, keys: Sequence[Key]) -> Resampled:
+    def _resampled(self, variant: str, keys: Sequence[Key]) -> _Resampled:
         if not keys:
             return _without_value(self.n, "no value: the two have no fold in common; run the rest")
         one, key = self.variants[variant], (variant, tuple(keys))

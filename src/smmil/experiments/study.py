@@ -29,19 +29,15 @@ def _resolve_variables(dataset: Mapping[str, Any], given: Mapping[str, str], fol
     Values in `given` count from the working folder, paths in the file from `folder`.
     """
     found = dict(dataset)
-    for key in ("manifest", "splits"):
-        text = found.get(key)
-        if not isinstance(text, str):
-            continue
-        names = _VARIABLE.findall(text)
+    for key in (key for key in ("manifest", "splits") if isinstance(found.get(key), str)):
+        names = _VARIABLE.findall(found[key])
         unset = [name for name in names if not (given.get(name) or os.environ.get(name))]
         if unset:
             found[key] = None
             found.setdefault("missing", unset[0])  # the manifest first: splits are of no use without it
             continue
-        base = Path.cwd() if names else folder
-        path = _VARIABLE.sub(lambda match: given.get(match[1]) or os.environ[match[1]], text)
-        found[key] = str((base / path).expanduser().resolve())
+        path = _VARIABLE.sub(lambda match: given.get(match[1]) or os.environ[match[1]], found[key])
+        found[key] = str(((Path.cwd() if names else folder) / path).expanduser().resolve())
     return found
 
 
@@ -71,10 +67,14 @@ def _study_problems(study: "Study") -> Iterator[str]:
     if study.name in SHARED:
         yield f"name: {study.name!r} is the name of a folder that all studies share; choose another"
     yield from _names(study)
-    yield from _columns_of_tables(study)
     yield from _ineffective_settings(study)
     for figure in study.figures:
-        yield from _FIGURES.get(figure.kind, lambda *_: iter(()))(study, figure)
+        if figure.kind == "differences" and study.reference is None:
+            yield f"figure {figure.name!r}: differences need a reference; give the study one"
+        if figure.kind == "pairs" and not study.pairs:
+            yield f"figure {figure.name!r}: give the study pairs, such as {{SmCLAM: CLAM}}"
+        if figure.kind in ("difficulty", "sweep"):
+            yield from (_sweep if figure.kind == "sweep" else _difficulty)(study, figure)
 
 
 def _names(study: "Study") -> Iterator[str]:
@@ -83,16 +83,13 @@ def _names(study: "Study") -> Iterator[str]:
         if twice or not names:
             yield f"{what} {twice[0]!r} is given twice" if twice else f"no {what} given"
     known = {v.name for v in study.variants}
-    asked = [name for table in study.tables for name in table.variants or []]
-    asked += [name for figure in study.figures for name in figure.variants or []]
+    specs: list[TableSpec | FigureSpec] = [*study.tables, *study.figures]
+    asked = [name for spec in specs for name in spec.variants or []]
     asked += [study.reference] if study.reference else []
     for name in (*asked, *study.pairs, *study.pairs.values()):
         if name not in known:
             yield f"unknown variant {name!r}; {suggest(name, known)}"
-
-
-def _columns_of_tables(study: "Study") -> Iterator[str]:
-    """Tables and ranks know a data set by `dataset` and `extractor`: two of the same would overwrite each other."""
+    # Tables and ranks know a data set by `dataset` and `extractor`: two of the same would overwrite each other.
     first: dict[tuple[str, str], str] = {}
     for one in study.datasets:
         other = first.setdefault((one.dataset or one.name, one.extractor), one.name)
@@ -115,28 +112,14 @@ def _ineffective_settings(study: "Study") -> Iterator[str]:
             yield f"{where}training.{key} has no effect in a study; give the study {_GRID_SETTINGS[key]} instead"
 
 
-def _differences(study: "Study", figure: "FigureSpec") -> Iterator[str]:
-    if study.reference is None:
-        yield f"figure {figure.name!r}: differences need a reference; give the study one"
-
-
-def _pairs(study: "Study", figure: "FigureSpec") -> Iterator[str]:
-    if not study.pairs:
-        yield f"figure {figure.name!r}: give the study pairs, such as {{SmCLAM: CLAM}}"
-
-
 def _difficulty(study: "Study", figure: "FigureSpec") -> Iterator[str]:
-    swept = {option for dataset in study.datasets for option in _options(dataset)}
+    swept = {option for dataset in study.datasets for option in dataset.synthetic_options}
     if figure.setting not in swept:
         hint = suggest(str(figure.setting), swept) if swept else "no data set is synthetic with options"
         yield f"figure {figure.name!r}: setting {figure.setting!r} is no option of a data set; {hint}"
-    values = [_options(dataset).get(str(figure.setting), 0) for dataset in study.datasets]
+    values = [dataset.synthetic_options.get(str(figure.setting), 0) for dataset in study.datasets]
     if not all(isinstance(value, int | float) for value in values):
         yield f"figure {figure.name!r}: setting {figure.setting!r} has values that are no numbers"
-
-
-def _options(dataset: "Dataset") -> dict[str, Any]:
-    return dataset.synthetic.options if dataset.synthetic is not None else {}
 
 
 def _sweep(study: "Study", figure: "FigureSpec") -> Iterator[str]:
@@ -146,21 +129,14 @@ def _sweep(study: "Study", figure: "FigureSpec") -> Iterator[str]:
         hint = suggest(str(figure.setting), swept) if swept else "no variant has a sweep"
         yield f"figure {figure.name!r}: setting {figure.setting!r} is swept by no variant; {hint}"
         return
-    first: list[tuple[Any, str]] = []
-    for one in study.variants:
-        if figure.setting not in one.setting or one.name not in (figure.variants or [one.name]):
-            continue
-        value = one.setting[figure.setting]
-        other = next((name for seen, name in first if type(seen) is type(value) and seen == value), None)
-        if other is not None:
+    first: dict[str, str] = {}
+    for one in (v for v in study.variants if figure.setting in v.setting and figure.shows(v.name)):
+        other = first.setdefault(repr(one.setting[figure.setting]), one.name)
+        if other != one.name:
             yield (
                 f"figure {figure.name!r}: {other!r} and {one.name!r} have the same {figure.setting}; a figure holds "
                 "one sweep; choose its variants with variants: [...], and give the other sweep a figure of its own"
             )
-        first.append((value, one.name))
-
-
-_FIGURES = {"differences": _differences, "pairs": _pairs, "difficulty": _difficulty, "sweep": _sweep}
 
 
 def _check_file_name(name: str) -> str:
@@ -209,6 +185,11 @@ class Dataset(_StudySection):
     splits: str | None = None
     training: dict[str, Any] = {}
     training_of: dict[str, dict[str, Any]] = {}
+
+    @property
+    def synthetic_options(self) -> dict[str, Any]:
+        """Options of a synthetic set; of another, none."""
+        return self.synthetic.options if self.synthetic is not None else {}
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "Dataset":
@@ -268,6 +249,9 @@ class FigureSpec(_StudySection):
     variants: list[str] | None = None
     cases: Count = 3
 
+    def shows(self, variant: str) -> bool:
+        return self.variants is None or variant in self.variants
+
 
 class Study(_StudySection):
     """Description of a study: data sets, variants, grid, tables and figures; runs of equal content are trained once.
@@ -298,10 +282,9 @@ class Study(_StudySection):
             raise ValueError(problem)
         return self
 
-
-def headline(study: "Study", title: str) -> str:
-    """A title with the study's caveat before it."""
-    return f"{study.caveat}: {title}" if study.caveat else title
+    def headline(self, title: str) -> str:
+        """A title with the study's caveat before it."""
+        return f"{self.caveat}: {title}" if self.caveat else title
 
 
 def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> Study:
@@ -318,23 +301,17 @@ def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> 
         raise ConfigError(f"{path}: expected keys name, datasets, variants; got {type(content).__name__}")
     known = _protocol()
     for part in ("datasets", "variants"):
-        entries = [_entry(item, known[part], f"{path}: {part}") for item in _listed(content, part, path)]
-        content[part] = [one for entry in entries for one in _swept(entry, f"{path}: {part}")]
+        listed, where = content.get(part), f"{path}: {part}"
+        if not isinstance(listed, list) or not listed:
+            raise ConfigError(f"{where}: expected a list of names or definitions, got {listed!r}")
+        content[part] = [one for item in listed for one in _swept(_entry(item, known[part], where), where)]
     content["datasets"] = [_resolve_variables(d, variables or {}, path.parent) for d in content["datasets"]]
     return checked(Study, {"name": path.stem, **content}, str(path))
 
 
 def _protocol() -> dict[str, dict[str, dict[str, Any]]]:
     """Data sets and variants of the paper, by name."""
-    text = files(__package__).joinpath("protocol.yaml").read_text(encoding="utf-8")
-    return parse_yaml(text, "protocol.yaml")
-
-
-def _listed(content: dict[str, Any], part: str, path: Path) -> list[Any]:
-    found = content.get(part)
-    if not isinstance(found, list) or not found:
-        raise ConfigError(f"{path}: {part}: expected a list of names or definitions, got {found!r}")
-    return found
+    return parse_yaml(files(__package__).joinpath("protocol.yaml").read_text(encoding="utf-8"), "protocol.yaml")
 
 
 def _entry(item: Any, known: Mapping[str, dict[str, Any]], where: str) -> dict[str, Any]:
@@ -343,8 +320,7 @@ def _entry(item: Any, known: Mapping[str, dict[str, Any]], where: str) -> dict[s
         item = {"name": item, "from": item}
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
         raise ConfigError(f"{where}: expected a name or a definition with a name, got {item!r}")
-    source = item.get("from")
-    if source is not None and source not in known:
+    if (source := item.get("from")) is not None and source not in known:
         raise ConfigError(f"{where}: unknown name {source!r}; {suggest(str(source), known)}")
     return {**known.get(source or "", {}), **{k: v for k, v in item.items() if k != "from"}}
 
@@ -357,16 +333,17 @@ def _swept(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
     if not isinstance(sweep, dict) or len(sweep) != 1 or "{}" not in entry["name"]:
         raise ConfigError(f"{where}: {entry['name']!r}: a sweep needs one option with its values, and {{}} in the name")
     option, values = next(iter(sweep.items()))
-    target = "synthetic" if "synthetic" in entry else "options"
-    return [_with_value(entry, target, option, value) for value in values]
-
-
-def _with_value(entry: dict[str, Any], target: str, option: str, value: Any) -> dict[str, Any]:
-    changed = {**entry, "name": entry["name"].replace("{}", str(value))}
-    if target == "synthetic":
-        inner = entry["synthetic"]
-        return {**changed, "synthetic": {**inner, "options": {**inner.get("options", {}), option: value}}}
-    if option.startswith("penalty."):
-        penalty = {**entry.get("training", {}).get("penalty", {}), option.removeprefix("penalty."): value}
-        return {**changed, "training": {**entry.get("training", {}), "penalty": penalty}, "setting": {option: value}}
-    return {**changed, "options": {**entry.get("options", {}), option: value}, "setting": {option: value}}
+    found = []
+    for value in values:
+        changed = {**entry, "name": entry["name"].replace("{}", str(value))}
+        training, inner = entry.get("training", {}), entry.get("synthetic", entry)
+        options = {"options": {**inner.get("options", {}), option: value}}
+        if "synthetic" in entry:
+            changed["synthetic"] = {**inner, **options}
+        elif option.startswith("penalty."):
+            penalty = {**training.get("penalty", {}), option.removeprefix("penalty."): value}
+            changed |= {"training": {**training, "penalty": penalty}, "setting": {option: value}}
+        else:
+            changed |= {**options, "setting": {option: value}}
+        found.append(changed)
+    return found

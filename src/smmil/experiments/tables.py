@@ -2,62 +2,64 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame, concat
 
 from smmil.evaluate.metrics import direction, explained, metric_name
-from smmil.experiments.paper import table_notes
-from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, comparable_ranks, rank_rows, with_paper
-from smmil.experiments.results import aggregate, choose_learning_rates, coverage, missing_run_notes, with_plan
-from smmil.experiments.runner import StudyFolder, finished_results
-from smmil.experiments.significance import RESAMPLES, Planned, comparisons, pair_differences
-from smmil.experiments.study import FAMILIES, Study, TableSpec, headline
-from smmil.experiments.writing import ResultTable, comparisons_markdown, for_spreadsheets, pairs_markdown, write_table
+from smmil.experiments.paper import _table_notes
+from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks, _rank_rows, _with_paper
+from smmil.experiments.results import _aggregate, _choose_learning_rates, _coverage, _missing_run_notes, _with_plan
+from smmil.experiments.runner import _finished_results, _StudyFolder
+from smmil.experiments.significance import RESAMPLES, _comparisons, _pair_differences
+from smmil.experiments.study import FAMILIES, Study, TableSpec
+from smmil.experiments.writing import (
+    _comparisons_markdown,
+    _for_spreadsheets,
+    _pairs_markdown,
+    _ResultTable,
+    _write_table,
+)
 from smmil.files import write_json, write_text
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
-
-def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -> ResultTable:
+def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -> _ResultTable:
     """One table of a study from the results so far.
 
-    plan  every run that was asked for, with its state (see `runner.plan_table`); None: the results are all there is
+    plan  every run that was asked for, with its state (see `_plan_table`); None: the results are all there is
     """
     plan = results.assign(state="done", reason="") if plan is None else plan
-    wanted, planned = (part[part["variant"].isin(_variants(study, table))] for part in (results, plan))
-    rows = with_plan(aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
-    notes = _about(study, table) + _mixed_sources(wanted) + missing_run_notes(wanted, planned)
+    variants = [v.name for v in study.variants] if table.variants is None else table.variants
+    wanted, planned = (part[part["variant"].isin(variants)] for part in (results, plan))
+    rows = _with_plan(_aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
+    notes = _about(study, table)
+    states = len({one if isinstance(one, str) else "" for one in wanted.get("source", [])})
+    if states > 1:
+        made = f"made by {states} states of the program (`source` in results.csv)"
+        notes.append(f"{made}: small differences may come from there")
+    notes += _missing_run_notes(wanted, planned)
     rows, more = _with_ranks(rows, table)
-    notes += more + _cells_to_distrust(rows)
     ordered = _ordered(rows, study)
-    return ResultTable(
-        table.name,
-        headline(study, table.title or table.name),
-        ordered,
-        notes + explained(ordered["metric"]),
-        study.reference,
-    )
+    notes += more + _cells_to_distrust(rows) + explained(ordered["metric"])
+    return _ResultTable(table.name, study.headline(table.title or table.name), ordered, notes, study.reference)
 
 
-def _variants(study: Study, table: TableSpec) -> list[str]:
-    return [v.name for v in study.variants] if table.variants is None else table.variants
-
-
-def _with_ranks(rows: "DataFrame", table: TableSpec) -> tuple["DataFrame", list[str]]:
+def _with_ranks(rows: DataFrame, table: TableSpec) -> tuple[DataFrame, list[str]]:
     """Add ranks, places and the paper's numbers to the rows."""
     if table.rank_by is None:
-        return with_paper(_with_best_marked(rows), table.paper), []
-    ranks, notes = rank_rows(rows, table.rank_by, table.mixed)
+        return _with_paper(_with_best_marked(rows), table.paper), []
+    ranks, notes = _rank_rows(rows, table.rank_by, table.mixed)
     parts = [ranks] if table.rank_by == "extractor" else [rows, ranks]
     unlike: frozenset[Any] = frozenset()
     if table.paper is not None:
-        further, unlike, why = comparable_ranks(rows, table.paper, table.rank_by, table.mixed)
+        further, unlike, why = _comparable_ranks(rows, table.paper, table.rank_by, table.mixed)
         parts.append(further)
         notes += why
-    return with_paper(_with_best_marked(_stacked(parts)), table.paper, unlike), notes
+    stacked = concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    return _with_paper(_with_best_marked(stacked), table.paper, unlike), notes
 
 
-def _with_best_marked(rows: Any) -> "DataFrame":
+def _with_best_marked(rows: Any) -> DataFrame:
     """The rows with `place`: 1 for the best and 2 for the second best of a group in each column, else 0.
 
     Equal numbers, as printed, share a place. Energies have no best: a constant map is smoothest.
@@ -86,19 +88,11 @@ def _about(study: Study, table: TableSpec) -> list[str]:
         notes.append("bold: best, underlined: second best of its group; equal at three digits is equal")
     if table.paper is not None:
         notes.append("within: the difference to the paper is at most its standard deviation (ours if it prints none)")
-        notes += table_notes(table.paper)
+        notes += _table_notes(table.paper)
     return notes
 
 
-def _mixed_sources(results: Any) -> list[str]:
-    """A line if the runs were not all made by the same state of the program."""
-    states = len({one if isinstance(one, str) else "" for one in results.get("source", [])})
-    if states < 2:
-        return []
-    return [f"made by {states} states of the program (`source` in results.csv): small differences may come from there"]
-
-
-def _cells_to_distrust(rows: "DataFrame") -> list[str]:
+def _cells_to_distrust(rows: DataFrame) -> list[str]:
     """A line for each reason to distrust the paper, with the cells it holds for."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows[rows["paper_note"] != ""].itertuples():
@@ -107,83 +101,53 @@ def _cells_to_distrust(rows: "DataFrame") -> list[str]:
     return [f"† {where} {', '.join(metrics)}: {note}; not judged" for (where, note), metrics in found.items()]
 
 
-def _ordered(rows: Any, study: Study) -> "DataFrame":
+def _ordered(rows: Any, study: Study) -> DataFrame:
     """Rows in the order of the study: group, family, variant, then data set and metric."""
     variants = [v.name for v in study.variants]
     groups, families = list(dict.fromkeys(v.group for v in study.variants)), list(FAMILIES)
     sets = [d.dataset or d.name for d in study.datasets] + [RANKED]
-    order = [
-        (
-            groups.index(r.group),
-            families.index(r.family),
-            variants.index(r.model),
-            sets.index(r.dataset),
-            r.extractor,
-            i,
-        )
-        for i, r in enumerate(rows.itertuples())
-    ]
+
+    def place(row: Any) -> tuple[Any, ...]:
+        kind = groups.index(row.group), families.index(row.family), variants.index(row.model)
+        return *kind, sets.index(row.dataset), row.extractor
+
+    order = [row.Index for row in sorted(rows.reset_index(drop=True).itertuples(), key=place)]
     counts = {name: "Int64" for name in ("n", "planned") if name in rows}  # whole numbers, also where some are absent
-    return rows.iloc[sorted(range(len(rows)), key=order.__getitem__)].reset_index(drop=True).astype(counts)
-
-
-def _stacked(frames: Sequence["DataFrame"]) -> "DataFrame":
-    from pandas import concat
-
-    return concat([frame for frame in frames if len(frame)] or list(frames[:1]), ignore_index=True)
+    return rows.iloc[order].reset_index(drop=True).astype(counts)
 
 
 def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), resamples: int = RESAMPLES) -> list[Path]:
     """All tables of the study from the runs that are done, in Markdown, LaTeX and CSV; and the paired tests."""
-    (results, plan), folder = finished_results(study, out, only), StudyFolder(Path(out), study.name).own / "tables"
-    paths = [path for table in study.tables for path in write_table(_make_table(study, table, results, plan), folder)]
-    paths.append(_write_rates(results, folder))
-    planned = {key: one.planned for key, one in coverage(plan).items()}
+    (results, plan), folder = _finished_results(study, out, only), _StudyFolder(Path(out), study.name).own / "tables"
+    paths = [path for table in study.tables for path in _write_table(_make_table(study, table, results, plan), folder)]
+    rates: dict[str, dict[str, float]] = {}  # of each variant, by data set
+    for (set_, variant), lr in _choose_learning_rates(results).items():
+        rates.setdefault(set_, {})[variant] = lr
+    write_json(folder / "learning_rates.json", rates)
+    paths.append(folder / "learning_rates.json")
+    options: dict[str, Any] = {"n": resamples, "planned": {key: one.planned for key, one in _coverage(plan).items()}}
     if study.reference is not None:
-        missing = _missing_runs(results, plan)
-        paths += _write_comparisons(study, results, Path(out), folder, resamples, planned, missing)
-    if study.pairs:
+        order, title = [v.name for v in study.variants], study.headline(f"Compared with {study.reference}")
+        rows = _comparisons(results, out, study.tests, study.reference, order=order, **options)
+        page = _comparisons_markdown(rows, title, study.reference, resamples) + _missing_runs(results, plan)
+        paths += _write_page(folder, "comparisons", rows, page)
+    rows = _pair_differences(results, out, study.tests, study.pairs, **options)
+    if len(rows):  # else no pair is asked for or complete; notes below the tables list what is missing
         missing = _missing_runs(results, plan, {*study.pairs, *study.pairs.values()})
-        paths += _write_pairs(study, results, Path(out), folder, resamples, planned, missing)
+        page = _pairs_markdown(rows, study.headline("Each beside its partner"), resamples) + missing
+        paths += _write_page(folder, "pairs", rows, page)
     return paths
 
 
-def _missing_runs(results: "DataFrame", plan: "DataFrame", variants: Collection[str] | None = None) -> str:
+def _missing_runs(results: DataFrame, plan: DataFrame, variants: Collection[str] | None = None) -> str:
     """What is missing of these variants, or of all, as last points of a page."""
     if variants is not None:
         results, plan = (part[part["variant"].isin(variants)] for part in (results, plan))
-    return "".join(f"- {note}\n" for note in missing_run_notes(results, plan))
+    return "".join(f"- {note}\n" for note in _missing_run_notes(results, plan))
 
 
-def _write_comparisons(
-    study: Study, results: "DataFrame", out: Path, folder: Path, resamples: int, planned: Planned, missing: str
-) -> list[Path]:
-    """The paired tests against the reference, variants in the order of the study."""
-    reference, order = str(study.reference), [v.name for v in study.variants]
-    rows = comparisons(results, out, study.tests, reference, n=resamples, order=order, planned=planned)
-    write_text(folder / "comparisons.csv", for_spreadsheets(rows))
-    title = headline(study, f"Compared with {reference}")
-    write_text(folder / "comparisons.md", comparisons_markdown(rows, title, reference, resamples) + missing)
-    return [folder / "comparisons.csv", folder / "comparisons.md"]
-
-
-def _write_pairs(
-    study: Study, results: "DataFrame", out: Path, folder: Path, resamples: int, planned: Planned, missing: str
-) -> list[Path]:
-    """The paired tests of variants against partners of their own."""
-    rows = pair_differences(results, out, study.tests, study.pairs, n=resamples, planned=planned)
-    if not len(rows):
-        return []  # no pair is complete yet; notes below the tables list what is missing
-    write_text(folder / "pairs.csv", for_spreadsheets(rows))
-    title = headline(study, "Each beside its partner")
-    write_text(folder / "pairs.md", pairs_markdown(rows, title, resamples) + missing)
-    return [folder / "pairs.csv", folder / "pairs.md"]
-
-
-def _write_rates(results: "DataFrame", folder: Path) -> Path:
-    """Which learning rate stands for each variant, by data set."""
-    chosen: dict[str, dict[str, float]] = {}
-    for (set_, variant), lr in choose_learning_rates(results).items():
-        chosen.setdefault(set_, {})[variant] = lr
-    write_json(folder / "learning_rates.json", chosen)
-    return folder / "learning_rates.json"
+def _write_page(folder: Path, name: str, rows: DataFrame, page: str) -> list[Path]:
+    """NAME.csv and NAME.md of some paired tests."""
+    write_text(folder / f"{name}.csv", _for_spreadsheets(rows))
+    write_text(folder / f"{name}.md", page)
+    return [folder / f"{name}.csv", folder / f"{name}.md"]

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from pandas import DataFrame, Series
 from scipy.stats import spearmanr
 from torch import nn
 
@@ -17,11 +18,11 @@ from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.instances import bags_of_pool, instance_score
 from smmil.evaluate.levels import instance_metrics
 from smmil.evaluate.ranking import exact_mean
-from smmil.experiments.datasets import POSITIONS, RANDOM, PreparedSet, positions_only, prepare, random_labels
-from smmil.experiments.results import chosen_rows
-from smmil.experiments.runner import StudyFolder, finished_results, load_results, run_study
-from smmil.experiments.study import Dataset, Study, headline
-from smmil.experiments.writing import for_spreadsheets, markdown_cell
+from smmil.experiments.datasets import POSITIONS, RANDOM, _positions_only, _prepare, _PreparedSet, _random_labels
+from smmil.experiments.results import _chosen_rows
+from smmil.experiments.runner import _finished_results, _StudyFolder, load_results, run_study
+from smmil.experiments.study import Dataset, Study
+from smmil.experiments.writing import _for_spreadsheets, _markdown_cell
 from smmil.files import write_text
 from smmil.graph import Graph
 from smmil.predict.inference import load_run, predict
@@ -95,15 +96,11 @@ def _deletion_insertion(model: nn.Module, bags: Sequence[Bag], *, seed: int = 0)
             continue
         scores = instance_score(predict(model, [BagBatch.pack([bag])], spatial=False)[0])
         orders = np.argsort(-scores, kind="stable"), rng.permutation(bag.n)
-        areas.append([_area(_curve(model, bag, o, insert=insert)) for insert in (False, True) for o in orders])
+        heights = [_curve(model, bag, order, insert=insert) for insert in (False, True) for order in orders]
+        areas.append(np.trapezoid(heights, SHARES) / (SHARES[-1] - SHARES[0]))  # mean height over the shares
     means = np.mean(areas, axis=0) if areas else np.full(4, np.nan)
     names = ("deletion", "deletion_random", "insertion", "insertion_random")
     return {**dict(zip(names, means.tolist(), strict=True)), "n_faithful_cases": len(areas)}
-
-
-def _area(values: np.ndarray) -> float:
-    """Mean height of the curve over the shares, by trapezoids."""
-    return float(np.trapezoid(values, SHARES) / (SHARES[-1] - SHARES[0]))
 
 
 def _map_stability(runs: Sequence[Sequence[Prediction]]) -> dict[str, Any]:
@@ -115,11 +112,8 @@ def _map_stability(runs: Sequence[Sequence[Prediction]]) -> dict[str, Any]:
     for a, b in combinations(runs, 2):
         other = {p.id: p for p in b}
         values += [v for p in a if p.id in other and not np.isnan(v := _correlation(p, other[p.id]))]
-    return {
-        "stability": float(np.mean(values)) if values else float("nan"),
-        "stability_worst": float(np.min(values)) if values else float("nan"),
-        "n_stability_pairs": len(values),
-    }
+    mean, worst = (float(np.mean(values)), float(np.min(values))) if values else (np.nan, np.nan)
+    return {"stability": mean, "stability_worst": worst, "n_stability_pairs": len(values)}
 
 
 def _correlation(a: Prediction, b: Prediction) -> float:
@@ -163,10 +157,6 @@ def _inside_positives(predictions: Sequence[Prediction]) -> float:
     return float(instance_metrics(bags_of_pool(predictions, "positive_bags"), pool="per_bag")["auroc"])
 
 
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
-
-
 def trust_report(
     study: Study,
     out: str | Path,
@@ -181,10 +171,10 @@ def trust_report(
     Trains each variant twice more for each data set: on permuted labels and on positions only, with the
     first seed, fold and learning rate.
     """
-    folder = StudyFolder(Path(out), study.name)
-    chosen = chosen_rows(finished_results(study, out, only)[0])
+    folder = _StudyFolder(Path(out), study.name)
+    chosen = _chosen_rows(_finished_results(study, out, only)[0])
     used = [d for d in study.datasets if d.name in set(chosen["set"])]
-    ready = {d.name: prepare(d, folder.out / "data") for d in used}
+    ready = {d.name: _prepare(d, folder.out / "data") for d in used}
     extra = _extra_results(study, folder, [(d, ready[d.name]) for d in used], executor, workers)
     rows: list[dict[str, Any]] = []
     for (set_, variant), part in chosen.groupby(["set", "variant"], sort=True):
@@ -192,36 +182,34 @@ def trust_report(
         rows.append({"set": set_, "variant": variant, **measured, **_extra(extra, folder, set_, variant)})
     order = [v.name for v in study.variants]
     rows.sort(key=lambda row: (row["set"], order.index(row["variant"])))
-    return _write(rows, folder.own, headline(study, _TITLE))
+    write_text(folder.own / "trust.csv", _for_spreadsheets(DataFrame(rows)))
+    write_text(folder.own / "trust.md", _trust_markdown(rows, study.headline(_TITLE)))
+    return [folder.own / "trust.csv", folder.own / "trust.md"]
 
 
-def _map_measures(rows: "DataFrame", table: Manifest, folder: StudyFolder, resamples: int) -> dict[str, Any]:
+def _map_measures(rows: DataFrame, table: Manifest, folder: _StudyFolder, resamples: int) -> dict[str, Any]:
     """Measures of the maps of one variant on one data set.
 
     table  manifest at its current path; the config of a run may name an older one
     """
     first = rows.sort_values(["fold", "seed"])
-    seeds = first[first["fold"] == first["fold"].iloc[0]]
-    runs = [load_predictions(folder.run(key) / "test") for key in seeds["run"]]
+    runs = [load_predictions(folder.run(key) / "test") for key in first["run"]]
+    seeds = int((first["fold"] == first["fold"].iloc[0]).sum())  # runs of the first fold, which come first
     model, _ = load_run(folder.run(first["run"].iloc[0]) / "train")
     positive = [p.id for p in runs[0] if p.y][:_MOST_CASES]
-    every = [load_predictions(folder.run(key) / "test") for key in first["run"]]
     return {
-        **_map_stability(runs),
-        **_inverted_maps(every, n=resamples),
+        **_map_stability(runs[:seeds]),
+        **_inverted_maps(runs, n=resamples),
         **_deletion_insertion(model, [table.bag(id_) for id_ in positive]),
         "bag_auroc": exact_mean(rows["bag_auroc"].tolist()),
     }
 
 
 def _extra_results(
-    study: Study, folder: StudyFolder, sets: list[tuple[Dataset, PreparedSet]], executor: str, workers: int | None
-) -> "DataFrame":
+    study: Study, folder: _StudyFolder, sets: list[tuple[Dataset, _PreparedSet]], executor: str, workers: int | None
+) -> DataFrame:
     """Results of the runs on random labels and on positions only."""
-    derived: list[Dataset] = []
-    for dataset, ready in sets:
-        derived.append(random_labels(dataset, ready, folder.out / "data"))
-        derived.append(positions_only(dataset, ready, folder.out / "data"))
+    derived = [make(*one, folder.out / "data") for one in sets for make in (_random_labels, _positions_only)]
     smaller = {"folds": [0], "seeds": study.seeds[:1], "learning_rates": study.learning_rates[:1]}
     name = f"{study.name}-trust"
     further = study.model_copy(update={"name": name, "datasets": derived, "tables": [], "figures": [], **smaller})
@@ -232,10 +220,10 @@ def _extra_results(
     return load_results(further, folder.out)
 
 
-def _extra(extra: "DataFrame", folder: StudyFolder, set_: Any, variant: Any) -> dict[str, float]:
+def _extra(extra: DataFrame, folder: _StudyFolder, set_: Any, variant: Any) -> dict[str, float]:
     """The numbers of the further trainings, measured as those of the model itself."""
 
-    def of(kind: str) -> "Series":
+    def of(kind: str) -> Series:
         return extra[(extra["set"] == f"{set_} ({kind})") & (extra["variant"] == variant)].iloc[0]
 
     return {
@@ -245,30 +233,17 @@ def _extra(extra: "DataFrame", folder: StudyFolder, set_: Any, variant: Any) -> 
     }
 
 
-def _write(rows: list[dict[str, Any]], folder: Path, title: str) -> list[Path]:
-    from pandas import DataFrame
-
-    write_text(folder / "trust.csv", for_spreadsheets(DataFrame(rows)))
-    write_text(folder / "trust.md", _trust_markdown(rows, title))
-    return [folder / "trust.csv", folder / "trust.md"]
-
-
 def _trust_markdown(rows: Sequence[dict[str, Any]], title: str = _TITLE) -> str:
     """Markdown page of the trust report, with an alarm for every inverted map."""
     heads = ["data set", "model", *_HEADINGS.values()]
     lines = [f"## {title}", "", f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * len(_HEADINGS)}"]
     for row in rows:
-        cells = [_cell_text(row[key]) for key in _HEADINGS]
-        lines.append(f"| {markdown_cell(row['set'])} | {markdown_cell(row['variant'])} | {' | '.join(cells)} |")
+        values = [row[key] for key in _HEADINGS]
+        cells = [v if isinstance(v, str) else "–" if v != v else f"{v:.3f}" for v in values]
+        lines.append(f"| {_markdown_cell(row['set'])} | {_markdown_cell(row['variant'])} | {' | '.join(cells)} |")
     alarms = [
         f"- **Inverted map**: {r['variant']} on {r['set']} is high on the wrong side in {r['inverted_runs']} runs."
         for r in rows
         if r["inverted"]
     ]
     return "\n".join([*lines, "", *alarms, *(f"- {note}" for note in _READING), ""])
-
-
-def _cell_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return "–" if value != value else f"{value:.3f}"

@@ -2,20 +2,19 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame
 
 from smmil.evaluate.metrics import explained, metric_heading, metric_name
 from smmil.evaluate.resampling import FEW
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
-from smmil.experiments.results import SURE, p_text
+from smmil.experiments.results import SURE, _p_text
 from smmil.experiments.study import FAMILIES, GROUPS
 from smmil.files import inert, write_text
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"}
 _SPECIAL |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
@@ -31,18 +30,58 @@ _HOW = (
     "models compared within a table, bold below 0.05",
 )
 Column = tuple[str, str, str]  # data set, extractor, metric
+# Best and second best of a column; in LaTeX as marks that outlive the escaping of special characters.
+_MARKDOWN = {1: "**{}**", 2: "<u>{}</u>"}
+_LATEX = {1: "\x01{}\x03", 2: "\x02{}\x03"}
 _TILDE = "\u0303"  # a combining mark after its letter, as in L̃
 
 
 @dataclass(frozen=True)
-class ResultTable:
+class _ResultTable:
     """A table of a study, ready to be written: one row per number, notes below it."""
 
     name: str
     title: str
-    rows: "DataFrame"
+    rows: DataFrame
     notes: list[str] = field(default_factory=list)
     reference: str | None = None
+
+    @property
+    def columns(self) -> list[Column]:
+        """Columns in order of first appearance, ranks last."""
+        found = dict.fromkeys(zip(self.rows["dataset"], self.rows["extractor"], self.rows["metric"], strict=True))
+        return sorted(found, key=lambda column: column[0] == RANKED)
+
+    @property
+    def sets(self) -> list[str]:
+        """Data sets with their extractors."""
+        named = (f"{dataset} {extractor}".strip() for dataset, extractor, _ in self.columns if dataset != RANKED)
+        return list(dict.fromkeys(named))
+
+    @property
+    def full_title(self) -> str:
+        """The title, with the data set where the table has only one."""
+        return f"{self.title} · {self.sets[0]}" if len(self.sets) == 1 else self.title
+
+    def heading(self, column: Column) -> list[str]:
+        """The lines above a column: the data set where there are several, the metric, the pool."""
+        dataset, extractor, metric = column
+        if dataset == RANKED:
+            where = {EXTRACTORS: "", AS_PAPER: AS_PAPER}.get(extractor, extractor)
+        else:
+            where = f"{dataset} {extractor}".strip() if len(self.sets) > 1 else ""
+        return [*([where] if where else []), *metric_heading(metric)]
+
+    def groups(self) -> Iterator[tuple[str, list[tuple[str, str, dict[Column, Any]]]]]:
+        """The words of each group, and its models: name, family, and rows by column."""
+        found: dict[Any, Any] = {}
+        for row in self.rows.itertuples():
+            cells = found.setdefault(row.group, {}).setdefault(row.model, {})
+            cells[row.dataset, row.extractor, row.metric] = row
+        for group, models in found.items():
+            names = {model: f"{model} (reference)" if model == self.reference else model for model in models}
+            families = {model: FAMILIES[next(iter(cells.values())).family] for model, cells in models.items()}
+            yield GROUPS.get(group, group), [(names[model], families[model], models[model]) for model in models]
 
 
 def _tex_text(text: str) -> str:
@@ -56,129 +95,70 @@ def _tex_text(text: str) -> str:
     return "".join(found)
 
 
-def write_table(table: ResultTable, folder: Path) -> list[Path]:
+def _write_table(table: _ResultTable, folder: Path) -> list[Path]:
     """Write NAME.md, NAME.tex and NAME.csv to `folder`."""
-    writers = {"md": _markdown, "tex": _latex, "csv": _csv_text}
-    for suffix, text in writers.items():
-        write_text(folder / f"{table.name}.{suffix}", text(table))
-    return [folder / f"{table.name}.{suffix}" for suffix in writers]
+    texts = {"md": _markdown(table), "tex": _latex(table), "csv": _for_spreadsheets(table.rows)}
+    for suffix, text in texts.items():
+        write_text(folder / f"{table.name}.{suffix}", text)
+    return [folder / f"{table.name}.{suffix}" for suffix in texts]
 
 
-def markdown_cell(text: object) -> str:
+def _markdown_cell(text: object) -> str:
     """Escape text for a cell of a Markdown table."""
     return str(text).replace("|", "\\|")
 
 
-def _csv_text(table: ResultTable) -> str:
-    """CSV with one row per number: all digits, and the number of the paper."""
-    return for_spreadsheets(table.rows)
-
-
-def for_spreadsheets(rows: Any) -> str:
+def _for_spreadsheets(rows: Any) -> str:
     """CSV of a table with texts that no spreadsheet reads as formulas."""
     safe = rows.map(lambda value: inert(value) if isinstance(value, str) else value)
     return safe.to_csv(index=False, lineterminator="\n")
 
 
-def _markdown(table: ResultTable) -> str:
+def _markdown(table: _ResultTable) -> str:
     """Markdown table with one line per model; the paper's number, the difference and the verdict below ours."""
-    columns = _columns(table)
-    heads = ["model", "interaction", *(markdown_cell("<br>".join(_heading(c, columns))) for c in columns)]
-    lines = [
-        f"## {_title(table, columns)}",
-        "",
-        _markdown_row(heads),
-        _markdown_row(["---", "---", *["---:"] * len(columns)]),
-    ]
-    for group, models in _grouped(table).items():
-        lines.append(_markdown_row([f"*{GROUPS.get(group, group)}*", *[""] * (len(heads) - 1)]))
-        for model, cells in models.items():
-            texts = ("<br>".join(_cell(cells.get(c), _bold_md)) for c in columns)
-            lines.append(_markdown_row([markdown_cell(_name(table, model)), _family(cells), *texts]))
-    return "\n".join([*map(_unbroken, lines), "", *(f"- {note}" for note in table.notes), ""])
+    columns = table.columns
+    heads = ["model", "interaction", *(_markdown_cell("<br>".join(table.heading(c))) for c in columns)]
+    lines = [f"## {table.full_title}", "", _markdown_row(heads)]
+    lines.append(_markdown_row(["---", "---", *["---:"] * len(columns)]))
+    for words, models in table.groups():
+        lines.append(_markdown_row([f"*{words}*", *[""] * (len(heads) - 1)]))
+        for name, family, cells in models:
+            texts = ("<br>".join(_cell(cells.get(c), _MARKDOWN)) for c in columns)
+            lines.append(_markdown_row([_markdown_cell(name), family, *texts]))
+    # No-break spaces before deviations and arrows, for narrow columns.
+    lines = [re.sub(" (± |[↑↓])", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), line) for line in lines]
+    return "\n".join([*lines, "", *(f"- {note}" for note in table.notes), ""])
 
 
-def _unbroken(line: str) -> str:
-    """Replace the spaces before deviations and arrows by no-break spaces, for narrow columns."""
-    return re.sub(" (± |[↑↓])", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), line)
-
-
-def _latex(table: ResultTable) -> str:
+def _latex(table: _ResultTable) -> str:
     """LaTeX float of the same table with caption and notes; needs \\usepackage{booktabs,makecell}."""
-    columns = _columns(table)
-    heads = ["model", "interaction", *(_makecell(_heading(c, columns)) for c in columns)]
-    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{_tex_text(_title(table, columns))}}}"]
-    lines += [
-        f"\\label{{tab:{table.name}}}",
-        f"\\begin{{tabular}}{{ll{'r' * len(columns)}}}",
-        "\\toprule",
-        _latex_row(heads),
-    ]
-    for group, models in _grouped(table).items():
-        words = _tex_text(GROUPS.get(group, group))
-        lines += ["\\midrule", f"\\multicolumn{{{len(heads)}}}{{l}}{{\\emph{{{words}}}}} \\\\"]
-        for model, cells in models.items():
-            texts = (_makecell(_cell(cells.get(c), _bold_tex)) for c in columns)
-            lines.append(_latex_row([_tex_text(_name(table, model)), _family(cells), *texts]))
+    columns = table.columns
+    heads = ["model", "interaction", *(_makecell(table.heading(c)) for c in columns)]
+    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{_tex_text(table.full_title)}}}"]
+    lines += [f"\\label{{tab:{table.name}}}", f"\\begin{{tabular}}{{ll{'r' * len(columns)}}}"]
+    lines += ["\\toprule", _latex_row(heads)]
+    for words, models in table.groups():
+        lines += ["\\midrule", f"\\multicolumn{{{len(heads)}}}{{l}}{{\\emph{{{_tex_text(words)}}}}} \\\\"]
+        for name, family, cells in models:
+            texts = (_makecell(_cell(cells.get(c), _LATEX)) for c in columns)
+            lines.append(_latex_row([_tex_text(name), family, *texts]))
     notes = [f"{_tex_text(note)}.\\par" for note in table.notes]
     ending = ["\\bottomrule", "\\end{tabular}", "\\par\\medskip", "\\begin{minipage}{\\linewidth}\\footnotesize"]
     return "\n".join([*lines, *ending, *notes, "\\end{minipage}", "\\end{table}", ""])
 
 
-def _columns(table: ResultTable) -> list[Column]:
-    """Columns in order of first appearance, ranks last."""
-    rows = table.rows
-    found = list(dict.fromkeys(zip(rows["dataset"], rows["extractor"], rows["metric"], strict=True)))
-    return sorted(found, key=lambda column: column[0] == RANKED)
-
-
-def _grouped(table: ResultTable) -> dict[str, dict[str, dict[Column, Any]]]:
-    found: dict[str, Any] = {}
-    rows: Any = table.rows
-    for row in rows.itertuples():
-        cells = found.setdefault(row.group, {}).setdefault(row.model, {})
-        cells[row.dataset, row.extractor, row.metric] = row
-    return found
-
-
-def _sets(columns: Sequence[Column]) -> list[str]:
-    named = (f"{dataset} {extractor}".strip() for dataset, extractor, _ in columns if dataset != RANKED)
-    return list(dict.fromkeys(named))
-
-
-def _title(table: ResultTable, columns: Sequence[Column]) -> str:
-    """The title, with the data set where the table has only one."""
-    sets = _sets(columns)
-    return f"{table.title} · {sets[0]}" if len(sets) == 1 else table.title
-
-
-def _heading(column: Column, columns: Sequence[Column]) -> list[str]:
-    """The lines above a column: the data set where there are several, the metric, the pool."""
-    dataset, extractor, metric = column
-    if dataset == RANKED:
-        where = {EXTRACTORS: "", AS_PAPER: AS_PAPER}.get(extractor, extractor)
-    else:
-        where = f"{dataset} {extractor}".strip() if len(_sets(columns)) > 1 else ""
-    return [*([where] if where else []), *metric_heading(metric)]
-
-
-def _name(table: ResultTable, model: str) -> str:
-    return f"{model} (reference)" if model == table.reference else model
-
-
-def _family(cells: dict[Column, Any]) -> str:
-    return FAMILIES[next(iter(cells.values())).family]
-
-
-def _cell(row: Any, emphasised: Callable[[str, int], str]) -> list[str]:
-    """Ours, or why there is none; in a second line the paper's, with the difference."""
+def _cell(row: Any, emphasis: Mapping[int, str]) -> list[str]:
+    """Ours, emphasised by its place, or why there is none; in a second line the paper's, with the difference."""
     if row is None:
         return ["–"]
-    digits = _digits(row)
+    # Three decimals for what lies around 1, two for ranks, fewer for large numbers.
+    size = abs(row.paper_mean if math.isnan(row.mean) else row.mean)
+    digits = 2 if row.metric.endswith("_rank") else 3 if size < 10 else 1 if size < 1000 else 0
     if math.isnan(row.mean):
         ours = row.state or "–"
     else:
-        ours = emphasised(f"{row.mean:.{digits}f}", row.place) + _deviation(row.std, digits) + "‡" * bool(row.fewer)
+        number = emphasis.get(row.place, "{}").format(f"{row.mean:.{digits}f}")
+        ours = number + _deviation(row.std, digits) + "‡" * bool(row.fewer)
     return [ours] if math.isnan(row.paper_mean) else [ours, _paper(row, digits)]
 
 
@@ -192,24 +172,8 @@ def _paper(row: Any, digits: int) -> str:
     return f"{paper} ({row.difference:+.{digits}f}{verdict})"
 
 
-def _digits(row: Any) -> int:
-    """Three decimals for what lies around 1, two for ranks, fewer for large numbers."""
-    if row.metric.endswith("_rank"):
-        return 2
-    size = abs(row.paper_mean if math.isnan(row.mean) else row.mean)
-    return 3 if size < 10 else (1 if size < 1000 else 0)
-
-
 def _deviation(std: float, digits: int) -> str:
     return "" if math.isnan(std) else f" ± {std:.{digits}f}"
-
-
-def _bold_md(text: str, place: int) -> str:
-    return {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(place, text)
-
-
-def _bold_tex(text: str, place: int) -> str:
-    return {1: f"\x01{text}\x03", 2: f"\x02{text}\x03"}.get(place, text)
 
 
 def _makecell(texts: Sequence[str]) -> str:
@@ -229,35 +193,34 @@ def _latex_row(cells: Sequence[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
 
 
-def comparisons_markdown(rows: "DataFrame", title: str, reference: str, resamples: int) -> str:
+def _comparisons_markdown(rows: DataFrame, title: str, reference: str, resamples: int) -> str:
     """Markdown page of comparisons with a reference: one table per data set and metric, notes at the end."""
-    minus = f"minus {markdown_cell(reference)} [95 % interval]"
-    heads = f"| model | interaction | value [95 % interval] | {minus} | p | p (Holm) |"
-    lines = [f"## {title}", ""]
-    for part in _by_set_and_metric(rows):
-        lines += [*_part_heading(part), heads, "|---|---|---:|---:|---:|---:|", *_comparison_lines(part, reference), ""]
-    return "\n".join([*lines, *(f"- {note}" for note in _comparison_notes(rows.to_dict("records"), resamples)), ""])
+    minus = f"minus {_markdown_cell(reference)} [95 % interval]"
+    heads = [f"| model | interaction | value [95 % interval] | {minus} | p | p (Holm) |"]
+    heads.append("|---|---|---:|---:|---:|---:|")
+    notes = _comparison_notes(rows.to_dict("records"), resamples)
+    return _page(rows, title, heads, lambda part: _comparison_lines(part, reference), notes)
 
 
-def pairs_markdown(rows: "DataFrame", title: str, resamples: int) -> str:
+def _pairs_markdown(rows: DataFrame, title: str, resamples: int) -> str:
     """Markdown page of variants and their partners: one table per data set and metric."""
-    heads = "| model | value | without | value | difference [95 % interval] | p | p (Holm) |"
-    lines = [f"## {title}", ""]
-    for part in _by_set_and_metric(rows):
-        lines += [*_part_heading(part), heads, "|---|---:|---|---:|---:|---:|---:|", *map(_pair_line, part), ""]
+    heads = ["| model | value | without | value | difference [95 % interval] | p | p (Holm) |"]
+    heads.append("|---|---:|---|---:|---:|---:|---:|")
     records = rows.drop(columns="notes").to_dict("records")  # intervals of the values are not printed
-    both = ["both values of a row are over the folds and seeds that both models have"]
-    return "\n".join([*lines, *(f"- {note}" for note in both + _comparison_notes(records, resamples)), ""])
+    both = "both values of a row are over the folds and seeds that both models have"
+    return _page(rows, title, heads, lambda part: map(_pair_line, part), [both, *_comparison_notes(records, resamples)])
 
 
-def _by_set_and_metric(rows: "DataFrame") -> Iterator[list[dict[Any, Any]]]:
-    return (part.to_dict("records") for _, part in rows.groupby(["set", "metric"], sort=False))
-
-
-def _part_heading(part: Sequence[dict[Any, Any]]) -> list[str]:
-    """Data set and metric, and who was resampled: fewer where only some cases take part in the metric."""
-    words = "; ".join(dict.fromkeys(row["resampled"] for row in part if row["units"]))
-    return [f"### {_set_and_metric(part[0])}", "", *([f"{words}.", ""] if words else [])]
+def _page(
+    rows: DataFrame, title: str, heads: list[str], body: Callable[..., Iterable[str]], notes: Iterable[str]
+) -> str:
+    lines = [f"## {title}", ""]
+    for _, table in rows.groupby(["set", "metric"], sort=False):
+        part = table.to_dict("records")
+        # Who was resampled: fewer where only some cases take part in the metric.
+        words = "; ".join(dict.fromkeys(row["resampled"] for row in part if row["units"]))
+        lines += [f"### {_set_and_metric(part[0])}", "", *([f"{words}.", ""] if words else []), *heads, *body(part), ""]
+    return "\n".join([*lines, *(f"- {note}" for note in notes), ""])
 
 
 def _set_and_metric(row: dict[Any, Any]) -> str:
@@ -270,7 +233,7 @@ def _comparison_lines(part: Sequence[dict[Any, Any]], reference: str) -> list[st
         if row["variant"] != reference and row["group"] != group:
             group = row["group"]
             lines.append(f"| *{GROUPS.get(group, group)}* | | | | | |")
-        name = markdown_cell(row["variant"]) + " (reference)" * (row["variant"] == reference)
+        name = _markdown_cell(row["variant"]) + " (reference)" * (row["variant"] == reference)
         between = f" [{row['low']:.3f}, {row['high']:.3f}]"
         value = _three_digits(row["value"], between) + _run_marks(row, "")
         lines.append(f"| {name} | {FAMILIES[row['family']]} | {value} | {' | '.join(_difference_cells(row))} |")
@@ -278,7 +241,7 @@ def _comparison_lines(part: Sequence[dict[Any, Any]], reference: str) -> list[st
 
 
 def _pair_line(row: dict[Any, Any]) -> str:
-    names = markdown_cell(row["variant"]), markdown_cell(row["reference"])
+    names = _markdown_cell(row["variant"]), _markdown_cell(row["reference"])
     fewer = "‡" * (row["runs"] < row["planned"])
     values = [_three_digits(row[key], "") + fewer for key in ("value", "reference_value")]
     return f"| {names[0]} | {values[0]} | {names[1]} | {values[1]} | {' | '.join(_difference_cells(row))} |"
@@ -304,14 +267,14 @@ def _difference_cells(row: dict[Any, Any]) -> list[str]:
         return ["–"] * 3
     if math.isnan(row["difference"]):
         return [f"–{_run_marks(row, 'difference_')}", "–", "–"]
-    between, corrected = f"[{row['difference_low']:+.3f}, {row['difference_high']:+.3f}]", p_text(row["p_holm"])
+    between, corrected = f"[{row['difference_low']:+.3f}, {row['difference_high']:+.3f}]", _p_text(row["p_holm"])
     text = f"{row['difference']:+.3f} {between}{_run_marks(row, 'difference_')}"
-    return [text, p_text(row["p"]), f"**{corrected}**" if row["p_holm"] < SURE else corrected]
+    return [text, _p_text(row["p"]), f"**{corrected}**" if row["p_holm"] < SURE else corrected]
 
 
 def _comparison_notes(rows: Sequence[dict[Any, Any]], resamples: int) -> list[str]:
     least = 2 / (resamples + 1)
-    written = f", written {p_text(least)}" if least < 0.001 else ""
+    written = f", written {_p_text(least)}" if least < 0.001 else ""
     notes = [*_HOW, f"the least p that {resamples} resamples can show is 2/{resamples + 1} = {least:.4g}{written}"]
     fewer = dict.fromkeys(words for row in rows for words in _fewer_runs(row))
     if fewer:

@@ -6,60 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from smmil.errors import DataError, check_choice
 from smmil.foreign_weights import LAYOUTS
-from smmil.foreign_weights.programs import PROGRAMS, Layout, Tensors
+from smmil.foreign_weights.programs import PROGRAMS, Tensors, _Layout
 from smmil.models import create_model
 from smmil.runtime import versions
-from smmil.weights import read_weights, save_weights, tensors_digest
+from smmil.weights import read_foreign_weights, read_weights, save_weights, tensors_digest
 
-WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 
 
 def _read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """Its tensors by dotted name, without what training frameworks put around them; weights only, never code."""
     path = Path(path)
-    content = _load(path)
-    while isinstance(content, Mapping):
-        inner = [content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)]
-        if not inner:
-            break
-        content = inner[0]
-    tensors = _flat(content) if isinstance(content, Mapping) else {}
+    tensors = _flat(read_foreign_weights(path, _WRAPPERS))
     if not tensors:
         raise DataError(f"{path}: holds no named tensors; save the state_dict() of the model")
     tensors = {re.sub(r"(^|\.)module\.", r"\1", name): tensor for name, tensor in tensors.items()}
     if all(name.startswith("model.") for name in tensors):
         tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    _refuse_not_finite(tensors, path)
-    return tensors
-
-
-def _refuse_not_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise DataError(f"{path}: {name} holds NaN or Inf; the training it comes from has failed")
-
-
-def _load(path: Path) -> Any:
-    if not path.is_file():
-        what = "is a folder; give the checkpoint in it" if path.is_dir() else "no such file"
-        raise DataError(f"{path}: {what}")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    # torch and safetensors name no common error for a file that is damaged, foreign, or holds more than weights
-    except Exception as problem:  # noqa: BLE001
-        cause = " ".join(str(problem).split())[:120] or type(problem).__name__
-        if cause.startswith("Weights only load failed"):  # pages of advice follow, none of it for our user
-            cause = "it is no checkpoint, is damaged, or holds more than weights"
-        raise DataError(f"{path}: cannot be read as weights alone ({cause}); save only model.state_dict()") from None
+    return tensors
 
 
 def _flat(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Tensor]:
@@ -103,7 +74,7 @@ def import_weights(path: str | Path, layout: str) -> Imported:
     return Imported(model.eval(), shape, dropped)
 
 
-def _misfits(table: Layout, given: Tensors, wanted: Tensors) -> str:
+def _misfits(table: _Layout, given: Tensors, wanted: Tensors) -> str:
     """What is missing, superfluous or of another shape, by our names and theirs."""
     problems = [f"{table.both_names(name)} is missing" for name in wanted if name not in given]
     problems += [f"{table.both_names(name)} has no place" for name in given if name not in wanted]
@@ -123,6 +94,7 @@ def convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:
     if target.exists() and tensors_digest(read_weights(target)[0]) != tensors_digest(found.model.state_dict()):
         raise DataError(f"{out}: holds another converted model; use another --out folder")
     target.parent.mkdir(parents=True, exist_ok=True)
+    mark = tensors_digest(_read_checkpoint(path))
     facts = {
         "model": found.shape,
         "features": {"encoder": None, "recipe": None},
@@ -131,16 +103,7 @@ def convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:
         "config": None,
         "split": None,
         "versions": versions(),
-        "imported": {
-            "layout": layout,
-            "file": Path(path).name,
-            "tensors": _fingerprint(path),
-            "dropped": found.dropped,
-        },
+        "imported": {"layout": layout, "file": Path(path).name, "tensors": mark, "dropped": found.dropped},
     }
     save_weights(target, found.model.state_dict(), facts)
     return found
-
-
-def _fingerprint(path: str | Path) -> str:
-    return tensors_digest(_read_checkpoint(path))

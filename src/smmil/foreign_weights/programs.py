@@ -3,8 +3,8 @@
 import itertools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,19 +12,22 @@ from torch import Tensor
 from smmil.errors import DataError
 
 Tensors = Mapping[str, Tensor]
+# Layers of gated attention and of a feed-forward block, theirs and ours.
+_GATED = {r"a\.0": "project", r"b\.0": "gate", "c": "score"}
+_DTFD_GATED = {r"V\.0": "project", r"U\.0": "gate", "weights": "score"}
+_FEED = {"linear1": "expand", "linear2": "contract"}
 
 
-@dataclass(frozen=True)
-class Shape:
+class _Shape(NamedTuple):
     """The model a checkpoint fits: input width, number of classes and options of ours."""
 
     in_dim: int
     n_classes: int
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Layout:
+class _Layout:
     """Names of one published state dict.
 
     title    whose layout it is                     model    our model with the same mathematics
@@ -37,50 +40,41 @@ class Layout:
     title: str
     model: str
     rules: tuple[tuple[str, str | Callable[[re.Match[str]], str] | None], ...]
-    shape: Callable[[Tensors], Shape]
+    shape: Callable[[Tensors], _Shape]
     arrange: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
 
     def renamed(self, tensors: Tensors, where: str) -> tuple[dict[str, Tensor], list[str]]:
         """Tensors under our names, and the names that were dropped; an unknown name is an error."""
         found: dict[str, Tensor] = {}
-        dropped, unknown = [], []
+        dropped: list[str] = []
+        unknown: list[str] = []
         for name, tensor in tensors.items():
-            matched = self._our_name(name)
-            if matched is None:
-                unknown.append(name)
-            elif matched == "":
-                dropped.append(name)
+            ours = self._our_name(name)
+            if ours:
+                found[ours] = tensor
             else:
-                found[matched] = tensor
+                (unknown if ours is None else dropped).append(name)
         if unknown or not found:
-            raise DataError(f"{where}: not a checkpoint of {self.title}: {_listed(unknown or ['no weights at all'])}")
+            names = unknown or ["no weights at all"]
+            listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            raise DataError(f"{where}: not a checkpoint of {self.title}: unexpected {listed}")
         return self.arrange(found), dropped
 
     def both_names(self, ours: str) -> str:
         """A weight by our name and, where the rules have it, by theirs."""
         for pattern, template in self.rules:
-            match = re.fullmatch(_reversed(template), ours) if isinstance(template, str) else None
-            if match:
+            parts = re.split(r"\\(\d)", template) if isinstance(template, str) else []  # such as head.\1.\2
+            made = "".join(f"(?P<g{part}>\\w+)" if i % 2 else re.escape(part) for i, part in enumerate(parts))
+            if match := re.fullmatch(made, ours):
                 return f"{ours} (theirs: {_filled(pattern, match.groupdict())})"
         return ours
 
     def _our_name(self, name: str) -> str | None:
+        """Our name; empty for a weight that is dropped, None where no rule knows the name."""
         for pattern, ours in self.rules:
-            match = re.fullmatch(pattern, name)
-            if match:
+            if match := re.fullmatch(pattern, name):
                 return "" if ours is None else ours(match) if callable(ours) else match.expand(ours)
         return None
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"unexpected {', '.join(names[:4])}{more}"
-
-
-def _reversed(template: str) -> str:
-    """The pattern of our names that a template such as head.\\1.\\2 makes."""
-    parts = re.split(r"\\(\d)", template)
-    return "".join(f"(?P<g{part}>\\w+)" if i % 2 else re.escape(part) for i, part in enumerate(parts))
 
 
 def _filled(pattern: str, groups: Mapping[str, str]) -> str:
@@ -93,11 +87,17 @@ def _filled(pattern: str, groups: Mapping[str, str]) -> str:
 
 def _linear(theirs: str, ours: str) -> tuple[str, str]:
     """The rule for a layer with weight and perhaps bias."""
-    return rf"{theirs}\.(weight|bias)", rf"{ours}.\{_groups(theirs) + 1}"
+    return rf"{theirs}\.(weight|bias)", rf"{ours}.\{re.compile(theirs).groups + 1}"
 
 
-def _groups(pattern: str) -> int:
-    return re.compile(pattern).groups
+def _linears(theirs: str, ours: str, layers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The rules for several layers with weight and perhaps bias, their names after a common beginning."""
+    return [_linear(f"{theirs}{their_layer}", f"{ours}{layer}") for their_layer, layer in layers.items()]
+
+
+def _changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """A function that changes one tensor, where it is there."""
+    return lambda tensors: tensors | {name: change(tensors[name])} if name in tensors else tensors
 
 
 def _count(tensors: Tensors, pattern: str) -> int:
@@ -105,17 +105,11 @@ def _count(tensors: Tensors, pattern: str) -> int:
     return sum(re.fullmatch(pattern, name) is not None for name in tensors)
 
 
-ATTENTION = r"attention_net\.[23]\.attention_"  # 3 with the dropout layer, 2 in earlier versions without
-
-
-def _clam_shape(tensors: Tensors) -> Shape:
+def _clam_shape(tensors: Tensors) -> _Shape:
     maps, width = tensors["attention.score.weight"].shape
-    options = {
-        "branches": "multi" if maps > 1 else "single",
-        "size": "big" if width == 384 else "small",
-        "dim": tensors["embed.weight"].shape[0],
-    }
-    return Shape(tensors["embed.weight"].shape[1], tensors["head.weight"].shape[0], options)
+    dim, in_dim = tensors["embed.weight"].shape
+    size, branches = "big" if width == 384 else "small", "multi" if maps > 1 else "single"
+    return _Shape(in_dim, tensors["head.weight"].shape[0], {"branches": branches, "size": size, "dim": dim})
 
 
 def _one_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -127,14 +121,13 @@ def _one_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-CLAM = Layout(
+CLAM = _Layout(
     title="CLAM with gated attention",
     model="clam",
     rules=(
         _linear(r"attention_net\.0", "embed"),
-        _linear(rf"{ATTENTION}a\.0", "attention.project"),
-        _linear(rf"{ATTENTION}b\.0", "attention.gate"),
-        _linear(rf"{ATTENTION}c", "attention.score"),
+        # 3 with the dropout layer, 2 in earlier versions without
+        *_linears(r"attention_net\.[23]\.attention_", "attention.", _GATED),
         _linear(r"classifiers", "head"),
         _linear(r"classifiers\.(\d+)", r"head.\1"),
         _linear(r"instance_classifiers\.(\d+)", r"instance_heads.\1"),
@@ -145,24 +138,17 @@ CLAM = Layout(
 )
 
 
-def _dsmil_shape(tensors: Tensors) -> Shape:
+def _dsmil_shape(tensors: Tensors) -> _Shape:
     query = "query.0.weight" if "query.0.weight" in tensors else "query.weight"
-    options = {
-        "average": False,  # the program reads the bag stream alone unless asked to average
-        "nonlinear": query == "query.0.weight",
-        "passing_v": "value.1.weight" in tensors,
-        "query_dim": tensors[query].shape[0],
-    }
+    nonlinear, passing_v = query == "query.0.weight", "value.1.weight" in tensors
+    # The program reads the bag stream alone unless asked to average.
+    options: dict[str, Any] = {"average": False, "nonlinear": nonlinear, "passing_v": passing_v}
+    options["query_dim"] = tensors[query].shape[0]
     n_classes, in_dim = tensors["instance.weight"].shape
-    return Shape(in_dim, n_classes, options)
+    return _Shape(in_dim, n_classes, options)
 
 
-def _flat_kernel(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The convolution over all features, (classes, classes, features), as a layer that reads all classes in a row."""
-    return tensors | {"head.weight": tensors["head.weight"].flatten(1)} if "head.weight" in tensors else tensors
-
-
-DSMIL = Layout(
+DSMIL = _Layout(
     title="DSMIL",
     model="dsmil",
     rules=(
@@ -174,61 +160,43 @@ DSMIL = Layout(
         (r"i_classifier\.feature_extractor\..*", None),  # the encoder of the patches, if it was saved along
     ),
     shape=_dsmil_shape,
-    arrange=_flat_kernel,
+    # The convolution over all features, (classes, classes, features), as a layer that reads all classes in a row.
+    arrange=_changed("head.weight", lambda kernel: kernel.flatten(1)),
 )
 
 
-RESIDUAL = r"dim_reduction\.resBlocks\.(\d+)\.block\.([02])\.weight"
-
-
-def _residual_name(match: re.Match[str]) -> str:
-    return f"embed.{int(match[1]) + 2}.{'inner' if match[2] == '0' else 'outer'}.weight"
-
-
-def _dtfd_shape(tensors: Tensors) -> Shape:
+def _dtfd_shape(tensors: Tensors) -> _Shape:
     dim, in_dim = tensors["embed.0.weight"].shape
-    options = {
-        "dim": dim,
-        "att_dim": tensors["attention.project.weight"].shape[0],
-        "residual_blocks": _count(tensors, r"embed\.\d+\.inner\.weight"),
-    }
-    return Shape(in_dim, tensors["classifier.weight"].shape[0], options)
+    options = {"dim": dim, "att_dim": tensors["attention.project.weight"].shape[0]}
+    options["residual_blocks"] = _count(tensors, r"embed\.\d+\.inner\.weight")
+    return _Shape(in_dim, tensors["classifier.weight"].shape[0], options)
 
 
-def _attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
-    return (
-        _linear(rf"{theirs}\.attention_V\.0", f"{ours}.project"),
-        _linear(rf"{theirs}\.attention_U\.0", f"{ours}.gate"),
-        _linear(rf"{theirs}\.attention_weights", f"{ours}.score"),
-    )
-
-
-DTFD = Layout(
+DTFD = _Layout(
     title="DTFD-MIL",
     model="dtfd_mil",
     rules=(
         (r"dim_reduction\.fc1\.weight", "embed.0.weight"),
-        (RESIDUAL, _residual_name),
-        *_attention("attention", "attention"),
+        (
+            r"dim_reduction\.resBlocks\.(\d+)\.block\.([02])\.weight",
+            lambda match: f"embed.{int(match[1]) + 2}.{'inner' if match[2] == '0' else 'outer'}.weight",
+        ),
+        *_linears(r"attention\.attention_", "attention.", _DTFD_GATED),
         _linear(r"classifier\.fc", "classifier"),
-        *_attention(r"att_classifier\.attention", "tier2.attention"),
+        *_linears(r"att_classifier\.attention\.attention_", "tier2.attention.", _DTFD_GATED),
         _linear(r"att_classifier\.classifier\.fc", "tier2.classifier"),
     ),
     shape=_dtfd_shape,
 )
 
 
-def _transmil_shape(tensors: Tensors) -> Shape:
+def _transmil_shape(tensors: Tensors) -> _Shape:
     dim, in_dim = tensors["embed.weight"].shape
     options = {"dim": dim, "heads": tensors["attention1.local.weight"].shape[0], "landmarks": dim // 2}
-    return Shape(in_dim, tensors["head.weight"].shape[0], options)
+    return _Shape(in_dim, tensors["head.weight"].shape[0], options)
 
 
-def _flat_token(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return tensors | {"token": tensors["token"].flatten(0, 1)} if "token" in tensors else tensors
-
-
-TRANSMIL = Layout(
+TRANSMIL = _Layout(
     title="TransMIL",
     model="trans_mil",
     rules=(
@@ -238,33 +206,24 @@ TRANSMIL = Layout(
         (r"layer([12])\.attn\.to_qkv\.weight", r"attention\1.qkv.weight"),
         _linear(r"layer([12])\.attn\.to_out\.0", r"attention\1.out"),
         (r"layer([12])\.attn\.res_conv\.weight", r"attention\1.local.weight"),
-        _linear(r"pos_layer\.proj", "position.wide"),
-        _linear(r"pos_layer\.proj1", "position.middle"),
-        _linear(r"pos_layer\.proj2", "position.narrow"),
+        *_linears(r"pos_layer\.", "position.", {"proj": "wide", "proj1": "middle", "proj2": "narrow"}),
         _linear(r"norm", "norm"),
         _linear(r"_fc2", "head"),
     ),
     shape=_transmil_shape,
-    arrange=_flat_token,
+    arrange=_changed("token", lambda token: token.flatten(0, 1)),
 )
 
 
-def _norm_name(match: re.Match[str]) -> str:
-    return f"norms.{int(match[1]) - 1}.{match[2]}"
-
-
-def _patchgcn_shape(tensors: Tensors) -> Shape:
+def _patchgcn_shape(tensors: Tensors) -> _Shape:
     dim, in_dim = tensors["embed.0.weight"].shape
-    options = {
-        "dim": dim,
-        "layers": _count(tensors, r"convs\.\d+\.t"),
-        "conv_bias": "convs.0.mlp.0.bias" in tensors,
-        "knn": 8,  # the published graphs: a patch hears those that count it among their 8 nearest
-    }
-    return Shape(in_dim, tensors["head.weight"].shape[0], options)
+    layers, bias = _count(tensors, r"convs\.\d+\.t"), "convs.0.mlp.0.bias" in tensors
+    # The published graphs: a patch hears those that count it among their 8 nearest.
+    options = {"dim": dim, "layers": layers, "conv_bias": bias, "knn": 8}
+    return _Shape(in_dim, tensors["head.weight"].shape[0], options)
 
 
-PATCHGCN = Layout(
+PATCHGCN = _Layout(
     title="Patch-GCN",
     model="patch_gcn",
     rules=(
@@ -273,11 +232,9 @@ PATCHGCN = Layout(
         (r"layers\.\d+\.conv\.eps", None),  # a constant of the layer
         _linear(r"layers\.(\d+)\.conv\.mlp\.([013])", r"convs.\1.mlp.\2"),
         (r"layers\.0\.norm\.(?:weight|bias)", None),  # the first layer is applied without its norm
-        (r"layers\.(\d+)\.norm\.(weight|bias)", _norm_name),
+        (r"layers\.(\d+)\.norm\.(weight|bias)", lambda match: f"norms.{int(match[1]) - 1}.{match[2]}"),
         _linear(r"path_phi\.0", "joint.0"),
-        _linear(r"path_attention_head\.attention_a\.0", "attention.project"),
-        _linear(r"path_attention_head\.attention_b\.0", "attention.gate"),
-        _linear(r"path_attention_head\.attention_c", "attention.score"),
+        *_linears(r"path_attention_head\.attention_", "attention.", _GATED),
         _linear(r"path_rho\.0", "bag.0"),
         _linear(r"classifier", "head"),
     ),
@@ -285,82 +242,64 @@ PATCHGCN = Layout(
 )
 
 
-PARTS = {r"channel_reduce\.reduce\.attention": "reduce", r"blocks\.(\d+)": r"blocks.\1"}
-PARTS |= {rf"aspp\.p{level + 1}\.attention": f"levels.{level}" for level in range(3)}
-LAYERS = {"norm1": "norm1", "norm2": "norm2", r"attn\.qkv": "qkv", r"attn\.proj": "out"}
-LAYERS |= {r"mlp\.fc1": "mlp.0", r"mlp\.fc2": "mlp.3"}
+_PARTS = {r"channel_reduce\.reduce\.attention\.": "reduce.", r"blocks\.(\d+)\.": r"blocks.\1."}
+_PARTS |= {rf"aspp\.p{level + 1}\.attention\.": f"levels.{level}." for level in range(3)}
+_LAYERS = {"norm1": "norm1", "norm2": "norm2", r"attn\.qkv": "qkv", r"attn\.proj": "out"}
+_LAYERS |= {r"mlp\.fc1": "mlp.0", r"mlp\.fc2": "mlp.3"}
 
 
-def _setmil_shape(tensors: Tensors) -> Shape:
-    options = {
-        "reduced": tensors["reduce.out.weight"].shape[0],
-        "level_dim": tensors["levels.0.out.weight"].shape[0],
-        "depth": _count(tensors, r"blocks\.\d+\.table"),
-        "heads": tensors["blocks.0.table"].shape[0],
-    }
-    return Shape(tensors["reduce.norm1.weight"].shape[0] // 25, tensors["head.weight"].shape[0], options)
+def _setmil_shape(tensors: Tensors) -> _Shape:
+    options = {"reduced": tensors["reduce.out.weight"].shape[0], "level_dim": tensors["levels.0.out.weight"].shape[0]}
+    options |= {"depth": _count(tensors, r"blocks\.\d+\.table"), "heads": tensors["blocks.0.table"].shape[0]}
+    return _Shape(tensors["reduce.norm1.weight"].shape[0] // 25, tensors["head.weight"].shape[0], options)
 
 
-SETMIL = Layout(
+SETMIL = _Layout(
     title="SETMIL",
     model="set_mil",
     rules=(
         (r"cls_token", "token"),
         (r"pos_embed", None),  # a table of sines, not trained, computed here
-        *(
-            _linear(rf"{part}\.{layer}", f"{ours}.{name}")
-            for part, ours in PARTS.items()
-            for layer, name in LAYERS.items()
-        ),
+        *(rule for theirs, ours in _PARTS.items() for rule in _linears(theirs, ours, _LAYERS)),
         (r"blocks\.(\d+)\.attn\.rpe_q\.lookup_table_bias", r"blocks.\1.table"),
         (r"(norm|head)\.(weight|bias)", r"\1.\2"),
     ),
     shape=_setmil_shape,
-    arrange=_flat_token,
+    arrange=_changed("token", lambda token: token.flatten(0, 1)),
 )
 
 
-BLOCK = r"transformer\.blocks\.(\d+)"
-BATCH_NORM = r"conv1\.bn_layer\.(weight|bias|running_mean|running_var|num_batches_tracked)"
+_BLOCK = r"transformer\.blocks\.(\d+)"
 
 
-def _gtp_shape(tensors: Tensors) -> Shape:
+def _gtp_shape(tensors: Tensors) -> _Shape:
     dim, in_dim = tensors["embed.weight"].shape
-    options = {
-        "dim": dim,
-        "clusters": tensors["assign.weight"].shape[0],
-        "layers": _count(tensors, rf"{BLOCK}\.qkv\.weight"),
-    }
-    return Shape(in_dim, tensors["transformer.head.weight"].shape[0], options)
+    clusters, layers = tensors["assign.weight"].shape[0], _count(tensors, rf"{_BLOCK}\.qkv\.weight")
+    options = {"dim": dim, "clusters": clusters, "layers": layers}
+    return _Shape(in_dim, tensors["transformer.head.weight"].shape[0], options)
 
 
-def _turned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Their graph convolution multiplies from the other side."""
-    return tensors | {"embed.weight": tensors["embed.weight"].T} if "embed.weight" in tensors else tensors
-
-
-GTP = Layout(
+GTP = _Layout(
     title="GTP",
     model="gtp",
     rules=(
         (r"cls_token", "token"),
         _linear(r"conv1", "embed"),
-        (BATCH_NORM, r"norm.\1"),
+        (r"conv1\.bn_layer\.(weight|bias|running_mean|running_var|num_batches_tracked)", r"norm.\1"),
         _linear(r"pool1", "assign"),
-        _linear(rf"{BLOCK}\.norm([12])", r"transformer.blocks.\1.norm\2"),
-        (rf"{BLOCK}\.attn\.qkv\.weight", r"transformer.blocks.\1.qkv.weight"),
-        _linear(rf"{BLOCK}\.attn\.proj", r"transformer.blocks.\1.merge"),
-        _linear(rf"{BLOCK}\.mlp\.fc1", r"transformer.blocks.\1.expand"),
-        _linear(rf"{BLOCK}\.mlp\.fc2", r"transformer.blocks.\1.contract"),
+        _linear(rf"{_BLOCK}\.norm([12])", r"transformer.blocks.\1.norm\2"),
+        (rf"{_BLOCK}\.attn\.qkv\.weight", r"transformer.blocks.\1.qkv.weight"),
+        _linear(rf"{_BLOCK}\.attn\.proj", r"transformer.blocks.\1.merge"),
+        *_linears(rf"{_BLOCK}\.mlp\.", r"transformer.blocks.\1.", {"fc1": "expand", "fc2": "contract"}),
         _linear(r"transformer\.(norm|head)", r"transformer.\1"),
     ),
     shape=_gtp_shape,
-    arrange=_turned,
+    arrange=_changed("embed.weight", lambda weight: weight.T),  # their convolution multiplies from the other side
 )
 
 
-LAYER = r"patch_encoder\.trans_(\d+)\.layers\.0"
-READING = r"wsi_aggregator\.decoder\.layers\.(\d+)"
+_LAYER = r"patch_encoder\.trans_(\d+)\.layers\.0"
+_READING = r"wsi_aggregator\.decoder\.layers\.(\d+)"
 
 
 def _mlp_name(match: re.Match[str]) -> str:
@@ -376,36 +315,28 @@ def _attention_iibmil(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _iibmil_shape(tensors: Tensors) -> Shape:
+def _iibmil_shape(tensors: Tensors) -> _Shape:
     dim, in_dim = tensors["blocks.0.raw.weight"].shape
-    options = {
-        "dim": dim,
-        "depth": _count(tensors, r"blocks\.\d+\.raw\.weight"),
-        "queries": tensors["decoder.queries"].shape[0],
-        "hidden": tensors["blocks.0.layer.feed.expand.weight"].shape[0],
-    }
-    return Shape(in_dim, tensors["head.weight"].shape[0], options)
+    options = {"dim": dim, "depth": _count(tensors, r"blocks\.\d+\.raw\.weight")}
+    options["queries"] = tensors["decoder.queries"].shape[0]
+    options["hidden"] = tensors["blocks.0.layer.feed.expand.weight"].shape[0]
+    return _Shape(in_dim, tensors["head.weight"].shape[0], options)
 
 
-IIBMIL = Layout(
+IIBMIL = _Layout(
     title="IIB-MIL",
     model="iib_mil",
     rules=(
         (r"patch_encoder\.depth_(\d+)\.(\d+)\.(weight|bias)", _mlp_name),
-        *_attention_iibmil(rf"{LAYER}\.self_attn", r"blocks.\1.layer.attention"),
-        _linear(rf"{LAYER}\.linear1", r"blocks.\1.layer.feed.expand"),
-        _linear(rf"{LAYER}\.linear2", r"blocks.\1.layer.feed.contract"),
-        _linear(rf"{LAYER}\.norm1", r"blocks.\1.layer.norm"),
-        _linear(rf"{LAYER}\.norm2", r"blocks.\1.layer.feed.norm"),
+        *_attention_iibmil(rf"{_LAYER}\.self_attn", r"blocks.\1.layer.attention"),
+        *_linears(rf"{_LAYER}\.", r"blocks.\1.layer.feed.", _FEED),
+        *_linears(rf"{_LAYER}\.", r"blocks.\1.layer.", {"norm1": "norm", "norm2": "feed.norm"}),
         _linear(r"patch_encoder\.res_(\d+)", r"blocks.\1.raw"),
         _linear(r"patch_encoder\.mlp_head\.([01])", r"instance_head.\1"),
-        *_attention_iibmil(rf"{READING}\.self_attn", r"decoder.layers.\1.among"),
-        *_attention_iibmil(rf"{READING}\.cross_attn", r"decoder.layers.\1.across"),
-        _linear(rf"{READING}\.norm1", r"decoder.layers.\1.norm_across"),
-        _linear(rf"{READING}\.norm2", r"decoder.layers.\1.norm_among"),
-        _linear(rf"{READING}\.norm3", r"decoder.layers.\1.feed.norm"),
-        _linear(rf"{READING}\.linear1", r"decoder.layers.\1.feed.expand"),
-        _linear(rf"{READING}\.linear2", r"decoder.layers.\1.feed.contract"),
+        *_attention_iibmil(rf"{_READING}\.self_attn", r"decoder.layers.\1.among"),
+        *_attention_iibmil(rf"{_READING}\.cross_attn", r"decoder.layers.\1.across"),
+        *_linears(rf"{_READING}\.", r"decoder.layers.\1.", {"norm1": "norm_across", "norm2": "norm_among"}),
+        *_linears(rf"{_READING}\.", r"decoder.layers.\1.feed.", {"norm3": "norm", **_FEED}),
         (r"query_embed\.weight", "decoder.queries"),
         _linear(r"wsi_classifier", "head"),
         (r"prototypes", "memory.prototypes"),
@@ -414,13 +345,5 @@ IIBMIL = Layout(
     shape=_iibmil_shape,
 )
 
-PROGRAMS = {
-    "clam": CLAM,
-    "dsmil": DSMIL,
-    "dtfd": DTFD,
-    "transmil": TRANSMIL,
-    "patchgcn": PATCHGCN,
-    "setmil": SETMIL,
-    "gtp": GTP,
-    "iibmil": IIBMIL,
-}
+PROGRAMS = {"clam": CLAM, "dsmil": DSMIL, "dtfd": DTFD, "transmil": TRANSMIL}
+PROGRAMS |= {"patchgcn": PATCHGCN, "setmil": SETMIL, "gtp": GTP, "iibmil": IIBMIL}

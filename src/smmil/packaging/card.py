@@ -45,8 +45,15 @@ WARNINGS = {
 }
 
 
-def model_card(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | None, onnx: list[str] | None) -> str:
+def _model_card(
+    config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | None, onnx: list[str] | None
+) -> str:
     """README.md from the content of config.json; kind is that of the recipe (slide, ct, points)."""
+    hashes = {"weights": config["weights"], **config["training"]["hashes"], "recipe": config["features"]["recipe"]}
+    marks = [(what, mark or UNSTATED) for what, mark in hashes.items()]
+    score = config["model"]["score_kind"]
+    columns = "" if config["model"]["n_classes"] == 1 else ", one column for all classes or one per class"
+    meaning = f" ({MEANINGS[score]})" if score in MEANINGS else ""
     header = yaml.safe_dump(_header(config, numbers, kind), sort_keys=False, allow_unicode=True, width=1000)
     parts = [
         f"---\n{header}---\n\n# {config['name']}\n",
@@ -54,10 +61,10 @@ def model_card(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str
         "## Intended use\n\n" + USE,
         "## Training\n\n" + _training(config),
         "## Evaluation\n\n" + _evaluation(numbers),
-        "## What the scores mean\n\n" + _scores(config),
+        "## What the scores mean\n\n" + SCORES.format(kind=score, columns=columns, meaning=meaning),
         "## How to use\n\n" + _how(config, kind, onnx),
         "## Limitations\n\n" + LIMITS,
-        "## Provenance\n\n" + _provenance(config),
+        "## Provenance\n\n" + _table(("what", "SHA-256 (or its beginning)"), marks),
     ]
     return "\n".join(parts)
 
@@ -68,25 +75,20 @@ def _header(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | 
     tags = ["smmil", "multiple-instance-learning", "medical", "research-use-only", config["model"]["name"]]
     tags += [KINDS[kind]] if kind in KINDS else []
     about = {**licence, "library_name": "smmil", "pipeline_tag": "image-classification", "tags": tags}
-    return about if numbers is None else about | _claims(config["name"], numbers)
-
-
-def _claims(name: str, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Metrics for the hub's ranking; none if some of the cases were used in training or for selection."""
-    if WARNINGS.keys() & set(numbers["parts"]):
-        return {}
-    names = list(dict.fromkeys(row["type"] for row in numbers["metrics"]))
-    return {"metrics": names, "model-index": [{"name": name, "results": [_results(numbers)]}]}
-
-
-def _results(numbers: dict[str, Any]) -> dict[str, Any]:
-    keys = ("type", "name", "value")
+    if numbers is None or WARNINGS.keys() & set(numbers["parts"]):
+        return about  # no claims for the hub's ranking if some of the cases were used in training or for selection
     metrics = [
-        {**{key: row[key] for key in keys}, "args": {"ci_low": row["low"], "ci_high": row["high"]}, "verified": False}
+        {
+            **{key: row[key] for key in ("type", "name", "value")},
+            "args": {"ci_low": row["low"], "ci_high": row["high"]},
+            "verified": False,
+        }
         for row in numbers["metrics"]
     ]
     task = {"type": "image-classification", "name": "classification of cases from their instances"}
-    return {"task": task, "dataset": {"type": "private", "name": _data_set(numbers)}, "metrics": metrics}
+    results = {"task": task, "dataset": {"type": "private", "name": _data_set(numbers)}, "metrics": metrics}
+    names = list(dict.fromkeys(row["type"] for row in numbers["metrics"]))
+    return about | {"metrics": names, "model-index": [{"name": config["name"], "results": [results]}]}
 
 
 def _data_set(numbers: dict[str, Any]) -> str:
@@ -115,7 +117,10 @@ def _training(config: dict[str, Any]) -> str:
     training = config["training"]
     if not training["cases"]:
         return "The model was trained outside smmil and converted; nothing is known here about its training data.\n"
-    rows = [(part, *_part(sizes)) for part, sizes in training["cases"].items()]
+    rows = []
+    for part, sizes in training["cases"].items():
+        labels = ", ".join(f"{label}: {count}" for label, count in sizes.get("labels", {}).items())
+        rows.append((part, sizes["cases"], sizes.get("patients", UNSTATED), labels or UNSTATED))
     chosen = training["validation"]
     text = (
         f"\nWeights `{training['checkpoint']}`, selected at epoch {training['epoch']} on the validation part "
@@ -125,39 +130,23 @@ def _training(config: dict[str, Any]) -> str:
     return _table(("part", "cases", "patients", "cases per label"), rows) + text + f"\n\nSettings: {settings}.\n"
 
 
-def _part(sizes: dict[str, Any]) -> tuple[Any, Any, str]:
-    labels = ", ".join(f"{label}: {count}" for label, count in sizes.get("labels", {}).items())
-    return sizes["cases"], sizes.get("patients", UNSTATED), labels or UNSTATED
-
-
 def _evaluation(numbers: dict[str, Any] | None) -> str:
     if numbers is None:
         return "No predictions were given when this package was made, so nothing is claimed here.\n"
-    rows = [(row["name"], _number(row["value"]), _interval(row)) for row in numbers["metrics"]]
+    rows = []
+    for row in numbers["metrics"]:
+        open_ended = row["low"] is None or row["high"] is None
+        interval = UNSTATED if open_ended else f"{row['low']:.4f} to {row['high']:.4f}"
+        rows.append((row["name"], _number(row["value"]), interval))
     text = f"{numbers['cases']} labelled cases ({numbers['positive_cases']} positive): {_data_set(numbers)}.\n"
     text += "".join(f"\n**{warning}**\n" for part, warning in WARNINGS.items() if part in numbers["parts"])
     text += "\nIntervals: 95 %, bootstrap over patients.\n\n" + _table(("metric", "value", "interval"), rows)
     return text + "".join(f"\n- {note}" for note in numbers["notes"]) + ("\n" if numbers["notes"] else "")
 
 
-def _interval(row: dict[str, Any]) -> str:
-    return UNSTATED if row["low"] is None or row["high"] is None else f"{row['low']:.4f} to {row['high']:.4f}"
-
-
-def _scores(config: dict[str, Any]) -> str:
-    model = config["model"]
-    columns = "" if model["n_classes"] == 1 else ", one column for all classes or one per class"
-    meaning = f" ({MEANINGS[model['score_kind']]})" if model["score_kind"] in MEANINGS else ""
-    return SCORES.format(kind=model["score_kind"], columns=columns, meaning=meaning)
-
-
 def _how(config: dict[str, Any], kind: str | None, onnx: list[str] | None) -> str:
     raw = f"smmil predict --model FOLDER {RAW_SOURCES[kind]} --out predictions\n" if kind in RAW_SOURCES else ""
-    ending = (
-        ""
-        if kind in RAW_SOURCES
-        else "\nThe recipe of its features is not part of the package: raw images are refused.\n"
-    )
+    ending = "" if raw else "\nThe recipe of its features is not part of the package: raw images are refused.\n"
     text = f"```\npip install smmil\n{raw}smmil predict --model FOLDER manifest.csv --out predictions\n```\n{ending}"
     text += '\n```python\nfrom smmil.packaging import load_package\n\nmodel = load_package("FOLDER").model\n```\n'
     if onnx is not None:
@@ -166,11 +155,6 @@ def _how(config: dict[str, Any], kind: str | None, onnx: list[str] | None) -> st
             "checked against the model itself.\n"
         )
     return text
-
-
-def _provenance(config: dict[str, Any]) -> str:
-    rows = {"weights": config["weights"], **config["training"]["hashes"], "recipe": config["features"]["recipe"]}
-    return _table(("what", "SHA-256 (or its beginning)"), [(k, v or UNSTATED) for k, v in rows.items()])
 
 
 def _table(heads: tuple[str, ...], rows: Any) -> str:

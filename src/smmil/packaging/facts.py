@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _ENCODER_FACTS = ("dim", "pixels", "mean", "std", "mpp", "source", "autocast")
 
 
 @dataclass(frozen=True)
-class FeatureSource:
+class _FeatureSource:
     """`facts` for config.json, the recipe where it is known, and a note where it should be known and is not."""
 
     facts: dict[str, Any]
@@ -34,7 +34,7 @@ class FeatureSource:
     note: str | None = None
 
 
-def _feature_source_of(features: dict[str, Any], bag: Path | None) -> FeatureSource:
+def _feature_source_of(features: dict[str, Any], bag: Path | None) -> _FeatureSource:
     """Source of the features from a run (encoder id and digest of the recipe) and one of its bags."""
     try:
         stated, unread = ({} if bag is None else read_provenance(bag)), ""
@@ -52,7 +52,7 @@ def _feature_source_of(features: dict[str, Any], bag: Path | None) -> FeatureSou
         "encoder_facts": {key: _mapping(own.get("encoder_facts")).get(key) for key in _ENCODER_FACTS} if own else {},
     }
     recipe, note = _recipe(features, stated, unread)
-    return FeatureSource(redacted(facts), recipe, note)
+    return _FeatureSource(redacted(facts), recipe, note)
 
 
 def _recipe(features: dict[str, Any], stated: dict[str, Any], unread: str) -> tuple[Recipe | None, str | None]:
@@ -81,16 +81,16 @@ _OF_THE_SPLIT = {"fold", "folds", "val_share", "test_share", "split_seed"}
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class _RunFacts:
     """Content of config.json, the model itself, the source of its features, and notes for the user."""
 
     config: dict[str, Any]
     trained: TrainedModel
-    source: FeatureSource
+    source: _FeatureSource
     notes: tuple[str, ...] = ()
 
 
-def run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: str) -> RunFacts:
+def _run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: str) -> _RunFacts:
     """Facts about a run for a package, without ids of cases, paths or anything of the machine."""
     run_dir = Path(run_dir)
     trained, settings, run = load_trained(run_dir, checkpoint), run_config(run_dir), _run_json(run_dir)
@@ -98,25 +98,20 @@ def run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: s
     table, trouble = _table(settings, run)
     bag = None if table is None else table.path_of(split["train"][0])
     source = _feature_source_of(trained.facts["features"], bag)
+    hashes = trained.facts["config"], trained.facts["split"]
     config = {
         "format": FORMAT,
         "library_name": "smmil",
         "smmil_version": __version__,
         "name": redacted(name or f"{trained.facts['model']['name']}-{trained.weights[:8]}"),
         "licence": redacted(licence),
-        "run": _run_id(trained),
+        "run": trained.weights if hashes[0] is None else digest(*map(str, hashes)),  # whichever checkpoint it is
         "model": _model(trained),
         "weights": trained.weights,
         "features": source.facts,
         "training": _training(trained, settings, run, checkpoint) | {"cases": _sizes(split, table, run)},
     }
-    return RunFacts(config, trained, source, tuple(note for note in (source.note, trouble) if note))
-
-
-def _run_id(trained: TrainedModel) -> str:
-    """Fingerprint of the run a model comes from, whichever of its checkpoints it is."""
-    settings, split = trained.facts["config"], trained.facts["split"]
-    return trained.weights if settings is None else digest(str(settings), str(split))
+    return _RunFacts(config, trained, source, tuple(note for note in (source.note, trouble) if note))
 
 
 def _run_json(run_dir: Path) -> dict[str, Any]:
@@ -182,20 +177,20 @@ def _sizes(split: dict[str, list[str]], table: Manifest | None, run: dict[str, A
     """Number of cases of each part, and of patients and labels where the manifest is at hand; no names."""
     if run.get("bags") is None and not any(split.values()):
         return {}
-    return {part: {"cases": len(split[part]), **_counts(split[part], table)} for part in PARTS}
-
-
-def _counts(ids: Iterable[str], table: Manifest | None) -> dict[str, Any]:
+    found: dict[str, dict[str, Any]] = {part: {"cases": len(split[part])} for part in PARTS}
     if table is None:
-        return {}
-    labels = Counter(str(table.labels[id_]) for id_ in ids if table.labels[id_] is not None)
-    return {"patients": len({table.groups[id_] for id_ in ids}), "labels": dict(sorted(labels.items()))}
+        return found
+    for part, sizes in found.items():
+        labels = Counter(str(table.labels[id_]) for id_ in split[part] if table.labels[id_] is not None)
+        sizes["patients"] = len({table.groups[id_] for id_ in split[part]})
+        sizes["labels"] = dict(sorted(labels.items()))
+    return found
 
 
 RESAMPLES = 2000
 
 
-def measure(folder: str | Path, weights: str, resamples: int = RESAMPLES) -> dict[str, Any]:
+def _measure(folder: str | Path, weights: str, resamples: int = RESAMPLES) -> dict[str, Any]:
     """Metrics of the predictions in a folder; an error when they were made by other weights than these."""
     predictions = load_predictions(folder)
     others = sorted(p.id for p in predictions if p.meta.get("weights") != weights)
@@ -208,18 +203,14 @@ def measure(folder: str | Path, weights: str, resamples: int = RESAMPLES) -> dic
     if not labelled:
         raise DataError(f"{folder}: no prediction has a label, so nothing can be measured; leave out --predictions")
     rows = [_row(labelled, stated, resamples) for stated in _stated_metrics(labelled)]
+    splits = [p.meta.get("split") for p in predictions]
     return {
-        "parts": sorted({str(_part(p)) for p in predictions}),
+        "parts": sorted({str((s.get("part") if isinstance(s, dict) else None) or "other cases") for s in splits}),
         "cases": len(labelled),
         "positive_cases": sum(bool(p.y) for p in labelled),
         "metrics": [row for row in rows if math.isfinite(row["value"])],
         "notes": list(dict.fromkeys(note for row in rows for note in row.pop("notes"))),
     }
-
-
-def _part(prediction: Prediction) -> str:
-    split = prediction.meta.get("split")
-    return (split.get("part") if isinstance(split, dict) else None) or "other cases"
 
 
 def _stated_metrics(predictions: Sequence[Prediction]) -> list[dict[str, str]]:

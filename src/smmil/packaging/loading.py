@@ -17,7 +17,7 @@ from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_text
 from smmil.formats import find_reader
 from smmil.packaging.facts import FORMAT
-from smmil.predict.cases import Origin, Predicted, predict_table, write_failures
+from smmil.predict.cases import Origin, Predicted, predict_table
 from smmil.predict.inference import TrainedModel, rebuilt
 from smmil.prepare.pipeline import PreparePlan, plan, run
 from smmil.prepare.recipe import Recipe, load_recipe
@@ -28,7 +28,7 @@ SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w][\w.-]*)")
 
 
-def write_sums(folder: Path) -> None:
+def _write_sums(folder: Path) -> None:
     """Write SHA256SUMS over all files of the folder."""
     names = sorted(path.name for path in folder.iterdir())
     write_text(folder / SUMS, "".join(f"{_sum(folder / name)}  {name}\n" for name in names))
@@ -117,7 +117,8 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
         )
     recipe = _recipe(folder, config["features"])
     encoder = None if recipe is None else recipe.encoder
-    outside = [name for name in (config["model"]["name"], encoder) if name is not None and _is_outside(name)]
+    names = [config["model"]["name"], *([] if encoder is None else [encoder])]
+    outside = [name for name in names if ":" in name and not name.startswith(FREE_NAMES)]
     if outside and not trust_code:
         raise ConfigError(f"{folder}: would run code outside smmil ({outside[0]}); give --trust-code if you know it")
     path = folder / "model.safetensors"
@@ -126,10 +127,6 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
     if trained.weights != config["weights"]:
         raise DataError(f"{path}: not the weights that config.json names; copy the package again")
     return Package(folder, trained, config, recipe)
-
-
-def _is_outside(name: str) -> bool:
-    return ":" in name and not name.startswith(FREE_NAMES)
 
 
 def _facts(config: dict[str, Any]) -> dict[str, Any]:
@@ -202,11 +199,14 @@ def predict_package(
         images.refuse_idle()
         table.check_table(training=False)
         return predict_table(package.trained, table, table.ids, package.origin, **options)
-    done = run(*_prepared(package, paths, Path(out), images, device), **_executor(images.workers), on_case=on_case)
+    executor = "serial" if images.workers in (None, 1) else "processes"
+    todo = _preparation(package, paths, Path(out), images, device)
+    done = run(todo, executor=executor, workers=images.workers, on_case=on_case)
     failed = {id_: reason for id_, _, reason in done.failures}
     if done.manifest is None:
-        write_failures(Path(out), failed)
-        return Predicted(failed=failed)
+        none = Predicted(failed=failed)
+        none.write_failures(Path(out))
+        return none
     table = Manifest.read(done.manifest)
     return predict_table(package.trained, table, table.ids, package.origin, failed=failed, **options)
 
@@ -240,7 +240,7 @@ def _bag_files(path: Path) -> list[Path]:
     return files
 
 
-def _prepared(package: Package, paths: list[Path], out: Path, images: Images, device: str) -> tuple[PreparePlan]:
+def _preparation(package: Package, paths: list[Path], out: Path, images: Images, device: str) -> PreparePlan:
     """Plan of the preparation; refused when the encoder's weights are not those of training."""
     if package.recipe is None:
         raise ConfigError(
@@ -248,12 +248,7 @@ def _prepared(package: Package, paths: list[Path], out: Path, images: Images, de
             "give bags or a manifest of features from the same encoder"
         )
     _refuse_misfit(paths, package.recipe.kind, images.points, out / PREPARED)
-    given: dict[str, Any] = {
-        "labels": images.labels,
-        "points": images.points,
-        "mpp": images.mpp,
-        "weights": images.weights,
-    }
+    given = {key: value for key, value in vars(images).items() if key != "workers"}
     todo = plan(paths, out / PREPARED, package.recipe, device=device, **given)
     trained = package.config["features"]["encoder"]
     if todo.encoder != trained:
@@ -261,8 +256,11 @@ def _prepared(package: Package, paths: list[Path], out: Path, images: Images, de
             f"encoder {package.recipe.encoder}: its weights here give {todo.encoder}, but the model was trained on "
             f"{trained}; give the file of those weights with --weights"
         )
-    _refuse_other_bags(todo, out)
-    return (todo,)
+    place, ours = out / PREPARED, {"encoder": todo.encoder, "settings": json.loads(json.dumps(todo.recipe.settings()))}
+    stored = place / "recipe.json"
+    if stored.exists() and any((place / "bags").rglob("*.h5")) and read_json(stored) != ours:
+        raise ConfigError(f"{place}: holds images prepared for a package with another recipe; choose another --out")
+    return todo
 
 
 def _refuse_misfit(paths: list[Path], kind: str, points: str | Path | None, own: Path) -> None:
@@ -275,15 +273,3 @@ def _refuse_misfit(paths: list[Path], kind: str, points: str | Path | None, own:
     if all(source.kind not in (None, meant) for source in find_sources(paths, skip=own)):
         other = "slides" if meant == "ct" else "scans"
         raise ConfigError(f"{paths[0]}: holds {other}, but this package was trained on {_TAKES[kind]}; give those")
-
-
-def _refuse_other_bags(todo: PreparePlan, out: Path) -> None:
-    """Refuse an output folder that holds bags prepared with another recipe."""
-    place, ours = out / PREPARED, {"encoder": todo.encoder, "settings": json.loads(json.dumps(todo.recipe.settings()))}
-    there = place / "recipe.json"
-    if there.exists() and any((place / "bags").rglob("*.h5")) and read_json(there) != ours:
-        raise ConfigError(f"{place}: holds images prepared for a package with another recipe; choose another --out")
-
-
-def _executor(workers: int | None) -> dict[str, Any]:
-    return {"executor": "serial"} if workers in (None, 1) else {"executor": "processes", "workers": workers}

@@ -21,6 +21,7 @@ from smmil.frame import Frame
 from smmil.graph import Graph, grid_graph
 from smmil.models import Output
 from smmil.nn.smooth import Sm, plain_operators
+from smmil.predict.inference import outputs
 from smmil.sparse import sum_by_row
 
 SIZES = (1, 2, 3, 50, 1000)
@@ -65,7 +66,7 @@ def _fixed_model(model: nn.Module) -> nn.Module:
     return fixed
 
 
-def export_onnx(
+def _export_onnx(
     model: nn.Module, name: str, in_dim: int, path: str | Path, facts: Mapping[str, str] | None = None
 ) -> list[str]:
     """Write the model to `path` and give the names of its inputs; an error, and no file, when it cannot be the same.
@@ -73,25 +74,26 @@ def export_onnx(
     Inputs: features (n, p) float32; where neighbours count also edges (2, e) int64, every pair in both directions, and
     edge_weight (e,) float32. Outputs: logits (1, c) and scores (n, k). n and e are free. `facts` go into the file.
     """
-    _need_libraries()
+    cannot = f"model {name}: cannot be written as ONNX for bags of any size"
+    for library in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            __import__(library)
+        except ModuleNotFoundError:
+            raise MissingExtra(library, "onnx", "--onnx") from None
     try:
         traceable = _Traceable(_fixed_model(model))
         inputs = ["features", *(GRAPH_INPUTS if _needs_graph(traceable, in_dim) else ())]
         content = _without_traces(_trace(traceable, inputs, in_dim), facts or {})
-        compare(model, content, inputs, in_dim)
+        _compare(model, content, inputs, in_dim)
     except (DataError, ConfigError) as problem:
-        raise _cannot(name, str(problem)) from None
+        raise ConfigError(f"{cannot} ({problem}); use --no-onnx") from None
     # torch, onnxscript and onnxruntime share no error for what they cannot express
     except Exception as problem:  # noqa: BLE001
         what = "its program is bound to the size of the bag, or uses what ONNX lacks"
-        raise _cannot(name, f"{what}: {_first_line(problem)}") from None
+        raise ConfigError(f"{cannot} ({what}: {_first_line(problem)}); use --no-onnx") from None
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return inputs
-
-
-def _cannot(name: str, cause: str) -> ConfigError:
-    return ConfigError(f"model {name}: cannot be written as ONNX for bags of any size ({cause}); use --no-onnx")
 
 
 def _first_line(problem: BaseException) -> str:
@@ -100,14 +102,6 @@ def _first_line(problem: BaseException) -> str:
         problem = problem.__cause__
     lines = [" ".join(line.split()) for line in _COLOUR.sub("", str(problem)).splitlines()]
     return next(filter(None, lines), type(problem).__name__)[:120]
-
-
-def _need_libraries() -> None:
-    for library in ("onnx", "onnxscript", "onnxruntime"):
-        try:
-            __import__(library)
-        except ModuleNotFoundError:
-            raise MissingExtra(library, "onnx", "--onnx") from None
 
 
 def _needs_graph(traceable: nn.Module, in_dim: int) -> bool:
@@ -156,12 +150,10 @@ def _quiet() -> Iterator[None]:
 
 def _without_traces(program: Any, facts: Mapping[str, str]) -> bytes:
     """The file without the exporter's notes, which name folders of this machine; with `facts` instead."""
-    for part in (program, program.graph, *program.functions):
-        part.ClearField("doc_string")
-        part.ClearField("metadata_props")
     graph = program.graph
     nodes = [*graph.node, *(node for function in program.functions for node in function.node)]
-    for entry in (*nodes, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+    parts = [program, graph, *program.functions, *nodes]
+    for entry in (*parts, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         entry.ClearField("doc_string")
         entry.ClearField("metadata_props")
     for key, value in sorted(facts.items()):
@@ -169,7 +161,7 @@ def _without_traces(program: Any, facts: Mapping[str, str]) -> bytes:
     return program.SerializeToString(deterministic=True)
 
 
-def compare(model: nn.Module, content: bytes, inputs: list[str], in_dim: int, sizes: tuple[int, ...] = SIZES) -> None:
+def _compare(model: nn.Module, content: bytes, inputs: list[str], in_dim: int, sizes: tuple[int, ...] = SIZES) -> None:
     """An error unless onnxruntime and the model agree on bags of all these sizes."""
     import onnxruntime
 
@@ -180,25 +172,17 @@ def compare(model: nn.Module, content: bytes, inputs: list[str], in_dim: int, si
         bag = _bag(n, in_dim)
         logits, scores = session.run(None, {k: v.numpy() for k, v in _tensors(bag, inputs).items()})
         expected = _expected(model, bag)
-        for what, got, wanted in (("logits", logits, expected.logits), ("scores", scores, expected.scores)):
-            _refuse_difference(f"{what} of a bag of {n}", got, wanted.numpy())
+        for what, got, other in (("logits", logits, expected.logits), ("scores", scores, expected.scores)):
+            wanted = other.numpy()
+            if got.shape != wanted.shape:
+                raise DataError(f"{what} of a bag of {n} have shape {got.shape} instead of {wanted.shape}")
+            if not np.allclose(got, wanted, rtol=RELATIVE, atol=ABSOLUTE):
+                raise DataError(f"{what} of a bag of {n} differ by up to {np.abs(got - wanted).max():.3g}")
 
 
 def _expected(model: nn.Module, bag: Bag) -> Output:
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad():
-            return model.eval().cpu()(BagBatch.pack([bag]).without_labels())
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
-def _refuse_difference(what: str, got: np.ndarray, wanted: np.ndarray) -> None:
-    if got.shape != wanted.shape:
-        raise DataError(f"{what} have shape {got.shape} instead of {wanted.shape}")
-    if not np.allclose(got, wanted, rtol=RELATIVE, atol=ABSOLUTE):
-        raise DataError(f"{what} differ by up to {np.abs(got - wanted).max():.3g}")
+    ((_, output),) = outputs(model.cpu(), [bag], "cpu")
+    return output
 
 
 def _bag(n: int, in_dim: int) -> Bag:

@@ -13,9 +13,9 @@ from typing import Any
 
 from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, write_json, write_text
-from smmil.packaging.card import model_card
-from smmil.packaging.facts import RESAMPLES, RunFacts, measure, run_facts
-from smmil.packaging.loading import SUMS, write_sums
+from smmil.packaging.card import _model_card
+from smmil.packaging.facts import RESAMPLES, _measure, _run_facts, _RunFacts
+from smmil.packaging.loading import SUMS, _write_sums
 from smmil.weights import save_weights
 
 _MARK = ".smmil-package-"
@@ -56,9 +56,9 @@ def write_package(
     """
     out = Path(out).absolute()
     _check_licence(licence)
-    found = run_facts(run_dir, checkpoint, name, licence)
+    found = _run_facts(run_dir, checkpoint, name, licence)
     _refuse_occupied(out, found.config["run"], force)
-    numbers = None if predictions is None else measure(predictions, found.trained.weights, resamples)
+    numbers = None if predictions is None else _measure(predictions, found.trained.weights, resamples)
     with _replacing_folder(out) as folder:
         _fill(folder, found, numbers, onnx)
         files = tuple(sorted(path.name for path in folder.iterdir()))
@@ -88,7 +88,7 @@ def _refuse_occupied(out: Path, run: str, force: bool) -> None:
         raise DataError(f"{out}: holds a package of this run already; choose another --out, or --force to replace it")
 
 
-def _fill(folder: Path, found: RunFacts, numbers: dict[str, Any] | None, onnx: bool) -> None:
+def _fill(folder: Path, found: _RunFacts, numbers: dict[str, Any] | None, onnx: bool) -> None:
     config, trained, recipe = found.config, found.trained, found.source.recipe
     note = {"model": trained.facts["model"], "weights": trained.weights}
     if save_weights(folder / "model.safetensors", trained.model.state_dict(), note) != trained.weights:
@@ -98,21 +98,18 @@ def _fill(folder: Path, found: RunFacts, numbers: dict[str, Any] | None, onnx: b
     if recipe is not None:
         settings = json.loads(json.dumps(recipe.settings()))
         write_json(folder / "recipe.json", {"encoder": config["features"]["encoder"], "settings": settings})
-    inputs = _write_onnx(folder, found) if onnx else None
+    inputs = None
+    if onnx:
+        from smmil.packaging.onnx_export import _export_onnx
+
+        facts = {"smmil": config["smmil_version"], "weights": config["weights"], "use": "research use only"}
+        name, in_dim = config["model"]["name"], config["model"]["in_dim"]
+        inputs = _export_onnx(trained.model, name, in_dim, folder / "model.onnx", facts)
     config = config | {"onnx_inputs": inputs, "evaluation": numbers}
     write_json(folder / "config.json", config)
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # which is written for the owner alone
-    write_text(folder / "README.md", model_card(config, numbers, None if recipe is None else recipe.kind, inputs))
-    write_sums(folder)
-
-
-def _write_onnx(folder: Path, found: RunFacts) -> list[str]:
-    from smmil.packaging.onnx_export import export_onnx
-
-    config = found.config
-    facts = {"smmil": config["smmil_version"], "weights": config["weights"], "use": "research use only"}
-    model = config["model"]
-    return export_onnx(found.trained.model, model["name"], model["in_dim"], folder / "model.onnx", facts)
+    write_text(folder / "README.md", _model_card(config, numbers, None if recipe is None else recipe.kind, inputs))
+    _write_sums(folder)
 
 
 @contextmanager
@@ -131,14 +128,9 @@ def _replacing_folder(out: Path) -> Iterator[Path]:
             if old.exists():
                 os.replace(old, out)
             raise
-        _remove_leftovers(out)
+        # Remove the replaced folder and temporary folders of killed processes for the same `out`.
+        ours = re.compile(re.escape(_MARK) + "[0-9a-f]{8}-" + re.escape(out.name))
+        for path in (path for path in out.parent.iterdir() if ours.fullmatch(path.name)):
+            shutil.rmtree(path, ignore_errors=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_leftovers(out: Path) -> None:
-    """Remove the replaced folder and temporary folders of killed processes for the same `out`."""
-    ours = re.compile(re.escape(_MARK) + "[0-9a-f]{8}-" + re.escape(out.name))
-    for path in out.parent.iterdir():
-        if ours.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)

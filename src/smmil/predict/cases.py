@@ -41,20 +41,16 @@ def _image_facts(path: Path) -> dict[str, Any]:
     """Facts of the image behind a bag that exports and reports need: size and spacing of slide or scan, licence."""
     stated = read_provenance(path)
     facts: dict[str, Any] = {"licence": stated["licence"]} if stated.get("licence") else {}
-    if stated.get("positions_mm"):
-        return facts | {"scan": _scan_facts(stated)}
+    if positions := stated.get("positions_mm"):
+        # Bags of earlier versions do not state rows and columns.
+        _, rows, columns = stated.get("shape") or (None, None, None)
+        counts = {"slices": len(positions), "rows": rows, "columns": columns}
+        ends = [positions[0], positions[-1]]
+        return facts | {"scan": {**counts, "spacing_mm": stated.get("spacing_mm"), "ends_mm": ends}}
     if stated.get("bounds") is None or stated.get("level0_width") is None:
         return facts
     size = [stated["level0_width"], stated["level0_height"]]
     return facts | {"slide": {"size": size, "bounds": stated["bounds"], "mpp": stated.get("mpp_level0")}}
-
-
-def _scan_facts(stated: dict[str, Any]) -> dict[str, Any]:
-    """Size, spacing and position of a scan; bags of earlier versions do not state rows and columns."""
-    positions = stated["positions_mm"]
-    _, rows, columns = stated.get("shape") or (None, None, None)
-    counts = {"slices": len(positions), "rows": rows, "columns": columns}
-    return {**counts, "spacing_mm": stated.get("spacing_mm"), "ends_mm": [positions[0], positions[-1]]}
 
 
 def _refuse_other_features(facts: dict[str, Any], table: Manifest, ids: Iterable[str]) -> None:
@@ -73,15 +69,6 @@ def _refuse_other_features(facts: dict[str, Any], table: Manifest, ids: Iterable
                 )
 
 
-def _refuse_other_width(facts: dict[str, Any], id_: str, width: int) -> None:
-    """Raise an error if a bag has another feature width than the model was trained on."""
-    if width != facts["model"]["in_dim"]:
-        raise ConfigError(
-            f"{id_}: {width} features per instance, but the model was trained on {facts['model']['in_dim']}; "
-            "use the encoder it was trained with"
-        )
-
-
 _PARTS = ("train", "val", "test", "all")
 
 
@@ -96,6 +83,10 @@ class Predicted:
     @property
     def paths(self) -> list[Path]:
         return sorted(self.written + self.kept)
+
+    def write_failures(self, out: Path) -> None:
+        """Write failures.csv with the reason for every case that failed; no file without failures."""
+        write_rows(out / "failures.csv", ("id", "reason"), self.failed.items())
 
 
 def predict_run(
@@ -117,7 +108,9 @@ def predict_run(
     table = Manifest.read(manifest or _own_manifest(config, run_dir))
     table.check_table(training=False)
     ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
-    origin = _origin(config, checkpoint)
+    origin = Origin(checkpoint)  # all that an imported model has
+    if config is not None:
+        origin = Origin(checkpoint, config.data.fold, config.training.seed, config.training.threads)
     return predict_table(trained, table, ids, origin, out=out, parts=parts, device=device, progress=progress)
 
 
@@ -129,13 +122,6 @@ class Origin:
     fold: int | None = None
     seed: int | None = None
     threads: int | None = None
-
-
-def _origin(config: TrainConfig | None, checkpoint: str) -> Origin:
-    """Origin from the settings of a run; an imported model has none."""
-    if config is None:
-        return Origin(checkpoint)
-    return Origin(checkpoint, config.data.fold, config.training.seed, config.training.threads)
 
 
 def predict_table(
@@ -161,7 +147,7 @@ def predict_table(
             predictor.one(id_, {**_meta(trained, origin, (parts or {}).get(id_)), **patients.get(id_, {})})
             if progress is not None:
                 progress(count, len(ids))
-    write_failures(Path(out), predictor.done.failed)
+    predictor.done.write_failures(Path(out))
     return predictor.done
 
 
@@ -177,7 +163,7 @@ class _CasePredictor:
 
     def one(self, id_: str, meta: dict[str, Any]) -> None:
         """Predict one case, unless its file is complete; a problem with its data is recorded."""
-        path = self.out / case_file(id_)
+        path = self.out / f"{file_name(id_)}.npz"
         if _is_done(path, id_, meta):
             self.done.kept.append(path)
             return
@@ -189,14 +175,14 @@ class _CasePredictor:
 
     def _predict(self, id_: str, meta: dict[str, Any]) -> Prediction:
         bag = self.table.bag(id_)
-        _refuse_other_width(self.trained.facts, id_, bag.x.shape[1])
+        width, expected = bag.x.shape[1], self.trained.facts["model"]["in_dim"]
+        if width != expected:
+            raise ConfigError(
+                f"{id_}: {width} features per instance, but the model was trained on {expected}; "
+                "use the encoder it was trained with"
+            )
         meta = {**meta, **_image_facts(self.table.path_of(id_))}
         return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
-
-
-def case_file(id_: str) -> str:
-    """File name of a case's prediction."""
-    return file_name(id_) + ".npz"
 
 
 def _patients(table: Manifest) -> dict[str, dict[str, str]]:
@@ -212,12 +198,10 @@ def _patients(table: Manifest) -> dict[str, dict[str, str]]:
 
 
 def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
-    if not path.exists():
-        return False
     try:
         stored = Prediction.load(path)
     except DataError:
-        return False
+        return False  # absent or damaged
     same_patient = stored.meta.get("group", id_) == meta.get("group", id_)
     return stored.id == id_ and same_patient and stored.meta == {**stored.meta, **meta}
 
@@ -239,9 +223,8 @@ def _own_manifest(config: TrainConfig | None, run_dir: str | Path) -> str:
 def _chosen_ids(run_dir: Path, table: Manifest, part: str) -> tuple[list[str], dict[str, str]]:
     """Ids to predict, and the part each case of the run's split belongs to."""
     check_choice(part, _PARTS, "part")
-    split = (
-        read_json(run_dir / "split.json") if (run_dir / "split.json").exists() else {name: [] for name in _PARTS[:3]}
-    )
+    stored = run_dir / "split.json"
+    split = read_json(stored) if stored.exists() else {name: [] for name in _PARTS[:3]}
     parts = {id_: name for name, members in split.items() for id_ in members}
     ids = list(table.ids) if part == "all" else split[part]
     missing = sorted(set(ids) - set(table.ids))
@@ -267,8 +250,3 @@ def _meta(trained: TrainedModel, origin: Origin, part: str | None) -> dict[str, 
         "seed": origin.seed,
         "versions": versions(),
     }
-
-
-def write_failures(out: Path, failed: Mapping[str, str]) -> None:
-    """Write failures.csv with the reason for every case that failed; no file without failures."""
-    write_rows(out / "failures.csv", ("id", "reason"), failed.items())

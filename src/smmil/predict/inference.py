@@ -92,15 +92,12 @@ def outputs(
             module.training = training
 
 
-def _probabilities(logits: Tensor) -> Tensor:
-    """Bag probabilities in float64: sigmoid of one logit, softmax of several."""
-    logits = logits.double()
-    return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
-
-
 def _unpacked(batch: BagBatch, output: Output, spatial: bool) -> Iterator[Prediction]:
-    _refuse_nonfinite(batch, output)
-    probs = _probabilities(output.logits).cpu().numpy()
+    for name, logits, rows in zip(batch.ids, output.logits, batch.split(output.scores), strict=True):
+        if not bool(torch.isfinite(logits).all() and torch.isfinite(rows).all()):
+            raise DataError(f"{name}: the model gives NaN or Inf for this bag; check its features with: smmil inspect")
+    logits = output.logits.double()
+    probs = (logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)).cpu().numpy()
     scores = batch.split(output.scores.float().cpu())
     y_inst = None if batch.y_inst is None else batch.split(batch.y_inst)
     geometry = _geometry(batch) if spatial else [{}] * len(batch)
@@ -113,12 +110,6 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool) -> Iterator[Predic
             y_inst=None if y_inst is None else y_inst[b].numpy(),
             **geometry[b],
         )
-
-
-def _refuse_nonfinite(batch: BagBatch, output: Output) -> None:
-    for b, (name, scores) in enumerate(zip(batch.ids, batch.split(output.scores), strict=True)):
-        if not bool(torch.isfinite(output.logits[b]).all() and torch.isfinite(scores).all()):
-            raise DataError(f"{name}: the model gives NaN or Inf for this bag; check its features with: smmil inspect")
 
 
 def _geometry(batch: BagBatch) -> list[dict[str, Any]]:

@@ -3,12 +3,11 @@
 import math
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from pandas import DataFrame, concat, read_csv
 
 from smmil.errors import check_choice
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # file of each table, by its number in the paper; 6 to 10 are about feature extractors
 PAPER_TABLES = {
@@ -57,20 +56,18 @@ _TABLE_NOTES = {
 Key = tuple[str, str, str, str]
 
 
-def paper_table(name: str) -> "DataFrame":
+def paper_table(name: str) -> DataFrame:
     """One table of the paper, a row per printed number: dataset, extractor, group, model, metric, mean, std.
 
     name  one of PAPER_TABLES. Rows of dataset "ALL" hold mean ranks; extractor "main" is the mixed setting of the main
     text; std is nan where the paper prints none.
     """
-    from pandas import read_csv
-
     check_choice(name, PAPER_TABLES, "paper table")
     with files(__package__).joinpath(f"{name}.csv").open(encoding="utf-8") as stream:
         return read_csv(stream)
 
 
-class Printed(NamedTuple):
+class _Printed(NamedTuple):
     """A number of the paper and the number of its table."""
 
     mean: float
@@ -78,22 +75,23 @@ class Printed(NamedTuple):
     table: int
 
 
-def our_names(table: Any) -> Any:
+def _our_names(table: Any) -> Any:
     """Rename the metrics of a table of the paper to those of smmil."""
     return table.assign(metric=table["metric"].replace(OUR_METRIC))
 
 
-def table_notes(name: str) -> list[str]:
+def _table_notes(name: str) -> list[str]:
     """Notes on a whole table of the paper."""
     return _TABLE_NOTES.get(name, [])
 
 
 @cache
-def cell_notes() -> dict[Key, list[str]]:
+def _cell_notes() -> dict[Key, list[str]]:
     """By (data set, extractor, model, metric): the reasons to doubt the number the paper prints there."""
     notes: dict[Key, list[str]] = {}
     everything = _all_prints()
-    failed = _FAILED_TRAININGS | {key[:3] for key, prints in everything.items() if _below_chance(key, prints)}
+    of_gtp = [key for key in everything if key[2:] == ("GTP", "inst_auroc")]
+    failed = _FAILED_TRAININGS | {key[:3] for key in of_gtp if min(p.mean for p in everything[key]) < 0.5}
     for key, prints in everything.items():
         found = [*_contradictions(prints), *_impossible(prints)]
         found += [_SUSPICIONS[key]] if key in _SUSPICIONS else []
@@ -105,31 +103,25 @@ def cell_notes() -> dict[Key, list[str]]:
     return notes
 
 
-def _below_chance(key: Key, prints: list[Printed]) -> bool:
-    return key[2] == "GTP" and key[3] == "inst_auroc" and min(p.mean for p in prints) < 0.5
-
-
-def paper_numbers(name: str) -> tuple[Any, str, dict[str, list[str]]]:
+def _paper_numbers(name: str) -> tuple[Any, str, dict[str, list[str]]]:
     """The numbers behind the ranks of a table of the paper, how they are ranked, and which extractors it mixed."""
     if name != "feat_ext_ranks":
-        table = our_names(paper_table(name))
+        table = _our_names(paper_table(name))
         return table[table["dataset"] != "ALL"], "all", {}
-    from pandas import concat
-
     return concat([paper_table(part) for part in _BEHIND_TABLE_6], ignore_index=True), "extractor", MIXED
 
 
-def _all_prints() -> dict[Key, list[Printed]]:
-    prints: dict[Key, list[Printed]] = {}
+def _all_prints() -> dict[Key, list[_Printed]]:
+    prints: dict[Key, list[_Printed]] = {}
     for name, number in PAPER_TABLES.items():
-        rows = our_names(paper_table(name))
+        rows = _our_names(paper_table(name))
         for row in rows[rows["dataset"] != "ALL"].itertuples():
             key = (row.dataset, row.extractor, SAME_MODEL.get(row.model, row.model), row.metric)
-            prints.setdefault(key, []).append(Printed(row.mean, row.std, number))
+            prints.setdefault(key, []).append(_Printed(row.mean, row.std, number))
     return prints
 
 
-def _contradictions(prints: list[Printed]) -> list[str]:
+def _contradictions(prints: list[_Printed]) -> list[str]:
     """Different means, or different deviations, printed for the same quantity."""
     found = []
     for name in ("mean", "std"):
@@ -144,7 +136,7 @@ def _contradictions(prints: list[Printed]) -> list[str]:
     return found
 
 
-def _impossible(prints: list[Printed]) -> list[str]:
+def _impossible(prints: list[_Printed]) -> list[str]:
     worst = [one for one in prints if one.std > _largest_std(one.mean) + 0.0005]
     return [f"±{one.std:.3f} (table {one.table}) is impossible: at most {_largest_std(one.mean):.3f}" for one in worst]
 
@@ -154,12 +146,8 @@ def _largest_std(mean: float, runs: int = RUNS, digits: int = 3) -> float:
 
     It is reached with as many ones and zeros as possible and one value between; the mean is moved within its rounding.
     """
-    slack = 0.5 * 10**-digits
-    means = [m for m in (mean - slack, mean, mean + slack) if 0 <= m <= 1]
-    return max(_widest(m, runs) for m in means)
-
-
-def _widest(mean: float, runs: int) -> float:
-    ones, rest = divmod(mean * runs, 1)
-    squares = ones + rest**2
-    return math.sqrt(max(squares - runs * mean**2, 0) / (runs - 1))
+    slack, widest = 0.5 * 10**-digits, 0.0
+    for one in (m for m in (mean - slack, mean, mean + slack) if 0 <= m <= 1):
+        ones, rest = divmod(one * runs, 1)
+        widest = max(widest, (ones + rest**2 - runs * one**2) / (runs - 1))
+    return math.sqrt(widest)
