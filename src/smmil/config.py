@@ -46,7 +46,7 @@ class ModelConfig(_ConfigSection):
 
 
 class PenaltyConfig(_ConfigSection):
-    """Smoothness penalty on the scores of neighbouring instances; weight 0 is no penalty. Kinds: `nn/penalty.py`.
+    """Smoothness penalty on the scores of neighbouring instances; weight 0 is no penalty. Kinds: `losses.PENALTIES`.
 
     convex: the weight is taken from the rest of the loss, (1 - weight) loss + weight penalty, as in SA-MIL.
     """

@@ -10,7 +10,7 @@ from smmil.encoders.table import encoder_info
 from smmil.errors import DataError
 from smmil.evaluate.folders import summary
 from smmil.files import write_json
-from smmil.maps.overlay import side_by_side
+from smmil.maps.score_maps import side_by_side
 from smmil.predict.cases import predict_run
 from smmil.prediction import Prediction, load_predictions
 from smmil.prepare.pipeline import plan, run

@@ -1,4 +1,4 @@
-"""How ragged a map is, as a term to minimise: the alternative to building smoothness into the model."""
+"""Losses: cross-entropy of bags, class weights, and smoothness penalties on the scores of neighbouring instances."""
 
 from collections.abc import Sequence
 from typing import Any

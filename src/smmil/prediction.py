@@ -93,7 +93,7 @@ class Prediction:
 
     @classmethod
     def load(cls, path: str | Path) -> "Prediction":
-        """Read a file written by `save`; a damaged one is refused, never half understood."""
+        """Read a file written by `save`; an error if its content does not match its checksum or format."""
         try:
             content = _read_arrays(Path(path))
             if content.pop("sha256").item() != _checksum(content):

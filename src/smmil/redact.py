@@ -1,4 +1,4 @@
-"""Redaction of texts that leave this machine: no folders, no file names, no control characters."""
+"""Redaction (anonymisation) of exported texts: no folders, no file names (often names of patients), no controls."""
 
 import os
 import re
@@ -26,7 +26,7 @@ _SHORTEST, _SHORTEST_NUMBER = 3, 5
 
 
 def safe_text(value: Any, longest: int = 200) -> str:
-    """One printable line in which absolute paths have lost their folders: /home/eva/slide.svs is slide.svs."""
+    """One printable line without the folders of absolute paths: /home/eva/slide.svs becomes slide.svs."""
     return _cut(_FOLDERS.sub("", _printable(value)), longest)
 
 

@@ -382,7 +382,7 @@ def test_forward_hooks_of_every_layer_fire(name):
 
 def every_kernel():
     installed = [k for k in kernels.NAMES if k not in kernels.COMPILED or sm_numba._kernel() is not None]
-    return kernels._forced(*installed)
+    return kernels.forced(*installed)
 
 
 # The chunked attention kernel draws its dropout itself: another draw than that of plain torch.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from smmil.evaluate.resampling import _Bend, gap, interval
+from smmil.evaluate.resampling import _BcaCorrection, gap, interval
 
 
 def percentile(drawn, level=0.95):
@@ -66,14 +66,14 @@ def test_where_bca_does_not_exist_p_is_that_of_the_percentile_interval():
 
 
 def test_the_bend_of_bca_can_be_turned_around_and_ends_at_its_pole():
-    for bend in (_Bend(), _Bend(0.3, 0.1), _Bend(-1.2, -1 / 6)):
+    for correction in (_BcaCorrection(), _BcaCorrection(0.3, 0.1), _BcaCorrection(-1.2, -1 / 6)):
         for share in (1e-4, 0.025, 0.5, 0.975, 1 - 1e-4):
-            assert bend.straight(bend.bent(share)) == pytest.approx(share, rel=1e-6)
-        assert (bend.straight(0), bend.straight(1)) == (0, 1)
-    assert _Bend().bent(0.025) == pytest.approx(0.025)
-    assert _Bend(6.0, 1 / 6).bent(0.9) == 1  # beyond the pole, not around it
-    assert _Bend(3.0, 1 / 6).straight(1e-4) < 1e-300
-    assert _Bend(-3.0, -1 / 6).straight(1 - 1e-4) == 1
+            assert correction.inverted(correction.adjusted(share)) == pytest.approx(share, rel=1e-6)
+        assert (correction.inverted(0), correction.inverted(1)) == (0, 1)
+    assert _BcaCorrection().adjusted(0.025) == pytest.approx(0.025)
+    assert _BcaCorrection(6.0, 1 / 6).adjusted(0.9) == 1  # beyond the pole, not around it
+    assert _BcaCorrection(3.0, 1 / 6).inverted(1e-4) < 1e-300
+    assert _BcaCorrection(-3.0, -1 / 6).inverted(1 - 1e-4) == 1
 
 
 def test_differences_that_are_only_rounding_are_none():

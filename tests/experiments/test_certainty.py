@@ -7,7 +7,7 @@ import pytest
 from smmil.errors import DataError
 from smmil.evaluate import bootstrap_ci, compare, holm
 from smmil.experiments.results import _p_text
-from smmil.experiments.significance import _comparisons, _pair_differences, _resampled_mean
+from smmil.experiments.variant_tests import _comparisons, _pair_differences, _resampled_mean
 from smmil.experiments.writing import _comparisons_markdown, _pairs_markdown
 from smmil.prediction import Prediction
 

@@ -3,7 +3,7 @@
 import pytest
 
 from smmil.errors import DataError
-from smmil.images.matching import find_originals
+from smmil.images.matching import find_case_images
 
 
 def touched(folder, *names):
@@ -14,7 +14,7 @@ def touched(folder, *names):
 
 
 def found(folder, *ids):
-    return {id_: o.path.relative_to(folder).as_posix() for id_, o in find_originals(folder, ids).items()}
+    return {id_: o.path.relative_to(folder).as_posix() for id_, o in find_case_images(folder, ids).items()}
 
 
 def test_images_lie_at_the_top_or_in_subfolders(tmp_path):

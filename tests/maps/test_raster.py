@@ -8,7 +8,7 @@ import pytest
 from smmil.errors import DataError
 from smmil.frame import Frame
 from smmil.maps import rasterize
-from smmil.maps.overlay import _borders
+from smmil.maps.score_maps import _borders
 from smmil.prediction import Prediction
 
 NAN = np.nan

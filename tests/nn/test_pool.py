@@ -20,7 +20,7 @@ DIM, ATT, WIDTH = 11, 6, 9
 @pytest.fixture(autouse=True, params=["plain", "fused"])
 def way(request):
     """Every law holds for plain torch and for the fused step."""
-    with kernels.disabled() if request.param == "plain" else kernels._forced("fused_pool"):
+    with kernels.disabled() if request.param == "plain" else kernels.forced("fused_pool"):
         yield request.param
 
 
@@ -353,7 +353,7 @@ def test_hooks_of_every_part_fire(part, kind):
 
 def test_the_fused_step_takes_over_only_where_it_may():
     pool, embed, x = make("early"), nn.Linear(WIDTH, DIM).double(), rows()
-    with kernels._forced("fused_pool"):
+    with kernels.forced("fused_pool"):
         assert fused_pool.serves(pool, x, embed)
         assert not fused_pool.serves(pool, x, Wrapped(embed))
         assert not fused_pool.serves(pool, x.to("meta"), embed)

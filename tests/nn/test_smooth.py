@@ -432,7 +432,7 @@ def test_an_unknown_kernel_is_refused_by_name():
 
 def test_the_switch_holds_inside_its_block_only():
     before = kernels.mode("sm_numba")
-    with kernels._forced("sm_numba"):
+    with kernels.forced("sm_numba"):
         assert kernels.mode("sm_numba") == "always"
         with kernels.disabled():
             assert [kernels.mode(name) for name in kernels.NAMES] == ["off"] * len(kernels.NAMES)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from smmil.errors import ConfigError, DataError
 from smmil.frame import Frame
-from smmil.images.matching import Original, find_originals
+from smmil.images.matching import Original, find_case_images
 from smmil.prediction import Prediction
 from smmil.report import write_report
 from smmil.report.cases import _all_cases
@@ -60,12 +60,12 @@ def test_any_model_may_remember_the_slide(tmp_path):
 def test_a_table_may_correct_the_pixel_size(tmp_path):
     pyramid(tmp_path / "s.tiff", mpp=0.25)
     (tmp_path / "t.csv").write_text("id,path,mpp\ns,s.tiff,0.5\nt,t.tiff,\n", encoding="utf-8")
-    files = find_originals(tmp_path / "t.csv", ["s", "t"])
+    files = find_case_images(tmp_path / "t.csv", ["s", "t"])
     assert (files["s"].mpp, files["t"].mpp) == (0.5, None)
     assert _case_picture(files["s"], case_from(RIGHT), ROOM).jpeg
     (tmp_path / "t.csv").write_text("id,path,mpp\ns,s.tiff,fine\n", encoding="utf-8")
     with pytest.raises(DataError, match="mpp of s is 'fine'"):
-        find_originals(tmp_path / "t.csv", ["s"])
+        find_case_images(tmp_path / "t.csv", ["s"])
 
 
 def test_coordinates_in_micrometres_lie_on_the_right_pixels(tmp_path):

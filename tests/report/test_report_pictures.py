@@ -8,7 +8,7 @@ from support.report_pictures import app, marked_slide, pixels
 from typer.testing import CliRunner
 
 from smmil.errors import ConfigError, DataError
-from smmil.images.matching import Original, find_originals
+from smmil.images.matching import Original, find_case_images
 from smmil.report import write_report
 from smmil.report.cases import _all_cases
 from smmil.report.pictures import _all_pictures, _case_picture
@@ -54,19 +54,19 @@ def test_slides_are_found_by_name_in_a_folder_or_in_a_table(tmp_path):
     (tmp_path / "m").mkdir()
     marked_slide(tmp_path / "m" / "x.png", (1, 1))
     (tmp_path / "slides.csv").write_text("id,slide\n007,m/x.png\nother,y.png\n", encoding="utf-8")
-    assert find_originals(tmp_path, ["s1", "s2"]) == {"s1": Original(tmp_path / "s1.png")}
-    assert find_originals(tmp_path / "slides.csv", ["007"]) == {"007": Original(tmp_path / "m" / "x.png")}
+    assert find_case_images(tmp_path, ["s1", "s2"]) == {"s1": Original(tmp_path / "s1.png")}
+    assert find_case_images(tmp_path / "slides.csv", ["007"]) == {"007": Original(tmp_path / "m" / "x.png")}
     (tmp_path / "wrong.csv").write_text("name,slide\n1,2\n", encoding="utf-8")
     with pytest.raises(DataError, match="expected id and slide"):
-        find_originals(tmp_path / "wrong.csv", ["1"])
+        find_case_images(tmp_path / "wrong.csv", ["1"])
     with pytest.raises(DataError, match="no such folder"):
-        find_originals(tmp_path / "none", ["1"])
+        find_case_images(tmp_path / "none", ["1"])
 
 
 def test_ids_never_lead_out_of_the_folder(tmp_path):
     (tmp_path / "in").mkdir()
     marked_slide(tmp_path / "secret.png", (1, 1))
-    assert find_originals(tmp_path / "in", ["../secret", "../secret.png", str(tmp_path / "secret.png")]) == {}
+    assert find_case_images(tmp_path / "in", ["../secret", "../secret.png", str(tmp_path / "secret.png")]) == {}
 
 
 def test_missing_and_damaged_slides_are_named_and_the_others_go_on(tmp_path):

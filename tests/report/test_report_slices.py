@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from smmil.errors import ConfigError, DataError
 from smmil.frame import Frame
-from smmil.images.matching import Original, find_originals
+from smmil.images.matching import Original, find_case_images
 from smmil.report import write_report
 from smmil.report.pictures import _all_pictures, _scan_picture
 
@@ -64,7 +64,7 @@ def test_scans_are_found_by_name_whatever_their_ending(tmp_path):
     grey_scan(tmp_path / "a.nii.gz")
     grey_scan(tmp_path / "b.nii")
     (tmp_path / "c").mkdir()
-    assert {id_: found.path.name for id_, found in find_originals(tmp_path, list("abcd")).items()} == {
+    assert {id_: found.path.name for id_, found in find_case_images(tmp_path, list("abcd")).items()} == {
         "a": "a.nii.gz",
         "b": "b.nii",
         "c": "c",

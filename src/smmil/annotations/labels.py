@@ -59,7 +59,7 @@ def read_slice_labels(path: str | Path) -> pd.DataFrame:
 
 
 def _by_slice(table: pd.DataFrame) -> pd.DataFrame:
-    """Labels by slice and subtype; a row given twice counts once, two opinions and missing labels are refused."""
+    """Labels by slice and subtype; a row given twice counts once, contradicting and missing labels are refused."""
     names = table["ID"].str.strip().str.rpartition("_")
     labels = table["Label"].str.strip().map({"0": 0, "1": 1})
     wrong = np.flatnonzero(labels.isna() | (names[0] == "") | (names[2] == ""))

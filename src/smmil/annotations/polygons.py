@@ -56,7 +56,7 @@ class _Drawn:
 
 @dataclass(frozen=True)
 class _Shapes:
-    """Annotated area in pixels of the annotation, and what a careful user should know about it."""
+    """Annotated area in pixels of the annotation, and warnings about it."""
 
     area: Any = field(repr=False)  # shapely geometry: union of all lesions without the holes
     notes: tuple[str, ...] = ()  # shapes that were repaired, had no area, or were of other classes
@@ -135,7 +135,7 @@ def read_asap(path: str | Path, positive: Collection[str] | None = None) -> _Sha
 
 
 class _Collector:
-    """Collects annotations while parsing; a document type, which only attacks have, is refused before it can unfold."""
+    """Collects annotations while parsing; document types (expansion of XML entities, an attack) are refused."""
 
     def __init__(self) -> None:
         self.drawn: list[_Drawn] = []

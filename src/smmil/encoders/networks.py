@@ -99,7 +99,7 @@ def _prepare_torchvision(what: str) -> None:
 
 
 def _declare() -> None:
-    """Its compiled part needs CUDA and cannot be loaded, yet its Python part names these two on import."""
+    """Define the operators that a CUDA build of torchvision names on import, so that it loads beside a CPU torch."""
     if hasattr(torch.ops.torchvision, "nms"):
         return
     library = torch.library.Library("torchvision", "FRAGMENT")

@@ -12,7 +12,7 @@ from smmil.prediction import Prediction
 _METHODS = ("bca", "percentile")
 FEW = 10
 _ROUNDING = 1e-12  # smaller differences come from the order of additions
-_POLE = 1e-300  # beyond the pole of the bend, six deviations out or more, the limit at the pole counts
+_POLE = 1e-300  # beyond the pole of the correction, six deviations out or more, the limit at the pole counts
 
 
 class _Interval(NamedTuple):
@@ -25,20 +25,20 @@ class _Interval(NamedTuple):
     p: float  # two-sided, of 0: below 1 - level exactly where the interval excludes 0; at least 2 / (draws + 1)
 
 
-class _Bend(NamedTuple):
-    """How BCa (Efron 1987) moves the share of draws at which an interval ends; no bias and acceleration: not at all."""
+class _BcaCorrection(NamedTuple):
+    """BCa correction (Efron 1987) of the share of draws at which an interval ends; zeros: none."""
 
     bias: float = 0.0
     acceleration: float = 0.0
 
-    def bent(self, share: float) -> float:
+    def adjusted(self, share: float) -> float:
         """The share of the draws below the end of an interval that is to leave out `share` on this side."""
         from scipy.special import ndtr, ndtri
 
         z = self.bias + ndtri(share)
         return float(ndtr(self.bias + z / max(1 - self.acceleration * z, _POLE)))
 
-    def straight(self, share: float) -> float:
+    def inverted(self, share: float) -> float:
         """The inverse: what an interval leaves out on the side of an end that has this share of the draws below it."""
         if share in (0, 1):
             return share
@@ -89,19 +89,19 @@ def interval(
     if np.isnan(estimate) or len(values) <= len(drawn) / 2:
         reason = "the metric itself is undefined" if np.isnan(estimate) else "most resamples are undefined"
         return _Interval(float("nan"), float("nan"), "none", [*notes, f"no interval: {reason}"], float("nan"))
-    bend, reason = _bend(values, estimate, left_out()) if method == "bca" else (_Bend(), "")
-    if bend is None:
-        bend, method = _Bend(), "percentile"
+    correction, reason = _bend(values, estimate, left_out()) if method == "bca" else (_BcaCorrection(), "")
+    if correction is None:
+        correction, method = _BcaCorrection(), "percentile"
         notes.append(f"percentile interval instead of BCa: {reason}")
     tail = (1 - level) / 2
-    low, high = np.quantile(values, [bend.bent(tail), bend.bent(1 - tail)])
-    return _Interval(float(low), float(high), method, notes, _p_of_zero(values, bend))
+    low, high = np.quantile(values, [correction.adjusted(tail), correction.adjusted(1 - tail)])
+    return _Interval(float(low), float(high), method, notes, _bootstrap_p_value(values, correction))
 
 
-def _p_of_zero(values: np.ndarray, bend: _Bend) -> float:
-    """Two-sided p of 0: the interval turned around, down to its interpolation; draws of 0 oppose both sides."""
+def _bootstrap_p_value(values: np.ndarray, correction: _BcaCorrection) -> float:
+    """Two-sided p value of 0, the inversion of the interval with its interpolation; draws of 0 count on both sides."""
     least = 2 / (len(values) + 1)
-    above, below = bend.straight(_share(values, "right")), 1 - bend.straight(_share(values, "left"))
+    above, below = correction.inverted(_share(values, "right")), 1 - correction.inverted(_share(values, "left"))
     return min(1.0, max(least, 2 * min(above, below)))
 
 
@@ -114,7 +114,7 @@ def _share(values: np.ndarray, side: Literal["left", "right"]) -> float:
     return float((count - 1 - before / (after - before)) / (len(values) - 1))
 
 
-def _bend(values: np.ndarray, estimate: float, left_out: list[np.ndarray]) -> tuple[_Bend | None, str]:
+def _bend(values: np.ndarray, estimate: float, left_out: list[np.ndarray]) -> tuple[_BcaCorrection | None, str]:
     """Bias and acceleration of these draws; None and why where they do not exist. Draws at the estimate count half."""
     from scipy.special import ndtri
 
@@ -125,7 +125,7 @@ def _bend(values: np.ndarray, estimate: float, left_out: list[np.ndarray]) -> tu
     acceleration = _acceleration(left_out)
     if np.isnan(acceleration):
         return None, "leaving out single patients does not change the value"
-    return _Bend(float(ndtri(below)), acceleration), ""
+    return _BcaCorrection(float(ndtri(below)), acceleration), ""
 
 
 def _acceleration(left_out: list[np.ndarray]) -> float:

@@ -1,4 +1,4 @@
-"""Statistical tests on numbers: DeLong, Holm's correction, mean ranks, Friedman and Nemenyi."""
+"""Statistical tests and p values of numbers: DeLong, Holm's correction, mean ranks, Friedman and Nemenyi."""
 
 from collections.abc import Mapping
 from itertools import combinations

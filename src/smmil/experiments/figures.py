@@ -22,8 +22,8 @@ from smmil.experiments.plots import (
 from smmil.experiments.ranking import _rank_values
 from smmil.experiments.results import _aggregate, _chosen_rows, _first_predictions, _incomplete
 from smmil.experiments.runner import _finished_results, _StudyFolder
-from smmil.experiments.significance import RESAMPLES, _comparisons, _pair_differences
 from smmil.experiments.study import GROUPS, FigureSpec, Study
+from smmil.experiments.variant_tests import RESAMPLES, _comparisons, _pair_differences
 from smmil.prediction import Prediction
 
 Found = dict[str, list[Prediction]]

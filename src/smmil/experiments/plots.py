@@ -22,8 +22,8 @@ from smmil.experiments.results import SURE, _p_text
 from smmil.files import replacing, write_text
 from smmil.maps import canvas
 from smmil.maps.charts import draw_histogram, friedman_verdict, rank_diagram, score_shares
-from smmil.maps.overlay import draw_scores, draw_truth
 from smmil.maps.raster import dots_extent, rasterize, scattered, truth_values
+from smmil.maps.score_maps import draw_scores, draw_truth
 from smmil.prediction import Prediction
 
 Point = tuple[Any, float, float]

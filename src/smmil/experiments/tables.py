@@ -11,8 +11,8 @@ from smmil.experiments.paper import _table_notes
 from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks, _rank_rows, _with_paper
 from smmil.experiments.results import _aggregate, _choose_learning_rates, _coverage, _missing_run_notes, _with_plan
 from smmil.experiments.runner import _finished_results, _StudyFolder
-from smmil.experiments.significance import RESAMPLES, _comparisons, _pair_differences
 from smmil.experiments.study import FAMILIES, Study, TableSpec
+from smmil.experiments.variant_tests import RESAMPLES, _comparisons, _pair_differences
 from smmil.experiments.writing import (
     _comparisons_markdown,
     _for_spreadsheets,

@@ -10,7 +10,7 @@ from smmil.errors import ConfigError, DataError, SmmilError, check_choice
 from smmil.exports.case import ExportCase
 from smmil.exports.registry import FORMATS, ExportFormat
 from smmil.files import file_name, write_rows
-from smmil.images.matching import Original, find_originals, is_table
+from smmil.images.matching import Original, find_case_images, is_table
 from smmil.prediction import Prediction, prediction_files
 
 
@@ -100,7 +100,7 @@ def export(
     done = Exported()
     path = _one_path(Path(out), _refuse_surrogates(one).id, format_)
     named = None if original is None else {one.id: original}
-    table = find_originals(original.path, [one.id], "--image") if original and is_table(original.path) else named
+    table = find_case_images(original.path, [one.id], "--image") if original and is_table(original.path) else named
     _write(format_, _case(one, table, place, options), path, done)
     return done
 
@@ -116,7 +116,7 @@ def _several(
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: {len(files)} predictions need a folder, and this is a file; name a folder")
     cases, failed = _load_all(files)
-    table = None if images is None else find_originals(images, [case.id for case in cases], "--image")
+    table = None if images is None else find_case_images(images, [case.id for case in cases], "--image")
     done = Exported(failed=failed)
     for count, prediction in enumerate(cases, 1):
         path = out / (file_name(prediction.id) + format_.endings[0])

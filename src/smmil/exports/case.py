@@ -105,7 +105,7 @@ class ExportCase:
         return volume
 
     def _check(self, other: Difference | None, kind: str) -> None:
-        """Raise when the image is not the one behind the prediction: a map over another one would point at nothing."""
+        """Raise an error if the image is not the one from which the prediction was made."""
         if other is not None:
             raise DataError(
                 f"{self.id}: was made from a {kind} with {other.expected}, but {self.image} has {other.found}; "
@@ -113,7 +113,7 @@ class ExportCase:
             )
 
     def need_image(self, what: str, kind: str) -> Path:
-        """The image, without which this export has no place in the patient."""
+        """Path of the image; an error if it was not given."""
         if self.image is None:
             raise ConfigError(f"{self.id}: {what} needs the image the case was made from; give --image {kind}")
         return self.image

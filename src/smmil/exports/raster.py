@@ -29,7 +29,7 @@ def _write_png(case: ExportCase, path: Path) -> None:
         from PIL import Image, PngImagePlugin
     except ModuleNotFoundError:
         raise MissingExtra("Pillow", "slides", "writing pictures") from None
-    picture = _over_slide(case) if case.axes == 2 else _contact_sheet(case)
+    picture = _overlay_on_slide(case) if case.axes == 2 else _contact_sheet(case)
     about = PngImagePlugin.PngInfo()
     for key, value in (("Software", case.facts["software"]), ("Comment", json.dumps(case.facts))):
         about.add_text(key, value)
@@ -43,7 +43,7 @@ register_export(ExportFormat(
 ))  # fmt: skip
 
 
-def _over_slide(case: ExportCase) -> np.ndarray:
+def _overlay_on_slide(case: ExportCase) -> np.ndarray:
     """Thumbnail and heat map, pixel on pixel: column j covers x from j · scale to (j + 1) · scale."""
     facts = slide_facts(case)
     rectangles = boxes(case, facts)

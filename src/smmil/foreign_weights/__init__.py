@@ -1,4 +1,4 @@
-"""Weights trained with the authors' own programs, converted to ours."""
+"""Converts checkpoints of CLAM, DSMIL, DTFD-MIL, TransMIL, Patch-GCN, SETMIL, GTP and others to weights of smmil."""
 
 from importlib import import_module
 from typing import Any

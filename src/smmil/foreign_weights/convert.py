@@ -1,4 +1,4 @@
-"""From a foreign checkpoint to a run folder that `smmil predict` takes; nothing in it is executed."""
+"""Convert a checkpoint of CLAM, TransMIL or another program to a run folder for `smmil predict`; no code in it runs."""
 
 import re
 from collections.abc import Mapping

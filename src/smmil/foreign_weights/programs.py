@@ -1,4 +1,4 @@
-"""Checkpoint layouts of the authors' programs: how their parameter names become ours, one table per program."""
+"""Checkpoint layouts of CLAM, TransMIL and the other programs: parameter names mapped to ours, a table for each."""
 
 import itertools
 import re

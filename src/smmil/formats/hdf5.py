@@ -130,7 +130,7 @@ def _open_for_texts(path: Path) -> Iterator[h5py.File]:
 
 
 class _HeapGuard(io.FileIO):
-    """A file that refuses to hand over a global heap (where HDF5 keeps texts) with an entry that leads nowhere.
+    """File object that raises an error on a malformed HDF5 global heap (where texts are kept), which HDF5 never leaves.
 
     HDF5 walks from entry to entry by their sizes; at an empty entry of size 0 it would stay for ever.
     """

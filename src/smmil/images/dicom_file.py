@@ -109,7 +109,7 @@ def read_tags(path: Path) -> dict[str, Any]:
 
 
 def _refuse_deflated(path: Path) -> None:
-    """A deflated file is unpacked as a whole before anything can be checked, and may unpack to a thousandfold."""
+    """A deflated file is unpacked as a whole before any check, and may unpack to a thousand times its size."""
     from pydicom.filereader import read_file_meta_info
 
     if path.stat().st_size > LARGEST_FILE:

@@ -1,4 +1,4 @@
-"""Which image belongs to a case, and whether an image is the one the case was made from."""
+"""Matches slide and scan files to cases, and checks that an image is the one a case was made from."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -49,7 +49,7 @@ class Difference(NamedTuple):
     found: str
 
 
-def find_originals(where: str | Path, ids: Sequence[str], option: str = "--slides") -> dict[str, Original]:
+def find_case_images(where: str | Path, ids: Sequence[str], option: str = "--slides") -> dict[str, Original]:
     """Image file of each case: from a CSV table with id and slide (or image, path, file), or from a folder by name.
 
     Ids never become paths. `option` names the command line option that `where` came from, for error messages.

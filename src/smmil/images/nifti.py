@@ -88,7 +88,7 @@ def _open_nifti(path: Path, *, strict: bool = False) -> Volume:
 
 
 def _shape(path: Path, image: Any) -> tuple[int, int, int]:
-    """Three sizes, refused when they are too large to be true."""
+    """Three sizes; an error if they exceed the limit."""
     shape = tuple(int(n) for n in image.shape)
     if len(shape) < 3 or any(n != 1 for n in shape[3:]) or min(shape) < 1:
         raise DataError(f"an array of shape {shape}; expected one volume with three axes")

@@ -55,7 +55,7 @@ _ORIENTATION_TAG = 274
 
 
 class _PlainSlide(Slide):
-    """An image without pyramid. Its resolution tags are not believed (72 dpi is no microscope): mpp must be given."""
+    """An image without pyramid. Its resolution tags are ignored (often a default such as 72 dpi): mpp must be given."""
 
     reader = "pillow"
 

@@ -66,7 +66,7 @@ class OpenSlideSlide(Slide):
         return self._composed(level, left, top, width, height) if direct is None else direct
 
     def _composed(self, level: int, left: int, top: int, width: int, height: int) -> np.ndarray:
-        """OpenSlide's own pixels over white. Its errors latch: after one, only a new handle reads again."""
+        """OpenSlide's own pixels over white. After an error a handle is unusable and is opened again."""
         import openslide
 
         step = self._steps[level]

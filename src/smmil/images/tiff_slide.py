@@ -1,4 +1,4 @@
-"""The fast way into tiled TIFF slides: read the compressed tile, decode it, copy it. No compositing.
+"""Direct decoder of tiled TIFF slides, faster than OpenSlide: read the compressed tile, decode it, copy it.
 
 It uses the same JPEG library as OpenSlide with the same settings, so the pixels are the same to the bit;
 `openslide_slide` checks that on every slide before it relies on it.

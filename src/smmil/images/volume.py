@@ -1,4 +1,4 @@
-"""A CT volume, read slice by slice in Hounsfield units, always the same way up: geometry and windows.
+"""A CT volume, read slice by slice in Hounsfield units, in a fixed orientation: geometry and windows.
 
 Positions and directions are in millimetres. DICOM counts them towards the patient's left, back and head (LPS), nibabel
 towards right, front and head (RAS); affines here are nibabel's and take (column, row, slice).
@@ -110,7 +110,7 @@ def _odd_directions(step: np.ndarray, normal: np.ndarray, positions: np.ndarray,
 
 
 def _turned(affine: np.ndarray, sizes: tuple[int, int, int]) -> Turn:
-    """How to show slices of (columns, rows, slices) `sizes` as they are hung: the third axis stays the third."""
+    """Turn to the radiological orientation, for sizes (columns, rows, slices); the third axis stays the third."""
     from nibabel import orientations
 
     stored = orientations.io_orientation(affine)

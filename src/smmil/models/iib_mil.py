@@ -135,7 +135,7 @@ class IIBMIL(nn.Module):
         return torch.stack(losses).mean()
 
     def _settle_if_weights_changed(self) -> None:
-        """For loops that do not call `after_step`: what was noted under other weights is of a step that is over."""
+        """Apply pending prototype updates once the weights have changed, for loops that do not call `after_step`."""
         version = self.head.weight._version
         if version != self.noted_at:
             self.memory.settle()

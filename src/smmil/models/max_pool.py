@@ -1,4 +1,4 @@
-"""Max pooling: a bag is as suspicious as its most suspicious instance."""
+"""Max pooling: the bag logit is the largest of the instance logits."""
 
 from collections.abc import Mapping
 from typing import Any

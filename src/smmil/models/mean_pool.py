@@ -1,4 +1,4 @@
-"""Mean pooling: the simplest bag classifier, and the one to beat."""
+"""Mean pooling: the simplest bag classifier, the baseline."""
 
 from collections.abc import Mapping
 from typing import Any

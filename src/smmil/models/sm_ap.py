@@ -8,7 +8,7 @@ from smmil.nn.pool import SmAttentionPool, embed_and_pool
 
 
 class SmAP(nn.Module):
-    """ABMIL whose attention is smoothed over neighbouring instances, so that its map hangs together.
+    """ABMIL whose attention is smoothed over neighbouring instances, so that the attention map is spatially smooth.
 
     where          early: Sm on the embedded instances (pooled as well); mid: on the attention layer before its tanh;
                    late: on the scores themselves

@@ -1,4 +1,4 @@
-"""Who listens to whom when every neighbour counts the same: sums over neighbours, and the nearest by position."""
+"""Graph convolutions (GENConv, ChebConv, GINConv), sums over neighbours, and the search for nearest neighbours."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The smooth operator Sm: pulls every instance towards its neighbours (arXiv:2410.03276, section 4).
+"""The smooth operator Sm: diffusion over the graph of neighbouring instances (arXiv:2410.03276, section 4).
 
 `smmil::sm` and `smmil::sm_exact` are torch operators over plain tensors: a signal, α, the matrix and its transpose as
 CSR. Their backward applies the same operator with the two matrices exchanged, so it can be differentiated again.

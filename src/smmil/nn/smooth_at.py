@@ -1,4 +1,4 @@
-"""Sm on top of any model: one switch that a model consults at the places where smoothing makes sense."""
+"""SmoothAt: applies Sm at one chosen position inside any model."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ class _HasGraph(Protocol):
 
 
 class SmoothAt(nn.Module):
-    """Smooths what it is shown at one place of a model and hands everything else through; without options, all of it.
+    """Applies Sm at the position `where` and returns its input unchanged at all others; without options, everywhere.
 
     options  None, or a mapping with any of
              where          the place (default early: on the embedded instances)

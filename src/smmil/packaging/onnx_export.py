@@ -137,7 +137,7 @@ def _trace(traceable: nn.Module, inputs: list[str], in_dim: int) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says about itself; its errors still come through."""
+    """Suppress output and warnings of the ONNX exporter; its exceptions pass."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

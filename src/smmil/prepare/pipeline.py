@@ -224,7 +224,7 @@ def run(
 
 
 def _claim(todo: PreparePlan, overwrite: bool) -> None:
-    """One folder, one recipe: bags made in two ways must never be mixed, nor hours of work lost by a typing error."""
+    """Write recipe.json; an error if the folder holds bags of another recipe."""
     path = todo.out / "recipe.json"
     ours = {"encoder": todo.encoder, "settings": json.loads(json.dumps(todo.recipe.settings()))}
     if path.exists() and not overwrite and any((todo.out / "bags").rglob("*.h5")):

@@ -227,7 +227,7 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _checked_id(id_: str, where: str) -> str:
-    """An id becomes a file name and a cell of tables: no way out of the folder, nothing hidden, no formula."""
+    """Check an id, which becomes a file name and a cell of tables: no path traversal, no hidden file, no formula."""
     parts = id_.split("/")
     if not id_.isprintable() or "\\" in id_ or any(not part or part.startswith(".") for part in parts):
         raise DataError(

@@ -15,7 +15,7 @@ from smmil.errors import ConfigError
 from smmil.evaluate.folders import without_nan
 from smmil.evaluate.instances import instance_score
 from smmil.files import write_text
-from smmil.images.matching import find_originals
+from smmil.images.matching import find_case_images
 from smmil.images.volume import Window
 from smmil.maps import canvas
 from smmil.prediction import Prediction
@@ -129,7 +129,7 @@ def _size(cases: Sequence[_ReportCase]) -> int:
 
 def _without_file_names(reasons: dict[str, str], slides: str | Path | None) -> dict[str, str]:
     """Reasons for the page; names of image files are only printed by the command."""
-    files = find_originals(slides, list(reasons)) if slides is not None and reasons else {}
+    files = find_case_images(slides, list(reasons)) if slides is not None and reasons else {}
     return {id_: without_names(text, id_, files[id_].path) if id_ in files else text for id_, text in reasons.items()}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from smmil.errors import DataError, SmmilError
 from smmil.images import DamagedTile, Slide, Thumbnail, Volume, open_slide, open_volume
-from smmil.images.matching import Original, find_originals, pixels_per_unit, refuse_other_scan, refuse_other_slide
+from smmil.images.matching import Original, find_case_images, pixels_per_unit, refuse_other_scan, refuse_other_slide
 from smmil.images.volume import Window, parse_window, window
 from smmil.report.cases import _ReportCase
 
@@ -155,7 +155,7 @@ def _all_pictures(
 ) -> tuple[dict[str, _CasePicture], dict[str, str]]:
     """Pictures by case id, and for the others the reason why there is none."""
     parse_window(shades)
-    files = find_originals(where, [case.id for case in cases])
+    files = find_case_images(where, [case.id for case in cases])
     share = most_bytes // max(len(cases), 1)
     found: dict[str, _CasePicture] = {}
     failed: dict[str, str] = {}

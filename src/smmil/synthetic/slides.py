@@ -161,7 +161,7 @@ def _stained_picture(
         _scatter(rng, blue, kind, region)
     pink = inside * (np.float32(0.42) + np.float32(0.16) * _fibres(rng, shape)) * (1 - blue.clip(0, 1) / 2)
     strength = rng.uniform((0.85, 0.8), (1.15, 1.2)).astype(np.float32)
-    return _developed(rng, blue * strength[0], pink * strength[1])
+    return _render_rgb(rng, blue * strength[0], pink * strength[1])
 
 
 def _soft(rng: np.random.Generator, mask: np.ndarray, cell: int) -> np.ndarray:
@@ -212,8 +212,8 @@ def _nucleus(half_radii: int, length: float, angle: int, grain: int) -> np.ndarr
     return (inside * (0.95 + 0.25 * gaussian_filter(noise, 0.8))).astype(np.float32)
 
 
-def _developed(rng: np.random.Generator, blue: np.ndarray, pink: np.ndarray) -> np.ndarray:
-    """Light that comes through both dyes, as 8-bit RGB, with a little noise of the camera."""
+def _render_rgb(rng: np.random.Generator, blue: np.ndarray, pink: np.ndarray) -> np.ndarray:
+    """8-bit RGB image of the densities of both stains (Beer-Lambert law), with noise of the camera."""
     tint = 1 + 0.06 * rng.standard_normal(3)
     density = [
         blue * np.float32(h * tint[c]) + pink * np.float32(e * tint[c])

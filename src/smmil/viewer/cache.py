@@ -46,7 +46,7 @@ class _ByteCache:
 
 
 class _ObjectCache(Generic[K, V]):
-    """At most `most` objects, made on first use; threads that ask for the same wait for one making.
+    """At most `most` objects, made on first use, once for all threads that ask at the same time.
 
     Exceptions are not cached: a drive that comes back is found again.
     """
@@ -96,7 +96,7 @@ class _Handle:
 
 
 class _SlidePool:
-    """Lends open slides to threads; a slide object serves one thread at a time, since none of them is safe for two.
+    """Pool of open slides; each is used by one thread at a time (slide objects are not thread-safe).
 
     most_handles  slides open at once        per_slide  of these, for one file
     most_bytes    memory of all open slides together, by their own estimate; a larger one is opened alone

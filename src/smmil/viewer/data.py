@@ -14,7 +14,7 @@ from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.registry import possible_formats
 from smmil.images import DamagedTile, Slide, Volume, open_volume
-from smmil.images.matching import Original, find_features, find_originals, refuse_other_scan
+from smmil.images.matching import Original, find_case_images, find_features, refuse_other_scan
 from smmil.redact import without_names
 from smmil.viewer.api import _Download, _write_download
 from smmil.viewer.cache import _ByteCache, _ObjectCache, _SlidePool, _temporary_folder
@@ -67,7 +67,7 @@ class ViewerData:
         """Read runs or folders of predictions, with their slides or scans and their bags where they are named."""
         catalogue = _read_catalogue(places, column, progress)
         ids = [row.id for row in catalogue.cases]
-        images = {} if slides is None else find_originals(slides, ids)
+        images = {} if slides is None else find_case_images(slides, ids)
         features = {} if bags is None else find_features(bags, ids)
         rows = [replace(row, original=images.get(row.id), features=features.get(row.id)) for row in catalogue.cases]
         return cls(replace(catalogue, cases=rows), column=column, **options)

@@ -91,14 +91,14 @@ class _Guard:
             return 400, "this host name is not served; use the address that smmil view printed", {}
         query = scope["query_string"].decode("latin-1") if scope["path"] == "/" else ""
         if tokens := parse_qs(query, keep_blank_values=True).get("token"):
-            return self._entrance(tokens[0], headers)
+            return self._redirect_with_cookie(tokens[0], headers)
         if self.token is not None and not self._knows_token(headers):
             return _CLOSED
         # a line break at the end would pass for the address without it
         return None if scope["path"].isprintable() else (404, "nothing at this address", {})
 
-    def _entrance(self, token: str, headers: Iterable[tuple[str, str]]) -> tuple[int, str, dict[str, str]]:
-        """The page with a token in its address: on to the page without it, so that it is not copied from there."""
+    def _redirect_with_cookie(self, token: str, headers: Iterable[tuple[str, str]]) -> tuple[int, str, dict[str, str]]:
+        """Redirect `/?token=…` to `/` and set the session cookie, so that the token does not stay in the address."""
         sentence, there = "go on without the token in the address", {"location": "/"}
         if self.token is not None and self._same(token):
             cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Lax; Path=/"

@@ -1,4 +1,4 @@
-"""Instances of a case in the viewer: their positions on the page, everything known about one, and its look-alikes."""
+"""Instances of a case in the viewer: their positions on the page, everything known about one, and similar ones."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -240,7 +240,7 @@ def _checked(features: Any) -> Any:
 
 
 def _directions(features: np.ndarray) -> np.ndarray:
-    """Rows at length 1; a row of zeros stays, and is like nothing."""
+    """Rows scaled to length 1; rows of zeros stay zero (similarity 0)."""
     rows = np.asarray(features, dtype=np.float64)
     if not np.isfinite(rows).all():
         raise DataError("features hold numbers that are not finite; prepare this case again")

@@ -1,6 +1,7 @@
-"""Fast paths on the processor, each with the numbers of the plain torch code that it replaces, behind one switch.
+"""Optimised CPU kernels with the results of the plain torch code that they replace, switched on and off by name.
 
-A kernel takes over where it may and where it pays: tensors on the processor, large bags, ordinary layers without hooks,
+Sm is computed by `sm_numba` (compiled) where numba is installed and the bag is large, else by `sm_cpu` (few buffers).
+A kernel takes over where it may and where it pays: tensors on the CPU, large bags, ordinary layers without hooks,
 first-order gradients, no tracing. Plain torch does everything else and defines what is right.
 
     with kernels.disabled():              # plain torch only
@@ -52,7 +53,7 @@ def disabled(*names: str) -> Iterator[None]:
 
 
 @contextmanager
-def _forced(*names: str) -> Iterator[None]:
+def forced(*names: str) -> Iterator[None]:
     """These kernels, or all of them, also where they do not pay."""
     with _set(names, "always"):
         yield

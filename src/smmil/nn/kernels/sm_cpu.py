@@ -1,4 +1,4 @@
-"""Sm on the processor in torch, arranged so that memory is touched as rarely as possible: few buffers, used again.
+"""Sm on the CPU in torch with few buffers that are reused, which reduces memory traffic.
 
 With D = (P - I) U, the T-step operator is G = U + α Σ_{s<T} αˢ Pˢ D, and ∂G/∂α = Σ_{s<T} (s+1) αˢ Pˢ D comes from the
 same powers, without a division by α. Large bags are bound by memory, not by arithmetic, so powers are summed in pairs,

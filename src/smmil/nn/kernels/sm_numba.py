@@ -1,4 +1,4 @@
-"""Sm on the processor by compiled code, where numba is installed (the extra `fast`)."""
+"""Sm on the CPU by compiled code, where numba is installed (the extra `fast`)."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache

@@ -1,4 +1,4 @@
-"""Score maps of slides next to the truth."""
+"""Score maps (heatmaps) of slides beside the ground truth; overlays on the slide itself are in `exports/raster.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path
