@@ -218,6 +218,14 @@ def test_every_bag_and_head_draws_its_own_dropout():
 
 
 @pytest.mark.usefixtures("path")
+def test_the_mean_over_many_draws_is_attention_without_dropout():
+    q, k, v = packed(5, 4)
+    with torch.no_grad():
+        mean = sum(run(q, k, v, [0, 5], seed=s) for s in range(600)) / 600
+        assert torch.allclose(mean, run(q, k, v, [0, 5], p=0.0), atol=0.12)
+
+
+@pytest.mark.usefixtures("path")
 def test_half_precision_is_computed_in_single():
     q, k, v, bias = (t.detach().bfloat16() for t in tensors())
     pairs = some_pairs()

@@ -340,12 +340,15 @@ def test_layers_may_be_wrapped(where):
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(plain, wrapped, strict=True))
 
 
-@pytest.mark.parametrize("part", ["embed", "pool", "project", "score", "sm"])
-@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+
+
+@pytest.mark.parametrize("part", ["embed", "pool", "project", "gate", "score", "sm"])
+@pytest.mark.parametrize("kind", HOOKS)
 def test_hooks_of_every_part_fire(part, kind):
-    pool, embed, graph, fired = make("early"), nn.Linear(WIDTH, DIM).double(), batch_graph(), []
-    parts = {"embed": embed, "pool": pool, "project": pool.project, "score": pool.score, "sm": pool.sm}
-    getattr(parts[part], kind)(lambda *_: fired.append(part))
+    pool, embed, graph, fired = make("early", gated=True), nn.Linear(WIDTH, DIM).double(), batch_graph(), []
+    layer = {"embed": embed, "pool": pool}.get(part) or pool.get_submodule(part)
+    getattr(layer, f"register_{kind}")(lambda *_: fired.append(part))
     z, _ = embed_and_pool(embed, pool, rows().requires_grad_(), OFFSETS, graph)
     z.sum().backward()
     assert fired
