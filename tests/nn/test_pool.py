@@ -367,6 +367,11 @@ def test_the_fused_step_takes_over_only_where_it_may():
         assert not fused_pool.serves(pool, x, embed)
         with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
             assert not fused_pool.serves(make("late"), x, embed)
+        for part in ("", "project", "gate", "score", "sm"):
+            pool = make("early", gated=True)
+            assert fused_pool.serves(pool, x, embed)
+            pool.get_submodule(part).register_forward_hook(lambda *_: None)
+            assert not fused_pool.serves(pool, x, embed), part
         called, pool = [], make("late")
         torch.func.grad(lambda t: called.append(fused_pool.serves(pool, t, embed)) or t.sum())(x)
         assert called == [False]
