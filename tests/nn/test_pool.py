@@ -362,6 +362,9 @@ def test_the_fused_step_takes_over_only_where_it_may():
         assert not fused_pool.serves(pool, x.to("meta"), embed)
         assert not fused_pool.serves(pool.half(), x, embed)
         assert not fused_pool.serves(make(None), x, nn.Linear(WIDTH, DIM, bias=False).double())
+        packed = nn.Linear(WIDTH, DIM).double()
+        packed.weight = torch.Tensor._make_subclass(type("Packed", (nn.Parameter,), {}), packed.weight.detach())
+        assert not fused_pool.serves(make("early"), x, packed)
         pool = make("late")
         pool.forward = lambda *_: None
         assert not fused_pool.serves(pool, x, embed)
