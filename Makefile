@@ -21,11 +21,17 @@ demo: install  ## train ABMIL and SmAP on synthetic slides, compare them, draw m
 lint: install  ## style, types and the order of the rooms
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports > .venv/imports.log 2>&1 & imports=$$!; $(BIN)/mypy; typed=$$?; \
+	  wait $$imports; ordered=$$?; cat .venv/imports.log; exit $$((typed + ordered))
 
-test: lint  ## everything that runs in minutes
-	$(BIN)/pytest -n 2
+# Tests wait for browsers, for servers and for programs they kill about a third of their time: a third process and the
+# lint fill it on two cores. What lint has to say comes last.
+WORKERS ?= 3
+LINT_AND = $(MAKE) --no-print-directory lint > .venv/lint.log 2>&1 & lint=$$!; $(1); tests=$$?; \
+  wait $$lint; linted=$$?; cat .venv/lint.log; exit $$((tests + linted))
+
+test: install  ## everything that runs in minutes
+	@$(call LINT_AND,$(BIN)/pytest -n $(WORKERS))
 
 # Laws of the operator, the models and the metrics; no files, images or browsers.
 QUICK := tests/test_graph.py tests/test_bag.py tests/test_losses.py tests/test_prediction.py tests/nn \
@@ -34,8 +40,8 @@ QUICK := tests/test_graph.py tests/test_bag.py tests/test_losses.py tests/test_p
 test-quick: install  ## a minute: laws of operator, models and metrics, while you work on them
 	$(BIN)/pytest -n 2 $(QUICK)
 
-test-all: lint  ## the slow checks too
-	$(BIN)/pytest -n 2 -m ''
+test-all: install  ## the slow checks too
+	@$(call LINT_AND,$(BIN)/pytest -n 2 -m '')
 
 bench: install  ## ratios against torchmil, ABMIL and the matrix products that cannot be avoided
 	$(BIN)/pip install --quiet --disable-pip-version-check --group bench

@@ -1,7 +1,17 @@
+from dataclasses import fields
+from functools import reduce
+
 import pytest
 import torch
 from support.bags import chain_bag, grid_bag
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten, treespec_dumps, treespec_loads
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map,
+    tree_unflatten,
+    treespec_dumps,
+    treespec_loads,
+)
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import DataError
@@ -61,14 +71,31 @@ def test_slides_and_scans_cannot_share_a_batch():
         BagBatch.pack([grid_bag(4), chain_bag(4)])
 
 
-@pytest.mark.parametrize("thing", [grid_bag(5), BagBatch.pack([grid_bag(5), grid_bag(9, seed=1)]), grid_bag(5).graph])
+def parts(thing):
+    """All that it holds, by name; tensors by identity."""
+    if isinstance(thing, Bag | BagBatch | Graph):
+        return {field.name: parts(getattr(thing, field.name)) for field in fields(thing) if field.init}
+    return id(thing) if isinstance(thing, torch.Tensor) else thing
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        grid_bag(5),
+        BagBatch.pack([grid_bag(5), grid_bag(9, seed=1)]),
+        grid_bag(5).graph,
+        grid_bag(5).graph.normalized("rw"),
+    ],
+)
 def test_bags_batches_and_graphs_are_pytrees(thing):
     leaves, spec = tree_flatten(thing)
     assert all(isinstance(leaf, torch.Tensor) for leaf in leaves)
     back = tree_unflatten(leaves, spec)
     assert type(back) is type(thing)
     assert repr(back) == repr(thing)
-    assert all(a is b for a, b in zip(leaves, tree_flatten(back)[0], strict=True))
+    assert parts(back) == parts(thing)
+    for path, leaf in tree_flatten_with_path(thing)[0]:
+        assert reduce(lambda owner, key: getattr(owner, key.name), path, thing) is leaf
     assert treespec_loads(treespec_dumps(spec)) == spec
     tree_map(lambda _: None, thing)  # whatever stands in for a tensor, no check is in the way
 

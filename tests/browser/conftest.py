@@ -27,8 +27,12 @@ def url(wishes):
         yield address
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser():
+    """One Chromium for all browser tests of a process, gone before other tests run: its driver occupies the event loop.
+
+    Every page has a context of its own: cookies, storage and caches of one test are not those of another.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     if CHROMIUM is None:
         pytest.skip("needs a browser: apt-get install chromium")

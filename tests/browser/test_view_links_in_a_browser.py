@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.browser_actions import open_case, settled
-from support.screens import SIZE, becomes, expected_colours, painted, shows, slide
+from support.screens import SIZE, becomes, expected_colours, painted, shows, slide, watched
 from support.viewer_study import viewed_slide
 
 
@@ -70,13 +70,11 @@ def test_a_model_beside_is_cut_at_the_same_share_of_its_own_scores(page):
      ("case=s1&patch=332", "instance 332 is not in s1, which has 332"),
      ("case=ct_0001&slice=99", "slice 99 is not in")],
 )  # fmt: skip
-def test_a_link_that_names_what_is_not_there_says_so(page, url, link, words):
-    page.goto("about:blank")  # as a reader who comes from elsewhere; the opened page corrects its address
-    page.goto(f"{url}/#{link}")
-    shows(page, "#notice-text", words)
-    page.wait_for_selector("#stage[data-ready]")
-    page.click("#notice-read")
-    page.wait_for_selector("#notice", state="hidden")
+def test_a_link_that_names_what_is_not_there_says_so(browser, url, link, words):
+    with watched(browser, f"{url}/#{link}", "#stage[data-ready]", (f"{url}/", f"blob:{url}/")) as page:
+        shows(page, "#notice-text", words)
+        page.click("#notice-read")
+        page.wait_for_selector("#notice", state="hidden")
 
 
 def test_a_link_to_an_unknown_case_shows_no_other_case(page, url):

@@ -109,7 +109,7 @@ def check(places, minutes):
 
 
 @pytest.mark.parametrize(
-    ("model", "minutes", "kills"), [("sm_ap", 0, 4), ("support.dropout_model:DropoutMIL", 0, 4), ("abmil", 5, 2)]
+    ("model", "minutes", "kills"), [("sm_ap", 0, 4), ("support.dropout_model:DropoutMIL", 0, 4), ("abmil", 5, 4)]
 )
 def test_a_killed_run_goes_on_to_the_same_bytes(study, tmp_path, model, minutes, kills):
     check(kill_and_resume(study, tmp_path, model, minutes, kills, seed=len(model)), minutes)

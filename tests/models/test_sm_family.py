@@ -195,14 +195,33 @@ class LowRank(torch.nn.Module):
         return self.layer(x) + self.up(self.down(x))
 
 
+class LowRankLinear(torch.nn.Linear):
+    """The same as a linear layer of its own kind, which adds the product in its forward."""
+
+    def __init__(self, layer, rank=2):
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None)
+        self.load_state_dict(layer.state_dict())
+        self.requires_grad_(False)
+        self.down = torch.nn.Linear(layer.in_features, rank, bias=False)
+        self.up = torch.nn.Linear(rank, layer.out_features, bias=False)
+
+    def forward(self, x):
+        return super().forward(x) + self.up(self.down(x))
+
+
 @pytest.mark.parametrize(("name", "options"), CITIZENS)
-def test_an_embedding_with_a_low_rank_update_is_used_and_trained(name, options):
+@pytest.mark.parametrize("part", ["embed", "pool.project", "pool.score", "head"])
+@pytest.mark.parametrize("kind", [LowRank, LowRankLinear])
+def test_a_layer_with_a_low_rank_update_is_used_and_trained(name, options, part, kind):
     torch.manual_seed(0)
-    model, same = (create_model(name, 16, **options).eval() for _ in range(2))
+    model, same = (create_model(name, 16, dim=12, att_dim=6, spectral_norm=False, **options).eval() for _ in range(2))
     same.load_state_dict(model.state_dict())
-    model.embed = LowRank(model.embed)
+    updated = kind(model.get_submodule(part))
+    model.set_submodule(part, updated)
     with torch.no_grad():
-        same.embed.weight += model.embed.up.weight @ model.embed.down.weight
-    assert torch.allclose(model(BATCH).logits, same(BATCH).logits, atol=1e-5)
-    model(BATCH).logits.sum().backward()
-    assert model.embed.down.weight.grad.abs().max() > 0
+        same.get_submodule(part).weight += updated.up.weight @ updated.down.weight
+    found, wanted = model(BATCH), same(BATCH)
+    assert torch.allclose(found.logits, wanted.logits, atol=1e-5)
+    assert torch.allclose(found.scores, wanted.scores, atol=1e-5)
+    found.logits.sum().backward()
+    assert updated.down.weight.grad.abs().max() > 0

@@ -14,11 +14,13 @@ from smmil.models.dtfd_mil import _cut_bags, _fixed_orders
 
 TAKES_SM = [name for name in list_models() if "sm" in model_options(name)]
 FIXED = {"alpha": 0.6, "steps": 4, "spectral_norm": False}
+# Where Sm stands does not depend on the size of what follows it: the largest models are made smaller.
+SMALLER = {"set_mil": {"size": 8, "depth": 2}, "iib_mil": {"dim": 32, "hidden": 64}}
 
 
 def build(name, seed=0, **options):
     torch.manual_seed(seed)
-    return create_model(name, 16, **options).double()
+    return create_model(name, 16, **SMALLER.get(name, {}), **options).double()
 
 
 def pair(name, where, **options):

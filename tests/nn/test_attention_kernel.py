@@ -1,9 +1,12 @@
 """Attention inside bags: fused, dense and chunked paths against the formula, written out or with the same dropout."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from smmil.nn import kernels
 from smmil.nn.kernels import attention as module
 from smmil.nn.kernels.attention import Pairs, attention, bag_attention, join_heads, split_heads
 
@@ -218,6 +221,14 @@ def test_every_bag_and_head_draws_its_own_dropout():
 
 
 @pytest.mark.usefixtures("path")
+def test_the_mean_over_many_draws_is_attention_without_dropout():
+    q, k, v = packed(5, 4)
+    with torch.no_grad():
+        mean = sum(run(q, k, v, [0, 5], seed=s) for s in range(600)) / 600
+        assert torch.allclose(mean, run(q, k, v, [0, 5], p=0.0), atol=0.12)
+
+
+@pytest.mark.usefixtures("path")
 def test_half_precision_is_computed_in_single():
     q, k, v, bias = (t.detach().bfloat16() for t in tensors())
     pairs = some_pairs()
@@ -249,6 +260,23 @@ def test_no_tensor_has_n_times_n_entries_forward_or_backward(with_pairs):
     with Largest() as largest:
         attention(q, k, v, dropout=0.2, pairs=pairs, bias=torch.ones(1, 1)).sum().backward()
     assert 1 << 20 < largest.most <= module.CHUNK_ENTRIES < n * n / 2
+
+
+@pytest.mark.parametrize(
+    ("n", "switch", "chunked"),
+    [
+        (512, nullcontext, False),
+        (513, nullcontext, True),
+        (513, kernels.disabled, False),
+        (3, kernels._forced, True),
+    ],
+)
+def test_only_large_bags_are_computed_in_chunks_unless_the_switch_says_otherwise(n, switch, chunked, monkeypatch):
+    served, run_chunked = [], module._chunked
+    monkeypatch.setattr(module, "_chunked", lambda *given: served.append(n) or run_chunked(*given))
+    with switch():
+        attention(*(torch.randn(1, n, 2) for _ in range(3)), dropout=0.2)
+    assert served == [n] * chunked
 
 
 def test_an_exported_program_takes_bags_of_any_size():

@@ -340,12 +340,15 @@ def test_layers_may_be_wrapped(where):
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(plain, wrapped, strict=True))
 
 
-@pytest.mark.parametrize("part", ["embed", "pool", "project", "score", "sm"])
-@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+
+
+@pytest.mark.parametrize("part", ["embed", "pool", "project", "gate", "score", "sm"])
+@pytest.mark.parametrize("kind", HOOKS)
 def test_hooks_of_every_part_fire(part, kind):
-    pool, embed, graph, fired = make("early"), nn.Linear(WIDTH, DIM).double(), batch_graph(), []
-    parts = {"embed": embed, "pool": pool, "project": pool.project, "score": pool.score, "sm": pool.sm}
-    getattr(parts[part], kind)(lambda *_: fired.append(part))
+    pool, embed, graph, fired = make("early", gated=True), nn.Linear(WIDTH, DIM).double(), batch_graph(), []
+    layer = {"embed": embed, "pool": pool}.get(part) or pool.get_submodule(part)
+    getattr(layer, f"register_{kind}")(lambda *_: fired.append(part))
     z, _ = embed_and_pool(embed, pool, rows().requires_grad_(), OFFSETS, graph)
     z.sum().backward()
     assert fired
@@ -359,11 +362,19 @@ def test_the_fused_step_takes_over_only_where_it_may():
         assert not fused_pool.serves(pool, x.to("meta"), embed)
         assert not fused_pool.serves(pool.half(), x, embed)
         assert not fused_pool.serves(make(None), x, nn.Linear(WIDTH, DIM, bias=False).double())
+        packed = nn.Linear(WIDTH, DIM).double()
+        packed.weight = torch.Tensor._make_subclass(type("Packed", (nn.Parameter,), {}), packed.weight.detach())
+        assert not fused_pool.serves(make("early"), x, packed)
         pool = make("late")
         pool.forward = lambda *_: None
         assert not fused_pool.serves(pool, x, embed)
         with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
             assert not fused_pool.serves(make("late"), x, embed)
+        for part in ("", "project", "gate", "score", "sm"):
+            pool = make("early", gated=True)
+            assert fused_pool.serves(pool, x, embed)
+            pool.get_submodule(part).register_forward_hook(lambda *_: None)
+            assert not fused_pool.serves(pool, x, embed), part
         called, pool = [], make("late")
         torch.func.grad(lambda t: called.append(fused_pool.serves(pool, t, embed)) or t.sum())(x)
         assert called == [False]

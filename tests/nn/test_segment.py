@@ -1,5 +1,6 @@
 import itertools
 
+import pytest
 import torch
 
 from smmil.nn.segment import segment_argmax, segment_ids, segment_mean, segment_softmax, segment_sum, split_bags
@@ -43,8 +44,9 @@ def test_second_derivatives():
         assert torch.autograd.gradgradcheck(lambda t, reduce=reduce: reduce(t, OFFSETS).sin(), (x,))
 
 
-def test_a_traced_program_reduces_the_same(monkeypatch):
-    x = torch.randn(9, 3, dtype=torch.float64)
+@pytest.mark.parametrize("shift", [0.0, -1e4, 1e4])
+def test_a_traced_program_reduces_the_same(shift, monkeypatch):
+    x = torch.randn(9, 3, dtype=torch.float64) + shift
     wanted = [reduce(x, OFFSETS) for reduce in (segment_sum, segment_mean, segment_softmax)]
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     for reduce, true in zip((segment_sum, segment_mean, segment_softmax), wanted, strict=True):

@@ -411,6 +411,8 @@ def test_the_operators_keep_the_rules_of_torch(learned):
     torch.library.opcheck(torch.ops.smmil.propagate.default, (u, *p.sides))
     torch.library.opcheck(torch.ops.smmil.sm.default, (u, alpha, *p.sides, 3, learned))
     torch.library.opcheck(torch.ops.smmil.sm_exact.default, (u, alpha, *p.sides, 5))
+    v, rest = u.detach(), (u.detach(), alpha.detach(), *p.sides[3:], 3)
+    torch.library.opcheck(torch.ops.smmil.sm_backward.default, (v, *rest))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
