@@ -206,6 +206,18 @@ def test_ginconv_is_an_mlp_of_the_sum(one_sided):
     assert torch.allclose(conv(x, near), hidden @ conv.second.weight.T + conv.second.bias, atol=1e-12)
 
 
+class Bent(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).square()
+
+
+def test_gin_sums_before_a_first_layer_that_is_not_linear():
+    conv, x, near = GINConv(5, 3).double(), rows(), both_kinds()[0]
+    conv.first = Bent(5, 3).double()
+    truth = conv.second(conv.first(x + near.sum(x)).relu())
+    assert torch.allclose(conv(x, near), truth, atol=1e-12)
+
+
 @pytest.mark.parametrize("conv", [GENConv(5), GINConv(5, 5)])
 def test_autocast_runs_and_stays_close(conv):
     near, x = both_kinds()[0], rows().float()

@@ -354,6 +354,20 @@ def test_hooks_of_every_part_fire(part, kind):
     assert fired
 
 
+class Bent(nn.Linear):
+    def forward(self, h):
+        return super().forward(h).square()
+
+
+def test_a_projection_that_is_not_linear_reads_smoothed_rows():
+    """Only of a linear layer may the smoothing be exchanged with the projection."""
+    graph, pool, h = batch_graph(), make("early", spectral_norm=False, alpha=0.6), rows(DIM)
+    pool.project = Bent(DIM, ATT).double()
+    _, scores = pool(h, torch.tensor(OFFSETS), graph)
+    truth = pool.score(pool.project(sm(h, graph.normalized(), 0.6)).tanh())
+    assert torch.allclose(scores, truth, atol=1e-12)
+
+
 def test_the_fused_step_takes_over_only_where_it_may():
     pool, embed, x = make("early"), nn.Linear(WIDTH, DIM).double(), rows()
     with kernels.forced("fused_pool"):

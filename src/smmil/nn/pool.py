@@ -129,7 +129,7 @@ class SmAttentionPool(AttentionPool):
         seen: Tensor
         if self.where == "late":
             seen = layer(h)
-        elif self.where == "early" and not isinstance(layer, nn.Linear):
+        elif self.where == "early" and type(layer).forward is not nn.Linear.forward:
             seen = layer(self.sm(h, graph))
         else:
             v = layer(h)
