@@ -363,7 +363,7 @@ def test_a_projection_that_is_not_linear_reads_smoothed_rows():
     """Only of a linear layer may the smoothing be exchanged with the projection."""
     graph, pool, h = batch_graph(), make("early", spectral_norm=False, alpha=0.6), rows(DIM)
     pool.project = Bent(DIM, ATT).double()
-    _, scores = pool(h, torch.tensor(OFFSETS), graph)
+    _, scores = pool(h, OFFSETS, graph)
     truth = pool.score(pool.project(sm(h, graph.normalized(), 0.6)).tanh())
     assert torch.allclose(scores, truth, atol=1e-12)
 
