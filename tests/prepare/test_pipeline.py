@@ -174,7 +174,7 @@ def test_the_tables_do_not_name_local_folders(troubled, tmp_path):
     assert "look at previews/glass.png" in failures["reason"]["glass"]
     for name in ("failures.csv", "cases.csv", "manifest.csv"):
         assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
-    assert str(troubled) in dict((id_, path) for id_, path, _ in done.failures)["glass"]  # for programs, as it was
+    assert str(troubled) in {id_: path for id_, path, _ in done.failures}["glass"]  # for programs, as it was
 
 
 def test_a_failure_that_was_mended_is_no_longer_listed(troubled, tmp_path):
