@@ -233,6 +233,14 @@ def test_an_empty_file_is_no_obstacle_but_a_foreign_one_is(tmp_path):
     assert (tmp_path / "out" / "b.h5").read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("text", ["[]", "{}", '{"files": [1]}', "3", ""])
+def test_a_damaged_list_of_written_files_is_named(text, tmp_path):
+    convert(clam_study(tmp_path / "in"), to="native", out=tmp_path / "out")
+    (tmp_path / "out" / "convert_files.json").write_text(text)
+    with pytest.raises(DataError, match=r"convert_files\.json: not "):
+        convert(tmp_path / "in", to="native", out=tmp_path / "out")
+
+
 def test_nothing_of_a_bag_lies_outside_the_output_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     assert convert(clam_study(tmp_path / "in"), to="native", out=tmp_path / "out").failed == {}

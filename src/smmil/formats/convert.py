@@ -160,7 +160,10 @@ class _Conversion:
 
 def _ledger(out: Path) -> dict[str, str]:
     """Digest of every file that earlier conversions wrote."""
-    return dict(read_json(out / LEDGER)["files"]) if (out / LEDGER).exists() else {}
+    content = read_json(out / LEDGER) if (out / LEDGER).exists() else {"files": {}}
+    if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
+        raise DataError(f"{out / LEDGER}: not the list of files of smmil convert; remove it or choose another --out")
+    return dict(content["files"])
 
 
 def _sized(stored: Stored, mpp: float | None, format_: str) -> Stored:
