@@ -14,7 +14,8 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([
     "smmil.cli", "smmil.train.run", "smmil.models.sm_ap", "smmil.models.clam", "smmil.prepare.pipeline",
     "sklearn.metrics", "smmil.experiments.runner", "smmil.report.document", "smmil.exports.batch", "smmil.packaging",
-    "torch._dynamo", "smmil.formats.convert", "smmil.foreign_weights.convert", "smmil.evaluate.folders", "matplotlib.pyplot",
+    "torch._dynamo", "smmil.formats.convert", "smmil.foreign_weights.convert", "smmil.evaluate.folders",
+    "matplotlib.pyplot",
 ])  # fmt: skip
 
 
