@@ -10,8 +10,12 @@ import json
 import os
 import re
 import secrets
+import shutil
+import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,8 @@ from typing import Any
 from smmil.errors import DataError
 
 _MARK = ".smmil-tmp-"
+_OWNED = re.compile(rf"{re.escape(_MARK)}([0-9a-f]{{8}})-(\d{{1,10}})-(\d+)-.*", re.DOTALL | re.ASCII)
+_PATIENCE_S = 86_400  # after which an untouched file of a process that cannot be asked is a leftover
 _LONGEST_NAME = 180
 
 
@@ -26,11 +32,13 @@ _LONGEST_NAME = 180
 def replacing(path: str | Path) -> Iterator[Path]:
     """Give a temporary path in the same folder that replaces `path` when the block succeeds.
 
-    The suffix is kept, since some writers choose their format by it.
+    The suffix is kept, since some writers choose their format by it. The first write of a process into a folder clears
+    it of what killed processes left.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{_MARK}{os.getpid()}-{secrets.token_hex(4)}-{path.name}")
+    _clear_once(path.parent.absolute(), os.getpid())
+    temporary = temporary_path(path)
     try:
         yield temporary
         _sync(temporary)
@@ -48,10 +56,62 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def temporary_path(path: Path) -> Path:
+    """A new name next to `path` that says which process it belongs to, for `remove_leftovers`."""
+    process = os.getpid()
+    owner = f"{_machine()}-{process}-{_started(process)}-{secrets.token_hex(4)}"
+    return path.with_name(f"{_MARK}{owner}-{path.name[-40:]}")  # a long name must not become too long
+
+
 def remove_leftovers(folder: str | Path) -> None:
-    """Delete temporary files that a killed process left in `folder`."""
+    """Delete temporary files and folders in `folder` whose process has ended; those of living ones stay."""
     for path in Path(folder).glob(f"{_MARK}*"):
-        path.unlink(missing_ok=True)
+        if _in_use(path):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@cache
+def _clear_once(folder: Path, _process: int) -> None:
+    remove_leftovers(folder)
+
+
+def _in_use(path: Path) -> bool:
+    """Whether the process that the name of a temporary file tells may still be writing it."""
+    owner = _OWNED.fullmatch(path.name)
+    if owner is None:
+        return False  # of a version that did not tell
+    if owner[1] != _machine() or os.name != "posix":  # elsewhere a signal of 0 would end the process
+        with suppress(OSError):
+            return time.time() - path.stat().st_mtime < _PATIENCE_S
+        return False
+    try:
+        os.kill(int(owner[2]), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True  # of another user
+    return _started(int(owner[2])) in (0, int(owner[3])) or owner[3] == "0"
+
+
+@cache
+def _machine() -> str:
+    """This machine and, in a container, its own count of processes."""
+    with suppress(OSError):
+        return digest(socket.gethostname(), os.readlink("/proc/self/ns/pid"))[:8]
+    return digest(socket.gethostname())[:8]
+
+
+def _started(process: int) -> int:
+    """When a process began, in ticks of the clock; 0 where the system does not tell, -1 when it is dead."""
+    try:
+        state, *fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2].split()
+        return -1 if state in (b"Z", b"X") else int(fields[18])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -26,7 +26,8 @@ _BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, Over
 class Prediction:
     """Output of a model for one slide or scan: a probability for the case and a score for every instance.
 
-    probs   (1,) probability of the positive class, or (C,) one per class
+    probs   (1,) probability of the positive class, or (C,) one per class; they sum to 1 unless meta says that `link`
+            is sigmoid, as of multi-label models of other programs
     scores  (n, k) per instance, higher is more suspicious; k = 1, or one column per class
     coords  (n, d) position of each instance          frame   what the coordinates mean
     edges   (2, e) neighbouring instances, by row      y       label: a class index, None when unknown
@@ -134,7 +135,8 @@ class Prediction:
         probs = np.atleast_1d(np.asarray(self.probs, dtype=np.float64))
         if probs.ndim != 1 or probs.size == 0 or not ((probs >= 0) & (probs <= 1)).all():
             raise DataError(f"{self.id}: probs must be numbers from 0 to 1, one per class, got {probs.tolist()}")
-        if probs.size > 1 and abs(probs.sum() - 1) > 0.01:
+        exclusive = not (isinstance(self.meta, dict) and self.meta.get("link") == "sigmoid")
+        if exclusive and probs.size > 1 and abs(probs.sum() - 1) > 0.01:
             raise DataError(
                 f"{self.id}: the probabilities of {probs.size} classes must sum to 1, got {probs.sum():.4g}"
             )

@@ -14,6 +14,10 @@ from smmil.errors import DataError
 from smmil.files import digest, replacing
 
 _KEY = "smmil"
+_EXTRACT = (
+    "python -c \"import torch; c = torch.load('FILE', map_location='cpu', weights_only=False); "
+    "torch.save(c.get('state_dict', c), 'weights.pt')\""
+)
 
 
 def save_weights(path: str | Path, tensors: Mapping[str, Tensor], note: Mapping[str, Any]) -> str:
@@ -61,7 +65,10 @@ def read_foreign_weights(path: Path, wrappers: Sequence[str]) -> Mapping[Any, An
         cause = " ".join(str(problem).split())[:120] or type(problem).__name__
         if cause.startswith("Weights only load failed"):  # pages of advice follow, none of it for our user
             cause = "it is no checkpoint, is damaged, or holds more than weights"
-        raise DataError(f"{path}: cannot be read as weights alone ({cause}); save only the state_dict()") from None
+        raise DataError(
+            f"{path}: cannot be read as weights alone ({cause}); save only the state_dict(): where you trust the file, "
+            f"and its program is installed, {_EXTRACT}"
+        ) from None
     while isinstance(content, Mapping):
         inner = [content[key] for key in wrappers if isinstance(content.get(key), Mapping)]
         if not inner:

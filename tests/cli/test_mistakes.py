@@ -26,7 +26,7 @@ MISTAKES = [
     ("convert slides --to native --out o", "pixels of slides, not features; use smmil prepare"),
     ("convert slides/s0.svs --to native --out o", "pixels of slides, not features; use smmil prepare"),
     ("convert predictions --to native --out o", "holds predictions, not features; use smmil evaluate"),
-    ("convert-weights set --from clam --out o", "set: is a folder; give the checkpoint in it"),
+    ("convert-weights set --from clam --out o", "set: is a folder; give the file in it"),
     ("convert-weights labels.csv --from clam --out o", "it is no checkpoint, is damaged, or holds more than weights"),
     ("evaluate predictions --json set", "set: is a folder where a file is to be written"),
     ("source rsna_ich slides --out o", "stage_2_train.csv: no such file; it belongs to the data set"),

@@ -108,6 +108,23 @@ if __name__ == "__main__":
 """
 
 
+def test_sigterm_is_answered_with_a_word_and_leaves_nothing_half(study):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PAUSE": "0.3"}
+    words = ("prepare", study / "slides", "--out", study / "out", *OPTIONS)
+    main = subprocess.Popen(
+        [sys.executable, "-m", "smmil", *map(str, words)], env=env, stderr=subprocess.PIPE, text=True
+    )
+    while not list(study.glob("out/bags/s*.h5")):
+        assert main.poll() is None
+        time.sleep(0.05)
+    main.terminate()
+    _, told = main.communicate(timeout=30)
+    assert main.returncode == 128 + signal.SIGTERM
+    assert told.splitlines()[-1] == "stopped by SIGTERM; what is done is kept, repeat the command to go on"
+    assert "Traceback" not in told
+    assert not list(study.rglob(".smmil-tmp-*"))
+
+
 def test_ctrl_c_ends_the_workers_keeps_what_is_done_and_says_how_to_go_on(study):
     (study / "main.py").write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PAUSE": "0.3"}

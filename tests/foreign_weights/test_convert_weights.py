@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 import torch
 from support.bags import STEP, grid_bag
-from support.foreign_programs import DIM, PROGRAMS
+from support.foreign_programs import DIM, PROGRAMS, clam, dsmil, dtfd, patchgcn, setmil
+from typer.testing import CliRunner
 
 from smmil.bag import Bag, BagBatch
+from smmil.cli import app
 from smmil.config import load_config
 from smmil.errors import ConfigError, DataError
 from smmil.foreign_weights import LAYOUTS, convert_weights, import_weights
 from smmil.foreign_weights.programs import PROGRAMS as LAYOUT_TABLES
-from smmil.predict import predict_run
+from smmil.models.dtfd_mil import _fixed_orders
+from smmil.packaging import load_package, write_package
+from smmil.predict import load_trained, predict, predict_run
 from smmil.prediction import Prediction
 from smmil.synthetic import synthetic_slides, write_synthetic
 from smmil.train import train
@@ -27,6 +31,15 @@ def scattered(n=23):
     bag = grid_bag(n, dim=DIM)
     coords = np.random.default_rng(0).integers(0, 40 * STEP, (n, 2))
     return Bag(bag.id, bag.x, torch.from_numpy(coords), bag.frame, bag.graph)
+
+
+def slide(columns=34, rows=20, n=60):
+    """A bag on a lattice, one patch per cell; wider than the smallest map of SETMIL."""
+    cells = np.random.default_rng(1).choice(columns * rows, n, replace=False)
+    coords = np.stack([cells % columns, cells // columns], 1)
+    coords[:2] = [0, 0], [columns - 1, rows - 1]
+    bag = grid_bag(n, dim=DIM)
+    return Bag(bag.id, bag.x, torch.from_numpy(coords * STEP), bag.frame)
 
 
 def saved(tmp_path, content, name="checkpoint.pt"):
@@ -48,7 +61,7 @@ def test_imported_weights_compute_what_their_program_computes(layout, number, tm
     model = import_weights(saved(tmp_path, plain(weights)), layout).model
     if layout == "dtfd":
         model.pseudo_bags = 1  # the program draws its cut at random; one pseudo-bag has only one
-    bag = scattered()
+    bag = slide() if layout == "setmil" else scattered()
     logits, scores = run(bag)
     with torch.no_grad():
         out = model(BagBatch.pack([bag]))
@@ -85,11 +98,124 @@ def test_what_training_frameworks_put_around_the_weights_is_taken_off(wrap, tmp_
 
 def test_unused_weights_are_listed(tmp_path):
     found = import_weights(saved(tmp_path, dict(PROGRAMS["patchgcn"][0][0])), "patchgcn")
-    assert set(found.dropped) == {
-        "layers.0.norm.weight",
-        "layers.0.norm.bias",
-        *(f"layers.{i}.conv.eps" for i in range(3)),
-    }
+    assert set(found.dropped) == {"layers.0.norm.weight", "layers.0.norm.bias"}
+
+
+@pytest.mark.parametrize("size", [24, 48, 60])
+def test_the_map_of_setmil_has_the_side_its_positions_tell_and_is_cut_as_in_its_program(size, tmp_path):
+    weights, run = setmil(depth=2, size=size)
+    found = import_weights(saved(tmp_path, dict(weights)), "setmil")
+    assert (found.shape["options"]["size"], found.shape["options"]["crop"]) == (size, True)
+    bag = slide(columns=66)
+    with torch.no_grad():
+        out = found.model(BagBatch.pack([bag]))
+    logits, scores = run(bag)
+    assert int((scores == 0).sum()) > 0
+    torch.testing.assert_close(out.logits, logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out.scores, scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda w: w.pop("pos_embed"), r"pos_embed is missing"),
+    (lambda w: w.update(pos_embed=w["pos_embed"][:, :-5]), r"pos_embed has 140 rows, expected \(S/2\)² \+ 1"),
+    (lambda w: w.update(pos_embed=w["pos_embed"] + 1), r"pos_embed is no table of sines"),
+    (lambda w: [w.update({k: v[:1]}) for k, v in w.items() if "lookup" in k], r"all heads share one table"),
+])  # fmt: skip
+def test_settings_of_setmil_that_would_be_lost_are_refused(change, said, tmp_path):
+    weights = dict(setmil(depth=2, size=24)[0])
+    change(weights)
+    with pytest.raises(DataError, match=said):
+        import_weights(saved(tmp_path, weights), "setmil")
+
+
+@pytest.mark.parametrize(("layout", "program", "link"), [
+    ("dsmil", dsmil(1), torch.sigmoid), ("dsmil", dsmil(2), torch.sigmoid), ("dsmil", dsmil(3), torch.sigmoid),
+    ("patchgcn", patchgcn(), torch.sigmoid), ("clam", clam("multi", classes=3), lambda x: x.softmax(1)),
+])  # fmt: skip
+def test_probabilities_are_those_of_the_program(layout, program, link, tmp_path):
+    """A sigmoid per class where its program has one: multi-label DSMIL, hazards of Patch-GCN."""
+    weights, run = program
+    if layout == "patchgcn":
+        weights["classifier.weight"] *= 0.01  # no hazard is 0 or 1
+    convert_weights(saved(tmp_path, plain(weights)), layout, tmp_path / "m")
+    bags = list(synthetic_slides(2, seed=0, size=(25, 30), dim=DIM))
+    manifest = write_synthetic(tmp_path / "bags", bags)
+    trained = load_trained(tmp_path / "m")
+    write_package(tmp_path / "m", tmp_path / "p")
+    packed = load_package(tmp_path / "p").trained
+    np.testing.assert_allclose(predict(trained.model, [scattered()])[0].probs, link(run(scattered())[0])[0], rtol=1e-3)
+    predict_run(tmp_path / "m", out=tmp_path / "predictions", manifest=manifest)
+    for bag in bags:
+        bag = Bag(bag.id, bag.x.half().float(), bag.coords, bag.frame, bag.graph)
+        expected = link(trained.model(BagBatch.pack([bag])).logits.detach())[0]
+        stored = Prediction.load(tmp_path / "predictions" / f"{bag.id}.npz")
+        for found in (stored, predict(trained.model, [bag])[0], predict(packed.model, [bag])[0]):
+            np.testing.assert_allclose(found.probs, expected, rtol=1e-4)
+
+
+def test_probabilities_that_do_not_sum_to_one_need_their_link():
+    Prediction("a", [0.9, 0.8], [1.0], meta={"link": "sigmoid"})
+    for meta in ({}, {"link": "softmax"}):
+        with pytest.raises(DataError, match="must sum to 1"):
+            Prediction("a", [0.9, 0.8], [1.0], meta=meta)
+
+
+@pytest.mark.parametrize(("theirs", "k"), [("AFS", 1), ("MaxS", 2), ("MaxMinS", 2)])
+def test_what_a_checkpoint_of_dtfd_does_not_tell_is_given(theirs, k, tmp_path):
+    weights, run = dtfd(0, theirs, k)
+    given = {"distill": theirs.lower(), "pseudo_bags": 3} | ({} if theirs == "AFS" else {"k": k})
+    model = import_weights(saved(tmp_path, plain(weights)), "dtfd", given).model
+    bag = scattered()
+    order = _fixed_orders(bag.n, 1)[0]
+    cuts = np.array_split(order.numpy(), 3)
+    with torch.no_grad():
+        out = model(BagBatch.pack([bag]))
+    torch.testing.assert_close(out.logits, run(bag, lambda _: cuts)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_options_that_the_checkpoint_tells_cannot_be_changed(tmp_path):
+    checkpoint = saved(tmp_path, plain(PROGRAMS["dtfd"][0][0]))
+    with pytest.raises(ConfigError, match="dim: not an option that a checkpoint of DTFD-MIL leaves open; distill, ps"):
+        import_weights(checkpoint, "dtfd", {"dim": 3})
+    with pytest.raises(ConfigError, match=r"CLAM.*leaves open; none is"):
+        import_weights(checkpoint, "clam", {"dim": 3})
+    with pytest.raises(ConfigError, match="distill: unknown value 'minmax'"):
+        import_weights(checkpoint, "dtfd", {"distill": "minmax"})
+
+
+def command(*words):
+    return CliRunner().invoke(app, ["convert-weights", *map(str, words)])
+
+
+def test_the_command_says_what_it_assumed_and_takes_it_from_the_user(tmp_path):
+    checkpoint = saved(tmp_path, plain(PROGRAMS["dtfd"][0][0]))
+    told = command("--from", "dtfd", checkpoint, "--out", tmp_path / "a")
+    assert "not told by the checkpoint: distill=afs, pseudo_bags=4, k=1, splits=1; change with --set" in told.output
+    told = command("--from", "dtfd", checkpoint, "--out", tmp_path / "b", "--set", "distill=maxs", "--set", "k=2")
+    assert load_trained(tmp_path / "b").facts["model"]["options"] == {
+        "dim": 512, "att_dim": 128, "residual_blocks": 0, "distill": "maxs", "pseudo_bags": 4, "k": 2, "splits": 1
+    }  # fmt: skip
+    told = command("--from", "dsmil", saved(tmp_path, dict(PROGRAMS["dsmil"][1][0])), "--out", tmp_path / "c")
+    assert "probabilities: a sigmoid per class" in told.output
+    told = command("--from", "dtfd", checkpoint, "--out", tmp_path / "d", "--set", "distill")
+    assert "expected name=value" in str(told.exception)
+
+
+class Settings:
+    """Stands for the object with which Lightning stores the settings of TransMIL."""
+
+
+def test_a_lightning_file_says_how_to_get_its_weights_out(tmp_path):
+    weights = {f"model.{name}": value for name, value in PROGRAMS["transmil"][0][0].items()}
+    lightning = saved(tmp_path, {"state_dict": weights, "hyper_parameters": Settings(), "epoch": 7}, "epoch=07.ckpt")
+    with pytest.raises(DataError, match=r"weights alone.*holds more than weights") as told:
+        import_weights(lightning, "transmil")
+    recipe = re.search(r"python -c \"(.*)\"", str(told.value))[1]
+    assert "weights_only=False" in recipe
+    assert "\n" not in str(told.value)
+    program = recipe.replace("FILE", str(lightning)).replace("weights.pt", str(tmp_path / "weights.pt"))
+    exec(program)  # the sentence of the error must work as it stands
+    assert import_weights(tmp_path / "weights.pt", "transmil").shape["in_dim"] == DIM
 
 
 def test_another_models_weights_are_refused_by_name(tmp_path):

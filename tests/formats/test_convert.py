@@ -218,6 +218,44 @@ def full_from(name, path):
         yield temporary
 
 
+def test_an_empty_file_is_no_obstacle_but_a_foreign_one_is(tmp_path):
+    source = clam_study(tmp_path / "in")
+    convert(source, to="native", out=tmp_path / "whole")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.h5").touch()
+    (tmp_path / "out" / "b.h5").write_bytes(b"mine")
+    done = convert(source, to="native", out=tmp_path / "out")
+    assert done.written == ["a", "c"]
+    assert [reason.partition(": ")[2] for reason in done.failed.values()] == [
+        "is there already and was not written by smmil convert; choose another --out"
+    ]
+    assert (tmp_path / "out" / "a.h5").read_bytes() == (tmp_path / "whole" / "a.h5").read_bytes()
+    assert (tmp_path / "out" / "b.h5").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"files": [1]}', "3", ""])
+def test_a_damaged_list_of_written_files_is_named(text, tmp_path):
+    convert(clam_study(tmp_path / "in"), to="native", out=tmp_path / "out")
+    (tmp_path / "out" / "convert_files.json").write_text(text)
+    with pytest.raises(DataError, match=r"convert_files\.json: not "):
+        convert(tmp_path / "in", to="native", out=tmp_path / "out")
+
+
+def test_nothing_of_a_bag_lies_outside_the_output_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert convert(clam_study(tmp_path / "in"), to="native", out=tmp_path / "out").failed == {}
+
+
+def test_two_conversions_at_once_keep_each_others_ledger(tmp_path):
+    one, other = clam_study(tmp_path / "one", ["a"]), clam_study(tmp_path / "other", ["b"])
+
+    def meanwhile(_done, _total):
+        convert(other, to="native", out=tmp_path / "out")
+
+    convert(one, to="native", out=tmp_path / "out", progress=meanwhile)
+    assert json.loads((tmp_path / "out" / "convert_files.json").read_text())["files"].keys() == {"a.h5", "b.h5"}
+
+
 KILLED = """
 import sys
 from smmil.formats.convert import convert

@@ -16,7 +16,7 @@ from smmil import __version__
 from smmil.config import load_config
 from smmil.errors import DataError
 from smmil.evaluate import bag_metrics, bootstrap_ci
-from smmil.files import read_json, write_json
+from smmil.files import read_json, temporary_path, write_json
 from smmil.foreign_weights import convert_weights
 from smmil.packaging import load_package, write_package, writing
 from smmil.predict import load_trained
@@ -238,10 +238,28 @@ class TestTheFolder:
         assert [p.name for p in tmp_path.iterdir()] == ["p"]
 
     def test_what_a_killed_process_left_is_removed_and_nothing_else(self, road, tmp_path):
-        (tmp_path / ".smmil-package-0123abcd-p").mkdir()
-        (tmp_path / ".smmil-package-0123abcd-other-p").mkdir()
+        killed, living = tmp_path / ".smmil-tmp-1-ab-p", temporary_path(tmp_path / "p")
+        for folder in (killed, living, tmp_path / ".smmil-other"):
+            folder.mkdir()
         write_package(road.run, tmp_path / "p")
-        assert sorted(p.name for p in tmp_path.iterdir()) == [".smmil-package-0123abcd-other-p", "p"]
+        assert sorted(p.name for p in tmp_path.iterdir()) == sorted([living.name, ".smmil-other", "p"])
+
+    def test_an_interruption_between_two_renames_brings_the_old_package_back(self, road, tmp_path, monkeypatch):
+        write_package(road.run, tmp_path / "p")
+        rename, steps = os.replace, []
+
+        def stop(a, b):
+            steps.append(b)
+            if Path(b) == tmp_path / "p" and len(steps) > 1 and Path(steps[-2]).parent == tmp_path:
+                monkeypatch.undo()
+                raise KeyboardInterrupt
+            rename(a, b)
+
+        monkeypatch.setattr(writing.os, "replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            write_package(road.run, tmp_path / "p", name="second", force=True)
+        assert [p.name for p in tmp_path.iterdir()] == ["p"]
+        assert json.loads((tmp_path / "p" / "config.json").read_text())["name"] != "second"
 
 
 def test_options_that_name_a_folder_are_refused():

@@ -159,6 +159,24 @@ def test_cases_that_fail_are_listed_with_the_reason_and_the_others_are_done(trou
     assert status == {"good": "done", "corrupt": "failed", "glass": "no tissue", "sizeless": "failed"}
 
 
+def test_the_tables_do_not_name_local_folders(troubled, tmp_path):
+    inner = troubled / "inner"
+    inner.mkdir()
+    (troubled / "corrupt.svs").rename(inner / "corrupt.svs")
+    done = prepare(troubled, tmp_path / "out", labels=None)
+    failures = pd.read_csv(tmp_path / "out" / "failures.csv").set_index("id")
+    assert failures["path"].to_dict() == {
+        "corrupt": "inner/corrupt.svs",
+        "glass": "glass.svs",
+        "sizeless": "sizeless.svs",
+    }
+    assert failures["reason"]["corrupt"].startswith("inner/corrupt.svs: not a slide")
+    assert "look at previews/glass.png" in failures["reason"]["glass"]
+    for name in ("failures.csv", "cases.csv", "manifest.csv"):
+        assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
+    assert str(troubled) in {id_: path for id_, path, _ in done.failures}["glass"]  # for programs, as it was
+
+
 def test_a_failure_that_was_mended_is_no_longer_listed(troubled, tmp_path):
     for name in ("corrupt", "glass"):
         (troubled / f"{name}.svs").unlink()

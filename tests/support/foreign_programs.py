@@ -93,7 +93,7 @@ def dsmil(classes, nonlinear=True, passing_v=False, extractor=False):
     return w, run
 
 
-def dtfd(blocks=1):
+def dtfd(blocks=1, distill="AFS", k=1):
     parts = {
         name: Weights(seed) for seed, name in enumerate(("dim_reduction", "attention", "classifier", "att_classifier"))
     }
@@ -113,15 +113,21 @@ def dtfd(blocks=1):
             parts[part], *(prefix + name for name in ("attention_V.0", "attention_U.0", "attention_weights")), h
         )
 
-    def run(bag):
-        """One pseudo-bag: its pooled vector is all that tier 2 sees, whatever its attention."""
+    def run(bag, parts_of=lambda n: [range(n)]):
+        """parts_of: the pseudo-bags, of which the program draws its own number at random."""
         h = affine(parts["dim_reduction"], "fc1", bag.x).relu()
         for i in range(blocks):
             inner = affine(parts["dim_reduction"], f"resBlocks.{i}.block.0", h).relu()
             h = h + affine(parts["dim_reduction"], f"resBlocks.{i}.block.2", inner).relu()
-        a = attention("attention", h).softmax(0)
-        z = a.T @ h
+        found = []
+        for part in map(list, parts_of(bag.n)):
+            a = attention("attention", h)[part].softmax(0)
+            order = F.linear(a * h[part], parts["classifier"]["fc.weight"]).softmax(1)[:, -1].argsort(descending=True)
+            chosen = {"AFS": [], "MaxS": order[:k], "MaxMinS": torch.cat([order[:k], order[-k:]])}[distill]
+            found.append(a.T @ h[part] if distill == "AFS" else h[part][chosen])
+        z = torch.cat(found)
         z = attention("att_classifier", z, "attention.").softmax(0).T @ z
+        a = attention("attention", h).softmax(0)
         evidence = a * F.linear(h, parts["classifier"]["fc.weight"]) * len(h)
         return affine(parts["att_classifier"], "classifier.fc", z), evidence[:, 1:] - evidence[:, :1]
 
@@ -181,15 +187,14 @@ def transmil():
 
 
 def patchgcn(bias=True, new_names=False):
+    """As PyTorch Geometric 1.6.3 to 2.8.1 builds GENConv: Linear, LayerNorm, ReLU, Dropout, Linear."""
     w = Weights()
     w.layer("fc.0", 128, DIM)
     for i in range(3):
         w.add(f"layers.{i}.conv.{'aggr_module.' if new_names else ''}t", 1)
-        if not new_names:
-            w.add(f"layers.{i}.conv.eps", 1)
         w.layer(f"layers.{i}.conv.mlp.0", 256, 128, bias)
         w.norm(f"layers.{i}.conv.mlp.1", 256)
-        w.layer(f"layers.{i}.conv.mlp.3", 128, 256, bias)
+        w.layer(f"layers.{i}.conv.mlp.4", 128, 256, bias)
         w.norm(f"layers.{i}.norm", 128)
     for name in ("path_phi.0", "path_attention_head.attention_a.0", "path_attention_head.attention_b.0", "path_rho.0"):
         w.layer(name, 512, 512)
@@ -200,7 +205,7 @@ def patchgcn(bias=True, new_names=False):
         message, t = x.relu() + 1e-7, w[f"layers.{i}.conv.{'aggr_module.' if new_names else ''}t"]
         heard = [(message[j] * (t * message[j]).softmax(0)).sum(0) if len(j) else x.new_zeros(128) for j in hears]
         inner = layer_norm(w, f"layers.{i}.conv.mlp.1", affine(w, f"layers.{i}.conv.mlp.0", x + torch.stack(heard)))
-        return affine(w, f"layers.{i}.conv.mlp.3", inner.relu())
+        return affine(w, f"layers.{i}.conv.mlp.4", inner.relu())
 
     def run(bag):
         apart = torch.cdist(bag.coords.double(), bag.coords.double())
@@ -259,10 +264,11 @@ def gtp(classes=2):
     return w, run
 
 
-def setmil(classes=2, depth=6):
-    w = Weights()
+def setmil(classes=2, depth=6, size=48):
+    """size: FEATURE_MAP_SIZE of the program's settings, which only the number of positions tells."""
+    w, half = Weights(), size // 2
     w.add("cls_token", 1, 1, 192)
-    w["pos_embed"] = _sines(577, 192)[None]
+    w["pos_embed"] = _sines(half * half + 1, 192)[None]
     parts = {"channel_reduce.reduce.attention": (25 * DIM, 128)}
     parts |= {f"aspp.p{i + 1}.attention": (128 * k * k, 64) for i, k in enumerate((3, 5, 7))}
     for name, (inside, out) in parts.items():
@@ -298,10 +304,19 @@ def setmil(classes=2, depth=6):
 
     def run(bag):
         columns, rows = ((bag.coords - bag.coords.min(0).values) / 512).round().long().T
-        rows, columns = rows + (47 - rows.max()) // 2, columns + (47 - columns.max()) // 2
-        board = torch.zeros(DIM, 48, 48)
-        board[:, rows, columns] = bag.x.T
-        tokens = windows("channel_reduce.reduce.attention", board, 5, 2).T.reshape(128, 24, 24)
+        board = torch.zeros(DIM, int(rows.max()) + 1, int(columns.max()) + 1)
+        number = torch.full(board.shape[1:], -1)
+        board[:, rows, columns], number[rows, columns] = bag.x.T, torch.arange(bag.n)
+        for axis in (0, 1):  # cut to the middle, or framed with zeros
+            before = board.shape[axis + 1]
+            if before > size:
+                start = (before - size) // 2
+                board, number = board.narrow(axis + 1, start, size), number.narrow(axis, start, size)
+            else:
+                first = (size - before) // 2
+                frame = (0, 0, first, size - before - first) if axis == 0 else (first, size - before - first)
+                board, number = F.pad(board, frame), F.pad(number, frame, value=-1)
+        tokens = windows("channel_reduce.reduce.attention", board, 5, 2).T.reshape(128, half, half)
         levels = [windows(f"aspp.p{i + 1}.attention", tokens, k, 1) for i, k in enumerate((3, 5, 7))]
         x = torch.cat([w["cls_token"][0], torch.cat(levels, 1)]) + w["pos_embed"][0]
         for name in (f"blocks.{i}" for i in range(depth)):
@@ -310,10 +325,12 @@ def setmil(classes=2, depth=6):
                 .reshape(-1, 3, 16, 12)
                 .permute(1, 2, 0, 3)
             )
-            maps = (q @ k.mT * 12**-0.5 + w[f"{name}.attn.rpe_q.lookup_table_bias"][:, _buckets(24)]).softmax(-1)
+            maps = (q @ k.mT * 12**-0.5 + w[f"{name}.attn.rpe_q.lookup_table_bias"][:, _buckets(half)]).softmax(-1)
             x = x + affine(w, f"{name}.attn.proj", (maps @ v).permute(1, 0, 2).reshape(-1, 192))
             x = think(name, x)
-        scores = maps.mean(0)[0, 1:].reshape(24, 24)[rows // 2, columns // 2]
+        rows, columns = (number >= 0).nonzero().T
+        scores = torch.zeros(bag.n)
+        scores[number[rows, columns]] = maps.mean(0)[0, 1:].reshape(half, half)[rows // 2, columns // 2]
         return affine(w, "head", layer_norm(w, "norm", x[:1])), scores[:, None]
 
     return w, run
@@ -403,7 +420,7 @@ def iibmil(classes=2, z=32, depth=2):
 
 PROGRAMS = {
     "iibmil": [iibmil(), iibmil(depth=3)],
-    "setmil": [setmil()],
+    "setmil": [setmil(depth=2, size=size) for size in (24, 48, 60)] + [setmil()],
     "gtp": [gtp(), gtp(3)],
     "clam": [clam("single"), clam("multi", classes=3), clam("single", place=2)],
     "dsmil": [dsmil(1), dsmil(3, passing_v=True), dsmil(2, nonlinear=False, extractor=True)],

@@ -2,6 +2,7 @@
 
 import errno
 import re
+import signal
 import sys
 from importlib import import_module
 from inspect import cleandoc
@@ -72,6 +73,7 @@ def _smmil(
 
 def main() -> None:
     """Run the command line; user errors are one line and exit code 2, bugs a traceback and exit code 1."""
+    signal.signal(signal.SIGTERM, _stop)
     try:
         app()
     except SmmilError as problem:
@@ -87,6 +89,12 @@ def main() -> None:
         if isinstance(problem, FileExistsError | NotADirectoryError):
             _fail(f"{problem.filename}: is a file where a folder is needed; choose another place, such as --out new")
         _fail(f"{problem.filename}: {problem.strerror}; choose a place that exists and can be written")
+
+
+def _stop(number: int, _frame: object) -> None:
+    """Unwind, so that temporary files are removed and workers end; commands with a better way have their own."""
+    print("stopped by SIGTERM; what is done is kept, repeat the command to go on", file=sys.stderr)
+    sys.exit(128 + number)
 
 
 def _fail(message: str) -> None:

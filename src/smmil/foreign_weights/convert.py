@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from smmil.errors import DataError, check_choice
+from smmil.errors import ConfigError, DataError, check_choice
 from smmil.foreign_weights import LAYOUTS
 from smmil.foreign_weights.programs import PROGRAMS, Tensors, _Layout
 from smmil.models import create_model
@@ -46,32 +46,48 @@ def _flat(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Imported:
-    """A model of smmil with published weights; `dropped` are names the published program stores and never uses."""
+    """A model of smmil with published weights.
+
+    dropped  names that have no place here, as they are not trained or never used
+    assumed  options that the checkpoint does not tell and nobody gave: as the program sets them
+    """
 
     model: nn.Module
     shape: dict[str, Any]
     dropped: list[str]
+    assumed: dict[str, Any]
 
 
-def import_weights(path: str | Path, layout: str) -> Imported:
-    """The model of a published checkpoint, in eval mode."""
+def import_weights(path: str | Path, layout: str, options: Mapping[str, Any] | None = None) -> Imported:
+    """The model of a published checkpoint, in eval mode; `options` are those that the checkpoint does not tell."""
     table = PROGRAMS[check_choice(layout, LAYOUTS, "layout")]
+    given = dict(options or {})
+    for name in given.keys() - table.open.keys():
+        known = ", ".join(table.open) or "none is"
+        raise ConfigError(f"{name}: not an option that a checkpoint of {table.title} leaves open; {known}")
     tensors, dropped = table.renamed(_read_checkpoint(path), str(path))
     try:
-        made = table.shape(tensors)
+        made = table.shape({**dropped, **tensors})
+    except DataError as problem:
+        raise DataError(f"{path}: {problem}") from None
     except KeyError as problem:
         lost = table.both_names(problem.args[0])
         raise DataError(f"{path}: not a whole checkpoint of {table.title}: {lost} is missing; save all of it") from None
     except (IndexError, ValueError):
         raise DataError(f"{path}: the weights do not have the shapes of {table.title}; was --from meant?") from None
-    model = create_model(table.model, made.in_dim, made.n_classes, **made.options)
+    chosen = {**made.options, **table.open, **given}
+    model = create_model(table.model, made.in_dim, made.n_classes, **chosen)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as problem:
         problems = _misfits(table, tensors, model.state_dict()) or " ".join(str(problem).split())
         raise DataError(f"{path}: does not fit {table.title}: {problems}") from None
-    shape = {"name": table.model, "options": made.options, "in_dim": made.in_dim, "n_classes": made.n_classes}
-    return Imported(model.eval(), shape, dropped)
+    shape: dict[str, Any] = {"name": table.model, "options": chosen, "in_dim": made.in_dim, "n_classes": made.n_classes}
+    if table.link != "softmax":
+        shape["link"] = table.link
+        model.link = shape["link"]
+    assumed = {name: value for name, value in table.open.items() if name not in given}
+    return Imported(model.eval(), shape, list(dropped), assumed)
 
 
 def _misfits(table: _Layout, given: Tensors, wanted: Tensors) -> str:
@@ -85,13 +101,20 @@ def _misfits(table: _Layout, given: Tensors, wanted: Tensors) -> str:
     return "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
 
 
-def convert_weights(path: str | Path, layout: str, out: str | Path) -> Imported:
+def _is_same(target: Path, found: Imported) -> bool:
+    tensors, facts = read_weights(target)
+    return facts["model"] == found.shape and tensors_digest(tensors) == tensors_digest(found.model.state_dict())
+
+
+def convert_weights(
+    path: str | Path, layout: str, out: str | Path, options: Mapping[str, Any] | None = None
+) -> Imported:
     """Write the imported model to `out`/checkpoints/best.safetensors, with where it came from."""
-    found = import_weights(path, layout)
+    found = import_weights(path, layout, options)
     target = Path(out) / "checkpoints" / "best.safetensors"
     if (Path(out) / "config.yaml").exists():
         raise DataError(f"{out}: is the folder of a training run; use another --out folder")
-    if target.exists() and tensors_digest(read_weights(target)[0]) != tensors_digest(found.model.state_dict()):
+    if target.exists() and not _is_same(target, found):
         raise DataError(f"{out}: holds another converted model; use another --out folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     mark = tensors_digest(_read_checkpoint(path))

@@ -1,9 +1,10 @@
 """Checkpoint layouts of CLAM, TransMIL and the other programs: parameter names mapped to ours, a table for each."""
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +34,10 @@ class _Layout:
     title    whose layout it is                     model    our model with the same mathematics
     rules    (pattern, our name): the first pattern that matches a whole name counts, \\1 … refer to its groups, a
              function computes the name from the match; None drops a weight that the published program never uses
-    shape    from the renamed tensors, the model they fit
+    shape    from the renamed tensors, and those dropped by their own names, the model they fit
     arrange  puts renamed tensors that are stored in another shape into ours
+    link     what makes probabilities of several logits in the program: softmax, or a sigmoid per class
+    open     options that no checkpoint tells, as the program sets them unless asked otherwise
     """
 
     title: str
@@ -42,18 +45,20 @@ class _Layout:
     rules: tuple[tuple[str, str | Callable[[re.Match[str]], str] | None], ...]
     shape: Callable[[Tensors], _Shape]
     arrange: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+    link: str = "softmax"
+    open: Mapping[str, Any] = field(default_factory=dict)
 
-    def renamed(self, tensors: Tensors, where: str) -> tuple[dict[str, Tensor], list[str]]:
-        """Tensors under our names, and the names that were dropped; an unknown name is an error."""
+    def renamed(self, tensors: Tensors, where: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Tensors under our names, and those dropped under theirs; an unknown name is an error."""
         found: dict[str, Tensor] = {}
-        dropped: list[str] = []
+        dropped: dict[str, Tensor] = {}
         unknown: list[str] = []
         for name, tensor in tensors.items():
             ours = self._our_name(name)
-            if ours:
-                found[ours] = tensor
+            if ours is None:
+                unknown.append(name)
             else:
-                (unknown if ours is None else dropped).append(name)
+                (found if ours else dropped)[ours or name] = tensor
         if unknown or not found:
             names = unknown or ["no weights at all"]
             listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -162,6 +167,7 @@ DSMIL = _Layout(
     shape=_dsmil_shape,
     # The convolution over all features, (classes, classes, features), as a layer that reads all classes in a row.
     arrange=_changed("head.weight", lambda kernel: kernel.flatten(1)),
+    link="sigmoid",
 )
 
 
@@ -187,6 +193,7 @@ DTFD = _Layout(
         _linear(r"att_classifier\.classifier\.fc", "tier2.classifier"),
     ),
     shape=_dtfd_shape,
+    open={"distill": "afs", "pseudo_bags": 4, "k": 1, "splits": 1},
 )
 
 
@@ -218,8 +225,7 @@ TRANSMIL = _Layout(
 def _patchgcn_shape(tensors: Tensors) -> _Shape:
     dim, in_dim = tensors["embed.0.weight"].shape
     layers, bias = _count(tensors, r"convs\.\d+\.t"), "convs.0.mlp.0.bias" in tensors
-    # The published graphs: a patch hears those that count it among their 8 nearest.
-    options = {"dim": dim, "layers": layers, "conv_bias": bias, "knn": 8}
+    options = {"dim": dim, "layers": layers, "conv_bias": bias}
     return _Shape(in_dim, tensors["head.weight"].shape[0], options)
 
 
@@ -229,8 +235,8 @@ PATCHGCN = _Layout(
     rules=(
         _linear(r"fc\.0", "embed.0"),
         (r"layers\.(\d+)\.conv\.(?:aggr_module\.)?t", r"convs.\1.t"),
-        (r"layers\.\d+\.conv\.eps", None),  # a constant of the layer
-        _linear(r"layers\.(\d+)\.conv\.mlp\.([013])", r"convs.\1.mlp.\2"),
+        _linear(r"layers\.(\d+)\.conv\.mlp\.4", r"convs.\1.mlp.3"),  # behind a dropout layer in theirs
+        _linear(r"layers\.(\d+)\.conv\.mlp\.([01])", r"convs.\1.mlp.\2"),
         (r"layers\.0\.norm\.(?:weight|bias)", None),  # the first layer is applied without its norm
         (r"layers\.(\d+)\.norm\.(weight|bias)", lambda match: f"norms.{int(match[1]) - 1}.{match[2]}"),
         _linear(r"path_phi\.0", "joint.0"),
@@ -239,6 +245,8 @@ PATCHGCN = _Layout(
         _linear(r"classifier", "head"),
     ),
     shape=_patchgcn_shape,
+    link="sigmoid",  # hazards, one per interval of time
+    open={"knn": 8},  # the published graphs: a patch hears those that count it among their 8 nearest
 )
 
 
@@ -251,6 +259,14 @@ _LAYERS |= {r"mlp\.fc1": "mlp.0", r"mlp\.fc2": "mlp.3"}
 def _setmil_shape(tensors: Tensors) -> _Shape:
     options = {"reduced": tensors["reduce.out.weight"].shape[0], "level_dim": tensors["levels.0.out.weight"].shape[0]}
     options |= {"depth": _count(tensors, r"blocks\.\d+\.table"), "heads": tensors["blocks.0.table"].shape[0]}
+    if options["heads"] == 1:
+        raise DataError("all heads share one table of positions, and nothing says how many there are; not supported")
+    places = tensors["pos_embed"].flatten(0, 1).double()
+    options["size"] = 2 * math.isqrt(len(places) - 1)
+    if (options["size"] // 2) ** 2 + 1 != len(places):
+        raise DataError(f"pos_embed has {len(places)} rows, expected (S/2)² + 1 for a map of S x S")
+    if not torch.allclose(places[:, 0], torch.arange(len(places), dtype=torch.float64).sin(), atol=1e-3):
+        raise DataError("pos_embed is no table of sines, as the program computes it; not supported")
     return _Shape(tensors["reduce.norm1.weight"].shape[0] // 25, tensors["head.weight"].shape[0], options)
 
 
@@ -259,13 +275,14 @@ SETMIL = _Layout(
     model="set_mil",
     rules=(
         (r"cls_token", "token"),
-        (r"pos_embed", None),  # a table of sines, not trained, computed here
+        (r"pos_embed", None),  # a table of sines, not trained, computed here; it tells the size of the map
         *(rule for theirs, ours in _PARTS.items() for rule in _linears(theirs, ours, _LAYERS)),
         (r"blocks\.(\d+)\.attn\.rpe_q\.lookup_table_bias", r"blocks.\1.table"),
         (r"(norm|head)\.(weight|bias)", r"\1.\2"),
     ),
     shape=_setmil_shape,
     arrange=_changed("token", lambda token: token.flatten(0, 1)),
+    open={"crop": True, "fold": "grid"},
 )
 
 

@@ -85,8 +85,7 @@ class _Conversion:
     claimed: dict[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        path = self.out / LEDGER
-        self.ledger: dict[str, str] = dict(read_json(path)["files"]) if path.exists() else {}
+        self.ledger = _ledger(self.out)
 
     def one(self, path: Path) -> None:
         """Convert one case; what is wrong with it is noted and the others go on."""
@@ -139,7 +138,7 @@ class _Conversion:
             if found == content:
                 self.ledger[relative] = digest(content)
                 return False
-            if self.ledger.get(relative) != digest(found):
+            if found and self.ledger.get(relative) != digest(found):  # an empty file is what an interrupted disk left
                 raise DataError(f"{path}: is there already and was not written by smmil convert; choose another --out")
         with replacing(path) as temporary:
             temporary.write_bytes(content)
@@ -152,11 +151,19 @@ class _Conversion:
             if not self.done.failed:
                 return
             self.out.mkdir(parents=True)
-        write_json(self.out / LEDGER, {"files": self.ledger})
+        write_json(self.out / LEDGER, {"files": _ledger(self.out) | self.ledger})  # with what others wrote meanwhile
         write_rows(self.out / "convert_failures.csv", ("file", "reason"), self.done.failed.items())
         write_rows(self.out / "convert_notes.csv", ("id", "note"), self.done.notes)
         labels = () if self.to == "torchmil" else self.done.labels.items()
         write_rows(self.out / "convert_labels.csv", ("id", "label"), labels, exact=True)
+
+
+def _ledger(out: Path) -> dict[str, str]:
+    """Digest of every file that earlier conversions wrote."""
+    content = read_json(out / LEDGER) if (out / LEDGER).exists() else {"files": {}}
+    if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
+        raise DataError(f"{out / LEDGER}: not the list of files of smmil convert; remove it or choose another --out")
+    return dict(content["files"])
 
 
 def _sized(stored: Stored, mpp: float | None, format_: str) -> Stored:

@@ -9,7 +9,6 @@ The label of a bag is not in the file: labels belong to the manifest.
 """
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _t
 from smmil.graph import Graph
 
 FORMAT = 1
+_LAYOUT = ("v108", "v108")  # of HDF5
 
 
 class _NativeReader(Reader):
@@ -48,9 +48,11 @@ class _NativeReader(Reader):
         def content() -> bytes:
             rule = stored.parsed_rule()
             bag = _to_bag(stored, stored.graph() if rule["kind"] == "edges" else None)
-            with tempfile.TemporaryDirectory() as folder:
-                write_bag(Path(folder) / "bag.h5", bag, graph=rule, provenance=facts)
-                return (Path(folder) / "bag.h5").read_bytes()
+            checked = _checked_store(bag, rule, facts)
+            with h5py.File("bag.h5", "w", libver=_LAYOUT, driver="core", backing_store=False) as file:
+                _fill(file, checked)
+                file.flush()
+                return file.id.get_file_image()
 
         return _WritePlan({f"{file_name(stored.id)}.h5": content})
 
@@ -83,18 +85,24 @@ def write_bag(
     """
     path, rule = Path(path), _full_rule(graph)
     with boundary(path):
-        stored = _to_store(bag, rule, dict(provenance or {}))
-        stored.refuse_not_finite()
-        built = stored.connected_graph()
-        if bag.graph is not None and bag.graph.kind is not None:
-            raise DataError(f"the graph is normalised as {bag.graph.kind!r}; store the graph as built")
-        if bag.graph is not None and (built is None or not built.same_as(bag.graph)):
-            raise DataError(f"the rule {stored.rule} does not give the bag's own graph; use graph='edges' to keep it")
+        stored = _checked_store(bag, rule, dict(provenance or {}))
     try:
-        with replacing(path) as temporary, h5py.File(temporary, "w", libver=("v108", "v108")) as file:
+        with replacing(path) as temporary, h5py.File(temporary, "w", libver=_LAYOUT) as file:
             _fill(file, stored)
     except OSError as problem:
         raise DataError(f"{path}: cannot be written ({problem}); check the folder and the free space") from None
+
+
+def _checked_store(bag: Bag, rule: dict[str, Any], provenance: dict[str, Any]) -> Stored:
+    """The bag as it is stored; an error when it is not finite or the rule does not give its graph."""
+    stored = _to_store(bag, rule, provenance)
+    stored.refuse_not_finite()
+    built = stored.connected_graph()
+    if bag.graph is not None and bag.graph.kind is not None:
+        raise DataError(f"the graph is normalised as {bag.graph.kind!r}; store the graph as built")
+    if bag.graph is not None and (built is None or not built.same_as(bag.graph)):
+        raise DataError(f"the rule {stored.rule} does not give the bag's own graph; use graph='edges' to keep it")
+    return stored
 
 
 def _to_store(bag: Bag, rule: dict[str, Any], provenance: dict[str, Any]) -> Stored:

@@ -144,6 +144,7 @@ def _model(trained: TrainedModel) -> dict[str, Any]:
         "options": refuse_folders(made["options"], "options of the model"),
         "in_dim": made["in_dim"],
         "n_classes": count,
+        **({"link": made["link"]} if "link" in made else {}),
         "classes": ["negative", "positive"] if count == 1 else [f"class {c}" for c in range(count)],
         "score_kind": getattr(model, "score_kind", "attention logit"),
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -131,9 +131,9 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
 
 def _facts(config: dict[str, Any]) -> dict[str, Any]:
     """The facts of the checkpoint the package was made from, as predictions need them."""
-    hashes = config["training"]["hashes"]
+    hashes, link = config["training"]["hashes"], {k: v for k, v in config["model"].items() if k == "link"}
     return {
-        "model": {key: config["model"][key] for key in ("name", "options", "in_dim", "n_classes")},
+        "model": {key: config["model"][key] for key in ("name", "options", "in_dim", "n_classes")} | link,
         "features": {key: config["features"][key] for key in ("encoder", "recipe")},
         "epoch": config["training"]["epoch"],
         "config": hashes["config"],

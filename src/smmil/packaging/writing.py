@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, DataError
-from smmil.files import read_json, write_json, write_text
+from smmil.files import read_json, remove_leftovers, temporary_path, write_json, write_text
 from smmil.packaging.card import _model_card
 from smmil.packaging.facts import RESAMPLES, _measure, _run_facts, _RunFacts
 from smmil.packaging.loading import SUMS, _write_sums
 from smmil.weights import save_weights
 
-_MARK = ".smmil-package-"
 _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,99}")
 
 
@@ -116,21 +114,16 @@ def _fill(folder: Path, found: _RunFacts, numbers: dict[str, Any] | None, onnx: 
 def _replacing_folder(out: Path) -> Iterator[Path]:
     """A temporary folder next to `out` that replaces it when the block ends without error."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    folder, old = (out.with_name(f"{_MARK}{secrets.token_hex(4)}-{out.name}") for _ in range(2))
+    folder, old = temporary_path(out), temporary_path(out)
     folder.mkdir()
     try:
         yield folder
         if out.exists():
             os.replace(out, old)
-        try:
-            os.replace(folder, out)
-        except OSError:
-            if old.exists():
-                os.replace(old, out)
-            raise
-        # Remove the replaced folder and temporary folders of killed processes for the same `out`.
-        ours = re.compile(re.escape(_MARK) + "[0-9a-f]{8}-" + re.escape(out.name))
-        for path in (path for path in out.parent.iterdir() if ours.fullmatch(path.name)):
-            shutil.rmtree(path, ignore_errors=True)
+        os.replace(folder, out)
+        remove_leftovers(out.parent)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if old.exists() and not out.exists():
+            os.replace(old, out)
+        for path in (folder, old):
+            shutil.rmtree(path, ignore_errors=True)

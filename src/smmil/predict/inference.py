@@ -1,7 +1,7 @@
 """Loading a trained model, and its Predictions of bags."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path) ->
         model.load_state_dict(tensors)
     except RuntimeError as problem:
         raise DataError(f"{path}: weights do not fit the model ({' '.join(str(problem).split())})") from None
+    if "link" in made:
+        model.link = made["link"]
     return TrainedModel(model.eval(), facts, tensors_digest(tensors))
 
 
@@ -69,9 +71,10 @@ def predict(
     device   where the model is; by default found from its weights
     spatial  carry coordinates, frame and edges along (maps and energies need them)
     """
-    found = [one for batch, output in outputs(model, bags, device) for one in _unpacked(batch, output, spatial)]
     facts = {"score_kind": getattr(model, "score_kind", "attention logit"), **(meta or {})}
-    return [replace(prediction, meta=dict(facts)) for prediction in found]
+    if getattr(model, "link", None) == "sigmoid":  # of a model converted from another program
+        facts["link"] = "sigmoid"
+    return [one for batch, output in outputs(model, bags, device) for one in _unpacked(batch, output, spatial, facts)]
 
 
 def outputs(
@@ -92,12 +95,13 @@ def outputs(
             module.training = training
 
 
-def _unpacked(batch: BagBatch, output: Output, spatial: bool) -> Iterator[Prediction]:
+def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, Any]) -> Iterator[Prediction]:
     for name, logits, rows in zip(batch.ids, output.logits, batch.split(output.scores), strict=True):
         if not bool(torch.isfinite(logits).all() and torch.isfinite(rows).all()):
             raise DataError(f"{name}: the model gives NaN or Inf for this bag; check its features with: smmil inspect")
     logits = output.logits.double()
-    probs = (logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)).cpu().numpy()
+    each = logits.shape[1] == 1 or facts.get("link") == "sigmoid"
+    probs = (logits.sigmoid() if each else logits.softmax(1)).cpu().numpy()
     scores = batch.split(output.scores.float().cpu())
     y_inst = None if batch.y_inst is None else batch.split(batch.y_inst)
     geometry = _geometry(batch) if spatial else [{}] * len(batch)
@@ -108,6 +112,7 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool) -> Iterator[Predic
             scores[b].numpy(),
             y=None if batch.y is None else int(batch.y[b]),
             y_inst=None if y_inst is None else y_inst[b].numpy(),
+            meta=dict(facts),
             **geometry[b],
         )
 

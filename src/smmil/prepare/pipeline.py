@@ -1,7 +1,10 @@
 """Many cases: the plan, its execution on any executor, and the tables of what was done."""
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,8 +52,12 @@ def _record(out: Path, outcomes: Sequence[_Outcome], missing: Sequence[tuple[str
     """Write manifest.csv, cases.csv and, if there are any, failures.csv (of this run only)."""
     failures = [(o.task.case.id, str(o.task.case.source), reason) for o in outcomes if (reason := why_not(o))]
     failures += [(id_, "", reason) for id_, reason in missing]
-    write_rows(out / "cases.csv", _COLUMNS, map(_row, outcomes))
-    write_rows(out / "failures.csv", ("id", "path", "reason"), failures)
+    folders = _folders(out, [o.task.case for o in outcomes])
+    for name, columns, rows in (
+        ("cases.csv", _COLUMNS, map(_row, outcomes)),
+        ("failures.csv", ("id", "path", "reason"), failures),
+    ):
+        write_rows(out / name, columns, ([_without(cell, folders) for cell in row] for row in rows))
     done = [o for o in outcomes if o.ok and not _empty(o)]
     manifest = out / "manifest.csv"
     if done:
@@ -58,6 +65,23 @@ def _record(out: Path, outcomes: Sequence[_Outcome], missing: Sequence[tuple[str
     else:
         manifest.unlink(missing_ok=True)  # one of an earlier run would name cases that have failed since
     return Summary(tuple(outcomes), manifest if done else None, tuple(failures))
+
+
+def _folders(out: Path, cases: Sequence[PrepareCase]) -> list[str]:
+    """Folders that the tables do not name: those of the images, of files beside them, and the output itself."""
+    images = {str(case.source.parent) for case in cases}
+    with suppress(ValueError):  # on several drives
+        common = Path(os.path.commonpath(images))
+        images |= {str(common)} if common != Path(common.anchor) else set()
+    beside = {path.parent for case in cases for path in (case.tissue, case.annotation, case.instance_labels) if path}
+    return sorted({*images, *map(str, beside), str(out.absolute())}, key=len)
+
+
+def _without(cell: Any, folders: Sequence[str]) -> Any:
+    """A text with paths counted from the outermost of these folders."""
+    for folder in folders if isinstance(cell, str) else ():
+        cell = re.sub(rf"(?<![^\s'\"(]){re.escape(folder + os.sep)}", "", cell)
+    return cell
 
 
 def _empty(outcome: _Outcome) -> bool:

@@ -144,13 +144,14 @@ class RunFolder:
         """Make this the folder of `config`; called after all checks, so that a wrong call leaves no folder."""
         for folder in (self.path, self.path / "checkpoints"):
             folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(folder)
         if not (self.path / "config.yaml").exists():
             write_text(self.path / "config.yaml", config.to_yaml())
         write_json(self.path / "split.json", split)
 
     def finished(self) -> State | None:
         """The final state if this run is over and its selected weights read back well, else None."""
+        for folder in (self.path, self.last.parent):
+            remove_leftovers(folder)
         if not self.last.exists():
             return None
         try:
