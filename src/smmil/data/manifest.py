@@ -262,7 +262,7 @@ def _check_bag(manifest: Manifest, id_: str) -> _Checked:
 def _checked(manifest: Manifest, ids: Sequence[str]) -> Iterator[tuple[str, _Checked]]:
     """Check bags in this order: here, and after a moment in forked processes, one per core; if one dies, here again.
 
-    Processes, since HDF5 lets only one thread read at a time; forked, since a script without a main guard may be running.
+    Processes, since HDF5 lets one thread read at a time; forked, since a script may run without a main guard.
     """
     began, done, cores = time.monotonic(), 0, available_cores()
     alone = cores < 2 or sys.platform != "linux" or multiprocessing.current_process().daemon
