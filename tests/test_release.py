@@ -1,11 +1,13 @@
 """What a release depends on: one version, typed, and pages that name files and programs that exist."""
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.version import Version
 
 import smmil
 
@@ -84,3 +86,54 @@ def test_every_page_is_in_the_navigation(page):
 def test_the_reference_holds_every_public_name():
     listed = set(re.findall(r"^::: smmil(?:\.\w+)*\.(\w+)$", text("docs/api.md"), re.MULTILINE))
     assert set(smmil.__all__) - listed == {"evaluate", "__version__"}
+
+
+def dependencies():
+    spec = importlib.util.spec_from_file_location("dependencies", ROOT / "benchmarks" / "dependencies.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_licence_of_every_dependency_is_listed_and_is_that_of_its_metadata():
+    known, tested = dependencies(), set(text("constraints.txt").splitlines())
+    listed = dict(re.findall(r"^\| ([a-z0-9-]+) \| (.+) \|$", text("THIRD_PARTY.md"), re.MULTILINE))
+    for name, package in known.installed().items():
+        if f"{name}=={package.version.split('+')[0]}" in tested:
+            assert listed[name] == known.licence(package), f"{name}: python benchmarks/dependencies.py licences"
+    for pin in known.lowest():
+        name = re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower()
+        assert name in listed, f"{name} has no licence in THIRD_PARTY.md"
+    strict = [name for name, licence in listed.items() if re.search(r"(?<!L)GPL", re.sub(r"\(.*?\)", "", licence))]
+    assert strict == []
+
+
+def test_every_direct_dependency_has_a_lower_bound_that_the_tested_version_meets():
+    tested = dict(line.split("==") for line in text("constraints.txt").splitlines() if "==" in line)
+    for pin in dependencies().lowest():
+        name, bound = pin.split("==")
+        if name in tested:
+            assert Version(bound) <= Version(tested[name]), f"{name}: tested {tested[name]}, lower bound {bound}"
+
+
+# Lowest versions without the holes that reach what smmil does with files and requests of others.
+SAFE = {
+    "torch": "2.10.0",  # CVE-2026-24747: weights_only
+    "h5py": "3.16.0",  # wheels with HDF5 2.0: CVE-2026-26200, CVE-2025-2915 and others before it
+    "pillow": "12.3.0",  # CVE-2026-25990, CVE-2026-42311, CVE-2026-54058
+    "pyarrow": "23.0.1",  # CVE-2026-25087
+    "pydicom": "3.0.2",  # CVE-2026-32711
+    "scikit-learn": "1.5.0",  # CVE-2024-5206
+    "jinja2": "3.1.6",  # CVE-2025-27516
+    "starlette": "1.3.1",  # CVE-2025-62727, CVE-2026-48710, CVE-2026-54283
+    "h11": "0.16.0",  # CVE-2025-43859
+    "dask": "2026.1.0",  # CVE-2026-23528
+    "tornado": "6.5.7",  # CVE-2026-31958, CVE-2026-49853
+    "onnx": "1.22.0",  # CVE-2026-27489, CVE-2026-34445, CVE-2026-44512
+    "openslide-bin": "4.0.1",  # CVE-2026-48977
+}
+
+
+def test_lower_bounds_exclude_versions_with_known_holes():
+    bounds = dict(pin.split("==") for pin in dependencies().lowest())
+    assert {n: bounds[n] for n in SAFE if Version(bounds[n]) < Version(SAFE[n])} == {}

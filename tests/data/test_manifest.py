@@ -1,4 +1,6 @@
+import os
 import re
+import sys
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ from smmil.data import Manifest
 from smmil.data.manifest import describe_manifest
 from smmil.errors import DataError
 from smmil.formats import write_bag
+from smmil.runtime import source_digest
 
 
 def write_csv(folder, text):
@@ -193,3 +196,87 @@ def test_names_that_a_spreadsheet_would_compute_are_refused(column, name):
 def test_signs_inside_a_name_are_no_formula():
     rows = [{"id": f"a{sign}b", "path": f"{i}.h5", "label": str(i % 2)} for i, sign in enumerate("=+-@")]
     Manifest(pd.DataFrame(rows)).check_table()
+
+
+def _aged(monkeypatch):
+    """Any check is worth remembering, and files need not have settled."""
+    monkeypatch.setattr("smmil.data.manifest._WORTH_S", -1.0)
+    monkeypatch.setattr("smmil.data.manifest._SETTLED_S", 0.0)
+
+
+def _reads(monkeypatch):
+    """Ids of the bags that are read from now on."""
+    read, real = [], Manifest.bag
+    monkeypatch.setattr(Manifest, "bag", lambda self, id_, **o: read.append(id_) or real(self, id_, **o))
+    return read
+
+
+def test_what_was_checked_is_remembered_until_a_file_or_label_changes(tmp_path, monkeypatch):
+    _aged(monkeypatch)
+    make_study(tmp_path, instances=(None, [0, 1, 1, 0])).check_files()
+    path, seen = tmp_path / "manifest.csv", []
+    read = _reads(monkeypatch)
+    Manifest.read(path).check_files(lambda *done: seen.append(done))
+    assert (read, seen) == ([], [(2, 2)])
+    with (tmp_path / "0.h5").open("r+b") as file:  # same size and inode
+        file.seek(file.read().index(np.ones(12, "f4").tobytes()))
+        file.write(b"damaged!")
+    with pytest.raises(DataError, match=r"0\.h5: "):
+        Manifest.read(path).check_files()
+    assert read == ["0"]
+    np.save(tmp_path / "1.npy", np.array([0, 1]))
+    with pytest.raises(DataError, match=r"2 problems(.|\n)*2 instance labels for 4"):
+        Manifest.read(path).check_files()
+    path.write_text(path.read_text().replace("1.h5,1,", "1.h5,0,"))
+    with pytest.raises(DataError, match="2 problems"):
+        Manifest.read(path).check_files()
+    assert read == ["0", "0", "1", "0", "1"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"by": 3}', '{"by": "DIGEST", "bags": {"0": [1], "1": [null, "x"]}}'])
+def test_a_damaged_memory_of_checks_is_ignored(tmp_path, monkeypatch, text):
+    _aged(monkeypatch)
+    make_study(tmp_path)
+    (tmp_path / ".smmil-checked.json").write_text(text.replace("DIGEST", source_digest()))
+    read = _reads(monkeypatch)
+    Manifest.read(tmp_path / "manifest.csv").check_files()
+    assert read == ["0", "1"]
+
+
+def test_short_checks_and_tables_in_memory_leave_no_file(tmp_path, monkeypatch):
+    make_study(tmp_path).check_files()
+    assert not (tmp_path / ".smmil-checked.json").exists()
+    _aged(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    Manifest(Manifest.read("manifest.csv").table, tmp_path).check_files()
+    assert not (tmp_path / ".smmil-checked.json").exists()
+
+
+def test_files_that_changed_just_now_are_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("smmil.data.manifest._WORTH_S", -1.0)
+    make_study(tmp_path).check_files()
+    read = _reads(monkeypatch)
+    Manifest.read(tmp_path / "manifest.csv").check_files()
+    assert read == ["0", "1"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bags are checked in one process elsewhere")
+@pytest.mark.parametrize("dies", [False, True])
+def test_long_checks_use_processes_and_survive_the_death_of_one(tmp_path, monkeypatch, dies):
+    monkeypatch.setattr("smmil.data.manifest._ALONE_S", 0.0)
+    monkeypatch.setattr("smmil.data.manifest.available_cores", lambda: 2)
+    manifest = make_study(tmp_path, widths=[3] * 40 + [4], labels=[0, 1] * 20 + [1], instances=[None] * 41)
+    (tmp_path / "7.h5").write_bytes((tmp_path / "7.h5").read_bytes()[:-100])
+    here, real, seen = os.getpid(), Manifest.bag, []
+
+    def bag(self, id_, **options):
+        if os.getpid() == here and not dies:
+            raise AssertionError("read in the main process")
+        if os.getpid() != here and dies and id_ == "20":
+            os._exit(9)
+        return real(self, id_, **options)
+
+    monkeypatch.setattr(Manifest, "bag", bag)
+    with pytest.raises(DataError, match=r"2 problems\n.*7\.h5: not readable(.|\n)*width: 3 \(0\), 4 \(40\)"):
+        manifest.check_files(lambda *done: seen.append(done))
+    assert seen == [(n, 41) for n in range(1, 42)]

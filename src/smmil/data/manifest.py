@@ -1,11 +1,18 @@
 """The manifest of a study: a table with file, label, patient and split of every bag, and the checks before training."""
 
+import json
+import multiprocessing
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -15,11 +22,15 @@ from smmil.bag import Bag
 from smmil.data import tables
 from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instance_labels, read_text_table
 from smmil.errors import DataError, suggest
-from smmil.files import digest, replacing
-from smmil.formats import read_bag
+from smmil.files import digest, read_json, replacing, write_text
+from smmil.formats import find_reader, read_bag
+from smmil.runtime import available_cores, source_digest
 
 Progress = Callable[[int, int], None]
 _LISTED = 10
+_CHECKED = ".smmil-checked.json"
+_ALONE_S, _WORTH_S, _SETTLED_S = 2.0, 5.0, 2.0
+_IN_ONE_FILE = ("native", "trident", "stamp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,21 +159,65 @@ class Manifest:
         self._refuse(_table_problems(self.table, training))
 
     def check_files(self, progress: Progress | None = None) -> None:
-        """Read every bag once: files present and sound, one feature width, instance labels that fit."""
+        """Read every bag once: files present and sound, one feature width, instance labels that fit.
+
+        A check that takes seconds is shared among processes and remembered beside the manifest: bags whose size, times
+        and inode are those of a sound file are not read again. Whoever uses a bag still compares its checksum.
+        """
         self._refuse(self._missing_files())
-        problems: list[str] = []
-        widths: dict[int, str] = {}
-        for done, id_ in enumerate(self.ids, 1):
-            try:
-                widths.setdefault(self.bag(id_).x.shape[1], id_)
-            except DataError as problem:
-                problems.append(str(problem))
+        began, known, marks = time.monotonic(), self._remembered(), {i: self._mark(i) for i in self.ids}
+        found = {i: _Checked(known[i][1], True) for i in self.ids if i in known and known[i][0] == marks[i]}
+        old = len(found)
+        for done, (id_, checked) in enumerate(_checked(self, [i for i in self.ids if i not in found]), old + 1):
+            found[id_] = checked
             if progress is not None:
                 progress(done, len(self))
+        if progress is not None and old == len(self):
+            progress(old, old)
+        if time.monotonic() - began > _WORTH_S:
+            sound = {i: [marks[i], c.width] for i, c in found.items() if c.in_one_file and not c.problem}
+            self._remember(known | sound)
+        widths: dict[int, str] = {}
+        for id_ in self.ids:
+            if not found[id_].problem:
+                widths.setdefault(found[id_].width, id_)
+        problems = [found[i].problem for i in self.ids if found[i].problem]
         if len(widths) > 1:
             listed = ", ".join(f"{width} ({widths[width]})" for width in sorted(widths))
             problems.append(f"bags of different feature width: {listed}; use one encoder for all")
         self._refuse(problems)
+
+    def _mark(self, id_: str) -> list[Any] | None:
+        """What shows that the files and the label of a bag are those of before; None when they changed just now."""
+        files = [self.path_of(id_), self.instance_labels_of(id_)]
+        try:
+            facts = [None if file is None else file.stat() for file in files]
+        except OSError:
+            return None
+        if any(time.time() - max(s.st_mtime, s.st_ctime) < _SETTLED_S for s in facts if s is not None):
+            return None  # a second change within a tick of the file system's clock would not show
+        shown = [s and [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for s in facts]
+        return [*map(str, files), self.labels[id_], *shown]
+
+    @property
+    def _memory(self) -> Path | None:
+        """The file of what was checked, beside a manifest that is a file itself."""
+        return Path(self.name).with_name(_CHECKED) if Path(self.name).is_file() else None
+
+    def _remembered(self) -> dict[str, Any]:
+        """Mark and width of bags that this version of smmil has checked, by id; whatever else lies there is ignored."""
+        with suppress(DataError, KeyError, TypeError, AttributeError):
+            stored = read_json(self._memory or "") if self._memory and self._memory.exists() else {}
+            kept = stored["bags"] if stored["by"] == source_digest() else {}
+            return {i: v for i, v in kept.items() if isinstance(v, list) and len(v) == 2 and type(v[1]) is int and v[0]}
+        return {}
+
+    def _remember(self, checked: dict[str, Any]) -> None:
+        """Store what was checked; a folder that cannot be written to is left as it is."""
+        content = {"by": source_digest(), "bags": {i: v for i, v in checked.items() if v[0]}}
+        if self._memory is not None:
+            with suppress(OSError):
+                write_text(self._memory, json.dumps(content))
 
     def check(self, progress: Progress | None = None, *, training: bool = True) -> None:
         """`check_table`, then `check_files`."""
@@ -186,6 +241,55 @@ class Manifest:
             listed = "".join(f"\n  - {p}" for p in problems[:_LISTED])
             more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
             raise DataError(f"{self.name}: {len(problems)} problems{listed}{more}")
+
+
+class _Checked(NamedTuple):
+    """What reading a bag showed: its feature width, whether one file holds all of it, and what is wrong."""
+
+    width: int
+    in_one_file: bool
+    problem: str = ""
+
+
+def _check_bag(manifest: Manifest, id_: str) -> _Checked:
+    try:
+        width = manifest.bag(id_).x.shape[1]
+        return _Checked(width, find_reader(manifest.path_of(id_)).name in _IN_ONE_FILE)
+    except DataError as problem:
+        return _Checked(0, False, str(problem))
+
+
+def _checked(manifest: Manifest, ids: Sequence[str]) -> Iterator[tuple[str, _Checked]]:
+    """Check bags in this order: here, and after a moment in forked processes, one per core; if one dies, here again.
+
+    Processes, since HDF5 lets one thread read at a time; forked, since a script may run without a main guard.
+    """
+    began, done, cores = time.monotonic(), 0, available_cores()
+    alone = cores < 2 or sys.platform != "linux" or multiprocessing.current_process().daemon
+    while done < len(ids) and (alone or time.monotonic() - began < _ALONE_S):
+        yield ids[done], _check_bag(manifest, ids[done])
+        done += 1
+    if done < len(ids):
+        forked = multiprocessing.get_context("fork")
+        with suppress(BrokenProcessPool), ProcessPoolExecutor(cores, forked, _adopt, (manifest,)) as pool:
+            for checked in pool.map(_check_adopted, ids[done:], chunksize=16):
+                yield ids[done], checked
+                done += 1
+    for id_ in ids[done:]:
+        yield id_, _check_bag(manifest, id_)
+
+
+_ADOPTED: list[Manifest] = []
+
+
+def _adopt(manifest: Manifest) -> None:
+    """Keep the manifest in a worker process, which uses one thread."""
+    torch.set_num_threads(1)
+    _ADOPTED.append(manifest)
+
+
+def _check_adopted(id_: str) -> _Checked:
+    return _check_bag(_ADOPTED[-1], id_)
 
 
 def describe_manifest(path: str | Path) -> dict[str, Any]:

@@ -3,18 +3,26 @@
 import importlib
 import inspect
 import pkgutil
+import time
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import register_dataclass
 
-from smmil.bag import BagBatch
+from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError, DataError, suggest
+from smmil.graph import Graph
 
 # Models that are another one with Sm in its place, and sizes for which 0 has a meaning.
 _WITH_SM = {"abmil": "sm_ap", "transformer_abmil": "sm_tap"}
 _MAY_BE_ZERO = ("steps", "warmup")
+# Models whose step costs at most twice that of ABMIL, for bags of any size (docs/speed.md).
+QUICK = ("abmil", "sm_ap", "dsmil", "gtp", "mean_pool", "max_pool")
+# Instances of the small steps that tell what a large one costs: each twice the one before, until one takes this long.
+_TIMED, _LONG_ENOUGH_S = (512, 1024, 2048), 0.5
 
 
 @dataclass(frozen=True)
@@ -131,3 +139,44 @@ def _check_kinds(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> 
         counted = option in ("knn", "head_dim", "dim", "att_dim") and default is None and value is not None
         if counted and not (type(value) is int and value > 0):
             raise ConfigError(f"model {name}: {option} must be a whole number of at least 1, got {value!r}")
+
+
+def step_seconds(model: nn.Module, batch: BagBatch) -> float:
+    """Estimated seconds of a training step on a batch of large bags, from small steps of a copy of the model.
+
+    Time grows in proportion to the instances of a bag or, for a model with `all_pairs`, to their square.
+    """
+    largest, copied = max(range(len(batch)), key=batch.sizes.__getitem__), deepcopy(model).eval()
+    _timed(copied, _first_rows(batch, largest, _TIMED[0]))  # libraries load their parts
+    power, measured = 2 if getattr(model, "all_pairs", False) else 1, [(0, 0.0)]
+    while len(measured) <= len(_TIMED) and measured[-1][1] < _LONG_ENOUGH_S:
+        part = _first_rows(batch, largest, _TIMED[len(measured) - 1])
+        seconds = _timed(copied, part)
+        measured.append((part.x.shape[0], min(seconds, _timed(copied, part)) if seconds < _LONG_ENOUGH_S else seconds))
+    (rows, less), (more_rows, more) = measured[-2:]  # their difference is free of what every step costs
+    per_unit = max(0.0, more - less) / (more_rows**power - rows**power)
+    return sum(more + per_unit * max(0, n**power - more_rows**power) for n in batch.sizes)
+
+
+def _timed(model: nn.Module, batch: BagBatch) -> float:
+    """Seconds of a step; on the processor those of its threads, so that other programs do not count."""
+    cuda = batch.x.device.type == "cuda"
+    began = time.perf_counter() if cuda else time.process_time()
+    output: Output = model(batch)
+    torch.autograd.backward(output.logits.sum())
+    if cuda:
+        torch.cuda.synchronize(batch.x.device)
+        return time.perf_counter() - began
+    return (time.process_time() - began) / torch.get_num_threads()
+
+
+def _first_rows(batch: BagBatch, which: int, rows: int) -> BagBatch:
+    """The first rows of one bag, with the edges among them, as a batch of its own."""
+    start, graph = int(batch.offsets[which]), None
+    if batch.graph is not None:
+        pairs = batch.graph.edges() - start
+        inside = ((pairs >= 0) & (pairs < rows)).all(0)
+        graph = Graph.from_edges(pairs[:, inside].cpu(), batch.graph.weight[inside].cpu(), rows)
+    coords = None if batch.coords is None else batch.coords[start : start + rows].cpu()
+    bag = Bag(batch.ids[which], batch.x[start : start + rows].cpu(), coords, batch.frames[which], graph)
+    return BagBatch.pack([bag]).to(batch.x.device)

@@ -72,6 +72,7 @@ class SETMIL(nn.Module):
     time grows with the square of the number of tokens (a quarter of the cells), memory with their number.
     """
 
+    all_pairs = True
     score_kind = "class token attention"
 
     def __init__(

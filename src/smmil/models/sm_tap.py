@@ -24,6 +24,7 @@ class SmTAP(nn.Module):
     Scores are attention logits after smoothing. Never builds an n × n matrix; time grows with n².
     """
 
+    all_pairs = True
     score_kind = "attention logit"
 
     def __init__(

@@ -17,6 +17,7 @@ class TransformerABMIL(nn.Module):
     Scores are attention logits. Never builds an n × n matrix; time grows with n².
     """
 
+    all_pairs = True
     score_kind = "attention logit"
 
     def __init__(

@@ -10,6 +10,9 @@ after_step()        method: called when the weights have changed (prototypes, me
 training_state      attribute: prefixes of state dict entries that only training needs (soft labels of training
                     instances); they are in the checkpoint to resume from, not in the selected weights
 
+all_pairs           attribute: True if the time of a step grows with the square of the instances of a bag; only for the
+                    estimate that is shown before a step that takes minutes
+
 State of these hooks belongs in buffers, so that it is saved with the weights and resuming stays exact.
 """
 
@@ -33,7 +36,7 @@ from smmil.data.loader import BagDataset, batches, epoch_order
 from smmil.errors import DataError
 from smmil.evaluate.levels import bag_metrics
 from smmil.losses import bag_loss, penalty_terms, total_loss
-from smmil.models import Output
+from smmil.models import QUICK, Output, step_seconds
 from smmil.predict.inference import predict
 from smmil.runtime import feature_dtype, seed_step
 from smmil.train.folder import State
@@ -126,6 +129,9 @@ def _lasting_state(model: nn.Module) -> dict[str, Tensor]:
     prefixes = tuple(getattr(model, "training_state", ()))
     return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(prefixes)}
 
+
+# Bags from this size on are timed before their first step; steps longer than this are announced.
+_LARGE, _SLOW_S = 8192, 60.0
 
 _OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -227,6 +233,7 @@ class Trainer:
     loss_weights: dict[str, Tensor] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     stop: _StopRequest = field(default_factory=_StopRequest)
+    timed: list[int] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -281,6 +288,7 @@ class Trainer:
         """Add the gradient of one batch, weighted by its share of the bags, and its losses to the running sums."""
         where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
         batch = replace(batch, y_inst=None).to(self.device, feature_dtype(self.model, batch.x.dtype))
+        self.announce(batch)
         output = self.forward(state, batch)
         terms: dict[str, Any] = {**penalty_terms(output, batch, self.settings.penalty), **self.loss_weights}
         loss, parts = total_loss(output, batch.need("y"), bag_weight=_bag_weight(self.model), **terms)
@@ -291,6 +299,29 @@ class Trainer:
         state.add_losses({"loss": loss, **(parts if len(parts) > 1 else {})}, len(batch))
         state.step += 1
         self.progress.step_done(state.epoch, state.step, float(loss.detach()))
+
+    def announce(self, batch: BagBatch) -> None:
+        """Say before a step that will take minutes how long it takes and which models are quicker.
+
+        Asked once, and again for bags twice as large. Weights, buffers and random numbers are left alone.
+        """
+        size = max(batch.sizes)
+        if size < max([_LARGE, *(2 * n for n in self.timed)]):
+            return
+        self.timed.append(size)
+        try:
+            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast):
+                seconds = step_seconds(self.model, batch)
+        except Exception:  # noqa: BLE001 (the model may be anybody's; without an estimate it trains all the same)
+            return
+        if seconds >= _SLOW_S:
+            name, bag = type(self.model).__name__, batch.ids[batch.sizes.index(size)]
+            square = ", whose time grows with their square" if getattr(self.model, "all_pairs", False) else ""
+            took = f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:,.0f} hours"
+            self.progress.message(
+                f"bag {bag} has {size:,} instances: one step takes about {took} with {name}{square}; models that can: "
+                f"{', '.join(QUICK)}; or tile more coarsely (smmil prepare)"
+            )
 
     def forward(self, state: State, batch: BagBatch) -> Output:
         """Run the model in training, seeded by the place in the run; in bfloat16 if asked for."""
