@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from smmil.errors import ConfigError, suggest
+from smmil.errors import ConfigError, refuse_outside_code, suggest
 from smmil.files import digest
 
 Whole = Annotated[int, Field(ge=0)]
@@ -135,17 +135,23 @@ _PLAIN_WORDS = {
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
-def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> TrainConfig:
+def load_config(
+    path: str | Path | None = None, overrides: Iterable[str] = (), *, trust_code: bool | str = False
+) -> TrainConfig:
     """Settings of a YAML file with `section.key=value` changes on top; without a file, from the changes alone.
 
     Paths inside the file are relative to the file, those in overrides to the working folder.
+    trust_code  the file may name a model outside smmil, which means running that code; a text: this one alone
     """
     content = {} if path is None else _read(Path(path))
     changes: dict[str, Any] = {}
     for text in overrides:
         _apply(changes, text)
     _resolve_paths(changes, Path.cwd())
-    return checked(TrainConfig, _merged(content, changes), "the settings" if path is None else str(path))
+    config = checked(TrainConfig, _merged(content, changes), "the settings" if path is None else str(path))
+    if path is not None:
+        refuse_outside_code(config.model.name, path, trust_code or changes.get("model", {}).get("name", False))
+    return config
 
 
 def checked(kind: type[Checked], content: Mapping[str, Any], where: str) -> Checked:

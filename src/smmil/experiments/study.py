@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from smmil.config import Count, Positive, Whole, checked, parse_yaml
-from smmil.errors import ConfigError, suggest
+from smmil.errors import ConfigError, refuse_outside_code, suggest
 from smmil.evaluate.metrics import METRICS, pooled_names
 
 # Labels in tables for `group` and `family` of a variant.
@@ -287,10 +287,11 @@ class Study(_StudySection):
         return f"{self.caveat}: {title}" if self.caveat else title
 
 
-def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> Study:
+def load_study(path: str | Path, variables: Mapping[str, str] | None = None, *, trust_code: bool = False) -> Study:
     """The study in a YAML file; names of data sets and variants may be those of the paper's protocol.
 
-    variables  values for ${NAME} in paths; the environment is asked for what is not given here
+    variables   values for ${NAME} in paths; the environment is asked for what is not given here
+    trust_code  the file may name models outside smmil, which means running that code
     """
     path = Path(path)
     try:
@@ -306,7 +307,10 @@ def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> 
             raise ConfigError(f"{where}: expected a list of names or definitions, got {listed!r}")
         content[part] = [one for item in listed for one in _swept(_entry(item, known[part], where), where)]
     content["datasets"] = [_resolve_variables(d, variables or {}, path.parent) for d in content["datasets"]]
-    return checked(Study, {"name": path.stem, **content}, str(path))
+    study = checked(Study, {"name": path.stem, **content}, str(path))
+    for variant in study.variants:
+        refuse_outside_code(variant.model, path, trust_code)
+    return study
 
 
 def _protocol() -> dict[str, dict[str, dict[str, Any]]]:

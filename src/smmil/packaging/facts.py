@@ -90,10 +90,11 @@ class _RunFacts:
     notes: tuple[str, ...] = ()
 
 
-def _run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: str) -> _RunFacts:
+def _run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: str, trust_code: bool) -> _RunFacts:
     """Facts about a run for a package, without ids of cases, paths or anything of the machine."""
     run_dir = Path(run_dir)
-    trained, settings, run = load_trained(run_dir, checkpoint), run_config(run_dir), _run_json(run_dir)
+    trained = load_trained(run_dir, checkpoint, trust_code=trust_code)
+    settings, run = run_config(run_dir), _run_json(run_dir)
     split = {part: [] for part in PARTS} if settings is None else read_json(run_dir / "split.json")
     table, trouble = _table(settings, run)
     bag = None if table is None else table.path_of(split["train"][0])

@@ -98,13 +98,15 @@ def predict_run(
     checkpoint: str = "best",
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
+    trust_code: bool | str = False,
 ) -> Predicted:
     """Write one prediction file per case of a run into `out`; a case that cannot be read is reported and skipped.
 
     part  train, val or test as the run split them, or all; default: test, and all with another manifest.
+    trust_code  the run may name a model outside smmil, which means running that code; a text: this model alone
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
-    trained, config = load_trained(run_dir, checkpoint), run_config(Path(run_dir))
+    trained, config = load_trained(run_dir, checkpoint, trust_code=trust_code), run_config(Path(run_dir))
     table = Manifest.read(manifest or _own_manifest(config, run_dir))
     table.check_table(training=False)
     ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
@@ -209,7 +211,8 @@ def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
 def run_config(run_dir: Path) -> TrainConfig | None:
     """Settings of a run; a model imported with `smmil convert-weights` has none."""
     imported = not (run_dir / "config.yaml").exists() and not (run_dir / "split.json").exists()
-    return None if imported else load_config(run_dir / "config.yaml")
+    # No model is built from it: the weights name theirs.
+    return None if imported else load_config(run_dir / "config.yaml", trust_code=True)
 
 
 def _own_manifest(config: TrainConfig | None, run_dir: str | Path) -> str:

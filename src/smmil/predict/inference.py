@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from smmil.bag import Bag, BagBatch
 from smmil.config import TrainConfig, load_config
-from smmil.errors import DataError, check_choice
+from smmil.errors import DataError, check_choice, refuse_outside_code
 from smmil.models import Output, create_model
 from smmil.prediction import Prediction
 from smmil.runtime import feature_dtype
@@ -28,13 +28,19 @@ class TrainedModel:
     weights: str
 
 
-def load_run(run_dir: str | Path, checkpoint: str = "best") -> tuple[nn.Module, TrainConfig]:
-    """Load the trained model of a run, in eval mode, and the settings it was trained with."""
-    return load_trained(run_dir, checkpoint).model, load_config(Path(run_dir) / "config.yaml")
+def load_run(
+    run_dir: str | Path, checkpoint: str = "best", *, trust_code: bool | str = False
+) -> tuple[nn.Module, TrainConfig]:
+    """Load the trained model of a run, in eval mode, and the settings it was trained with; see `load_trained`."""
+    trained = load_trained(run_dir, checkpoint, trust_code=trust_code)
+    return trained.model, load_config(Path(run_dir) / "config.yaml", trust_code=trust_code)
 
 
-def load_trained(run_dir: str | Path, checkpoint: str = "best") -> TrainedModel:
-    """Load the model of a run together with the facts of its training."""
+def load_trained(run_dir: str | Path, checkpoint: str = "best", *, trust_code: bool | str = False) -> TrainedModel:
+    """Load the model of a run together with the facts of its training.
+
+    trust_code  the run may name a model outside smmil, which means running that code; a text: this model alone
+    """
     check_choice(checkpoint, _CHECKPOINTS, "checkpoint")
     path = Path(run_dir) / "checkpoints" / f"{checkpoint}.safetensors"
     if not path.exists():
@@ -42,12 +48,13 @@ def load_trained(run_dir: str | Path, checkpoint: str = "best") -> TrainedModel:
             f"{run_dir}: no checkpoints/{checkpoint}.safetensors here; give the --out folder of smmil train"
         )
     tensors, facts = read_weights(path)
-    return rebuilt(tensors, facts, path)
+    return rebuilt(tensors, facts, path, trust_code)
 
 
-def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path) -> TrainedModel:
+def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path, trust_code: bool | str) -> TrainedModel:
     """Create the model that `facts` describe and load these weights into it."""
     made = facts["model"]
+    refuse_outside_code(made["name"], path, trust_code)
     model = create_model(made["name"], made["in_dim"], made["n_classes"], **made["options"])
     try:
         model.load_state_dict(tensors)

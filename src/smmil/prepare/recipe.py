@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from smmil.config import checked, parse_yaml
-from smmil.errors import ConfigError
+from smmil.encoders.table import is_outside
+from smmil.errors import ConfigError, refuse_outside_code
 from smmil.files import digest
 from smmil.images.volume import parse_window
 
@@ -151,13 +152,21 @@ def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
             raise ConfigError(f"{typed}: is for {meant}, but these are {_CASES[kind]}; leave it out")
 
 
-def load_recipe(path: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe in a YAML file with changes on top; unknown keys are refused by name."""
+def load_recipe(
+    path: str | Path | None = None, changes: Mapping[str, Any] | None = None, *, trust_code: bool = False
+) -> Recipe:
+    """The recipe in a YAML file with changes on top; unknown keys are refused by name.
+
+    trust_code  the file may name an encoder outside smmil, which means running that code; the changes always may
+    """
     content = {} if path is None else _content(Path(path))
     merged = _merged(content, {name: value for name, value in (changes or {}).items() if value is not None})
     # lists as YAML has them become tuples, which a frozen recipe keeps
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in merged.items()}
-    return checked(Recipe, plain, "the recipe" if path is None else str(path))
+    recipe = checked(Recipe, plain, "the recipe" if path is None else str(path))
+    if path is not None and is_outside(recipe.encoder):
+        refuse_outside_code(recipe.encoder, path, trust_code or (changes or {}).get("encoder") or False)
+    return recipe
 
 
 def _content(path: Path) -> dict[str, Any]:

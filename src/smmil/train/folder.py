@@ -132,7 +132,8 @@ class RunFolder:
             raise DataError(f"{self.path}: holds a model that was not trained here; use another --out folder")
         if not stored.exists() and (foreign := self._foreign_files()):
             raise DataError(f"{self.path}: holds {foreign[0]}, which no run of smmil wrote; use another --out folder")
-        differing = load_config(stored).differing_keys(config) if stored.exists() else []
+        there = load_config(stored, trust_code=True) if stored.exists() else config  # compared only
+        differing = there.differing_keys(config)
         if differing:
             raise ConfigError(f"{self.path}: holds another run: {', '.join(differing)}; use another --out folder")
 

@@ -104,7 +104,8 @@ def fit(
         return _fit_without_folder(created, settings, bags, progress)
     config = TrainConfig(data=DataConfig(manifest=IN_MEMORY), model=named, training=settings)
     result = _train_in_folder(config, out, lambda _: bags, progress)
-    return FitResult(load_trained(result.folder).model.to(choose_device(settings.device)), **vars(result))
+    trained = load_trained(result.folder, trust_code=model)
+    return FitResult(trained.model.to(choose_device(settings.device)), **vars(result))
 
 
 def _fit_without_folder(
