@@ -30,6 +30,12 @@ def refuse_outside_code(name: str, where: object, trust_code: bool | str) -> Non
         raise ConfigError(f"{where}: would run code outside smmil ({name}); give {word} if you know it")
 
 
+def brief(value: object, most: int = 80) -> str:
+    """A value as it is shown in a message: cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """End of an error message: the known words nearest to `word`, or all of them."""
     known = sorted(known)

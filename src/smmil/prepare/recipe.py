@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from smmil.config import checked, parse_yaml
+from smmil.config import checked, read_yaml
 from smmil.encoders.table import is_outside
 from smmil.errors import ConfigError, refuse_outside_code
 from smmil.files import digest
@@ -159,7 +159,7 @@ def load_recipe(
 
     trust_code  the file may name an encoder outside smmil, which means running that code; the changes always may
     """
-    content = {} if path is None else _content(Path(path))
+    content = {} if path is None else read_yaml(path, "recipe", "lines such as tile_um: 256")
     merged = _merged(content, {name: value for name, value in (changes or {}).items() if value is not None})
     # lists as YAML has them become tuples, which a frozen recipe keeps
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in merged.items()}
@@ -167,18 +167,6 @@ def load_recipe(
     if path is not None and is_outside(recipe.encoder):
         refuse_outside_code(recipe.encoder, path, trust_code or (changes or {}).get("encoder") or False)
     return recipe
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of a YAML recipe") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path}: not readable as text ({problem})") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected lines such as tile_um: 256, got {type(content).__name__}")
-    return content
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
