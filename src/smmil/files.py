@@ -83,14 +83,6 @@ def read_text(path: str | Path, most: int = _MOST_BYTES) -> str:
         raise DataError(f"{path}: not readable as text ({problem})") from None
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; what is nested too deeply is a ValueError, as any other damage is."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
 Kind = TypeVar("Kind")
 
 
@@ -98,8 +90,8 @@ def read_json(path: str | Path, kind: type[Kind] = object) -> Kind:  # type: ign
     """Read a JSON file; what cannot be read, or is not of this kind, is a DataError."""
     text = read_text(path)
     try:
-        content = parse_json(text)
-    except ValueError as problem:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as problem:
         raise DataError(f"{path}: not readable as JSON ({problem}); write it again") from None
     if not isinstance(content, kind):
         raise DataError(f"{path}: expected a JSON {kind.__name__}, got {brief(content)}; write it again")

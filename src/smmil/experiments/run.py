@@ -172,12 +172,12 @@ def _train_and_measure(job: _RunJob, folder: Path) -> None:
         if done.failed:
             id_, reason = next(iter(done.failed.items()))
             raise DataError(f"{len(done.failed)} {part} bags cannot be predicted, such as {id_}: {reason}")
-    facts = read_json(folder / "train" / "run.json")
+    facts = read_json(folder / "train" / "run.json", dict)
     row = {
         "epoch": trained.best["epoch"],
         "weights": trained.best["weights"],
-        "parameters": facts["parameters"],
-        "source": facts["versions"].get("source", ""),
+        "parameters": facts.get("parameters"),
+        "source": (facts.get("versions") or {}).get("source", ""),
         "val_auroc": trained.best["auroc"],
         "val_loss": trained.best["loss"],
         "alpha": _learned_alpha(trained.history, trained.best["epoch"]),

@@ -300,7 +300,10 @@ def load_study(path: str | Path, variables: Mapping[str, str] | None = None, *, 
         listed, where = content.get(part), f"{path}: {part}"
         if not isinstance(listed, list) or not listed:
             raise ConfigError(f"{where}: expected a list of names or definitions, got {brief(listed)}")
-        content[part] = [one for item in listed for one in _swept(_entry(item, known[part], where), where)]
+        try:
+            content[part] = [one for item in listed for one in _swept(_entry(item, known[part], where), where)]
+        except (TypeError, AttributeError, ValueError) as problem:
+            raise ConfigError(f"{where}: not names or definitions with options as mappings ({problem})") from None
     content["datasets"] = [_resolve_variables(d, variables or {}, path.parent) for d in content["datasets"]]
     study = checked(Study, {"name": path.stem, **content}, str(path))
     for variant in study.variants:

@@ -86,7 +86,9 @@ class _Conversion:
 
     def __post_init__(self) -> None:
         path = self.out / LEDGER
-        self.ledger: dict[str, str] = dict(read_json(path)["files"]) if path.exists() else {}
+        self.ledger: dict[str, str] = read_json(path, dict).get("files") if path.exists() else {}
+        if not isinstance(self.ledger, dict):
+            raise DataError(f"{path}: not the list of converted files; remove it, or choose another --out")
 
     def one(self, path: Path) -> None:
         """Convert one case; what is wrong with it is noted and the others go on."""

@@ -121,10 +121,12 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
         refuse_outside_code(encoder, folder, trust_code)
     path = folder / "model.safetensors"
     tensors, _ = read_weights(path)
-    trained = rebuilt(tensors, _facts(config), path, trust_code)
+    trained = rebuilt(tensors, _facts(config), folder / "config.json", trust_code)
     if trained.weights != config["weights"]:
         raise DataError(f"{path}: not the weights that config.json names; copy the package again")
-    return Package(folder, trained, config, recipe)
+    package = Package(folder, trained, config, recipe)
+    _ = package.origin  # what is missing is noticed now
+    return package
 
 
 def _facts(config: dict[str, Any]) -> dict[str, Any]:
@@ -143,8 +145,11 @@ def _recipe(folder: Path, features: dict[str, Any]) -> Recipe | None:
     path = folder / "recipe.json"
     if not path.exists():
         return None
-    content = read_json(path)
-    recipe = load_recipe(None, content["settings"])
+    content = read_json(path, dict)
+    try:
+        recipe = load_recipe(None, content["settings"])
+    except (ConfigError, LookupError, TypeError, AttributeError) as problem:
+        raise DataError(f"{path}: not a recipe of this version ({problem}); copy the package again") from None
     if content["encoder"] != features["encoder"] or recipe.digest(content["encoder"]) != features["recipe"]:
         raise DataError(f"{path}: not the recipe the model was trained on; copy the package again")
     return recipe

@@ -9,8 +9,9 @@ import torch
 
 from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
+from smmil.data.splits import run_split
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.files import file_name, read_json, remove_leftovers, write_rows
+from smmil.files import file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
 from smmil.predict.inference import TrainedModel, load_trained, predict
 from smmil.prediction import Prediction
@@ -226,14 +227,14 @@ def _own_manifest(config: TrainConfig | None, run_dir: str | Path) -> str:
 def _chosen_ids(run_dir: Path, table: Manifest, part: str) -> tuple[list[str], dict[str, str]]:
     """Ids to predict, and the part each case of the run's split belongs to."""
     check_choice(part, _PARTS, "part")
-    stored = run_dir / "split.json"
-    split = read_json(stored) if stored.exists() else {name: [] for name in _PARTS[:3]}
+    stored = (run_dir / "split.json").exists()
+    split = run_split(run_dir).to_dict() if stored else {name: [] for name in _PARTS[:3]}
     parts = {id_: name for name, members in split.items() for id_ in members}
     ids = list(table.ids) if part == "all" else split[part]
     missing = sorted(set(ids) - set(table.ids))
     if missing:
         raise DataError(
-            f"{table.name}: {len(missing)} bags of the run's {part} part are not in it, such as {missing[0]}"
+            f"{table.name}: {len(missing)} bags of the {part} part of {run_dir} are not in it, such as {missing[0]}"
         )
     if not ids:
         raise DataError(f"{run_dir}: the run has no {part} bags; choose another --part or give --manifest")

@@ -174,5 +174,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     sizes = ("tile_um", "tile_px", "tile_mpp")
     if any(name in above for name in sizes):
         below = {name: value for name, value in below.items() if name not in sizes}
-    inner = {**below.get("tissue", {}), **above.get("tissue", {})} if "tissue" in above else below.get("tissue")
+    inner = below.get("tissue")
+    if "tissue" in above and isinstance(below.get("tissue", {}), dict):
+        inner = {**below.get("tissue", {}), **above["tissue"]}
     return below | above | ({} if inner is None else {"tissue": inner})

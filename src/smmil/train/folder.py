@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from smmil.config import TrainConfig, load_config
+from smmil.data.splits import run_split
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.files import read_json, remove_leftovers, write_json, write_text
 from smmil.weights import read_weights, save_weights, tensors_digest
 
 _MODEL, _OPTIMISER = "model/", "optimiser/"
+_SELECTED = {"epoch", "auroc", "loss", "weights"}
 
 
 @dataclass
@@ -69,20 +72,27 @@ def _load_checkpoint(
     A checkpoint of another config or another split is refused.
     """
     tensors, note = read_weights(path)
-    state, saved = _state(path, note), note["identity"]
-    _refuse_other(path, saved, identity)
+    state = _state(path, note)
     try:
+        saved = note["identity"]
+        _refuse_other(path, saved, identity)
         model.load_state_dict({k.removeprefix(_MODEL): v for k, v in tensors.items() if k.startswith(_MODEL)})
-    except RuntimeError as problem:
-        raise DataError(f"{path}: weights do not fit the model ({' '.join(str(problem).split())})") from None
-    _restore_optimiser(optimiser, {**tensors, **note["optimiser"]})
+        _restore_optimiser(optimiser, {**tensors, **note["optimiser"]})
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as problem:
+        reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+        raise DataError(f"{path}: weights do not fit the model, or their note is damaged ({reason})") from None
     return state, saved
 
 
 def _state(path: Path, note: dict[str, Any]) -> State:
     try:
-        return State(**note["state"])
-    except (KeyError, TypeError):
+        state = TypeAdapter(State).validate_python(note["state"])
+        if any(chosen is not None and not chosen.keys() >= _SELECTED for chosen in (state.best, state.lowest_loss)):
+            raise KeyError("best")
+        if state.step and not state.sums.get("bags"):
+            raise KeyError("bags")
+        return state
+    except (ValidationError, KeyError, TypeError):
         raise DataError(f"{path}: holds weights but no training state; use checkpoints/last.safetensors") from None
 
 
@@ -151,7 +161,7 @@ class RunFolder:
         write_json(self.path / "split.json", split)
 
     def finished(self) -> State | None:
-        """The final state if this run is over and its selected weights read back well, else None."""
+        """The final state if this run is over and its selected weights and its split read back well, else None."""
         if not self.last.exists():
             return None
         try:
@@ -165,6 +175,7 @@ class RunFolder:
                 raise DataError(
                     f"{self.weights(name)}: not the weights this run selected; train again in another folder"
                 )
+        run_split(self.path)
         return state
 
     def write_metrics(self, history: list[dict[str, Any]]) -> None:
@@ -177,8 +188,8 @@ class RunFolder:
 
     def mark_finished(self, state: State) -> None:
         """Complete run.json of a run that was killed between its last checkpoint and this file."""
-        facts = read_json(self.path / "run.json")
-        if facts["status"] != "finished":
+        facts = read_json(self.path / "run.json", dict)
+        if facts.get("status") != "finished":
             self.write_facts({**facts, **_outcome(state, "finished")})
 
     def add_timing(self, epoch: int, seconds: float) -> None:

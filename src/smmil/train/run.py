@@ -295,8 +295,8 @@ class _Run:
     def _restored(self) -> State:
         state, saved = _load_checkpoint(self.folder.last, self.model, self.optimiser, self.identity)
         self.progress.message(f"{self.folder.path}: goes on at epoch {state.epoch + 1}, batch {state.step + 1}")
-        if saved["versions"] != self.identity["versions"]:
-            self.progress.message(f"begun with {saved['versions']}, now {self.identity['versions']}: bits may differ")
+        if (versions := saved.get("versions")) != self.identity["versions"]:
+            self.progress.message(f"begun with {versions}, now {self.identity['versions']}: bits may differ")
         return state
 
     def _save(self, state: State) -> None:
