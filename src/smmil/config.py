@@ -211,12 +211,12 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """The next node, unless it is or refers to something that no settings hold."""
-        mark, before = self.peek_event().start_mark, self.count
+        mark, before = self.peek_event().start_mark, self.count  # type: ignore[no-untyped-call]
         alias = self.check_event(yaml.AliasEvent)
         self.depth += 1
         if self.depth > _DEEPEST:
             self._refuse(f"nested more than {_DEEPEST} levels deep", mark)
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         self.depth -= 1
         if alias and id(node) not in self.sizes:
             self._refuse("an alias inside of what it stands for", mark)

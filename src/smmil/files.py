@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Number
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from smmil.errors import DataError, brief
 
@@ -83,10 +83,7 @@ def read_text(path: str | Path, most: int = _MOST_BYTES) -> str:
         raise DataError(f"{path}: not readable as text ({problem})") from None
 
 
-Kind = TypeVar("Kind")
-
-
-def read_json(path: str | Path, kind: type[Kind] = object) -> Kind:  # type: ignore[assignment]
+def read_json(path: str | Path, kind: type = object) -> Any:
     """Read a JSON file; what cannot be read, or is not of this kind, is a DataError."""
     text = read_text(path)
     try:

@@ -28,7 +28,7 @@ from smmil.train import train
 from smmil.weights import read_weights, save_weights, tensors_digest
 
 ABSENT = object()
-WRONG = (ABSENT, None, 3, -1.5, True, "x", [], [[1]], {"a": 1})
+WRONG = (ABSENT, None, -1.5, "x", [[1]], {"a": 1})
 
 
 def replaced(content: Any, wrong: tuple[Any, ...] = WRONG) -> Iterator[tuple[str, Any]]:

@@ -166,7 +166,7 @@ def _train_and_measure(job: _RunJob, folder: Path) -> None:
     """Train, predict and measure one run, and write its result."""
     trained = train(job.config, folder / "train")
     # The data may have moved since it began; the model is one that the study may use.
-    options = {"manifest": job.config.data.manifest, "device": job.config.training.device}
+    options: dict[str, Any] = {"manifest": job.config.data.manifest, "device": job.config.training.device}
     for part in PARTS:
         done = predict_run(folder / "train", out=folder / part, part=part, trust_code=job.config.model.name, **options)
         if done.failed:

@@ -86,7 +86,7 @@ class _Conversion:
 
     def __post_init__(self) -> None:
         path = self.out / LEDGER
-        self.ledger: dict[str, str] = read_json(path, dict).get("files") if path.exists() else {}
+        self.ledger: Any = read_json(path, dict).get("files") if path.exists() else {}
         if not isinstance(self.ledger, dict):
             raise DataError(f"{path}: not the list of converted files; remove it, or choose another --out")
 

@@ -13,13 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from smmil.config import TrainConfig, load_config
-from smmil.data.splits import run_split
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.files import read_json, remove_leftovers, write_json, write_text
 from smmil.weights import read_weights, save_weights, tensors_digest
 
 _MODEL, _OPTIMISER = "model/", "optimiser/"
-_SELECTED = {"epoch", "auroc", "loss", "weights"}
+_SELECTED = {"epoch": int, "auroc": float, "loss": float, "weights": str}
 
 
 @dataclass
@@ -87,8 +86,9 @@ def _load_checkpoint(
 def _state(path: Path, note: dict[str, Any]) -> State:
     try:
         state = TypeAdapter(State).validate_python(note["state"])
-        if any(chosen is not None and not chosen.keys() >= _SELECTED for chosen in (state.best, state.lowest_loss)):
-            raise KeyError("best")
+        for chosen in (state.best or {}, state.lowest_loss or {}):
+            if not all(isinstance(chosen[key], kind) for key, kind in _SELECTED.items() if chosen):
+                raise TypeError("best")
         if state.step and not state.sums.get("bags"):
             raise KeyError("bags")
         return state
@@ -161,7 +161,7 @@ class RunFolder:
         write_json(self.path / "split.json", split)
 
     def finished(self) -> State | None:
-        """The final state if this run is over and its selected weights and its split read back well, else None."""
+        """The final state if this run is over and its selected weights read back well, else None."""
         if not self.last.exists():
             return None
         try:
@@ -175,7 +175,6 @@ class RunFolder:
                 raise DataError(
                     f"{self.weights(name)}: not the weights this run selected; train again in another folder"
                 )
-        run_split(self.path)
         return state
 
     def write_metrics(self, history: list[dict[str, Any]]) -> None:

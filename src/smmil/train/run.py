@@ -14,7 +14,7 @@ from smmil.bag import Bag
 from smmil.config import IN_MEMORY, DataConfig, ModelConfig, TrainConfig, TrainingConfig, checked
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
-from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks
+from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split
 from smmil.errors import ConfigError, DataError
 from smmil.files import digest
 from smmil.losses import class_weights
@@ -138,6 +138,7 @@ def _train_in_folder(
         with reproducible(config.training.threads), _stop_on_signals() as stop:
             state = _Run(config, folder, bags_of(config), progress, stop).resume()
     else:
+        run_split(folder.path)
         folder.write_metrics(state.history)
         folder.mark_finished(state)
         progress.message(f"{folder.path}: finished already ({state.ended}); nothing to do")
