@@ -117,6 +117,7 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
         )
     recipe = _recipe(folder, config["features"])
     encoder = None if recipe is None else recipe.encoder
+    refuse_outside_code(config["model"]["name"], folder, trust_code)
     if encoder is not None and is_outside(encoder):
         refuse_outside_code(encoder, folder, trust_code)
     path = folder / "model.safetensors"
