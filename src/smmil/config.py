@@ -3,14 +3,15 @@
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from smmil.errors import ConfigError, suggest
-from smmil.files import digest
+from smmil.errors import ConfigError, DataError, brief, refuse_outside_code, suggest
+from smmil.files import digest, read_text
 
+PathText = Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")]
 Whole = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -28,13 +29,13 @@ class _ConfigSection(BaseModel):
 class DataConfig(_ConfigSection):
     """Which bags, and which part of them trains, selects and tests."""
 
-    manifest: str
+    manifest: PathText
     fold: Whole = 0
     folds: Count = 5
     val_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.2
     split_seed: Whole = 0
-    splits: str | None = None
+    splits: PathText | None = None
 
 
 class ModelConfig(_ConfigSection):
@@ -135,17 +136,24 @@ _PLAIN_WORDS = {
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
-def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> TrainConfig:
+def load_config(
+    path: str | Path | None = None, overrides: Iterable[str] = (), *, trust_code: bool | str = False
+) -> TrainConfig:
     """Settings of a YAML file with `section.key=value` changes on top; without a file, from the changes alone.
 
     Paths inside the file are relative to the file, those in overrides to the working folder.
+    trust_code  the file may name a model outside smmil, which means running that code; a text: this one alone
     """
-    content = {} if path is None else _read(Path(path))
+    content = {} if path is None else read_yaml(path, "config", "sections data, model, training")
+    _resolve_paths(content, Path(path or "").parent)
     changes: dict[str, Any] = {}
     for text in overrides:
         _apply(changes, text)
     _resolve_paths(changes, Path.cwd())
-    return checked(TrainConfig, _merged(content, changes), "the settings" if path is None else str(path))
+    config = checked(TrainConfig, _merged(content, changes), "the settings" if path is None else str(path))
+    if path is not None:
+        refuse_outside_code(config.model.name, path, trust_code or changes.get("model", {}).get("name", False))
+    return config
 
 
 def checked(kind: type[Checked], content: Mapping[str, Any], where: str) -> Checked:
@@ -169,18 +177,65 @@ def _flatten(config: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[st
     return flat
 
 
-def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML as plain data; 1e-5 is a number, and a key given twice is an error."""
-    loader = _Loader(text)
+def read_yaml(path: str | Path, what: str, expected: str) -> dict[str, Any]:
+    """The mapping in a YAML file; what the file should be and what is expected in it stand in the errors."""
     try:
-        return loader.get_single_data()
-    except yaml.YAMLError as problem:
+        content = parse_yaml(read_text(path, _MOST_BYTES), str(path))
+    except DataError as problem:
+        raise ConfigError(f"{problem}; give the path of a YAML {what}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected {expected}; got {type(content).__name__}")
+    return content
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse YAML as plain data of bounded size; 1e-5 is a number, a date is a text, a key given twice is an error."""
+    try:
+        return _Loader(text).get_single_data()
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as problem:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(problem).split())}") from None
-    finally:
-        loader.dispose()
+
+
+# More than any settings need, and little enough to be read within a second.
+_MOST_BYTES, _MOST_NODES, _DEEPEST, _LONGEST_NUMBER = 1 << 17, 10_000, 50, 60
+_TAG = "tag:yaml.org,2002:"
+_PLAIN_TAGS = {_TAG + name for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.depth = self.count = 0
+        self.sizes: dict[int, int] = {}  # of finished nodes, with everything below them and behind their aliases
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """The next node, unless it is or refers to something that no settings hold."""
+        mark, before = self.peek_event().start_mark, self.count  # type: ignore[no-untyped-call]
+        alias = self.check_event(yaml.AliasEvent)
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            self._refuse(f"nested more than {_DEEPEST} levels deep", mark)
+        node: Any = super().compose_node(parent, index)
+        self.depth -= 1
+        if alias and id(node) not in self.sizes:
+            self._refuse("an alias inside of what it stands for", mark)
+        self.count += self.sizes[id(node)] if alias else 1
+        if self.count > _MOST_NODES:
+            self._refuse(f"more than {_MOST_NODES:,} values, aliases counted with what they stand for", mark)
+        self.sizes.setdefault(id(node), self.count - before)
+        if node.tag not in _PLAIN_TAGS:
+            self._refuse(f"{node.tag.replace(_TAG, '!!')} is no plain text, number, list or mapping", mark)
+        if isinstance(node, yaml.ScalarNode):
+            if _CONTROL.search(node.value):
+                self._refuse("a text with a control character", mark)
+            if node.tag in (_TAG + "int", _TAG + "float") and len(node.value) > _LONGEST_NUMBER:
+                self._refuse(f"a number of {len(node.value):,} characters", mark)
+        return node
+
+    def _refuse(self, problem: str, mark: Any) -> NoReturn:
+        raise yaml.composer.ComposerError(None, None, problem, mark)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
@@ -190,22 +245,13 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag != f"{_TAG}timestamp"]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of a YAML config") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path}: not readable as text ({problem})") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected sections data, model, training; got {type(content).__name__}")
-    _resolve_paths(content, path.parent)
-    return content
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
@@ -217,7 +263,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
         content = content.setdefault(name, {})
         if not isinstance(content, dict):
             raise ConfigError(f"--set {override!r}: {name} is a value already, not a section")
-    content[names[-1]] = parse_yaml(value, f"--set {override}")
+    content[names[-1]] = parse_yaml(value, f"--set {override[:80]}")
 
 
 def _merged(below: Any, above: Any) -> Any:
@@ -234,7 +280,7 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> None:
 
 
 def _explain(kind: type[BaseModel], error: Any) -> str:
-    path = [str(part) for part in error["loc"]]
+    path = [str(part)[:80] for part in error["loc"]]
     dotted = ".".join(path)
     if error["type"] == "extra_forbidden":
         return f"{dotted}: unknown key; {suggest(path[-1], _fields_at(kind, path[:-1]))}"
@@ -245,7 +291,7 @@ def _explain(kind: type[BaseModel], error: Any) -> str:
     expected = error["msg"]
     for theirs, ours in _PLAIN_WORDS.items():
         expected = expected.replace(theirs, ours)
-    return f"{dotted}: {expected}, got {error['input']!r}"
+    return f"{dotted}: {expected}, got {brief(error['input'])}"
 
 
 def _fields_at(kind: type[BaseModel], path: list[str]) -> list[str]:

@@ -23,6 +23,19 @@ class MissingExtra(SmmilError):  # noqa: N818
         super().__init__(f"{what} needs {library}, which is not installed; run: pip install 'smmil[{extra}]'")
 
 
+def refuse_outside_code(name: str, where: object, trust_code: bool | str) -> None:
+    """Raise an error for a `package.module:name` that a file names, unless the user trusts all of them or this one."""
+    if ":" in name and trust_code is not True and trust_code != name:
+        word = "--trust-code (in Python trust_code=True)"
+        raise ConfigError(f"{where}: would run code outside smmil ({name}); give {word} if you know it")
+
+
+def brief(value: object, most: int = 80) -> str:
+    """A value as it is shown in a message: cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """End of an error message: the known words nearest to `word`, or all of them."""
     known = sorted(known)

@@ -20,12 +20,13 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
-from smmil.errors import DataError
+from smmil.errors import DataError, brief
 
 _MARK = ".smmil-tmp-"
 _OWNED = re.compile(rf"{re.escape(_MARK)}([0-9a-f]{{8}})-(\d{{1,10}})-(\d+)-.*", re.DOTALL | re.ASCII)
 _PATIENCE_S = 86_400  # after which an untouched file of a process that cannot be asked is a leftover
 _LONGEST_NAME = 180
+_MOST_BYTES = 1 << 28
 
 
 @contextmanager
@@ -125,14 +126,33 @@ def write_json(path: str | Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file; what cannot be read is a DataError."""
+def read_text(path: str | Path, most: int = _MOST_BYTES) -> str:
+    """Read a text of at most `most` bytes; what cannot be read, or is no regular file, is a DataError."""
+    path = Path(path)
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}")
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise DataError(f"{path}: larger than {most >> 10:,} kB, which is more than such a file can need")
+        return data.decode("utf-8")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as problem:
+        raise DataError(f"{path}: not readable as text ({problem})") from None
+
+
+def read_json(path: str | Path, kind: type = object) -> Any:
+    """Read a JSON file; what cannot be read, or is not of this kind, is a DataError."""
+    text = read_text(path)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as problem:
         raise DataError(f"{path}: not readable as JSON ({problem}); write it again") from None
+    if not isinstance(content, kind):
+        raise DataError(f"{path}: expected a JSON {kind.__name__}, got {brief(content)}; write it again")
+    return content
 
 
 def digest(*parts: bytes | memoryview | str) -> str:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from smmil.errors import DataError
+from smmil.errors import DataError, brief
 from smmil.files import digest, replacing
 
 _KEY = "smmil"
@@ -40,7 +40,10 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if digest(sealed["note"], sealed["tensors"]) != sealed["seal"] or tensors_digest(tensors) != sealed["tensors"]:
             raise ValueError("its content does not match its seal")
-        return tensors, json.loads(sealed["note"])
+        note = json.loads(sealed["note"])
+        if not isinstance(note, dict):
+            raise TypeError(f"its note is {brief(note)}")
+        return tensors, note
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError, MemoryError) as problem:

@@ -27,7 +27,7 @@ class Net(nn.Module):
     def forward(self, images):
         return self.scale * images.mean((2, 3))
 
-def make():
+def make() -> nn.Module:
     return Net()
 
 net = Net()
@@ -37,7 +37,7 @@ def plain(images):
 
 plain.pixels, plain.mean, plain.std, plain.revision = 8, 0.0, 1.0, "v1"
 
-def wrong():
+def wrong() -> nn.Module:
     return 3
 """
 

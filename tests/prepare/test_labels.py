@@ -100,7 +100,7 @@ def test_numbers_that_cannot_be_meant_are_refused_before_anything_starts(slides,
 
 
 def test_a_function_that_gives_no_encoder_is_told(slides):
-    with pytest.raises(ConfigError, match=r"gives str; expected a smmil\.encoders\.Encoder"):
+    with pytest.raises(ConfigError, match=r"so it is not called; expected a smmil\.encoders\.Encoder"):
         plan([slides], slides.parent / "out", makers.recipe(encoder="os:getcwd"))
 
 

@@ -1,6 +1,7 @@
 """The command line: one function per verb, each calling one library function."""
 
 import errno
+import os
 import re
 import signal
 import sys
@@ -74,6 +75,7 @@ def _smmil(
 def main() -> None:
     """Run the command line; user errors are one line and exit code 2, bugs a traceback and exit code 1."""
     signal.signal(signal.SIGTERM, _stop)
+    os.environ["PYTHONSAFEPATH"] = "1"  # for processes started from here: they do not import from the working folder
     try:
         app()
     except SmmilError as problem:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Exit, Option, Typer
 
-from smmil.cli.options import _check_place, _exit_on_failures, _table
+from smmil.cli.options import TrustCode, _check_place, _exit_on_failures, _table
 
 app = Typer(
     no_args_is_help=True,
@@ -34,6 +34,7 @@ def run(
     data: Data = None,
     only: Only = None,
     toy: Toy = False,
+    trust_code: TrustCode = False,
     executor: Annotated[StudyExecutor, Option(help="Where runs are executed.")] = StudyExecutor.serial,
     workers: Annotated[int | None, Option(help="Runs at once; one thread each.")] = None,
     address: Annotated[str | None, Option("--dask", help="Address of a Dask scheduler.")] = None,
@@ -54,7 +55,7 @@ def run(
     from smmil.train.loop import Interrupted
 
     _check_place(executor.value, workers, address, slurm)
-    study = _study(config, data, toy, check=True)
+    study = _study(config, data, toy, trust_code, check=True)
     try:
         with _GridBars() as bars:
             report = run_study(
@@ -97,13 +98,15 @@ def _print_report(report: Any, folder: Path) -> None:
 
 
 @app.command("status")
-def status(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
+def status(
+    config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False, trust_code: TrustCode = False
+) -> None:
     """How many runs are done, running, failed and missing, by data set; failures with their reason."""
     from rich.console import Console
 
     from smmil.experiments.runner import run_states
 
-    states = run_states(_study(config, data, toy), out, only=only or ())
+    states = run_states(_study(config, data, toy, trust_code), out, only=only or ())
     counts = [Counter(label.split(" · ")[0] for label, _ in runs) for runs in states.values()]
     table = _table(None, ["data set"], states)
     for name in dict.fromkeys(name for count in counts for name in count):
@@ -114,20 +117,24 @@ def status(config: Config, out: Out, data: Data = None, only: Only = None, toy: 
 
 
 @app.command("tables")
-def tables(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
+def tables(
+    config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False, trust_code: TrustCode = False
+) -> None:
     """Write the tables of the study from the runs that are done: Markdown, LaTeX, CSV, with the paper's numbers."""
     from smmil.experiments.tables import write_tables
 
-    for path in write_tables(_study(config, data, toy), out, only=only or ()):
+    for path in write_tables(_study(config, data, toy, trust_code), out, only=only or ()):
         print(path)
 
 
 @app.command("figures")
-def figures(config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False) -> None:
+def figures(
+    config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False, trust_code: TrustCode = False
+) -> None:
     """Draw the figures of the study from the runs that are done: PNG and SVG."""
     from smmil.experiments.figures import write_figures
 
-    paths, failed = write_figures(_study(config, data, toy), out, only=only or ())
+    paths, failed = write_figures(_study(config, data, toy, trust_code), out, only=only or ())
     for path in paths:
         print(path)
     for name, reason in failed.items():
@@ -143,6 +150,7 @@ def trust(
     data: Data = None,
     only: Only = None,
     toy: Toy = False,
+    trust_code: TrustCode = False,
     executor: Annotated[StudyExecutor, Option(help="Where the extra runs are executed.")] = StudyExecutor.serial,
     workers: Annotated[int | None, Option(help="Runs at once.")] = None,
 ) -> None:
@@ -150,12 +158,12 @@ def trust(
     from smmil.experiments.trust import trust_report
 
     _check_place(executor.value, workers, None)
-    study = _study(config, data, toy, check=True)
+    study = _study(config, data, toy, trust_code, check=True)
     for path in trust_report(study, out, only=only or (), executor=executor.value, workers=workers):
         print(path)
 
 
-def _study(config: Path, data: list[str] | None, toy: bool, check: bool = False) -> Any:
+def _study(config: Path, data: list[str] | None, toy: bool, trust_code: bool, check: bool = False) -> Any:
     """The study of a file, at toy size if asked; `check`: its models and their options exist."""
     from smmil.errors import ConfigError
     from smmil.experiments.grid import check_models, toy_study
@@ -163,7 +171,7 @@ def _study(config: Path, data: list[str] | None, toy: bool, check: bool = False)
 
     if not config.is_file():
         raise ConfigError(f"{config}: no such file; give the YAML file of a study, such as configs/paper/main.yaml")
-    study = load_study(config, parse_variables(data or []))
+    study = load_study(config, parse_variables(data or []), trust_code=trust_code)
     if check:
         check_models(study, str(config))
     return toy_study(study) if toy else study

@@ -12,6 +12,9 @@ from typer import Argument, Exit, Option
 from smmil.errors import ConfigError, SmmilError
 
 Checkpoint = StrEnum("Checkpoint", "best lowest_loss")
+TrustCode = Annotated[
+    bool, Option("--trust-code", help="Run code outside smmil (package.module:name) that the given file names.")
+]
 
 
 def _check_place(executor: str, workers: int | None, dask: str | None, slurm: list[str] | None = None) -> None:

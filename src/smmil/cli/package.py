@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from smmil.cli.options import Checkpoint
+from smmil.cli.options import Checkpoint, TrustCode
 
 
 def package(
@@ -20,6 +20,7 @@ def package(
     licence: Annotated[str, Option(help="Licence you give it under, such as apache-2.0.")] = "other",
     checkpoint: Annotated[Checkpoint, Option(help="Weights to use.")] = Checkpoint.best,
     force: Annotated[bool, Option("--force", help="Replace a package of the same run.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Pack a trained model with its card, recipe and checksums into a folder others can use.
 
@@ -45,6 +46,7 @@ def package(
         predictions=predictions,
         onnx=onnx,
         force=force,
+        trust_code=trust_code,
     )
     print(f"{out}: {', '.join(done.files)}")
     for note in done.notes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from smmil.cli.options import Checkpoint, _CaseBar, _exit_on_failures
+from smmil.cli.options import Checkpoint, TrustCode, _CaseBar, _exit_on_failures
 
 if TYPE_CHECKING:
     from smmil.predict.cases import Predicted
@@ -37,9 +37,7 @@ def predict(
     mpp: Annotated[float | None, Option(help="With --model: micrometres per pixel, for slides without it.")] = None,
     weights: Annotated[Path | None, Option(help="With --model: file with the encoder's weights.")] = None,
     workers: Annotated[int | None, Option(help="With --model: processes that prepare images.")] = None,
-    trust_code: Annotated[
-        bool, Option("--trust-code", help="With --model: run code outside smmil that the package names.")
-    ] = False,
+    trust_code: TrustCode = False,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
     """Predict every case with a trained model; complete prediction files are kept.
@@ -60,7 +58,7 @@ def predict(
 
     of_a_run: dict[str, Any] = {"part": part, "manifest": manifest, "checkpoint": checkpoint}
     of_images: dict[str, Any] = {"labels": labels, "points": points, "mpp": mpp, "weights": weights, "workers": workers}
-    idle = of_images | {"trust-code": trust_code or None} if model is None else of_a_run
+    idle = of_images if model is None else of_a_run
     for option in (option for option, value in idle.items() if value is not None):
         raise ConfigError(f"--{option}: {'needs --model' if model is None else 'is for runs, not for --model'}")
     if model is not None:
@@ -73,6 +71,7 @@ def predict(
         chosen: dict[str, Any] = {
             "part": part.value if part else None,
             "checkpoint": (checkpoint or Checkpoint.best).value,
+            "trust_code": trust_code,
         }
         with _CaseBar("predicting") as bar:
             done = predict_run(sources[0], manifest=manifest, **chosen, out=out, device=device, progress=bar.at)

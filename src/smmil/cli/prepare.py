@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from smmil.cli.options import _check_place, _print_line, _table
+from smmil.cli.options import TrustCode, _check_place, _print_line, _table
 
 if TYPE_CHECKING:
     from smmil.prepare.pipeline import PreparePlan, Summary
@@ -55,6 +55,7 @@ def prepare(
     workers: Annotated[int | None, Option(help="Number of worker processes.")] = None,
     dask: Annotated[str | None, Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
     device: Annotated[str, Option(help="Device of the encoder: auto, cpu, cuda, cuda:1.")] = "auto",
+    trust_code: TrustCode = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace bags of another recipe in --out.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Show what would be done, and stop.")] = False,
 ) -> None:
@@ -96,7 +97,7 @@ def prepare(
     todo = plan(
         sources,
         out,
-        load_recipe(recipe, chosen),
+        load_recipe(recipe, chosen, trust_code=trust_code),
         labels=labels,
         points=points,
         mpp=mpp,

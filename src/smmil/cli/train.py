@@ -5,6 +5,8 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
+from smmil.cli.options import TrustCode
+
 
 def train(
     out: Annotated[Path, Option(help="Folder of the run; the same folder resumes.")],
@@ -14,6 +16,7 @@ def train(
     model: Annotated[str | None, Option(help="Name of the model (short for --set model.name=…).")] = None,
     fold: Annotated[int | None, Option(help="Which fold validates, from 0.")] = None,
     seed: Annotated[int | None, Option(help="Seed of weights, order and dropout.")] = None,
+    trust_code: TrustCode = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Check and show the settings, train nothing.")] = False,
 ) -> None:
     """Train a model; repeat the same command to go on after an interruption.
@@ -39,7 +42,7 @@ def train(
         raise ConfigError(f"{config}: is a table, not a config; give it with --manifest {config}")
     if config is None and model is None and not any(text.startswith("model.name=") for text in set_ or []):
         raise ConfigError("no model; give --model sm_ap (smmil models lists all), or a config file that names it")
-    settings = load_config(config, [*given, *(set_ or [])])
+    settings = load_config(config, [*given, *(set_ or [])], trust_code=trust_code)
     if dry_run:
         from smmil.train.run import check_settings
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from smmil.data.manifest import Manifest
 from smmil.data.tables import _first_few
-from smmil.errors import ConfigError, DataError
+from smmil.errors import ConfigError, DataError, brief
 from smmil.files import read_json, write_json
 
 PARTS = ("train", "val", "test")
@@ -114,9 +114,13 @@ class Split:
         return {part: list(ids) for part, ids in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, content: Any) -> "Split":
+    def from_dict(cls, content: Any, where: str | Path) -> "Split":
+        """The split in the content of a file; `where` names it in the error."""
         if not isinstance(content, dict) or sorted(content) != sorted(PARTS):
-            raise DataError("a split needs exactly the lists train, val and test")
+            raise DataError(f"{where}: a split needs exactly the lists train, val and test")
+        for ids in content.values():
+            if not isinstance(ids, list) or not all(isinstance(id_, str | int) for id_ in ids):
+                raise DataError(f"{where}: expected lists of ids in train, val and test, got {brief(ids)}")
         return cls(*(tuple(str(i) for i in content[part]) for part in PARTS))
 
 
@@ -233,7 +237,13 @@ def load_splits(path: str | Path) -> list[Split]:
     content = read_json(path)
     if not isinstance(content, list) or not content:
         raise DataError(f"{path}: expected a list of splits, each with train, val and test")
-    try:
-        return [Split.from_dict(part) for part in content]
-    except (DataError, TypeError) as problem:
-        raise DataError(f"{path}: {problem}") from None
+    return [Split.from_dict(part, path) for part in content]
+
+
+def run_split(run_dir: Path) -> Split:
+    """The split in the folder of a run, in which some bags train and some validate."""
+    path = run_dir / "split.json"
+    split = Split.from_dict(read_json(path), path)
+    if not split.train or not split.val:
+        raise DataError(f"{path}: names no bags to train or to validate; restore it, or train again in another folder")
+    return split

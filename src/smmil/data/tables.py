@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from smmil.errors import DataError, suggest
+from smmil.errors import DataError, brief, suggest
 from smmil.formats.content import begins_formula
 
 COLUMNS = ("id", "path", "label", "group", "patient", "split", "instance_labels")
@@ -101,7 +101,7 @@ def _label_of(text: str, name: str) -> int | None:
         return None
     if not _is_index(text):
         raise DataError(
-            f"{name}: label {text!r} is not a class index; write 0..C-1 (for two classes: 0 = negative, 1 = positive)"
+            f"{name}: label {brief(text)} is not a class index; write 0..C-1 (of two: 0 = negative, 1 = positive)"
         )
     return int(text.removesuffix(".0"))
 
@@ -109,7 +109,7 @@ def _label_of(text: str, name: str) -> int | None:
 def _is_index(text: str) -> bool:
     """Whether a text is a class index, as 1 or, from a spreadsheet, 1.0."""
     whole = text.removesuffix(".0")
-    return whole.isascii() and whole.isdigit()
+    return whole.isascii() and whole.isdigit() and len(whole) < 10
 
 
 def _table_problems(table: pd.DataFrame, training: bool) -> list[str]:
@@ -173,9 +173,9 @@ def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
         return
     words = sorted({text for text in table["label"] if text and not _is_index(text)})
     if words:
-        problem = f"labels must be class indices 0..C-1, got {_first_few(list(map(repr, words)))}"
+        problem = f"labels must be class indices 0..C-1, got {_first_few(list(map(brief, words)))}"
         numbers = any(char.isdigit() for word in words for char in word)
-        mapping = ", ".join(f"{word} = {i}" for i, word in enumerate(words[:5]))
+        mapping = ", ".join(f"{word[:80]} = {i}" for i, word in enumerate(words[:5]))
         yield f"{problem}; correct these rows" if numbers else f"{problem}; map them, such as {mapping}"
         return
     if not training:

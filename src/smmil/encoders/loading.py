@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from smmil.encoders.encoder import Encoder
 from smmil.encoders.networks import BUILDERS
-from smmil.encoders.table import FREE_NAMES, Colour, encoder_info
+from smmil.encoders.table import Colour, encoder_info, is_outside
 from smmil.errors import ConfigError, DataError, suggest
 from smmil.runtime import choose_device
 from smmil.weights import tensors_digest
@@ -36,15 +36,15 @@ def load_encoder(
     """The encoder with this name, or one made from your own network, ready to encode; never downloads anything.
 
     encoder   a name of the table, `timm:<name>`, `hf-hub:<owner/name>`; `package.module:function`, where the function
-              returns an encoder or a network (or is one, with facts as attributes); or such an object itself: any
-              callable or nn.Module from images (n, 3, pixels, pixels) to features (n, dim)
+              is annotated to return an encoder or a network (or is one, with facts as attributes), or such a class; or
+              such an object itself: any callable or nn.Module from images (n, 3, pixels, pixels) to features (n, dim)
     weights   a file of weights (or the folder of a hub model) instead of the usual places
     autocast  compute in 16 bits
     pixels    another input side than the usual one: smaller is faster; not every network allows it
     facts     of your own network, else taken from its attributes: pixels, mean, std (needed), name, mpp, licence,
               source, dim (compared with what it gives), revision (needed if it has no weights to identify it by)
     """
-    if isinstance(encoder, str) and not _is_own(encoder):
+    if isinstance(encoder, str) and not is_outside(encoder):
         if facts:
             raise ConfigError(f"encoder {encoder}: its {next(iter(facts))} is in the table; leave the argument out")
         return _from_table(encoder, weights, device, autocast, pixels)
@@ -57,12 +57,6 @@ def load_encoder(
         raise ConfigError("encoder: a network of your own comes with its weights; leave weights= out")
     given = facts if pixels is None else {"pixels": pixels, **facts}
     return _own_encoder(encoder, choose_device(device), autocast, given)
-
-
-def _is_own(name: str) -> bool:
-    """Whether a name means `package.module:function` rather than an encoder of the table."""
-    module, colon, _ = name.partition(":")
-    return bool(colon) and not name.startswith(FREE_NAMES) and module.replace(".", "_").isidentifier()
 
 
 def _from_table(name: str, weights: str | Path | None, device: str, autocast: bool, pixels: int | None) -> Encoder:
@@ -114,22 +108,35 @@ def _dim(network: nn.Module, name: str, pixels: int, expected: int | None, devic
 
 
 def _imported(name: str) -> Encoder | Network:
-    """The object behind `package.module:function`: itself when it states its facts, else what it returns."""
+    """The object behind `package.module:function`: itself when it states its facts, else what it is known to return."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as problem:
+    except (ImportError, AttributeError, ValueError, TypeError) as problem:
         raise ConfigError(f"encoder {name!r}: {problem}; expected package.module:function") from None
-    ready = isinstance(found, Encoder | nn.Module) or (
-        not isinstance(found, type) and _attribute(found, "pixels") is not None
-    )
-    made = found if ready else found()
-    if not callable(made) and not isinstance(made, Encoder):
+    ready = isinstance(found, Encoder | nn.Module) or (callable(found) and _attribute(found, "pixels") is not None)
+    if ready and not isinstance(found, type):
+        return found
+    if not _gives_encoder(found):
         raise ConfigError(
-            f"encoder {name!r}: gives {type(made).__name__}; expected a smmil.encoders.Encoder, or a network with "
-            "the attributes pixels, mean and std"
+            f"encoder {name!r}: not known to be an encoder, so it is not called; expected a smmil.encoders.Encoder or "
+            "a network with pixels, mean and std, its class, or a function annotated with one (-> torch.nn.Module)"
+        )
+    made = found()
+    if not isinstance(made, Encoder | nn.Module):
+        raise ConfigError(
+            f"encoder {name!r}: gives {type(made).__name__}; expected a smmil.encoders.Encoder or a network"
         )
     return made
+
+
+def _gives_encoder(found: Any) -> bool:
+    """Whether this is the class of an encoder or network, or a function that says it returns one."""
+    try:
+        made = found if isinstance(found, type) else get_type_hints(found).get("return")
+    except (NameError, TypeError, AttributeError):  # no annotations, or names that do not exist at run time
+        return False
+    return isinstance(made, type) and issubclass(made, Encoder | nn.Module)
 
 
 class _FunctionModule(nn.Module):

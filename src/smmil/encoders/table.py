@@ -12,7 +12,7 @@ IMAGENET_STD: Colour = (0.229, 0.224, 0.225)
 LITE_MEAN: Colour = (127 / 255,) * 3
 LITE_STD: Colour = (128 / 255,) * 3
 
-FREE_NAMES = ("timm:", "hf-hub:")
+_FREE_NAMES = ("timm:", "hf-hub:")
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,22 @@ def list_encoders() -> list[str]:
     return list(_BY_NAME)
 
 
+def is_outside(name: str) -> bool:
+    """Whether a name means `package.module:function` rather than an encoder of the table."""
+    module, colon, _ = name.partition(":")
+    return bool(colon) and not name.startswith(_FREE_NAMES) and module.replace(".", "_").isidentifier()
+
+
 def encoder_info(name: str) -> EncoderInfo:
     """The row of an encoder; free names get one whose unknown cells are None until the network is built."""
     if name in _BY_NAME:
         return _BY_NAME[name]
-    for prefix in FREE_NAMES:
+    for prefix in _FREE_NAMES:
         if name.startswith(prefix) and len(name) > len(prefix):
             network = name.removeprefix(prefix)
             files = tuple(f"{network.replace('/', '--')}{suffix}" for suffix in (".safetensors", ".bin", ".pth", ".pt"))
             source = "timm" if prefix == "timm:" else "Hugging Face hub, local copy"
             unknown = "see the model card"
             return EncoderInfo(name, "timm", network, None, None, None, None, None, unknown, source, unknown, files)
-    known = [*_BY_NAME, *(f"{prefix}<name>" for prefix in FREE_NAMES)]
+    known = [*_BY_NAME, *(f"{prefix}<name>" for prefix in _FREE_NAMES)]
     raise ConfigError(f"encoder: unknown name {name!r}; {suggest(name, known)}")

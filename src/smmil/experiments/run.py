@@ -165,18 +165,19 @@ def _retrain_if_damaged(job: _RunJob, folder: Path) -> None:
 def _train_and_measure(job: _RunJob, folder: Path) -> None:
     """Train, predict and measure one run, and write its result."""
     trained = train(job.config, folder / "train")
-    manifest, device = job.config.data.manifest, job.config.training.device  # the data may have moved since it began
+    # The data may have moved since it began; the model is one that the study may use.
+    options: dict[str, Any] = {"manifest": job.config.data.manifest, "device": job.config.training.device}
     for part in PARTS:
-        done = predict_run(folder / "train", out=folder / part, manifest=manifest, part=part, device=device)
+        done = predict_run(folder / "train", out=folder / part, part=part, trust_code=job.config.model.name, **options)
         if done.failed:
             id_, reason = next(iter(done.failed.items()))
             raise DataError(f"{len(done.failed)} {part} bags cannot be predicted, such as {id_}: {reason}")
-    facts = read_json(folder / "train" / "run.json")
+    facts = read_json(folder / "train" / "run.json", dict)
     row = {
         "epoch": trained.best["epoch"],
         "weights": trained.best["weights"],
-        "parameters": facts["parameters"],
-        "source": facts["versions"].get("source", ""),
+        "parameters": facts.get("parameters"),
+        "source": (facts.get("versions") or {}).get("source", ""),
         "val_auroc": trained.best["auroc"],
         "val_loss": trained.best["loss"],
         "alpha": _learned_alpha(trained.history, trained.best["epoch"]),

@@ -172,7 +172,7 @@ def _state(path: Path) -> tuple[str, str]:
         if _is_busy(path):
             return "running", ""
         if (path / "failure.json").exists():
-            return "failed", str(read_json(path / "failure.json").get("reason", ""))
+            return "failed", str(read_json(path / "failure.json", dict).get("reason", ""))
     except OSError as problem:
         return "failed", f"{path}: {problem.strerror}; repair the folder and repeat"
     return "missing", ""

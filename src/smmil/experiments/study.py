@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from smmil.config import Count, Positive, Whole, checked, parse_yaml
-from smmil.errors import ConfigError, suggest
+from smmil.config import Count, PathText, Positive, Whole, checked, parse_yaml, read_yaml
+from smmil.errors import ConfigError, brief, refuse_outside_code, suggest
 from smmil.evaluate.metrics import METRICS, pooled_names
 
 # Labels in tables for `group` and `family` of a variant.
@@ -174,7 +174,7 @@ class Dataset(_StudySection):
     name: str
     dataset: str = ""
     extractor: str = ""
-    manifest: str | None = None
+    manifest: PathText | None = None
     missing: str | None = None
     synthetic: Synthetic | None = None
     kind: Kind = "slides"
@@ -182,7 +182,7 @@ class Dataset(_StudySection):
     val_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     split_seed: Whole = 0
-    splits: str | None = None
+    splits: PathText | None = None
     training: dict[str, Any] = {}
     training_of: dict[str, dict[str, Any]] = {}
 
@@ -287,26 +287,28 @@ class Study(_StudySection):
         return f"{self.caveat}: {title}" if self.caveat else title
 
 
-def load_study(path: str | Path, variables: Mapping[str, str] | None = None) -> Study:
+def load_study(path: str | Path, variables: Mapping[str, str] | None = None, *, trust_code: bool = False) -> Study:
     """The study in a YAML file; names of data sets and variants may be those of the paper's protocol.
 
-    variables  values for ${NAME} in paths; the environment is asked for what is not given here
+    variables   values for ${NAME} in paths; the environment is asked for what is not given here
+    trust_code  the file may name models outside smmil, which means running that code
     """
     path = Path(path)
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path}: not readable as text ({problem}); give the path of a study in YAML") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected keys name, datasets, variants; got {type(content).__name__}")
+    content = read_yaml(path, "study", "keys name, datasets, variants")
     known = _protocol()
     for part in ("datasets", "variants"):
         listed, where = content.get(part), f"{path}: {part}"
         if not isinstance(listed, list) or not listed:
-            raise ConfigError(f"{where}: expected a list of names or definitions, got {listed!r}")
-        content[part] = [one for item in listed for one in _swept(_entry(item, known[part], where), where)]
+            raise ConfigError(f"{where}: expected a list of names or definitions, got {brief(listed)}")
+        try:
+            content[part] = [one for item in listed for one in _swept(_entry(item, known[part], where), where)]
+        except (TypeError, AttributeError, ValueError) as problem:
+            raise ConfigError(f"{where}: not names or definitions with options as mappings ({problem})") from None
     content["datasets"] = [_resolve_variables(d, variables or {}, path.parent) for d in content["datasets"]]
-    return checked(Study, {"name": path.stem, **content}, str(path))
+    study = checked(Study, {"name": path.stem, **content}, str(path))
+    for variant in study.variants:
+        refuse_outside_code(variant.model, path, trust_code)
+    return study
 
 
 def _protocol() -> dict[str, dict[str, dict[str, Any]]]:
@@ -319,9 +321,9 @@ def _entry(item: Any, known: Mapping[str, dict[str, Any]], where: str) -> dict[s
     if isinstance(item, str):
         item = {"name": item, "from": item}
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-        raise ConfigError(f"{where}: expected a name or a definition with a name, got {item!r}")
+        raise ConfigError(f"{where}: expected a name or a definition with a name, got {brief(item)}")
     if (source := item.get("from")) is not None and source not in known:
-        raise ConfigError(f"{where}: unknown name {source!r}; {suggest(str(source), known)}")
+        raise ConfigError(f"{where}: unknown name {brief(source)}; {suggest(str(source), known)}")
     return {**known.get(source or "", {}), **{k: v for k, v in item.items() if k != "from"}}
 
 

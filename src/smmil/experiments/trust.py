@@ -178,7 +178,8 @@ def trust_report(
     extra = _extra_results(study, folder, [(d, ready[d.name]) for d in used], executor, workers)
     rows: list[dict[str, Any]] = []
     for (set_, variant), part in chosen.groupby(["set", "variant"], sort=True):
-        measured = _map_measures(part, Manifest.read(ready[str(set_)].manifest), folder, resamples)
+        model = next(v.model for v in study.variants if v.name == variant)
+        measured = _map_measures(part, model, Manifest.read(ready[str(set_)].manifest), folder, resamples)
         rows.append({"set": set_, "variant": variant, **measured, **_extra(extra, folder, set_, variant)})
     order = [v.name for v in study.variants]
     rows.sort(key=lambda row: (row["set"], order.index(row["variant"])))
@@ -187,15 +188,16 @@ def trust_report(
     return [folder.own / "trust.csv", folder.own / "trust.md"]
 
 
-def _map_measures(rows: DataFrame, table: Manifest, folder: _StudyFolder, resamples: int) -> dict[str, Any]:
+def _map_measures(rows: DataFrame, name: str, table: Manifest, folder: _StudyFolder, resamples: int) -> dict[str, Any]:
     """Measures of the maps of one variant on one data set.
 
+    name   of its model: the only code outside smmil that its runs may name
     table  manifest at its current path; the config of a run may name an older one
     """
     first = rows.sort_values(["fold", "seed"])
     runs = [load_predictions(folder.run(key) / "test") for key in first["run"]]
     seeds = int((first["fold"] == first["fold"].iloc[0]).sum())  # runs of the first fold, which come first
-    model, _ = load_run(folder.run(first["run"].iloc[0]) / "train")
+    model, _ = load_run(folder.run(first["run"].iloc[0]) / "train", trust_code=name)
     positive = [p.id for p in runs[0] if p.y][:_MOST_CASES]
     return {
         **_map_stability(runs[:seeds]),

@@ -10,6 +10,7 @@ from typing import Any
 from smmil import __version__
 from smmil.config import TrainConfig
 from smmil.data.manifest import Manifest
+from smmil.data.splits import run_split
 from smmil.encoders import encoder_info, list_encoders
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.bootstrap import bootstrap_ci
@@ -90,12 +91,15 @@ class _RunFacts:
     notes: tuple[str, ...] = ()
 
 
-def _run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: str) -> _RunFacts:
+def _run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: str, trust_code: bool) -> _RunFacts:
     """Facts about a run for a package, without ids of cases, paths or anything of the machine."""
     run_dir = Path(run_dir)
-    trained, settings, run = load_trained(run_dir, checkpoint), run_config(run_dir), _run_json(run_dir)
-    split = {part: [] for part in PARTS} if settings is None else read_json(run_dir / "split.json")
+    trained = load_trained(run_dir, checkpoint, trust_code=trust_code)
+    settings, run = run_config(run_dir), _run_json(run_dir)
+    split = {part: [] for part in PARTS} if settings is None else run_split(run_dir).to_dict()
     table, trouble = _table(settings, run)
+    if table is not None and (strange := sorted({i for ids in split.values() for i in ids} - set(table.ids))):
+        raise DataError(f"{run_dir / 'split.json'}: names {strange[0]!r}, which is not in {table.name}; restore it")
     bag = None if table is None else table.path_of(split["train"][0])
     source = _feature_source_of(trained.facts["features"], bag)
     hashes = trained.facts["config"], trained.facts["split"]
@@ -116,7 +120,7 @@ def _run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: 
 
 def _run_json(run_dir: Path) -> dict[str, Any]:
     path = run_dir / "run.json"
-    facts = read_json(path) if path.exists() else {}
+    facts = read_json(path, dict) if path.exists() else {}
     if facts.get("status", "finished") != "finished":
         raise DataError(f"{run_dir}: the run is {facts['status']}, not finished; repeat smmil train to finish it")
     return facts
@@ -131,7 +135,7 @@ def _table(settings: TrainConfig | None, run: dict[str, Any]) -> tuple[Manifest 
         table = Manifest.read(settings.data.manifest)
     except DataError as problem:
         return None, f"{missing}: {problem}"
-    if table.digest() != run.get("manifest", {}).get("digest"):
+    if table.digest() != _mapping(run.get("manifest")).get("digest"):
         return None, f"{missing}: {table.name} is not as it was in training"
     return table, None
 
@@ -155,7 +159,6 @@ def _training(
     trained: TrainedModel, settings: TrainConfig | None, run: dict[str, Any], checkpoint: str
 ) -> dict[str, Any]:
     facts, stated = trained.facts, {} if settings is None else settings.model_dump()
-    manifest = run.get("manifest")
     return redacted(
         {
             "checkpoint": checkpoint,
@@ -167,7 +170,7 @@ def _training(
             "hashes": {
                 "config": facts["config"],
                 "split": facts["split"],
-                "manifest": manifest.get("digest") if isinstance(manifest, dict) else None,
+                "manifest": _mapping(run.get("manifest")).get("digest"),
             },
             "versions": facts.get("versions"),
         }

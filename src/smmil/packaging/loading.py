@@ -12,8 +12,8 @@ import pandas as pd
 from torch import nn
 
 from smmil.data.manifest import Manifest
-from smmil.encoders.table import FREE_NAMES
-from smmil.errors import ConfigError, DataError
+from smmil.encoders.table import is_outside
+from smmil.errors import ConfigError, DataError, refuse_outside_code
 from smmil.files import read_json, write_text
 from smmil.formats import find_reader
 from smmil.packaging.facts import FORMAT
@@ -117,16 +117,17 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
         )
     recipe = _recipe(folder, config["features"])
     encoder = None if recipe is None else recipe.encoder
-    names = [config["model"]["name"], *([] if encoder is None else [encoder])]
-    outside = [name for name in names if ":" in name and not name.startswith(FREE_NAMES)]
-    if outside and not trust_code:
-        raise ConfigError(f"{folder}: would run code outside smmil ({outside[0]}); give --trust-code if you know it")
+    refuse_outside_code(config["model"]["name"], folder, trust_code)
+    if encoder is not None and is_outside(encoder):
+        refuse_outside_code(encoder, folder, trust_code)
     path = folder / "model.safetensors"
     tensors, _ = read_weights(path)
-    trained = rebuilt(tensors, _facts(config), path)
+    trained = rebuilt(tensors, _facts(config), folder / "config.json", trust_code)
     if trained.weights != config["weights"]:
         raise DataError(f"{path}: not the weights that config.json names; copy the package again")
-    return Package(folder, trained, config, recipe)
+    package = Package(folder, trained, config, recipe)
+    _ = package.origin  # what is missing is noticed now
+    return package
 
 
 def _facts(config: dict[str, Any]) -> dict[str, Any]:
@@ -145,8 +146,11 @@ def _recipe(folder: Path, features: dict[str, Any]) -> Recipe | None:
     path = folder / "recipe.json"
     if not path.exists():
         return None
-    content = read_json(path)
-    recipe = load_recipe(None, content["settings"])
+    content = read_json(path, dict)
+    try:
+        recipe = load_recipe(None, content["settings"])
+    except (ConfigError, LookupError, TypeError, AttributeError) as problem:
+        raise DataError(f"{path}: not a recipe of this version ({problem}); copy the package again") from None
     if content["encoder"] != features["encoder"] or recipe.digest(content["encoder"]) != features["recipe"]:
         raise DataError(f"{path}: not the recipe the model was trained on; copy the package again")
     return recipe

@@ -44,6 +44,7 @@ def write_package(
     onnx: bool = False,
     force: bool = False,
     resamples: int = RESAMPLES,
+    trust_code: bool = False,
 ) -> WrittenPackage:
     """Write the model of a run to the folder `out` in the layout of the Hugging Face hub.
 
@@ -51,10 +52,11 @@ def write_package(
     predictions  folder of predictions of these weights: their metrics and intervals go into the card
     onnx         also model.onnx, checked against the model itself
     force        replace a package of the same run; anything else in `out` is never touched
+    trust_code   the run may name a model outside smmil, which means running that code
     """
     out = Path(out).absolute()
     _check_licence(licence)
-    found = _run_facts(run_dir, checkpoint, name, licence)
+    found = _run_facts(run_dir, checkpoint, name, licence, trust_code)
     _refuse_occupied(out, found.config["run"], force)
     numbers = None if predictions is None else _measure(predictions, found.trained.weights, resamples)
     with _replacing_folder(out) as folder:

@@ -9,8 +9,9 @@ import torch
 
 from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
+from smmil.data.splits import run_split
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.files import file_name, read_json, remove_leftovers, write_rows
+from smmil.files import file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
 from smmil.predict.inference import TrainedModel, load_trained, predict
 from smmil.prediction import Prediction
@@ -98,13 +99,15 @@ def predict_run(
     checkpoint: str = "best",
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
+    trust_code: bool | str = False,
 ) -> Predicted:
     """Write one prediction file per case of a run into `out`; a case that cannot be read is reported and skipped.
 
     part  train, val or test as the run split them, or all; default: test, and all with another manifest.
+    trust_code  the run may name a model outside smmil, which means running that code; a text: this model alone
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
-    trained, config = load_trained(run_dir, checkpoint), run_config(Path(run_dir))
+    trained, config = load_trained(run_dir, checkpoint, trust_code=trust_code), run_config(Path(run_dir))
     table = Manifest.read(manifest or _own_manifest(config, run_dir))
     table.check_table(training=False)
     ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
@@ -209,7 +212,8 @@ def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
 def run_config(run_dir: Path) -> TrainConfig | None:
     """Settings of a run; a model imported with `smmil convert-weights` has none."""
     imported = not (run_dir / "config.yaml").exists() and not (run_dir / "split.json").exists()
-    return None if imported else load_config(run_dir / "config.yaml")
+    # No model is built from it: the weights name theirs.
+    return None if imported else load_config(run_dir / "config.yaml", trust_code=True)
 
 
 def _own_manifest(config: TrainConfig | None, run_dir: str | Path) -> str:
@@ -223,14 +227,14 @@ def _own_manifest(config: TrainConfig | None, run_dir: str | Path) -> str:
 def _chosen_ids(run_dir: Path, table: Manifest, part: str) -> tuple[list[str], dict[str, str]]:
     """Ids to predict, and the part each case of the run's split belongs to."""
     check_choice(part, _PARTS, "part")
-    stored = run_dir / "split.json"
-    split = read_json(stored) if stored.exists() else {name: [] for name in _PARTS[:3]}
+    stored = (run_dir / "split.json").exists()
+    split = run_split(run_dir).to_dict() if stored else {name: [] for name in _PARTS[:3]}
     parts = {id_: name for name, members in split.items() for id_ in members}
     ids = list(table.ids) if part == "all" else split[part]
     missing = sorted(set(ids) - set(table.ids))
     if missing:
         raise DataError(
-            f"{table.name}: {len(missing)} bags of the run's {part} part are not in it, such as {missing[0]}"
+            f"{table.name}: {len(missing)} bags of the {part} part of {run_dir} are not in it, such as {missing[0]}"
         )
     if not ids:
         raise DataError(f"{run_dir}: the run has no {part} bags; choose another --part or give --manifest")

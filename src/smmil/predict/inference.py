@@ -1,16 +1,20 @@
 """Loading a trained model, and its Predictions of bags."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from smmil.bag import Bag, BagBatch
-from smmil.config import TrainConfig, load_config
-from smmil.errors import DataError, check_choice
+from smmil.config import Count, TrainConfig, checked, load_config
+from smmil.errors import DataError, SmmilError, check_choice, refuse_outside_code
 from smmil.models import Output, create_model
 from smmil.prediction import Prediction
 from smmil.runtime import feature_dtype
@@ -28,13 +32,19 @@ class TrainedModel:
     weights: str
 
 
-def load_run(run_dir: str | Path, checkpoint: str = "best") -> tuple[nn.Module, TrainConfig]:
-    """Load the trained model of a run, in eval mode, and the settings it was trained with."""
-    return load_trained(run_dir, checkpoint).model, load_config(Path(run_dir) / "config.yaml")
+def load_run(
+    run_dir: str | Path, checkpoint: str = "best", *, trust_code: bool | str = False
+) -> tuple[nn.Module, TrainConfig]:
+    """Load the trained model of a run, in eval mode, and the settings it was trained with; see `load_trained`."""
+    trained = load_trained(run_dir, checkpoint, trust_code=trust_code)
+    return trained.model, load_config(Path(run_dir) / "config.yaml", trust_code=trust_code)
 
 
-def load_trained(run_dir: str | Path, checkpoint: str = "best") -> TrainedModel:
-    """Load the model of a run together with the facts of its training."""
+def load_trained(run_dir: str | Path, checkpoint: str = "best", *, trust_code: bool | str = False) -> TrainedModel:
+    """Load the model of a run together with the facts of its training.
+
+    trust_code  the run may name a model outside smmil, which means running that code; a text: this model alone
+    """
     check_choice(checkpoint, _CHECKPOINTS, "checkpoint")
     path = Path(run_dir) / "checkpoints" / f"{checkpoint}.safetensors"
     if not path.exists():
@@ -42,20 +52,60 @@ def load_trained(run_dir: str | Path, checkpoint: str = "best") -> TrainedModel:
             f"{run_dir}: no checkpoints/{checkpoint}.safetensors here; give the --out folder of smmil train"
         )
     tensors, facts = read_weights(path)
-    return rebuilt(tensors, facts, path)
+    return rebuilt(tensors, facts, path, trust_code)
 
 
-def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path) -> TrainedModel:
+def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path, trust_code: bool | str) -> TrainedModel:
     """Create the model that `facts` describe and load these weights into it."""
-    made = facts["model"]
-    model = create_model(made["name"], made["in_dim"], made["n_classes"], **made["options"])
+    made = checked(_WeightFacts, facts, f"{path}: not the weights of a run").model
+    refuse_outside_code(made.name, path, trust_code)
+    shape = made.name, made.in_dim, made.n_classes
     try:
+        if ":" not in made.name:  # sizes that do not fit the tensors are noticed before memory is asked for
+            with _few_parameters(8 * len(tensors) + 1000), torch.device("meta"):
+                create_model(*shape, **made.options).load_state_dict(tensors, assign=True)
+        model = create_model(*shape, **made.options)
         model.load_state_dict(tensors)
-    except RuntimeError as problem:
-        raise DataError(f"{path}: weights do not fit the model ({' '.join(str(problem).split())})") from None
-    if "link" in made:
-        model.link = made["link"]
+    except (SmmilError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as problem:
+        reason = " ".join(str(problem).split())[:300]
+        raise DataError(f"{path}: weights do not fit the model ({reason})") from None
+    if made.link is not None:
+        model.link = made.link  # type: ignore[assignment]
     return TrainedModel(model.eval(), facts, tensors_digest(tensors))
+
+
+class _ModelFacts(BaseModel):
+    model_config = ConfigDict(strict=True)
+    name: str
+    in_dim: Count
+    n_classes: Count
+    options: dict[str, Any]
+    link: str | None = None  # of a model converted from another program
+
+
+class _WeightFacts(BaseModel):
+    model_config = ConfigDict(strict=True)
+    model: _ModelFacts
+    features: dict[str, Any]
+    epoch: int | None
+    config: str | None
+    split: str | None
+
+
+@contextmanager
+def _few_parameters(most: int) -> Iterator[None]:
+    """Inside the block a model with more parameters than this is not built to its end."""
+    numbers = count()
+
+    def refuse(*_: Any) -> None:
+        if next(numbers) >= most:
+            raise ValueError(f"it would have more than {most:,} parameters")
+
+    hook = register_module_parameter_registration_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def predict(

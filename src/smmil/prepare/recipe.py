@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from smmil.config import checked, parse_yaml
-from smmil.errors import ConfigError
+from smmil.config import checked, read_yaml
+from smmil.encoders.table import is_outside
+from smmil.errors import ConfigError, refuse_outside_code
 from smmil.files import digest
 from smmil.images.volume import parse_window
 
@@ -151,25 +152,21 @@ def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
             raise ConfigError(f"{typed}: is for {meant}, but these are {_CASES[kind]}; leave it out")
 
 
-def load_recipe(path: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe in a YAML file with changes on top; unknown keys are refused by name."""
-    content = {} if path is None else _content(Path(path))
+def load_recipe(
+    path: str | Path | None = None, changes: Mapping[str, Any] | None = None, *, trust_code: bool = False
+) -> Recipe:
+    """The recipe in a YAML file with changes on top; unknown keys are refused by name.
+
+    trust_code  the file may name an encoder outside smmil, which means running that code; the changes always may
+    """
+    content = {} if path is None else read_yaml(path, "recipe", "lines such as tile_um: 256")
     merged = _merged(content, {name: value for name, value in (changes or {}).items() if value is not None})
     # lists as YAML has them become tuples, which a frozen recipe keeps
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in merged.items()}
-    return checked(Recipe, plain, "the recipe" if path is None else str(path))
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of a YAML recipe") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path}: not readable as text ({problem})") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected lines such as tile_um: 256, got {type(content).__name__}")
-    return content
+    recipe = checked(Recipe, plain, "the recipe" if path is None else str(path))
+    if path is not None and is_outside(recipe.encoder):
+        refuse_outside_code(recipe.encoder, path, trust_code or (changes or {}).get("encoder") or False)
+    return recipe
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -177,5 +174,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     sizes = ("tile_um", "tile_px", "tile_mpp")
     if any(name in above for name in sizes):
         below = {name: value for name, value in below.items() if name not in sizes}
-    inner = {**below.get("tissue", {}), **above.get("tissue", {})} if "tissue" in above else below.get("tissue")
+    inner = below.get("tissue")
+    if "tissue" in above and isinstance(below.get("tissue", {}), dict):
+        inner = {**below.get("tissue", {}), **above["tissue"]}
     return below | above | ({} if inner is None else {"tissue": inner})

@@ -66,10 +66,7 @@ def _run_of(place: Path) -> Path | None:
 
 
 def _facts(run: Path) -> dict[str, Any]:
-    facts = read_json(run / "run.json")
-    if not isinstance(facts, dict):
-        raise DataError(f"{run}/run.json: not the facts of a run; train it again")
-    return facts
+    return read_json(run / "run.json", dict)
 
 
 def _predictions_of(run: Path) -> list[Path]:

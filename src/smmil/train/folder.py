@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from smmil.config import TrainConfig, load_config
@@ -17,6 +18,7 @@ from smmil.files import read_json, remove_leftovers, write_json, write_text
 from smmil.weights import read_weights, save_weights, tensors_digest
 
 _MODEL, _OPTIMISER = "model/", "optimiser/"
+_SELECTED = {"epoch": int, "auroc": float, "loss": float, "weights": str}
 
 
 @dataclass
@@ -69,20 +71,28 @@ def _load_checkpoint(
     A checkpoint of another config or another split is refused.
     """
     tensors, note = read_weights(path)
-    state, saved = _state(path, note), note["identity"]
-    _refuse_other(path, saved, identity)
+    state = _state(path, note)
     try:
+        saved = note["identity"]
+        _refuse_other(path, saved, identity)
         model.load_state_dict({k.removeprefix(_MODEL): v for k, v in tensors.items() if k.startswith(_MODEL)})
-    except RuntimeError as problem:
-        raise DataError(f"{path}: weights do not fit the model ({' '.join(str(problem).split())})") from None
-    _restore_optimiser(optimiser, {**tensors, **note["optimiser"]})
+        _restore_optimiser(optimiser, {**tensors, **note["optimiser"]})
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as problem:
+        reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+        raise DataError(f"{path}: weights do not fit the model, or their note is damaged ({reason})") from None
     return state, saved
 
 
 def _state(path: Path, note: dict[str, Any]) -> State:
     try:
-        return State(**note["state"])
-    except (KeyError, TypeError):
+        state = TypeAdapter(State).validate_python(note["state"])
+        for chosen in (state.best or {}, state.lowest_loss or {}):
+            if not all(isinstance(chosen[key], kind) for key, kind in _SELECTED.items() if chosen):
+                raise TypeError("best")
+        if state.step and not state.sums.get("bags"):
+            raise KeyError("bags")
+        return state
+    except (ValidationError, KeyError, TypeError):
         raise DataError(f"{path}: holds weights but no training state; use checkpoints/last.safetensors") from None
 
 
@@ -132,7 +142,8 @@ class RunFolder:
             raise DataError(f"{self.path}: holds a model that was not trained here; use another --out folder")
         if not stored.exists() and (foreign := self._foreign_files()):
             raise DataError(f"{self.path}: holds {foreign[0]}, which no run of smmil wrote; use another --out folder")
-        differing = load_config(stored).differing_keys(config) if stored.exists() else []
+        there = load_config(stored, trust_code=True) if stored.exists() else config  # compared only
+        differing = there.differing_keys(config)
         if differing:
             raise ConfigError(f"{self.path}: holds another run: {', '.join(differing)}; use another --out folder")
 
@@ -177,8 +188,8 @@ class RunFolder:
 
     def mark_finished(self, state: State) -> None:
         """Complete run.json of a run that was killed between its last checkpoint and this file."""
-        facts = read_json(self.path / "run.json")
-        if facts["status"] != "finished":
+        facts = read_json(self.path / "run.json", dict)
+        if facts.get("status") != "finished":
             self.write_facts({**facts, **_outcome(state, "finished")})
 
     def add_timing(self, epoch: int, seconds: float) -> None:

@@ -14,7 +14,7 @@ from smmil.bag import Bag
 from smmil.config import IN_MEMORY, DataConfig, ModelConfig, TrainConfig, TrainingConfig, checked
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
-from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks
+from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split
 from smmil.errors import ConfigError, DataError
 from smmil.files import digest
 from smmil.losses import class_weights
@@ -104,7 +104,8 @@ def fit(
         return _fit_without_folder(created, settings, bags, progress)
     config = TrainConfig(data=DataConfig(manifest=IN_MEMORY), model=named, training=settings)
     result = _train_in_folder(config, out, lambda _: bags, progress)
-    return FitResult(load_trained(result.folder).model.to(choose_device(settings.device)), **vars(result))
+    trained = load_trained(result.folder, trust_code=model)
+    return FitResult(trained.model.to(choose_device(settings.device)), **vars(result))
 
 
 def _fit_without_folder(
@@ -137,6 +138,7 @@ def _train_in_folder(
         with reproducible(config.training.threads), _stop_on_signals() as stop:
             state = _Run(config, folder, bags_of(config), progress, stop).resume()
     else:
+        run_split(folder.path)
         folder.write_metrics(state.history)
         folder.mark_finished(state)
         progress.message(f"{folder.path}: finished already ({state.ended}); nothing to do")
@@ -294,8 +296,8 @@ class _Run:
     def _restored(self) -> State:
         state, saved = _load_checkpoint(self.folder.last, self.model, self.optimiser, self.identity)
         self.progress.message(f"{self.folder.path}: goes on at epoch {state.epoch + 1}, batch {state.step + 1}")
-        if saved["versions"] != self.identity["versions"]:
-            self.progress.message(f"begun with {saved['versions']}, now {self.identity['versions']}: bits may differ")
+        if (versions := saved.get("versions")) != self.identity["versions"]:
+            self.progress.message(f"begun with {versions}, now {self.identity['versions']}: bits may differ")
         return state
 
     def _save(self, state: State) -> None:
