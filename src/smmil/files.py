@@ -1,4 +1,4 @@
-"""Atomic file writes, digests, and CSV tables that spreadsheets show without computing.
+"""Atomic file writes, digests and other checks of files, and CSV tables that spreadsheets show without computing.
 
 Tables that smmil reads back itself (manifests, labels) are written as they are: an id must come back unchanged.
 """
@@ -10,7 +10,10 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Number
 from pathlib import Path
@@ -20,6 +23,9 @@ from smmil.errors import DataError
 
 _MARK = ".smmil-tmp-"
 _LONGEST_NAME = 180
+# Clocks of file systems are coarse: what was written less than this many nanoseconds ago may change unseen.
+_SETTLED = 2 * 10**9
+_CHECKED: set[tuple[object, ...]] = set()
 
 
 @contextmanager
@@ -84,6 +90,65 @@ def digest(*parts: bytes | memoryview | str) -> str:
         total.update(size.to_bytes(8, "little"))
         total.update(data)
     return total.hexdigest()
+
+
+def need_file(path: Path) -> Path:
+    """The path; pipes, sockets and devices are refused: reading them may wait or go on for ever."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(f"{path}: is a pipe, socket or device and is not opened; give a regular file")
+    return path
+
+
+def check_once(path: Path, check: Callable[..., object], *options: object) -> None:
+    """Call `check(path, *options)`, which raises on damage, unless it passed in this process and nothing changed."""
+    found = need_file(path).stat()
+    mark = (check, options, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    if mark not in _CHECKED:
+        check(path, *options)
+        if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > _SETTLED:
+            _CHECKED.add(mark)
+
+
+def check_zip(path: Path) -> None:
+    """Compare the checksums of a tensor file of torch; the older ones, which are no zip archives, have none."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+            raise DataError("its parts claim more than the file can hold; torch does not write such files")
+        if (wrong := archive.testzip()) is not None:
+            raise DataError(f"{wrong} does not match its checksum, the file is damaged; copy or save it again")
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[Any]:
+    """An HDF5 file open for reading; one that would read from other files is refused before anything is followed."""
+    import h5py
+
+    with h5py.File(need_file(path), "r", locking=False) as file:
+        refuse_other_files(file)
+        yield file
+
+
+def refuse_other_files(file: Any) -> None:
+    """External links, external storage and virtual datasets let an HDF5 file show what lies in any other file."""
+    from h5py import h5d, h5l, h5o
+
+    own: list[bytes] = []
+
+    def look(name: bytes, link: Any) -> None:
+        if link.type not in (h5l.TYPE_HARD, h5l.TYPE_SOFT):
+            raise DataError(f"{name.decode(errors='replace')!r} is a link into another file; copy the content into it")
+        own.extend([name] if link.type == h5l.TYPE_HARD else [])
+
+    file.id.links.visit(look, info=True)
+    for name in own:
+        if isinstance(found := h5o.open(file.id, name), h5d.DatasetID):
+            made = found.get_create_plist()
+            if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
+                shown = name.decode(errors="replace")
+                raise DataError(f"{shown!r} lies in other files (virtual or external); copy the content into it")
 
 
 def file_name(id_: str) -> str:

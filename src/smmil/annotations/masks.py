@@ -16,7 +16,8 @@ import numpy as np
 from smmil.annotations.labels import annotation_errors
 from smmil.annotations.polygons import _shapely
 from smmil.errors import DataError, MissingExtra
-from smmil.images.opening import MAX_PIXELS
+from smmil.files import need_file
+from smmil.images.opening import MAX_PIXELS, check_picture
 
 SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".gif", ".pgm")
 # Codes of PANDA's masks: all that occur, and those that are cancer.
@@ -96,7 +97,8 @@ def _opened(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = Image.open(path)
+            image = Image.open(need_file(path))
+            check_picture(path, image.format)
     except Image.DecompressionBombError as problem:
         raise DataError(str(problem)) from None
     if image.width * image.height > MAX_PIXELS:
@@ -120,7 +122,7 @@ def _opened_tiff(path: Path) -> Any:
         import tifffile
     except ImportError:
         raise MissingExtra("tifffile", "slides", "reading TIFF masks") from None
-    return tifffile.TiffFile(path)
+    return tifffile.TiffFile(need_file(path))
 
 
 def _tiff_blocks(path: Path, boxes: np.ndarray) -> Iterator[Block]:

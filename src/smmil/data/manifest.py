@@ -215,7 +215,7 @@ def _read_table(path: Path) -> pd.DataFrame:
     if path.suffix.lower() != ".parquet":
         raise DataError(f"{path}: a manifest is a .csv or .parquet file")
     with tables._table_errors(path, wanted):
-        return pd.read_parquet(path)
+        return pd.read_parquet(path, page_checksum_verification=True)
 
 
 def _counted(words: Any) -> dict[str, int]:

@@ -2,11 +2,13 @@
 
 import io
 import json
+import lzma
 import os
 import pickle
 import struct
 import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +19,7 @@ import h5py
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
+from smmil.files import need_file, open_hdf5, refuse_other_files
 from smmil.formats.content import Stored, _stored_type, _WritePlan
 from smmil.frame import Frame
 
@@ -24,7 +27,7 @@ from smmil.frame import Frame
 _DAMAGE = (
     *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
     *(EOFError, SyntaxError, AssertionError, ImportError),
-    *(pickle.UnpicklingError, tokenize.TokenError, zipfile.BadZipFile, struct.error),
+    *(pickle.UnpicklingError, tokenize.TokenError, zipfile.BadZipFile, struct.error, zlib.error, lzma.LZMAError),
 )
 
 
@@ -66,7 +69,7 @@ def _layout(path: Path) -> str:
 
     Only names are looked at: in a damaged file, HDF5 can search for the text of an attribute for ever.
     """
-    with h5py.File(path, "r", locking=False) as file:
+    with open_hdf5(path) as file:
         if any(name in file.attrs for name in OURS):
             return "native"
         if "feats" in file:
@@ -125,7 +128,8 @@ def _number(attributes: Any, name: str) -> float | None:
 @contextmanager
 def _open_for_texts(path: Path) -> Iterator[h5py.File]:
     """An HDF5 file whose attributes may be read as text even when it is damaged: it fails then, and never hangs."""
-    with _HeapGuard(path, "rb") as raw, h5py.File(raw, "r") as file:
+    with _HeapGuard(need_file(path), "rb") as raw, h5py.File(raw, "r") as file:
+        refuse_other_files(file)
         yield file
 
 

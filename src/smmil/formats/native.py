@@ -20,7 +20,7 @@ import torch
 
 from smmil.bag import Bag
 from smmil.errors import DataError
-from smmil.files import file_name, replacing
+from smmil.files import file_name, open_hdf5, replacing
 from smmil.formats.content import Stored, _as_int8, _frame_json, _full_rule, _stored_type, _WritePlan
 from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _text, boundary
 from smmil.graph import Graph
@@ -33,13 +33,13 @@ class _NativeReader(Reader):
 
     def load(self, path: Path) -> Stored:
         """Content of the file as arrays and texts; one read per dataset, in the stored type."""
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             arrays, texts = _bag_arrays(file), _texts(file)
         return Stored(**arrays, rule=texts.pop("graph"), **texts)
 
     def provenance(self, path: Path) -> dict[str, Any]:
         """Where the features come from, without reading them."""
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             return json.loads(_texts(file)["provenance"])
 
     def plan(self, stored: Stored, facts: dict[str, Any], label: int | None) -> _WritePlan:

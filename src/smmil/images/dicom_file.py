@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra
+from smmil.files import need_file
 
 _JPEG_2000 = b"\xff\x4f\xff\x51"
 _NO_LENGTH = {0x01, *range(0xD0, 0xD9)}
@@ -121,7 +122,7 @@ def _refuse_deflated(path: Path) -> None:
 def is_dicom(path: Path) -> bool:
     """Whether the file carries the mark DICM where DICOM files do."""
     try:
-        with path.open("rb") as file:
+        with need_file(path).open("rb") as file:
             return file.read(132)[128:] == b"DICM"
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({problem.strerror}); check the file and its permissions") from None

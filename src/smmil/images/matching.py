@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.files import file_name
+from smmil.files import file_name, need_file
 from smmil.images.slide import Slide
 from smmil.images.volume import Volume
 from smmil.prediction import Prediction
@@ -224,8 +224,10 @@ def find_features(manifest: str | Path, ids: Sequence[str]) -> dict[str, Path]:
 
     manifest = Path(manifest)
     try:
-        parquet = manifest.suffix.lower() == ".parquet"
-        table = pd.read_parquet(manifest) if parquet else pd.read_csv(manifest, dtype=str, encoding="utf-8-sig")
+        if manifest.suffix.lower() == ".parquet":
+            table = pd.read_parquet(need_file(manifest), page_checksum_verification=True)
+        else:
+            table = pd.read_csv(need_file(manifest), dtype=str, encoding="utf-8-sig")
     except FileNotFoundError:
         raise DataError(f"--bags {manifest}: no such file; give the manifest.csv that smmil prepare wrote") from None
     except (OSError, ValueError, LookupError) as problem:

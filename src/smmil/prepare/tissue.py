@@ -11,8 +11,9 @@ from PIL import Image
 from scipy.ndimage import label, median_filter
 
 from smmil.errors import DataError, MissingExtra
-from smmil.files import read_json
+from smmil.files import need_file, read_json
 from smmil.images import Slide, need_mpp
+from smmil.images.opening import check_picture
 from smmil.prepare.recipe import TissueRecipe
 
 
@@ -105,7 +106,8 @@ def _mask_from_image(slide: Slide, path: Path) -> _TissueMask:
 def _read_image(path: Path) -> np.ndarray:
     """Pixels of a PNG or TIFF mask; an error of the reading library becomes a DataError."""
     try:
-        with Image.open(path) as image:
+        with Image.open(need_file(path)) as image:
+            check_picture(path, image.format)
             return np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "PA", "CMYK") else image)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check where the tissue masks lie") from None

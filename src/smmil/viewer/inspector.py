@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 from scipy.special import logsumexp
 
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import SlideFacts, boxes, slide_facts
+from smmil.files import need_file, open_hdf5
 from smmil.frame import Frame
 from smmil.prediction import Prediction
 
@@ -215,11 +215,11 @@ def _features(path: Path) -> Iterator[Any]:
     """The matrix of features, open for reading rows; whatever a damaged file raises leaves as one line."""
     try:
         if path.suffix.lower() == ".npy":
-            yield _checked(np.load(path, mmap_mode="r", allow_pickle=False))
+            yield _checked(np.load(need_file(path), mmap_mode="r", allow_pickle=False))
             return
         if path.suffix.lower() not in (".h5", ".hdf5"):
             raise DataError(f"features in {path.suffix or 'files without ending'} are not read here; use smmil convert")
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             name = next((n for n in ("features", "feats") if n in file), None)
             if name is None:
                 raise DataError("there is no dataset 'features'; is this a feature file?")
