@@ -74,7 +74,7 @@ def write_json(path: str | Path, content: Any) -> None:
 def read_json(path: str | Path) -> Any:
     """Read a JSON file; what cannot be read is a DataError."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(need_file(Path(path)).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as problem:
@@ -137,12 +137,12 @@ def refuse_other_files(file: Any) -> None:
 
     own: list[bytes] = []
 
-    def look(name: bytes, link: Any) -> None:
-        if link.type not in (h5l.TYPE_HARD, h5l.TYPE_SOFT):
-            raise DataError(f"{name.decode(errors='replace')!r} is a link into another file; copy the content into it")
+    def look(name: bytes, link: Any) -> bytes | None:  # h5py passes no exception through; an answer ends the visit
         own.extend([name] if link.type == h5l.TYPE_HARD else [])
+        return None if link.type in (h5l.TYPE_HARD, h5l.TYPE_SOFT) else name
 
-    file.id.links.visit(look, info=True)
+    if (link := file.id.links.visit(look, info=True)) is not None:
+        raise DataError(f"{link.decode(errors='replace')!r} is a link into another file; copy the content into it")
     for name in own:
         if isinstance(found := h5o.open(file.id, name), h5d.DatasetID):
             made = found.get_create_plist()

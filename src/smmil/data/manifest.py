@@ -15,7 +15,7 @@ from smmil.bag import Bag
 from smmil.data import tables
 from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instance_labels, read_text_table
 from smmil.errors import DataError, suggest
-from smmil.files import digest, replacing
+from smmil.files import digest, need_file, replacing
 from smmil.formats import read_bag
 
 Progress = Callable[[int, int], None]
@@ -208,6 +208,8 @@ def describe_manifest(path: str | Path) -> dict[str, Any]:
 
 def _read_table(path: Path) -> pd.DataFrame:
     wanted = "give a .csv or .parquet table with the columns id, path, label"
+    with tables._table_errors(path, wanted):
+        need_file(path)
     if path.suffix.lower() == ".csv":
         return read_text_table(path, wanted)
     if (path / "manifest.csv").is_file():

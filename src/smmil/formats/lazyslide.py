@@ -62,7 +62,8 @@ def _opened(path: Path) -> tuple[Path, Any, str]:
     except ImportError:
         raise MissingExtra("zarr", "lazyslide", f"reading {store.name}") from None
     name = name or _only_table(store)
-    _refuse_strays(store, store, *store.glob("*"), *(store / "tables" / name).rglob("*"))
+    table = store / "tables" / name
+    _refuse_strays(store, *store.glob("*"), table, *table.rglob("*"))
     return store, zarr.open_group(store, mode="r", use_consolidated=False), name
 
 
@@ -70,7 +71,7 @@ def _refuse_strays(store: Path, *entries: Path) -> None:
     """Refuse links that lead out of the store, with which it would show what lies elsewhere, and pipes and devices."""
     inside = store.resolve()
     for entry in entries:
-        if entry.is_symlink() and entry != store and not entry.resolve().is_relative_to(inside):
+        if entry.is_symlink() and not entry.resolve().is_relative_to(inside):
             raise DataError(f"{entry.relative_to(store)} is a link out of the store; copy the content into it")
         need_file(entry)
 

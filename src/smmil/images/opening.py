@@ -171,6 +171,13 @@ _SUPPORTED = (
 )
 
 
+def _companions(file: Path) -> list[Path]:
+    """What OpenSlide opens by itself: the files beside a DICOM or Hamamatsu slide, those below one of 3DHISTECH."""
+    together = file.suffix.lower() in (".vms", ".vmu") or is_dicom(file)
+    folder = file.parent if together else file.with_suffix("")
+    return [path for path in folder.iterdir() if path.exists()] if folder.is_dir() else []
+
+
 def open_slide(path: str | Path, mpp: float | None = None, reader: str | None = None) -> Slide:
     """Open a slide file or a DICOM folder for reading.
 
@@ -185,6 +192,8 @@ def open_slide(path: str | Path, mpp: float | None = None, reader: str | None = 
     if reader == "pillow" or (reader is None and path.suffix.lower() in _NEVER_PYRAMIDS):
         return _PlainSlide(path, mpp)
     file, openslide = largest_level(path) if path.is_dir() else path, _library()
+    for companion in _companions(file):
+        need_file(companion)
     try:
         known = openslide.OpenSlide.detect_format(file)
     except (openslide.OpenSlideError, OSError, ValueError) as problem:
