@@ -11,10 +11,13 @@ import zlib
 import nibabel
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image
 from support import foreign_files as foreign
+from support.ct_makers import change, series, voxels
 from support.mutations import flip_bit
+from support.pyramids import noise, slide_file
 from support.sandbox import outcomes
 
 from smmil import files
@@ -23,7 +26,7 @@ from smmil.bag import Bag
 from smmil.errors import DataError
 from smmil.formats import read_bag, write_bag
 from smmil.frame import Frame
-from smmil.images import open_slide, open_volume
+from smmil.images import DamagedTile, open_slide, open_volume
 from smmil.weights import read_foreign_weights
 
 CELLS = foreign.cells()
@@ -228,3 +231,66 @@ def test_a_zarr_store_that_asks_for_unpickling_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"case.zarr: .*pickle"):
         read_bag(store)
     assert not marker.exists()
+
+
+def zero_end(data, start, length):
+    """The second half of a stretch of bytes as a file system leaves it after a crash."""
+    half = start + length // 2
+    return data[:half] + bytes(start + length - half) + data[start + length :]
+
+
+def test_a_jpeg_whose_end_was_lost_is_refused(tmp_path):
+    path = tmp_path / "slide.jpg"
+    Image.fromarray(noise(160, 160)).save(path)
+    slide_content(path)
+    path.write_bytes(zero_end(data := path.read_bytes(), 0, len(data)))
+    with pytest.raises(DataError, match=r"slide\.jpg: .*JPEG stream is cut off"):
+        slide_content(path)
+
+
+def test_a_jpeg_with_restarts_out_of_order_is_refused(tmp_path):
+    path = tmp_path / "slide.jpg"
+    Image.fromarray(noise(160, 160)).save(path, restart_marker_rows=1)
+    slide_content(path)
+    first, second = b"\xff\xd1", b"\xff\xd2"
+    data = path.read_bytes()
+    assert first in data
+    path.write_bytes(data.replace(first, second, 1))
+    with pytest.raises(DataError, match=r"slide\.jpg: .*JPEG stream"):
+        slide_content(path)
+
+
+@pytest.mark.parametrize("reader", ["openslide", "tifffile"])
+def test_a_tile_whose_end_was_lost_is_damaged_and_the_others_read(tmp_path, reader):
+    path = slide_file(tmp_path, noise(512, 512), "aperio", compression="jpeg")
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        start, length, side = page.dataoffsets[0], page.databytecounts[0], page.tilewidth
+    with open_slide(path, reader=reader) as slide:
+        other = slide.read(side, side, 64, 64)
+    path.write_bytes(zero_end(path.read_bytes(), start, length))
+    with open_slide(path, reader=reader) as slide:
+        with pytest.raises(DamagedTile, match="JPEG stream is cut off"):
+            slide.read(0, 0, side, side)
+        assert np.array_equal(slide.read(side, side, 64, 64), other)
+        assert slide.thumbnail(512).damaged
+
+
+def test_zeroed_sizes_of_the_tiles_of_a_mask_are_not_empty_tissue(tmp_path):
+    path = tmp_path / "mask.tif"
+    tifffile.imwrite(path, LESION, tile=(80, 80), compression="zlib")
+    with tifffile.TiffFile(path) as file:
+        sizes = file.pages[0].tags["TileByteCounts"]
+    data = path.read_bytes()
+    end = sizes.valueoffset + 4 * sizes.count
+    path.write_bytes(data[: sizes.valueoffset] + bytes(end - sizes.valueoffset) + data[end:])
+    with pytest.raises(DataError, match=r"mask\.tif: segment 0"):
+        mask_content(path)
+
+
+def test_a_slice_with_more_pixels_than_it_states_is_refused(tmp_path):
+    _, paths = series(tmp_path, voxels(1, 32, 32))
+    open_volume(paths[0]).slice_hu(0)
+    change(paths[0], Rows=16)
+    with pytest.raises(DataError, match=r"PixelData has 2,048 bytes, 16 x 32 pixels need 1,024"):
+        open_volume(paths[0]).slice_hu(0)

@@ -135,6 +135,8 @@ def _tiff_blocks(path: Path, boxes: np.ndarray) -> Iterator[Block]:
             raise DataError(f"{len(page.dataoffsets)} segments, expected {wanted.size} (one plane, one depth)")
         for index in np.flatnonzero(wanted.ravel()).tolist():
             if not page.databytecounts[index]:
+                if page.dataoffsets[index]:  # of an absent one both are 0
+                    raise DataError(f"segment {index} has a place and no size, the file is damaged; copy it again")
                 continue
             top, left = (
                 int(at) * size for at, size in zip(divmod(index, wanted.shape[1]), (rows, columns), strict=True)

@@ -218,10 +218,21 @@ def _read_hu(header: _SliceHeader) -> np.ndarray:
         if _size(tags) != (header.rows, header.columns):
             raise DataError("the file has changed since it was opened; open the series again")
         _check_compressed(dataset, (header.rows, header.columns))
+        _check_length(dataset, header)
         stored = dataset.pixel_array.astype(np.float64)
     if header.wraps_at_12_bits:
         stored[stored + 1000 >= 4096] -= 4096
     return (header.slope * stored + header.intercept).astype(np.float32)
+
+
+def _check_length(dataset: Any, header: _SliceHeader) -> None:
+    """Refuse a whole row of pixels or more that the header does not know of: pydicom would only cut them off."""
+    row, found = header.columns * int(dataset.BitsAllocated) // 8, len(dataset.PixelData)
+    if not dataset.file_meta.TransferSyntaxUID.is_compressed and found >= row * (header.rows + 1):
+        raise DataError(
+            f"PixelData has {found:,} bytes, {header.rows} x {header.columns} pixels need {row * header.rows:,}; "
+            "copy or export the file again"
+        )
 
 
 def _check_compressed(dataset: Any, size: tuple[int, int]) -> None:
