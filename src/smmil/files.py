@@ -126,14 +126,14 @@ def open_hdf5(path: Path) -> Iterator[Any]:
     """An HDF5 file open for reading; one that would read from other files is refused before anything is followed."""
     import h5py
 
-    with h5py.File(need_file(path), "r", locking=False) as file:
-        refuse_other_files(file)
+    check_once(path, check_hdf5)
+    with h5py.File(path, "r", locking=False) as file:
         yield file
 
 
-def refuse_other_files(file: Any) -> None:
+def check_hdf5(path: Path) -> None:
     """External links, external storage and virtual datasets let an HDF5 file show what lies in any other file."""
-    from h5py import h5d, h5l, h5o
+    from h5py import File, h5d, h5l, h5o
 
     own: list[bytes] = []
 
@@ -141,14 +141,15 @@ def refuse_other_files(file: Any) -> None:
         own.extend([name] if link.type == h5l.TYPE_HARD else [])
         return None if link.type in (h5l.TYPE_HARD, h5l.TYPE_SOFT) else name
 
-    if (link := file.id.links.visit(look, info=True)) is not None:
-        raise DataError(f"{link.decode(errors='replace')!r} is a link into another file; copy the content into it")
-    for name in own:
-        if isinstance(found := h5o.open(file.id, name), h5d.DatasetID):
-            made = found.get_create_plist()
-            if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
-                shown = name.decode(errors="replace")
-                raise DataError(f"{shown!r} lies in other files (virtual or external); copy the content into it")
+    with File(path, "r", locking=False) as file:
+        if (link := file.id.links.visit(look, info=True)) is not None:
+            raise DataError(f"{link.decode(errors='replace')!r} is a link into another file; copy the content into it")
+        for name in own:
+            if isinstance(found := h5o.open(file.id, name), h5d.DatasetID):
+                made = found.get_create_plist()
+                if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
+                    shown = name.decode(errors="replace")
+                    raise DataError(f"{shown!r} lies in other files (virtual or external); copy the content into it")
 
 
 def file_name(id_: str) -> str:

@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
-from smmil.files import need_file, open_hdf5, refuse_other_files
+from smmil.files import check_hdf5, check_once, open_hdf5
 from smmil.formats.content import Stored, _stored_type, _WritePlan
 from smmil.frame import Frame
 
@@ -128,8 +128,8 @@ def _number(attributes: Any, name: str) -> float | None:
 @contextmanager
 def _open_for_texts(path: Path) -> Iterator[h5py.File]:
     """An HDF5 file whose attributes may be read as text even when it is damaged: it fails then, and never hangs."""
-    with _HeapGuard(need_file(path), "rb") as raw, h5py.File(raw, "r") as file:
-        refuse_other_files(file)
+    check_once(path, check_hdf5)
+    with _HeapGuard(path, "rb") as raw, h5py.File(raw, "r") as file:
         yield file
 
 

@@ -20,7 +20,7 @@ from smmil.errors import DataError
 _CACHE_BYTES = 32 * 2**20
 _NO_COMPRESSION, _JPEG = 1, 7
 _RGB, _YCBCR = 2, 6
-_MARKER = re.compile(rb"\xff+([^\x00\xff])")
+_MARKER = re.compile(rb"\xff([^\x00\xff])")
 
 Decode = Callable[[bytes], np.ndarray]
 T = TypeVar("T")
