@@ -27,6 +27,7 @@ from smmil.errors import DataError
 from smmil.formats import read_bag, write_bag
 from smmil.frame import Frame
 from smmil.images import DamagedTile, open_slide, open_volume
+from smmil.prediction import Prediction
 from smmil.weights import read_foreign_weights
 
 CELLS = foreign.cells()
@@ -84,11 +85,22 @@ def weights_file(folder):
     return folder / "weights.pt"
 
 
+def prediction_file(folder):
+    Prediction("case", np.array([0.25, 0.75]), X[:, 0], CELLS * 512).save(folder / "case.npz")
+    return folder / "case.npz"
+
+
+def prediction_content(path):
+    found = Prediction.load(path)
+    return found.id, found.probs.tolist(), found.scores.tolist(), found.coords.tolist()
+
+
 KINDS = {
     "native": (native_file, bag_content),
     "pt": (pt_file, bag_content),
     "weights": (weights_file, weights_content),
     "nii.gz": (nifti_file, volume_content),
+    "npz": (prediction_file, prediction_content),
     "mask.png": (png_file, mask_content),
     "slide.png": (png_file, slide_content),
 }

@@ -225,3 +225,21 @@ def test_a_pipe_in_a_store_does_not_hang(tmp_path):
     os.mkfifo(chunk)
     (found,) = outcomes(read_bag, [store], None, seconds=3)
     assert found.kind == "error"
+
+
+def test_a_text_of_another_type_does_not_bring_the_process_down(tmp_path):
+    """HDF5 dies with signal 11 when it converts a variable-length type that is neither text nor sequence."""
+    path = foreign.trident_file(tmp_path, X, CELLS * 512, 512)
+    data = path.read_bytes()
+    place = data.index(b"\x19\x01", data.index(b"encoder"))
+    path.write_bytes(data[: place + 1] + b"\x2d" + data[place + 2 :])
+    (found,) = outcomes(read_provenance, [path], None)
+    assert found.kind == "error", found
+
+
+def test_a_level_that_is_no_dicom_any_more_is_not_passed_over(tmp_path):
+    folder = slide_file(tmp_path, noise(256, 256), "dicom")
+    largest = max(folder.glob("*.dcm"), key=lambda path: path.stat().st_size)
+    largest.write_bytes(bytes(5000))
+    with pytest.raises(DataError, match=f"{largest.name}: not a DICOM file"):
+        open_slide(folder)

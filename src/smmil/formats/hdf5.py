@@ -104,8 +104,11 @@ def _bag_arrays(file: h5py.File) -> dict[str, Any]:
     return {**arrays, "edges": None if pairs is None or weight is None else (pairs, weight)}
 
 
-def _text(value: Any) -> str:
-    """An attribute as text, stored as bytes or as a string."""
+def _text(attributes: Any, name: str) -> str:
+    """An attribute as text, stored as bytes or as a string; asked first: HDF5 crashes on other types of any length."""
+    if attributes.get_id(name).get_type().get_class() != h5py.h5t.STRING:
+        raise DataError(f"attribute {name!r} is not a text, the file is damaged")
+    value = attributes[name]
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
@@ -114,8 +117,11 @@ def _numbers(attributes: Any, name: str) -> np.ndarray | None:
 
     The text itself is never read: in a damaged file, HDF5 can search for it for ever.
     """
-    if name not in attributes or attributes.get_id(name).get_type().get_class() == h5py.h5t.STRING:
+    kind = attributes.get_id(name).get_type().get_class() if name in attributes else h5py.h5t.STRING
+    if kind == h5py.h5t.STRING:
         return None
+    if kind not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.ENUM):
+        raise DataError(f"attribute {name!r} holds no numbers, the file is damaged")
     return np.asarray(attributes[name], dtype=np.float64)
 
 

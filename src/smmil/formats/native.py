@@ -22,7 +22,7 @@ from smmil.bag import Bag
 from smmil.errors import DataError
 from smmil.files import file_name, open_hdf5, replacing
 from smmil.formats.content import Stored, _as_int8, _frame_json, _full_rule, _stored_type, _WritePlan
-from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _text, boundary
+from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _number, _text, boundary
 from smmil.graph import Graph
 
 FORMAT = 1
@@ -60,9 +60,9 @@ def _texts(file: h5py.File) -> dict[str, Any]:
     missing = [name for name in OURS if name not in file.attrs]
     if missing:
         raise DataError(f"attribute {missing[0]!r} is missing, the file is damaged")
-    if (version := int(file.attrs["smmil_format"])) != FORMAT:
-        raise DataError(f"written in format {version}, this smmil reads format {FORMAT}; upgrade smmil")
-    return {name: _text(file.attrs[name]) for name in OURS[1:]}
+    if (version := _number(file.attrs, "smmil_format")) != FORMAT:
+        raise DataError(f"written in format {version:g}, this smmil reads format {FORMAT}; upgrade smmil")
+    return {name: _text(file.attrs, name) for name in OURS[1:]}
 
 
 def _to_bag(stored: Stored, graph: Graph | None) -> Bag:

@@ -105,9 +105,10 @@ def _in_table(path: Path, ids: Sequence[str]) -> dict[str, Original]:
     import pandas as pd
 
     try:
-        table: Any = pd.read_csv(path, dtype=str, keep_default_na=False)
+        table: Any = pd.read_csv(need_file(path), dtype=str, keep_default_na=False)
     except (OSError, ValueError) as problem:
-        raise DataError(f"{path}: not readable as a table ({problem}); give rows of id,slide") from None
+        cause = " ".join(str(problem).split())
+        raise DataError(f"{path}: not readable as a table ({cause}); give rows of id,slide") from None
     column = next((name for name in _PATH_COLUMNS if name in table.columns), None)
     if column is None or "id" not in table.columns:
         raise DataError(f"{path}: columns {', '.join(table.columns)}; expected id and {' or '.join(_PATH_COLUMNS)}")

@@ -25,7 +25,11 @@ _ASKED = ["SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixColu
 
 def largest_level(folder: Path) -> Path:
     """The file of level 0 in a folder that holds one DICOM slide; label and overview images are passed over."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and is_dicom(path)]
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    for path in files:
+        if path.suffix.lower() == ".dcm" and not is_dicom(path):
+            raise DataError(f"{path}: not a DICOM file (the mark DICM is missing); copy it again or move it out")
+    files = [path for path in files if is_dicom(path)]
     levels = [(*level, path) for path in files if (level := _level(path)) is not None]
     if not levels:
         raise DataError(f"{folder}: no DICOM slide in this folder; give the folder with the .dcm files of one slide")

@@ -1,5 +1,6 @@
 """Instances of a case in the viewer: their positions on the page, everything known about one, and its look-alikes."""
 
+import tokenize
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -172,7 +173,10 @@ def _step(prediction: Prediction, coords: np.ndarray) -> np.ndarray:
 # High-scoring are the hottest tenth of a case, within these limits.
 _FEWEST, _MOST, _SHARE = 16, 512, 10
 _WIDEST = 65_536
-_DAMAGE = (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
+_DAMAGE = (
+    *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
+    *(EOFError, SyntaxError, tokenize.TokenError),
+)
 
 
 @dataclass(frozen=True, eq=False)
