@@ -1,4 +1,4 @@
-"""Atomic file writes, digests, and CSV tables that spreadsheets show without computing.
+"""Atomic file writes, digests and other checks of files, and CSV tables that spreadsheets show without computing.
 
 Tables that smmil reads back itself (manifests, labels) are written as they are: an id must come back unchanged.
 """
@@ -12,8 +12,10 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from numbers import Number
@@ -27,6 +29,9 @@ _OWNED = re.compile(rf"{re.escape(_MARK)}([0-9a-f]{{8}})-(\d{{1,10}})-(\d+)-.*",
 _PATIENCE_S = 86_400  # after which an untouched file of a process that cannot be asked is a leftover
 _LONGEST_NAME = 180
 _MOST_BYTES = 1 << 28
+# Clocks of file systems are coarse: what was written less than this many nanoseconds ago may change unseen.
+_SETTLED = 2 * 10**9
+_CHECKED: set[tuple[object, ...]] = set()
 
 
 @contextmanager
@@ -130,9 +135,7 @@ def read_text(path: str | Path, most: int = _MOST_BYTES) -> str:
     """Read a text of at most `most` bytes; what cannot be read, or is no regular file, is a DataError."""
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}")
-        with path.open("rb") as file:
+        with need_file(path).open("rb") as file:
             data = file.read(most + 1)
         if len(data) > most:
             raise DataError(f"{path}: larger than {most >> 10:,} kB, which is more than such a file can need")
@@ -164,6 +167,66 @@ def digest(*parts: bytes | memoryview | str) -> str:
         total.update(size.to_bytes(8, "little"))
         total.update(data)
     return total.hexdigest()
+
+
+def need_file(path: Path) -> Path:
+    """The path; pipes, sockets and devices are refused: reading them may wait or go on for ever."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(f"{path}: is a pipe, socket or device and is not opened; give a regular file")
+    return path
+
+
+def check_once(path: Path, check: Callable[..., object], *options: object) -> None:
+    """Call `check(path, *options)`, which raises on damage, unless it passed in this process and nothing changed."""
+    found = need_file(path).stat()
+    mark = (check, options, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    if mark not in _CHECKED:
+        check(path, *options)
+        if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > _SETTLED:
+            _CHECKED.add(mark)
+
+
+def check_zip(path: Path) -> None:
+    """Compare the checksums of a tensor file of torch; the older ones, which are no zip archives, have none."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+            raise DataError("its parts claim more than the file can hold; torch does not write such files")
+        if (wrong := archive.testzip()) is not None:
+            raise DataError(f"{wrong} does not match its checksum, the file is damaged; copy or save it again")
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[Any]:
+    """An HDF5 file open for reading; one that would read from other files is refused before anything is followed."""
+    import h5py
+
+    check_once(path, check_hdf5)
+    with h5py.File(path, "r", locking=False) as file:
+        yield file
+
+
+def check_hdf5(path: Path) -> None:
+    """External links, external storage and virtual datasets let an HDF5 file show what lies in any other file."""
+    from h5py import File, h5d, h5l, h5o
+
+    own: list[bytes] = []
+
+    def look(name: bytes, link: Any) -> bytes | None:  # h5py passes no exception through; an answer ends the visit
+        own.extend([name] if link.type == h5l.TYPE_HARD else [])
+        return None if link.type in (h5l.TYPE_HARD, h5l.TYPE_SOFT) else name
+
+    with File(path, "r", locking=False) as file:
+        if (link := file.id.links.visit(look, info=True)) is not None:
+            raise DataError(f"{link.decode(errors='replace')!r} is a link into another file; copy the content into it")
+        for name in own:
+            if isinstance(found := h5o.open(file.id, name), h5d.DatasetID):
+                made = found.get_create_plist()
+                if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
+                    shown = name.decode(errors="replace")
+                    raise DataError(f"{shown!r} lies in other files (virtual or external); copy the content into it")
 
 
 def file_name(id_: str) -> str:

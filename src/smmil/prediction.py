@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.files import digest, replacing
+from smmil.files import digest, need_file, replacing
 from smmil.frame import Frame
 
 _FORMAT = 1
@@ -96,14 +96,14 @@ class Prediction:
     def load(cls, path: str | Path) -> "Prediction":
         """Read a file written by `save`; an error if its content does not match its checksum or format."""
         try:
-            content = _read_arrays(Path(path))
+            content = _read_arrays(need_file(Path(path)))
             if content.pop("sha256").item() != _checksum(content):
                 raise ValueError("content does not match its checksum")
             return cls._from_content(content)
         except FileNotFoundError:
             raise DataError(f"{path}: no such file") from None
         except DataError as problem:
-            raise DataError(f"{path}: {problem}") from None
+            raise DataError(str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}") from None
         except _BROKEN as problem:
             cause = " ".join(str(problem).split()) or type(problem).__name__
             raise DataError(f"{path}: not readable as a prediction ({cause}); predict this case again") from None

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from smmil.errors import DataError, brief
-from smmil.files import digest, replacing
+from smmil.files import check_once, check_zip, digest, need_file, replacing
 
 _KEY = "smmil"
 _EXTRACT = (
@@ -35,7 +35,7 @@ def save_weights(path: str | Path, tensors: Mapping[str, Tensor], note: Mapping[
 def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and metadata of a file written by `save_weights`; damage of any kind is a DataError."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(need_file(Path(path)), framework="pt") as file:
             sealed = json.loads((file.metadata() or {})[_KEY])
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if digest(sealed["note"], sealed["tensors"]) != sealed["seal"] or tensors_digest(tensors) != sealed["tensors"]:
@@ -62,6 +62,7 @@ def read_foreign_weights(path: Path, wrappers: Sequence[str]) -> Mapping[Any, An
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
+        check_once(path, check_zip)
         content = torch.load(path, map_location="cpu", weights_only=True)
     # torch and safetensors name no common error for a file that is damaged, foreign, or holds more than weights
     except Exception as problem:  # noqa: BLE001

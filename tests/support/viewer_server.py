@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from smmil.viewer.serving import _bind
+from smmil.viewer.serving import _bind, _config
 
 
 class Running:
@@ -43,9 +43,9 @@ class Running:
 
 
 @contextmanager
-def running(app):
+def running(app, **options):
     with _bind("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off"))
+        server = uvicorn.Server(_config(app, log_level="critical", lifespan="off", **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from smmil.errors import DataError, MissingExtra, SmmilError
-from smmil.files import replacing
+from smmil.files import need_file, replacing
 
 # Text is held in memory as a whole; the largest published annotation files have some 20 MB.
 _LARGEST_TEXT = 512 * 2**20
@@ -39,7 +39,7 @@ def annotation_errors(path: Path, what: str) -> Iterator[None]:
 
 def _read_bytes(path: Path) -> bytes:
     """The content of a text file of sensible size."""
-    if (size := path.stat().st_size) > _LARGEST_TEXT:
+    if (size := need_file(path).stat().st_size) > _LARGEST_TEXT:
         raise DataError(f"{size:,} bytes; an annotation has at most {_LARGEST_TEXT:,}")
     return path.read_bytes()
 

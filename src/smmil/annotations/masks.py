@@ -16,7 +16,8 @@ import numpy as np
 from smmil.annotations.labels import annotation_errors
 from smmil.annotations.polygons import _shapely
 from smmil.errors import DataError, MissingExtra
-from smmil.images.opening import MAX_PIXELS
+from smmil.files import need_file
+from smmil.images.opening import MAX_PIXELS, check_picture
 
 SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".gif", ".pgm")
 # Codes of PANDA's masks: all that occur, and those that are cancer.
@@ -81,7 +82,8 @@ def open_mask(path: str | Path, kind: str = "label-image", positive: Collection[
     chosen = None if positive is None else tuple(int(code) for code in positive)
     with annotation_errors(path, "a label image"):
         with _opened_tiff(path) if _is_tiff(path) else _opened(path) as image:
-            width, height = (image.pages[0].imagewidth, image.pages[0].imagelength) if _is_tiff(path) else image.size
+            size = (image.pages[0].imagewidth, image.pages[0].imagelength) if _is_tiff(path) else image.size
+            width, height = map(int, size)  # in a damaged TIFF they may be anything
         if kind in PANDA:
             codes, cancer = PANDA[kind]
             return _LabelImage(path, width, height, chosen or cancer, tuple(codes), first_channel=True)
@@ -96,7 +98,8 @@ def _opened(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = Image.open(path)
+            image = Image.open(need_file(path))
+            check_picture(path, image.format)
     except Image.DecompressionBombError as problem:
         raise DataError(str(problem)) from None
     if image.width * image.height > MAX_PIXELS:
@@ -120,7 +123,7 @@ def _opened_tiff(path: Path) -> Any:
         import tifffile
     except ImportError:
         raise MissingExtra("tifffile", "slides", "reading TIFF masks") from None
-    return tifffile.TiffFile(path)
+    return tifffile.TiffFile(need_file(path))
 
 
 def _tiff_blocks(path: Path, boxes: np.ndarray) -> Iterator[Block]:
@@ -133,6 +136,8 @@ def _tiff_blocks(path: Path, boxes: np.ndarray) -> Iterator[Block]:
             raise DataError(f"{len(page.dataoffsets)} segments, expected {wanted.size} (one plane, one depth)")
         for index in np.flatnonzero(wanted.ravel()).tolist():
             if not page.databytecounts[index]:
+                if page.dataoffsets[index]:  # of an absent one both are 0
+                    raise DataError(f"segment {index} has a place and no size, the file is damaged; copy it again")
                 continue
             top, left = (
                 int(at) * size for at, size in zip(divmod(index, wanted.shape[1]), (rows, columns), strict=True)

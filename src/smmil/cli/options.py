@@ -50,10 +50,10 @@ def _check_threshold(threshold: float | None, validation: list[Path] | None = No
 
 def _right_verb(path: Path) -> str | None:
     """Message that says what a path is instead of a feature file, and the verb for it; None if unknown."""
-    if not path.exists():
-        return None
     if path.is_dir():
         return _folder(path)
+    if not path.is_file():
+        return None
     if path.suffix.lower() == ".npz":
         return f"{path}: {_PREDICTIONS}"
     if path.suffix.lower() in (".safetensors", ".ckpt", ".pth"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from smmil.errors import DataError, MissingExtra
 from smmil.exports.case import ExportCase
-from smmil.files import digest
+from smmil.files import digest, need_file
 from smmil.images.dicom_file import dicom_errors, is_dicom
 from smmil.images.opening import largest_level
 
@@ -49,7 +49,7 @@ def _source_header(case: ExportCase, path: Path) -> Any:
     except ModuleNotFoundError:
         raise MissingExtra("pydicom", "ct", "reading DICOM") from None
     with dicom_errors(path):
-        source = dcmread(path, stop_before_pixels=True)
+        source = dcmread(need_file(path), stop_before_pixels=True)
         if case.deidentify:
             return _stripped(source, case.keep_uids)
         for name in _EMPTY:

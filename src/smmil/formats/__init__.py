@@ -6,6 +6,7 @@ from typing import Any
 
 from smmil.bag import Bag
 from smmil.errors import DataError
+from smmil.files import need_file
 from smmil.formats.clam import _ClamReader, _ClamTensorReader
 from smmil.formats.content import Stored
 from smmil.formats.hdf5 import Reader, _is_hdf5, _layout, boundary
@@ -68,8 +69,7 @@ def _read_stored(path: Path, reader: Reader, verify: bool = True, instance_label
 
 def _choose_reader(path: Path) -> Reader:
     """As `find_reader`, to be called inside `boundary`."""
-    if not path.exists():
-        raise FileNotFoundError
+    need_file(path)
     for reader in READERS:
         if reader.recognises(path):
             return reader

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.files import file_name
+from smmil.files import check_once, check_zip, file_name, open_hdf5
 from smmil.formats.content import INFERRED, Stored, _frame_from_coords, _frame_with_step, _h5_bytes, _WritePlan
 from smmil.formats.hdf5 import Reader, _dataset, _number, _numbers, _starts_with
 
@@ -21,7 +21,7 @@ class _ClamReader(Reader):
 
     def load(self, path: Path) -> Stored:
         """Features and coordinates; footprint from the patch file, else the step is inferred from the coordinates."""
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             features, (coords, side) = _dataset(file, "features"), _coords_and_side(file)
         if features is None or coords is None:
             raise DataError("there is no dataset 'coords'; for bags without positions use write_bag(..., graph='none')")
@@ -66,7 +66,7 @@ class _ClamTensorReader(Reader):
         features = _tensor(path)
         for companion in (path.parent.parent / "h5_files" / f"{path.stem}.h5", *_patch_files(path)):
             if companion.is_file():
-                with h5py.File(companion, "r", locking=False) as file:
+                with open_hdf5(companion) as file:
                     coords, side = _coords_and_side(file)
                 if coords is not None:
                     return _on_lattice(path, features, coords, side)
@@ -83,6 +83,7 @@ def _coords_and_side(file: h5py.File) -> tuple[np.ndarray | None, float | None]:
 def _tensor(path: Path) -> np.ndarray:
     import torch
 
+    check_once(path, check_zip)
     content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, torch.Tensor) or content.layout != torch.strided:
         raise DataError(f"holds a {type(content).__name__}, expected one tensor (instances, dimensions)")
@@ -98,7 +99,7 @@ def _on_lattice(path: Path, features: np.ndarray, coords: np.ndarray, side: floa
     patches = None if side else next((file for file in _patch_files(path) if file.is_file()), None)
     side = side or None
     if patches is not None:
-        with h5py.File(patches, "r", locking=False) as file:
+        with open_hdf5(patches) as file:
             side = _level0_side(file["coords"].attrs) if "coords" in file else None
     if side is not None:
         return stored.on_lattice(_frame_with_step((side,) * coords.shape[1], coords))

@@ -2,11 +2,13 @@
 
 import io
 import json
+import lzma
 import os
 import pickle
 import struct
 import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +19,7 @@ import h5py
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
+from smmil.files import check_hdf5, check_once, open_hdf5
 from smmil.formats.content import Stored, _stored_type, _WritePlan
 from smmil.frame import Frame
 
@@ -24,7 +27,7 @@ from smmil.frame import Frame
 _DAMAGE = (
     *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
     *(EOFError, SyntaxError, AssertionError, ImportError),
-    *(pickle.UnpicklingError, tokenize.TokenError, zipfile.BadZipFile, struct.error),
+    *(pickle.UnpicklingError, tokenize.TokenError, zipfile.BadZipFile, struct.error, zlib.error, lzma.LZMAError),
 )
 
 
@@ -66,7 +69,7 @@ def _layout(path: Path) -> str:
 
     Only names are looked at: in a damaged file, HDF5 can search for the text of an attribute for ever.
     """
-    with h5py.File(path, "r", locking=False) as file:
+    with open_hdf5(path) as file:
         if any(name in file.attrs for name in OURS):
             return "native"
         if "feats" in file:
@@ -101,8 +104,11 @@ def _bag_arrays(file: h5py.File) -> dict[str, Any]:
     return {**arrays, "edges": None if pairs is None or weight is None else (pairs, weight)}
 
 
-def _text(value: Any) -> str:
-    """An attribute as text, stored as bytes or as a string."""
+def _text(attributes: Any, name: str) -> str:
+    """An attribute as text, stored as bytes or as a string; asked first: HDF5 crashes on other types of any length."""
+    if attributes.get_id(name).get_type().get_class() != h5py.h5t.STRING:
+        raise DataError(f"attribute {name!r} is not a text, the file is damaged")
+    value = attributes[name]
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
@@ -111,8 +117,11 @@ def _numbers(attributes: Any, name: str) -> np.ndarray | None:
 
     The text itself is never read: in a damaged file, HDF5 can search for it for ever.
     """
-    if name not in attributes or attributes.get_id(name).get_type().get_class() == h5py.h5t.STRING:
+    kind = attributes.get_id(name).get_type().get_class() if name in attributes else h5py.h5t.STRING
+    if kind == h5py.h5t.STRING:
         return None
+    if kind not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.ENUM):
+        raise DataError(f"attribute {name!r} holds no numbers, the file is damaged")
     return np.asarray(attributes[name], dtype=np.float64)
 
 
@@ -125,6 +134,7 @@ def _number(attributes: Any, name: str) -> float | None:
 @contextmanager
 def _open_for_texts(path: Path) -> Iterator[h5py.File]:
     """An HDF5 file whose attributes may be read as text even when it is damaged: it fails then, and never hangs."""
+    check_once(path, check_hdf5)
     with _HeapGuard(path, "rb") as raw, h5py.File(raw, "r") as file:
         yield file
 

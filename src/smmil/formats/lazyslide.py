@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra
+from smmil.files import need_file
 from smmil.formats.content import Stored, _frame_with_step, _stored_type
 from smmil.formats.hdf5 import Reader
 from smmil.frame import Frame
@@ -35,7 +36,9 @@ class _LazySlideReader(Reader):
         features = _matrix(table["X"], store / "tables" / name / "X")
         key = str(table.attrs.get("instance_key", "tile_id"))
         ids = _ids(table[f"obs/{key}"], key, features)
-        boxes = _boxes(store / "shapes" / region / "shapes.parquet", key, ids)
+        shapes = store / "shapes" / region / "shapes.parquet"
+        _refuse_strays(store, shapes.parent, shapes)
+        boxes = _boxes(shapes, key, ids)
         coords = _stored_type("coords", np.ascontiguousarray(boxes[:, :2]))
         stored = Stored(store.stem, features, coords)
         return stored.on_lattice(_frame(attributes, region, boxes, coords), _facts(attributes, region, name))
@@ -58,7 +61,19 @@ def _opened(path: Path) -> tuple[Path, Any, str]:
         import zarr
     except ImportError:
         raise MissingExtra("zarr", "lazyslide", f"reading {store.name}") from None
-    return store, zarr.open_group(store, mode="r", use_consolidated=False), name or _only_table(store)
+    name = name or _only_table(store)
+    table = store / "tables" / name
+    _refuse_strays(store, *store.glob("*"), table, *table.rglob("*"))
+    return store, zarr.open_group(store, mode="r", use_consolidated=False), name
+
+
+def _refuse_strays(store: Path, *entries: Path) -> None:
+    """Refuse links that lead out of the store, with which it would show what lies elsewhere, and pipes and devices."""
+    inside = store.resolve()
+    for entry in entries:
+        if entry.is_symlink() and not entry.resolve().is_relative_to(inside):
+            raise DataError(f"{entry.relative_to(store)} is a link out of the store; copy the content into it")
+        need_file(entry)
 
 
 def _only_table(store: Path) -> str:
@@ -96,6 +111,8 @@ def _matrix(group: Any, folder: Path) -> np.ndarray:
 
 
 def _refuse_claims(array: Any, limit: int) -> None:
+    if any("pickle" in str(getattr(codec, "codec_id", codec)) for codec in (*array.filters, *array.compressors)):
+        raise DataError("an array asks to be unpickled, which could run code; write the store again without")
     size = int(np.prod(array.shape, dtype=float)) * array.dtype.itemsize
     if size > max(limit, 1 << 20):
         raise DataError(f"an array claims {size:,} bytes, more than the store can hold; the store is damaged")
@@ -133,7 +150,7 @@ def _boxes(path: Path, key: str, wanted: np.ndarray) -> np.ndarray:
     """Boxes (x, y, width, height) of the wanted tiles: rectangles, each one closed ring of five points."""
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path)
+    table = pq.read_table(path, page_checksum_verification=True)
     if not table.num_rows:
         raise DataError(f"{path.parent.name}: there are no tiles")
     named = next((name for name in (key, "__index_level_0__") if name in table.column_names), None)

@@ -19,9 +19,9 @@ import torch
 
 from smmil.bag import Bag
 from smmil.errors import DataError
-from smmil.files import file_name, replacing
+from smmil.files import file_name, open_hdf5, replacing
 from smmil.formats.content import Stored, _as_int8, _frame_json, _full_rule, _stored_type, _WritePlan
-from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _text, boundary
+from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _number, _text, boundary
 from smmil.graph import Graph
 
 FORMAT = 1
@@ -33,13 +33,13 @@ class _NativeReader(Reader):
 
     def load(self, path: Path) -> Stored:
         """Content of the file as arrays and texts; one read per dataset, in the stored type."""
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             arrays, texts = _bag_arrays(file), _texts(file)
         return Stored(**arrays, rule=texts.pop("graph"), **texts)
 
     def provenance(self, path: Path) -> dict[str, Any]:
         """Where the features come from, without reading them."""
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             return json.loads(_texts(file)["provenance"])
 
     def plan(self, stored: Stored, facts: dict[str, Any], label: int | None) -> _WritePlan:
@@ -62,9 +62,9 @@ def _texts(file: h5py.File) -> dict[str, Any]:
     missing = [name for name in OURS if name not in file.attrs]
     if missing:
         raise DataError(f"attribute {missing[0]!r} is missing, the file is damaged")
-    if (version := int(file.attrs["smmil_format"])) != FORMAT:
-        raise DataError(f"written in format {version}, this smmil reads format {FORMAT}; upgrade smmil")
-    return {name: _text(file.attrs[name]) for name in OURS[1:]}
+    if (version := _number(file.attrs, "smmil_format")) != FORMAT:
+        raise DataError(f"written in format {version:g}, this smmil reads format {FORMAT}; upgrade smmil")
+    return {name: _text(file.attrs, name) for name in OURS[1:]}
 
 
 def _to_bag(stored: Stored, graph: Graph | None) -> Bag:

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.files import file_name
+from smmil.files import file_name, open_hdf5
 from smmil.formats import content
 from smmil.formats.content import Stored, _encoder_name, _folder_name, _frame_with_step, _h5_bytes, _WritePlan
 from smmil.formats.hdf5 import Reader, _dataset, _number, _open_for_texts, _text
@@ -27,7 +26,7 @@ class _StampReader(Reader):
 
     def load(self, path: Path) -> Stored:
         """Features and coordinates as stored; the frame says how many micrometres one unit is."""
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             features, coords = _dataset(file, "feats", "features"), _dataset(file, "coords")
             if features is None or coords is None:
                 raise DataError("there is no dataset 'coords': features of a whole slide or patient, not of tiles")
@@ -41,7 +40,7 @@ class _StampReader(Reader):
         with _open_for_texts(path) as file:
             names = {"extractor": "encoder", "stamp_version": "stamp_version", "code_hash": "code_hash"}
             facts: dict[str, Any] = {
-                ours: _text(file.attrs[name]) for name, ours in names.items() if name in file.attrs
+                ours: _text(file.attrs, name) for name, ours in names.items() if name in file.attrs
             }
             for name in ("tile_size_um", "tile_size_px"):
                 if (value := _number(file.attrs, name)) is not None:
@@ -90,7 +89,7 @@ def _tile(path: Path, attributes: Any, coords: np.ndarray) -> tuple[float, float
 
 def _unit(path: Path) -> str:
     with _open_for_texts(path) as file:
-        return _text(file.attrs.get("unit", ""))
+        return _text(file.attrs, "unit") if "unit" in file.attrs else ""
 
 
 def _in_pixels(stored: Stored, mpp: float) -> Stored:

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
-
 from smmil.errors import DataError
-from smmil.files import file_name
+from smmil.files import file_name, open_hdf5
 from smmil.formats.content import Stored, _encoder_name, _folder_name, _h5_bytes, _WritePlan
 from smmil.formats.hdf5 import Reader, _bag_arrays, _coords_attributes, _number, _open_for_texts, _text
 from smmil.frame import Frame
@@ -21,7 +19,7 @@ class _TridentReader(Reader):
 
     def load(self, path: Path) -> Stored:
         """Features and coordinates with footprint and step from the attributes of the coordinates."""
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             stored = Stored(path.stem, **_bag_arrays(file))
             if stored.coords is None:
                 raise DataError(
@@ -35,7 +33,8 @@ class _TridentReader(Reader):
     def provenance(self, path: Path) -> dict[str, Any]:
         """The encoder, where the file names it."""
         with _open_for_texts(path) as file:
-            encoder = _text(file["features"].attrs.get("encoder", "None"))
+            attributes = file["features"].attrs
+            encoder = _text(attributes, "encoder") if "encoder" in attributes else "None"
         return {} if encoder == "None" else {"encoder": encoder}
 
     def plan(self, stored: Stored, facts: dict[str, Any], label: int | None) -> _WritePlan:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra
+from smmil.files import need_file
 
 _JPEG_2000 = b"\xff\x4f\xff\x51"
 _NO_LENGTH = {0x01, *range(0xD0, 0xD9)}
@@ -121,7 +122,7 @@ def _refuse_deflated(path: Path) -> None:
 def is_dicom(path: Path) -> bool:
     """Whether the file carries the mark DICM where DICOM files do."""
     try:
-        with path.open("rb") as file:
+        with need_file(path).open("rb") as file:
             return file.read(132)[128:] == b"DICM"
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({problem.strerror}); check the file and its permissions") from None
@@ -217,10 +218,21 @@ def _read_hu(header: _SliceHeader) -> np.ndarray:
         if _size(tags) != (header.rows, header.columns):
             raise DataError("the file has changed since it was opened; open the series again")
         _check_compressed(dataset, (header.rows, header.columns))
+        _check_length(dataset, header)
         stored = dataset.pixel_array.astype(np.float64)
     if header.wraps_at_12_bits:
         stored[stored + 1000 >= 4096] -= 4096
     return (header.slope * stored + header.intercept).astype(np.float32)
+
+
+def _check_length(dataset: Any, header: _SliceHeader) -> None:
+    """Refuse a whole row of pixels or more that the header does not know of: pydicom would only cut them off."""
+    row, found = header.columns * int(dataset.BitsAllocated) // 8, len(dataset.PixelData)
+    if not dataset.file_meta.TransferSyntaxUID.is_compressed and found >= row * (header.rows + 1):
+        raise DataError(
+            f"PixelData has {found:,} bytes, {header.rows} x {header.columns} pixels need {row * header.rows:,}; "
+            "copy or export the file again"
+        )
 
 
 def _check_compressed(dataset: Any, size: tuple[int, int]) -> None:

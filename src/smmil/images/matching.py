@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.files import file_name
+from smmil.files import file_name, need_file
 from smmil.images.slide import Slide
 from smmil.images.volume import Volume
 from smmil.prediction import Prediction
@@ -105,9 +105,10 @@ def _in_table(path: Path, ids: Sequence[str]) -> dict[str, Original]:
     import pandas as pd
 
     try:
-        table: Any = pd.read_csv(path, dtype=str, keep_default_na=False)
+        table: Any = pd.read_csv(need_file(path), dtype=str, keep_default_na=False)
     except (OSError, ValueError) as problem:
-        raise DataError(f"{path}: not readable as a table ({problem}); give rows of id,slide") from None
+        cause = " ".join(str(problem).split())
+        raise DataError(f"{path}: not readable as a table ({cause}); give rows of id,slide") from None
     column = next((name for name in _PATH_COLUMNS if name in table.columns), None)
     if column is None or "id" not in table.columns:
         raise DataError(f"{path}: columns {', '.join(table.columns)}; expected id and {' or '.join(_PATH_COLUMNS)}")
@@ -224,8 +225,10 @@ def find_features(manifest: str | Path, ids: Sequence[str]) -> dict[str, Path]:
 
     manifest = Path(manifest)
     try:
-        parquet = manifest.suffix.lower() == ".parquet"
-        table = pd.read_parquet(manifest) if parquet else pd.read_csv(manifest, dtype=str, encoding="utf-8-sig")
+        if manifest.suffix.lower() == ".parquet":
+            table = pd.read_parquet(need_file(manifest), page_checksum_verification=True)
+        else:
+            table = pd.read_csv(need_file(manifest), dtype=str, encoding="utf-8-sig")
     except FileNotFoundError:
         raise DataError(f"--bags {manifest}: no such file; give the manifest.csv that smmil prepare wrote") from None
     except (OSError, ValueError, LookupError) as problem:

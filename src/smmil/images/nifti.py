@@ -1,5 +1,6 @@
 """A CT volume from a NIfTI file, shown the same way as the DICOM series it was made from."""
 
+import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra
+from smmil.files import check_once, need_file
 from smmil.images.dicom_file import DAMAGE
 from smmil.images.volume import LPS_TO_RAS, Turn, Volume, _plane_spacing, _slice_normal, _turned
 
 LARGEST_VOLUME = 2**30
 # Deflate cannot pack better than about 1 : 1032, so a file that promises more is no volume.
 _LARGEST_PACKING = 1100
+_BEHIND = 64 * 2**20
+_PIECE = 2**20
 _MM_PER = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
 
 
@@ -67,8 +71,11 @@ def _open_nifti(path: Path, *, strict: bool = False) -> Volume:
     except ImportError:
         raise MissingExtra("nibabel", "ct", "reading NIfTI") from None
     with _nifti_errors(path):
-        image: Any = nibabel.load(path)
+        image: Any = nibabel.load(need_file(path))
         shape = _shape(path, image)
+        if path.name.lower().endswith(".gz"):
+            most = image.dataobj.offset + image.get_data_dtype().itemsize * int(np.prod(shape)) + _BEHIND
+            check_once(path, _check_gzip, most)
         affine, notes = _placed(image)
         if strict and notes:
             raise DataError(f"{'; '.join(notes)}; write the file again with its geometry, or allow it")
@@ -85,6 +92,14 @@ def _open_nifti(path: Path, *, strict: bool = False) -> Volume:
             source=_NiftiSlices(path, image.dataobj, axis, turn),
             notes=notes,
         )
+
+
+def _check_gzip(path: Path, most: int) -> None:
+    """Unpack to the end, where gzip compares its checksum; nibabel stops at the last voxel, before it."""
+    with gzip.open(path) as file:
+        while file.read(_PIECE):
+            if file.tell() > most:
+                raise DataError(f"goes on for more than {_BEHIND >> 20} MB behind the volume; write the file again")
 
 
 def _shape(path: Path, image: Any) -> tuple[int, int, int]:

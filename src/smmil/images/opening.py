@@ -4,6 +4,7 @@ OpenSlide's DICOM driver gives the same pixels as wsidicom (a test compares them
 """
 
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra, check_choice
+from smmil.files import check_once, need_file
 from smmil.images.dicom_file import is_dicom
 from smmil.images.openslide_slide import OpenSlideSlide, _library, _over_white
 from smmil.images.slide import Slide, choose_mpp
+from smmil.images.tiff_slide import _check_jpeg
 
 _WSI_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"
 _ASKED = ["SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixColumns"]
@@ -22,7 +25,11 @@ _ASKED = ["SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixColu
 
 def largest_level(folder: Path) -> Path:
     """The file of level 0 in a folder that holds one DICOM slide; label and overview images are passed over."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and is_dicom(path)]
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    for path in files:
+        if path.suffix.lower() == ".dcm" and not is_dicom(path):
+            raise DataError(f"{path}: not a DICOM file (the mark DICM is missing); copy it again or move it out")
+    files = [path for path in files if is_dicom(path)]
     levels = [(*level, path) for path in files if (level := _level(path)) is not None]
     if not levels:
         raise DataError(f"{folder}: no DICOM slide in this folder; give the folder with the .dcm files of one slide")
@@ -88,7 +95,8 @@ def _opened(path: Path) -> Any:
         raise MissingExtra("Pillow", "slides", "reading images") from None
     with _image_errors(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of sizes that are allowed here, and of odd but harmless tags
-        image = Image.open(path)
+        image = Image.open(need_file(path))
+        check_picture(path, image.format)
     if image.width * image.height > MAX_PIXELS:
         raise DataError(
             f"{path}: {image.width} × {image.height} pixels in one plain image, at most {MAX_PIXELS} are decoded; "
@@ -97,6 +105,36 @@ def _opened(path: Path) -> Any:
     if image.mode not in _EIGHT_BIT:
         raise DataError(f"{path}: pixels of type {image.mode!r}, expected 8 bits per colour; convert the image")
     return image
+
+
+def check_picture(path: Path, kind: str | None) -> None:
+    """Refuse a PNG whose checksums do not match and a JPEG without its end, which Pillow shows nevertheless.
+
+    kind  what Pillow calls the format
+    """
+    if kind == "PNG":
+        check_once(path, _check_png)
+    elif kind in ("JPEG", "MPO"):
+        check_once(path, _check_jpeg_file)
+
+
+def _check_jpeg_file(path: Path) -> None:
+    _check_jpeg(path.read_bytes())
+
+
+def _check_png(path: Path) -> None:
+    """Compare the checksum of every part up to the mark of the end."""
+    with path.open("rb") as file:
+        file.seek(8)
+        kind = b""
+        while kind != b"IEND":
+            head = file.read(8)
+            left, kind = int.from_bytes(head[:4], "big"), head[4:]
+            found = zlib.crc32(kind)
+            while left and (piece := file.read(min(left, 2**20))):
+                found, left = zlib.crc32(piece, found), left - len(piece)
+            if left or found.to_bytes(4, "big") != file.read(4):
+                raise DataError("a part does not match its checksum or is cut off; copy or export it again")
 
 
 def _decode(path: Path) -> np.ndarray:
@@ -110,6 +148,8 @@ def _image_errors(path: Path) -> Iterator[None]:
     """Turn whatever Pillow raises into a DataError that names the file."""
     try:
         yield
+    except DataError as problem:
+        raise DataError(str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}") from None
     except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
         reason = f"{type(problem).__name__}: {problem}"
         raise DataError(f"{path}: not readable as an image ({reason}); copy or export it again") from None
@@ -135,6 +175,13 @@ _SUPPORTED = (
 )
 
 
+def _companions(file: Path) -> list[Path]:
+    """What OpenSlide opens by itself: the files beside a DICOM or Hamamatsu slide, those below one of 3DHISTECH."""
+    together = file.suffix.lower() in (".vms", ".vmu") or is_dicom(file)
+    folder = file.parent if together else file.with_suffix("")
+    return [path for path in folder.iterdir() if path.exists()] if folder.is_dir() else []
+
+
 def open_slide(path: str | Path, mpp: float | None = None, reader: str | None = None) -> Slide:
     """Open a slide file or a DICOM folder for reading.
 
@@ -145,9 +192,12 @@ def open_slide(path: str | Path, mpp: float | None = None, reader: str | None = 
     check_choice(reader or "openslide", READERS, "reader")
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
+    need_file(path)
     if reader == "pillow" or (reader is None and path.suffix.lower() in _NEVER_PYRAMIDS):
         return _PlainSlide(path, mpp)
     file, openslide = largest_level(path) if path.is_dir() else path, _library()
+    for companion in _companions(file):
+        need_file(companion)
     try:
         known = openslide.OpenSlide.detect_format(file)
     except (openslide.OpenSlideError, OSError, ValueError) as problem:

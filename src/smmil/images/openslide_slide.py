@@ -62,7 +62,11 @@ class OpenSlideSlide(Slide):
             self._handle, self._process = _opened(self._file), os.getpid()
         direct = None
         if self._tiles is not None and self._trusts(level):
-            direct = self._tiles.region(level, left, top, width, height)
+            try:
+                direct = self._tiles.region(level, left, top, width, height)
+            except ValueError as problem:
+                step = self._steps[level]
+                raise DamagedTile(str(self.path), left * step, top * step, str(problem)) from None
         return self._composed(level, left, top, width, height) if direct is None else direct
 
     def _composed(self, level: int, left: int, top: int, width: int, height: int) -> np.ndarray:
@@ -92,8 +96,8 @@ class OpenSlideSlide(Slide):
             return self.reader == "tifffile"
         outcomes = []
         for place in self._tiles.richest(level):
-            direct = self._tiles.region(level, *place)
-            with suppress(DamagedTile):  # says nothing about the decoder
+            with suppress(DamagedTile, ValueError):  # damage says nothing about the decoder
+                direct = self._tiles.region(level, *place)
                 composed = self._composed(level, *place)
                 outcomes += [] if direct is None else [np.array_equal(direct, composed)]
         return bool(outcomes) and all(outcomes)

@@ -6,6 +6,7 @@ It uses the same JPEG library as OpenSlide with the same settings, so the pixels
 
 import logging
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from smmil.errors import DataError
 _CACHE_BYTES = 32 * 2**20
 _NO_COMPRESSION, _JPEG = 1, 7
 _RGB, _YCBCR = 2, 6
+_MARKER = re.compile(rb"\xff([^\x00\xff])")
 
 Decode = Callable[[bytes], np.ndarray]
 T = TypeVar("T")
@@ -34,6 +36,7 @@ class _TiledLevel:
     offsets: np.ndarray
     counts: np.ndarray
     decode: Decode
+    jpeg: bool
 
     @property
     def across(self) -> int:
@@ -56,7 +59,10 @@ class _TiffTiles:
         self._cache.clear()
 
     def region(self, depth: int, left: int, top: int, width: int, height: int) -> np.ndarray | None:
-        """A rectangle inside a level; None when a tile of it is absent, damaged or of an unknown kind."""
+        """A rectangle inside a level; None when a tile of it is absent, not decoded or of an unknown kind.
+
+        A JPEG tile without its end is a ValueError: OpenSlide, and every other decoder, would paint the rest grey.
+        """
         level = self.levels[depth]
         if level is None:
             return None
@@ -90,8 +96,11 @@ class _TiffTiles:
         offset, count = int(level.offsets[index]), int(level.counts[index])
         if count == 0 or offset + count > self._length:
             return None
+        data = _read_at(self._file, count, offset)
+        if level.jpeg:
+            _check_jpeg(data)
         try:
-            tile = level.decode(_read_at(self._file, count, offset))
+            tile = level.decode(data)
         except (ValueError, RuntimeError, OSError):  # imagecodecs' own errors are RuntimeErrors; OpenSlide decides
             return None
         self._cache[key] = tile
@@ -168,7 +177,27 @@ def _tiled_level(page: Any) -> _TiledLevel:
         offsets=np.asarray(page.dataoffsets, np.uint64),
         counts=np.asarray(page.databytecounts, np.uint64),
         decode=_jpeg_decoder(tile, page.jpegtables, int(page.photometric)) if jpeg else raw,
+        jpeg=jpeg,
     )
+
+
+def _check_jpeg(data: bytes) -> None:
+    """Refuse a JPEG stream that is cut off, or has marks inside that cannot be there; decoders hide both."""
+    place, scanning, restarts = 2, False, 0
+    while (found := _MARKER.search(data, place)) is not None:
+        mark, place = found[1][0], found.end()
+        if mark == 0xD9:
+            return
+        if scanning and 0xD0 <= mark <= 0xD7:
+            if mark != 0xD0 + restarts % 8:
+                break
+            restarts += 1
+        elif mark < 0xC0:
+            break
+        else:
+            scanning, restarts = mark == 0xDA, 0
+            place += int.from_bytes(data[place : place + 2], "big")
+    raise ValueError("the JPEG stream is cut off or damaged")
 
 
 def _jpeg_decoder(tile: tuple[int, int], tables: bytes | None, photometric: int) -> Decode:

@@ -11,8 +11,9 @@ from PIL import Image
 from scipy.ndimage import label, median_filter
 
 from smmil.errors import DataError, MissingExtra
-from smmil.files import read_json
+from smmil.files import need_file, read_json
 from smmil.images import Slide, need_mpp
+from smmil.images.opening import check_picture
 from smmil.prepare.recipe import TissueRecipe
 
 
@@ -105,10 +106,13 @@ def _mask_from_image(slide: Slide, path: Path) -> _TissueMask:
 def _read_image(path: Path) -> np.ndarray:
     """Pixels of a PNG or TIFF mask; an error of the reading library becomes a DataError."""
     try:
-        with Image.open(path) as image:
+        with Image.open(need_file(path)) as image:
+            check_picture(path, image.format)
             return np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "PA", "CMYK") else image)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check where the tissue masks lie") from None
+    except DataError as problem:
+        raise DataError(str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}") from None
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError) as problem:
         raise DataError(f"{path}: not readable as a mask image ({problem}); write it again as PNG") from None
 

@@ -13,6 +13,7 @@ from smmil.evaluate.folders import summarize_models
 from smmil.evaluate.instances import has_lesion_labels
 from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import METRICS, Level, PooledMetric, metrics_of
+from smmil.files import need_file
 from smmil.prediction import Prediction
 
 Models = Mapping[str, Sequence[Prediction]]
@@ -171,7 +172,7 @@ class Picture:
     def _content(self) -> bytes:
         path = Path(self.path)
         try:
-            data = path.read_bytes()
+            data = need_file(path).read_bytes()
         except OSError as problem:
             raise DataError(f"{path}: picture cannot be read ({problem.strerror}); draw it again") from None
         if len(data) < 24 or not data.startswith(b"\x89PNG\r\n\x1a\n"):

@@ -1,18 +1,19 @@
 """Instances of a case in the viewer: their positions on the page, everything known about one, and similar ones."""
 
+import tokenize
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 from scipy.special import logsumexp
 
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import SlideFacts, boxes, slide_facts
+from smmil.files import need_file, open_hdf5
 from smmil.frame import Frame
 from smmil.prediction import Prediction
 
@@ -172,7 +173,10 @@ def _step(prediction: Prediction, coords: np.ndarray) -> np.ndarray:
 # High-scoring are the hottest tenth of a case, within these limits.
 _FEWEST, _MOST, _SHARE = 16, 512, 10
 _WIDEST = 65_536
-_DAMAGE = (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
+_DAMAGE = (
+    *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
+    *(EOFError, SyntaxError, tokenize.TokenError),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,11 +219,11 @@ def _features(path: Path) -> Iterator[Any]:
     """The matrix of features, open for reading rows; whatever a damaged file raises leaves as one line."""
     try:
         if path.suffix.lower() == ".npy":
-            yield _checked(np.load(path, mmap_mode="r", allow_pickle=False))
+            yield _checked(np.load(need_file(path), mmap_mode="r", allow_pickle=False))
             return
         if path.suffix.lower() not in (".h5", ".hdf5"):
             raise DataError(f"features in {path.suffix or 'files without ending'} are not read here; use smmil convert")
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             name = next((n for n in ("features", "feats") if n in file), None)
             if name is None:
                 raise DataError("there is no dataset 'features'; is this a feature file?")

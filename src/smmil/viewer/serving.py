@@ -7,12 +7,14 @@ import socket
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from smmil.errors import ConfigError, MissingExtra
 from smmil.viewer.data import ViewerData
 from smmil.viewer.guard import _is_loopback
 
 _LOWEST_CACHE_MB, _HIGHEST_CACHE_MB = 1, 65_536
+_PATIENCE = 10.0
 
 
 def serve(
@@ -66,20 +68,33 @@ def _run(study: ViewerData, host: str, token: str | None, listening: socket.sock
 
     from smmil.viewer.server import _create_app
 
-    # no log of requests: addresses may carry the token
-    config = uvicorn.Config(
-        _create_app(study, host=host, token=token),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=3,
-        ws="none",
-    )
     try:
         with contextlib.suppress(KeyboardInterrupt):  # the usual way to stop
-            uvicorn.Server(config).run(sockets=[listening])
+            uvicorn.Server(_config(_create_app(study, host=host, token=token))).run(sockets=[listening])
     finally:
         study.close()
+
+
+def _config(app: Any, patience: float = _PATIENCE, **options: Any) -> Any:
+    """Settings of the server; it hangs up on clients that do not finish a request within about `patience` seconds."""
+    import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class _ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(patience, self._look_again, None)
+
+        def _look_again(self, before: Any) -> None:
+            """Hang up when no request was completed since the last look and none is being answered."""
+            if self.cycle is before and (before is None or before.response_complete):
+                self.transport.close()
+            elif not self.transport.is_closing():
+                self.loop.call_later(patience, self._look_again, self.cycle)
+
+    # no log of requests: addresses may carry the token
+    quiet = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
+    return uvicorn.Config(app, http=_ImpatientProtocol, timeout_graceful_shutdown=3, **{**quiet, **options})
 
 
 def _bind(host: str, port: int) -> socket.socket:
