@@ -249,7 +249,7 @@ def read_source(name: str) -> Callable[[Path], Any]:
 
 def read_rsna(root: Path) -> Any:
     """With the headers read anew."""
-    (root.parent / "out/dicom_index.csv").unlink()
+    (root.parent / "out/dicom_index.csv").unlink(missing_ok=True)
     return read_source("rsna_ich")(root)
 
 
@@ -317,7 +317,7 @@ def read_prepared(out: Path) -> Any:
 
 def stained(folder: Path) -> Path:
     _claim_slides(folder, {"seed": 1, "n": 4})
-    return folder / "stained.json"
+    return folder
 
 
 def hot(path: Path) -> Any:
@@ -477,7 +477,7 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("kept:digests", digest_cache, read_cache, TEXT, 0.5, PLAIN),
     FuzzReader("kept:conversion", converted, read_converted, TEXT, 0.9, PLAIN),
     FuzzReader("kept:recipe", prepared, read_prepared, TEXT, 0.0, "compared as a whole", damage=("out/recipe.json",)),
-    FuzzReader("kept:synthetic slides", stained, lambda p: _claim_slides(p.parent, {"seed": 1, "n": 4}), TEXT, 0.0,
+    FuzzReader("kept:synthetic slides", stained, lambda p: _claim_slides(p, {"seed": 1, "n": 4}), TEXT, 0.0,
                "compared as a whole"),
     FuzzReader("viewer:features", samples.native, hot, BINARY, 0.8, ARRAYS),
     FuzzReader("viewer:features npy", samples.npy("a.npy", X), hot, BINARY, 0.9, ARRAYS),

@@ -1,8 +1,7 @@
 """Fuzz readers and print what came out: python tests/fuzz/run.py --count 10000 [--reader NAME …]
 
+--seed N   another series of damage         --detail N   shows the first failures of each reader, with their numbers
 --write docs/security.md   puts the table into that page
-
---seed N   another series of damage         --detail   the first failures of each kind, with their numbers
 """
 
 import argparse
@@ -87,7 +86,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reader", action="append", default=[], help="part of a name; may be repeated")
     parser.add_argument("--write", type=Path, help="put the table between the marks of this page")
-    parser.add_argument("--detail", action="store_true")
+    parser.add_argument("--detail", type=int, default=0, help="how many failures of each reader to show")
     given = parser.parse_args()
     chosen = [r for r in READERS if not given.reader or any(part in r.name for part in given.reader)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -97,7 +96,7 @@ def main() -> int:
             results.append(fuzz(reader, Path(place) / str(number), given.count, given.seed))
             done = results[-1]
             print(f"{reader.name}: {dict(done.counts)} in {done.seconds:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
-            for line in done.problems if given.detail else ():
+            for line in done.problems[: given.detail]:
                 print(f"  {line[:400]}", file=sys.stderr)  # noqa: T201
     print(table(results))  # noqa: T201
     if given.write:

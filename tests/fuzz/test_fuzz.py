@@ -125,3 +125,10 @@ def test_damage_is_the_same_for_the_same_seed_and_leaves_other_files_alone(kinds
         again[number]
         assert file.read_bytes() == content_now
     assert {damaged.kind(n) for n in range(60)} == {kind.__name__ for kind in kinds}
+
+
+def test_what_a_file_holds_cannot_add_lines_to_a_message_or_command_the_terminal():
+    assert str(DataError("a.csv: column 'x\ny' \x1b[2J \u202e is missing")) == (
+        "a.csv: column 'x\\ny' \\x1b[2J \\u202e is missing"
+    )
+    assert str(DataError("m.csv: 2 problems\n  - one\n  - é µ")) == "m.csv: 2 problems\n  - one\n  - é µ"
