@@ -46,8 +46,7 @@ from smmil.formats.convert import LEDGER, convert
 from smmil.formats.inspection import describe
 from smmil.images import open_slide, open_volume
 from smmil.images.matching import find_features, find_originals
-from smmil.packaging import load_package
-from smmil.packaging.facts import _run_facts
+from smmil.packaging import load_package, write_package
 from smmil.packaging.writing import _refuse_occupied
 from smmil.predict.cases import _chosen_ids
 from smmil.predict.inference import load_run
@@ -75,6 +74,7 @@ class FuzzReader:
 
     make     builds a valid sample in an empty folder and gives what is read: a file, or a folder
     read     from there to whatever a user gets
+    refers   names of other files that the sample names, where an error may arise
     damage   patterns of the files below the sample's folder to damage; () means what is read
     ceiling  share of mutations that may go unnoticed, and the reason; sealed: of flipped bits none
     part     of the usual number of mutations: less for samples of many megabytes, which are read like smaller ones
@@ -89,6 +89,7 @@ class FuzzReader:
     sealed: bool = False
     part: float = 1.0
     damage: tuple[str, ...] = ()
+    refers: tuple[str, ...] = ()
 
     def files(self, folder: Path, target: Path) -> list[Path]:
         """The files to damage, in a fixed order."""
@@ -98,7 +99,7 @@ class FuzzReader:
 
     def named(self, folder: Path, target: Path) -> tuple[str, ...]:
         """What an error may name in place of the damaged file: what was read, or a file that it refers to."""
-        return (target.name, f"{folder}/") if self.damage or target.is_dir() else (target.name,)
+        return (target.name, *self.refers, *([f"{folder}/"] if self.damage or target.is_dir() else []))
 
 
 PLAIN = "numbers and words without a checksum: another number is as good as the right one"
@@ -256,11 +257,11 @@ def read_rsna(root: Path) -> Any:
 def run_content(run: Path) -> Any:
     """A run folder through every door: resuming, predicting, packaging, reporting."""
     model, config = load_run(run)
-    facts = _run_facts(run, "best", None, "MIT")
+    made = write_package(run, run.parent / "package", licence="MIT", force=True)
     ids = _chosen_ids(run, Manifest.read(config.data.manifest), "test")
     folder = RunFolder(run)
     folder.mark_finished(folder.finished())  # type: ignore[arg-type]
-    return model, config, facts.config, facts.notes, ids, find_sources([run])
+    return model, config, read_json(made.folder / "config.json"), made.notes, ids, find_sources([run])
 
 
 def result_folder(folder: Path) -> Path:
@@ -465,7 +466,7 @@ READERS: tuple[FuzzReader, ...] = (
     *(FuzzReader(f"weights:{name}", samples.published(name), lambda p, n=name: _imported(p, n), BINARY, 0.1,
                  "zip keeps a checksum of each part only", True, LARGE.get(name, 1.0)) for name in PROGRAMS),
     FuzzReader("run:texts", samples.run_folder, run_content, TEXT, 0.8, PLAIN,
-               damage=("run/config.yaml", "run/run.json", "run/split.json")),
+               damage=("run/config.yaml", "run/run.json", "run/split.json"), refers=("manifest.csv",)),
     FuzzReader("run:checkpoints", samples.run_folder, run_content, sealed=True,
                damage=("run/checkpoints/best.safetensors", "run/checkpoints/last.safetensors")),
     FuzzReader("package", whole_package, load_package, sealed=True),

@@ -193,7 +193,7 @@ def table(name: str, words: str = MANIFEST) -> Callable[[Path], Path]:
             [line.split(",") for line in words.splitlines()[1:]], columns=words.split("\n")[0].split(",")
         )
         if name.endswith(".parquet"):
-            rows.to_parquet(folder / name, index=False)
+            rows.to_parquet(folder / name, index=False, write_page_checksum=True)
         elif name.endswith(".xlsx"):
             rows.to_excel(folder / name, index=False)
         else:

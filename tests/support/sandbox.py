@@ -81,6 +81,8 @@ def _until_it_ends(task: _Task, start: int, seconds: float) -> list[Outcome]:
                 ended = Outcome("hang", f"more than {seconds:g} s")
                 break
             found.append(Outcome(**json.loads(here.recv_bytes())))
+            if found[-1].kind == "no file":
+                raise RuntimeError(f"file {start + len(found) - 1} cannot be made: {found[-1].detail}")
     except EOFError:
         ended = Outcome("crash")
     if ended is not None:
@@ -102,7 +104,12 @@ def _work(task: _Task, start: int, answer: Any) -> None:
     os.dup2(quiet, 1), os.dup2(quiet, 2)
     try:
         for number in range(start, len(task.files)):
-            kind, detail = _attempt(task, task.files[number])
+            try:
+                path = task.files[number]
+            except BaseException as problem:  # noqa: BLE001 (no disk, no memory: not the reader's fault)
+                answer.send_bytes(json.dumps({"kind": "no file", "detail": repr(problem)}).encode())
+                break
+            kind, detail = _attempt(task, path)
             if task.marker is not None and task.marker.exists():
                 task.marker.unlink()
                 kind = "executed"

@@ -81,7 +81,8 @@ def open_mask(path: str | Path, kind: str = "label-image", positive: Collection[
     chosen = None if positive is None else tuple(int(code) for code in positive)
     with annotation_errors(path, "a label image"):
         with _opened_tiff(path) if _is_tiff(path) else _opened(path) as image:
-            width, height = (image.pages[0].imagewidth, image.pages[0].imagelength) if _is_tiff(path) else image.size
+            sides = (image.pages[0].imagewidth, image.pages[0].imagelength) if _is_tiff(path) else image.size
+        width, height = map(int, sides)  # tags of a damaged TIFF may hold several numbers
         if kind in PANDA:
             codes, cancer = PANDA[kind]
             return _LabelImage(path, width, height, chosen or cancer, tuple(codes), first_channel=True)

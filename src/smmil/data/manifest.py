@@ -57,7 +57,7 @@ class Manifest:
         path = Path(path)
         with replacing(path) as temporary:
             if path.suffix.lower() == ".parquet":
-                self.table.to_parquet(temporary, index=False)
+                self.table.to_parquet(temporary, index=False, write_page_checksum=True)
             else:
                 self.table.to_csv(temporary, index=False, lineterminator="\n")
 

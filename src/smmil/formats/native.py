@@ -62,7 +62,7 @@ def _texts(file: h5py.File) -> dict[str, Any]:
         raise DataError(f"attribute {missing[0]!r} is missing, the file is damaged")
     if (version := int(file.attrs["smmil_format"])) != FORMAT:
         raise DataError(f"written in format {version}, this smmil reads format {FORMAT}; upgrade smmil")
-    return {name: _text(file.attrs[name]) for name in OURS[1:]}
+    return {name: _text(file.attrs, name) for name in OURS[1:]}
 
 
 def _to_bag(stored: Stored, graph: Graph | None) -> Bag:

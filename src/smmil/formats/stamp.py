@@ -41,7 +41,7 @@ class _StampReader(Reader):
         with _open_for_texts(path) as file:
             names = {"extractor": "encoder", "stamp_version": "stamp_version", "code_hash": "code_hash"}
             facts: dict[str, Any] = {
-                ours: _text(file.attrs[name]) for name, ours in names.items() if name in file.attrs
+                ours: _text(file.attrs, name) for name, ours in names.items() if name in file.attrs
             }
             for name in ("tile_size_um", "tile_size_px"):
                 if (value := _number(file.attrs, name)) is not None:
@@ -90,7 +90,7 @@ def _tile(path: Path, attributes: Any, coords: np.ndarray) -> tuple[float, float
 
 def _unit(path: Path) -> str:
     with _open_for_texts(path) as file:
-        return _text(file.attrs.get("unit", ""))
+        return _text(file.attrs, "unit")
 
 
 def _in_pixels(stored: Stored, mpp: float) -> Stored:

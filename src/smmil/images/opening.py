@@ -22,7 +22,7 @@ _ASKED = ["SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixColu
 
 def largest_level(folder: Path) -> Path:
     """The file of level 0 in a folder that holds one DICOM slide; label and overview images are passed over."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and is_dicom(path)]
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and _claimed(path)]
     levels = [(*level, path) for path in files if (level := _level(path)) is not None]
     if not levels:
         raise DataError(f"{folder}: no DICOM slide in this folder; give the folder with the .dcm files of one slide")
@@ -30,6 +30,13 @@ def largest_level(folder: Path) -> Path:
     if len(series) > 1:
         raise DataError(f"{folder}: holds {len(series)} DICOM series, expected the levels of one slide; divide them")
     return max(levels, key=lambda level: level[1])[2]
+
+
+def _claimed(path: Path) -> bool:
+    """Whether a file is DICOM; one that only its name says to be could be the largest level, and is refused."""
+    if not (found := is_dicom(path)) and path.suffix.lower() == ".dcm":
+        raise DataError(f"{path}: not a DICOM file (the mark DICM is missing); copy it again or move it out")
+    return found
 
 
 def _level(path: Path) -> tuple[str, int] | None:

@@ -109,6 +109,8 @@ def _read_image(path: Path) -> np.ndarray:
             return np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "PA", "CMYK") else image)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check where the tissue masks lie") from None
+    except DataError as problem:
+        raise DataError(f"{path}: {problem}") from None
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError) as problem:
         raise DataError(f"{path}: not readable as a mask image ({problem}); write it again as PNG") from None
 
