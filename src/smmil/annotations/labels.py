@@ -4,6 +4,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from xml.parsers.expat import ExpatError
 
@@ -38,7 +39,9 @@ def annotation_errors(path: Path, what: str) -> Iterator[None]:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The content of a text file of sensible size."""
+    """The content of a text file of sensible size; from a pipe or device it would never come."""
+    if path.exists() and not path.is_file():
+        raise DataError("is no regular file; give the file itself")
     if (size := path.stat().st_size) > _LARGEST_TEXT:
         raise DataError(f"{size:,} bytes; an annotation has at most {_LARGEST_TEXT:,}")
     return path.read_bytes()
@@ -51,7 +54,8 @@ def read_slice_labels(path: str | Path) -> pd.DataFrame:
     """0 or 1 for every slice (index: its SOPInstanceUID) and every subtype (columns, `any` among them)."""
     path = Path(path)
     with annotation_errors(path, "RSNA's table of slice labels"):
-        table = pd.read_csv(path, dtype={"ID": str, "Label": str}, keep_default_na=False, encoding="utf-8-sig")
+        content = BytesIO(_read_bytes(path))
+        table = pd.read_csv(content, dtype={"ID": str, "Label": str}, keep_default_na=False, encoding="utf-8-sig")
         for column in ("ID", "Label"):
             if column not in table:
                 raise DataError(f"column {column!r} is missing; expected ID,Label")

@@ -49,6 +49,8 @@ def _source_header(case: ExportCase, path: Path) -> Any:
     except ModuleNotFoundError:
         raise MissingExtra("pydicom", "ct", "reading DICOM") from None
     with dicom_errors(path):
+        if path.exists() and not path.is_file():
+            raise DataError("is no regular file; give the file itself")
         source = dcmread(path, stop_before_pixels=True)
         if case.deidentify:
             return _stripped(source, case.keep_uids)
