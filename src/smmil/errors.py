@@ -1,11 +1,23 @@
 """Errors caused by user input, and the checks that raise them."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+# Line breaks other than those of our own indented lists, control characters, and those that turn the writing round.
+_CONTROL = re.compile(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 class SmmilError(Exception):
     """An error the user can correct; the command line prints it without a traceback and exits with 2."""
+
+    def __init__(self, *parts: object):
+        # Messages quote what files hold, which must neither add lines nor command the terminal.
+        super().__init__(*(_CONTROL.sub(_escaped, part) if isinstance(part, str) else part for part in parts))
 
 
 class DataError(SmmilError):

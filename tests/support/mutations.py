@@ -1,9 +1,11 @@
 """Seeded damage to files: the same seed gives the same bytes."""
 
+import os
 import random
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 HUGE = (0, 1, 2**7, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**48, 2**63 - 1, 2**64 - 1)
 WORDS = ("\x00", "\x07", "\ufffe", "NaN", "-inf", "1e999", "9" * 400, "../../..", "'", '"', "{", "[" * 50, "\r", ",",
@@ -83,10 +85,49 @@ BINARY: tuple[Mutation, ...] = (flip_bit, flip_bytes, truncate, zero_block, swap
 TEXT: tuple[Mutation, ...] = (flip_bit, truncate, change_text, change_text, repeat_block, swap_chunks)
 
 
+def mutation(data: bytes, number: int, seed: int, kinds: tuple[Mutation, ...]) -> tuple[str, bytes]:
+    """The damaged copy of this number, with the name of what was done to it; it never equals the file."""
+    dice = random.Random(f"{seed}/{number}")
+    change = kinds[number % len(kinds)]
+    changed = next((c for c in (change(data, dice) for _ in range(20)) if c != data), data[:-1])
+    return change.__name__, changed
+
+
 def mutations(data: bytes, count: int, seed: int, kinds: tuple[Mutation, ...]) -> Iterator[tuple[str, bytes]]:
     """`count` damaged copies of a file, each with the name of what was done to it; none equals the file."""
-    for number in range(count):
-        dice = random.Random(f"{seed}/{number}")
-        change = kinds[number % len(kinds)]
-        changed = next((c for c in (change(data, dice) for _ in range(20)) if c != data), b"")
-        yield change.__name__, changed
+    return (mutation(data, number, seed, kinds) for number in range(count))
+
+
+class Damaged(Sequence[Path]):
+    """The files of a sample, damaged one at a time and in place: item `number` writes that damage, gives the file.
+
+    The file damaged before is restored, also by a process that takes over from one that died.
+    """
+
+    def __init__(self, files: Sequence[Path], count: int, seed: int, kinds: tuple[Mutation, ...]):
+        self.files, self.count, self.seed, self.kinds = [f for f in files if f.stat().st_size], count, seed, kinds
+        self._whole = {file: file.read_bytes() for file in self.files}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def kind(self, number: int) -> str:
+        return self.kinds[number % len(self.kinds)].__name__
+
+    def __getitem__(self, number: int) -> Path:  # type: ignore[override]
+        file = self._file(number)
+        if number and (before := self._file(number - 1)) != file:
+            self._put(before, self._whole[before], 0)
+        self._put(file, mutation(self._whole[file], number, self.seed, self.kinds)[1], number + 1)
+        return file
+
+    def _file(self, number: int) -> Path:
+        """Every kind of damage to each file in turn."""
+        return self.files[number // len(self.kinds) % len(self.files)]
+
+    def _put(self, file: Path, data: bytes, number: int) -> None:
+        """Another time for each content: what was learnt about a file is kept by size and time."""
+        if file.is_symlink() or not file.is_file():
+            file.unlink(missing_ok=True)
+        file.write_bytes(data)
+        os.utime(file, (1_000_000_000 + number, 1_000_000_000 + number))

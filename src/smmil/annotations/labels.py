@@ -4,6 +4,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from xml.parsers.expat import ExpatError
 
@@ -51,7 +52,8 @@ def read_slice_labels(path: str | Path) -> pd.DataFrame:
     """0 or 1 for every slice (index: its SOPInstanceUID) and every subtype (columns, `any` among them)."""
     path = Path(path)
     with annotation_errors(path, "RSNA's table of slice labels"):
-        table = pd.read_csv(path, dtype={"ID": str, "Label": str}, keep_default_na=False, encoding="utf-8-sig")
+        content = BytesIO(_read_bytes(path))
+        table = pd.read_csv(content, dtype={"ID": str, "Label": str}, keep_default_na=False, encoding="utf-8-sig")
         for column in ("ID", "Label"):
             if column not in table:
                 raise DataError(f"column {column!r} is missing; expected ID,Label")

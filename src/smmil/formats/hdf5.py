@@ -104,10 +104,15 @@ def _bag_arrays(file: h5py.File) -> dict[str, Any]:
     return {**arrays, "edges": None if pairs is None or weight is None else (pairs, weight)}
 
 
-def _text(attributes: Any, name: str) -> str:
-    """An attribute as text, stored as bytes or as a string; asked first: HDF5 crashes on other types of any length."""
+def _text(attributes: Any, name: str, absent: str = "") -> str:
+    """A text in the attributes, stored as bytes or as a string; of another type it is refused unread.
+
+    Where damage has made the type of a text one that does not exist, HDF5 would crash.
+    """
+    if name not in attributes:
+        return absent
     if attributes.get_id(name).get_type().get_class() != h5py.h5t.STRING:
-        raise DataError(f"attribute {name!r} is not a text, the file is damaged")
+        raise DataError(f"attribute {name!r} is no text, the file is damaged")
     value = attributes[name]
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 

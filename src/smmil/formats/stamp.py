@@ -89,7 +89,7 @@ def _tile(path: Path, attributes: Any, coords: np.ndarray) -> tuple[float, float
 
 def _unit(path: Path) -> str:
     with _open_for_texts(path) as file:
-        return _text(file.attrs, "unit") if "unit" in file.attrs else ""
+        return _text(file.attrs, "unit")
 
 
 def _in_pixels(stored: Stored, mpp: float) -> Stored:

@@ -33,8 +33,7 @@ class _TridentReader(Reader):
     def provenance(self, path: Path) -> dict[str, Any]:
         """The encoder, where the file names it."""
         with _open_for_texts(path) as file:
-            attributes = file["features"].attrs
-            encoder = _text(attributes, "encoder") if "encoder" in attributes else "None"
+            encoder = _text(file["features"].attrs, "encoder", "None")
         return {} if encoder == "None" else {"encoder": encoder}
 
     def plan(self, stored: Stored, facts: dict[str, Any], label: int | None) -> _WritePlan:

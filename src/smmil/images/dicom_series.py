@@ -76,7 +76,8 @@ def find_series(path: str | Path | Sequence[str | Path]) -> tuple[list[Series], 
 
 def _files(path: str | Path | Sequence[str | Path]) -> tuple[list[Path], str]:
     if not isinstance(path, (str, Path)):
-        return sorted(map(Path, path)), f"{len(path)} given file(s)"
+        files = sorted(map(Path, path))
+        return files, f"{len(files)} given file(s)" + (f", such as {files[0]}" if files else "")
     path = Path(path)
     if path.is_file():
         return [path], str(path)

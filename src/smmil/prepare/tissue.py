@@ -158,7 +158,7 @@ def _polygons(content: Any, path: Path) -> Iterator[list[Any]]:
 def _points(ring: Any, path: Path) -> np.ndarray:
     try:
         points = np.asarray(ring, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         points = np.empty(0)
     if points.ndim != 2 or points.shape[0] < 3 or points.shape[1] < 2 or not np.isfinite(points).all():
         raise DataError(f"{path}: a ring is not a list of at least three points x, y; export the outlines again")

@@ -171,6 +171,8 @@ class Picture:
 
     def _content(self) -> bytes:
         path = Path(self.path)
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: is no regular file; draw the picture again")
         try:
             data = need_file(path).read_bytes()
         except OSError as problem:

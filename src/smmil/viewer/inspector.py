@@ -1,10 +1,10 @@
 """Instances of a case in the viewer: their positions on the page, everything known about one, and similar ones."""
 
-import tokenize
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,10 +173,8 @@ def _step(prediction: Prediction, coords: np.ndarray) -> np.ndarray:
 # High-scoring are the hottest tenth of a case, within these limits.
 _FEWEST, _MOST, _SHARE = 16, 512, 10
 _WIDEST = 65_536
-_DAMAGE = (
-    *(OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError),
-    *(EOFError, SyntaxError, tokenize.TokenError),
-)
+_DAMAGE = (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError,
+           EOFError, SyntaxError, TokenError)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

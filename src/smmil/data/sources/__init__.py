@@ -144,6 +144,8 @@ class _DownloadedStudy:
 
     def write(self, rows: Rows, **about: Any) -> Manifest:
         """Write labels.csv (checked as a manifest; split_origin says where its splits come from) and source.json."""
+        if not rows:
+            raise DataError(f"{self.root}: no case is left: the table has no rows, or names none of the images here")
         table = as_text(pd.DataFrame(rows, dtype=object).fillna("").assign(split_origin=self.split_origin))
         manifest = Manifest(table, self.out, str(self.out / TABLE))
         manifest.check_table(training=False)
