@@ -58,7 +58,7 @@ def test_failures_are_listed_and_the_exit_code_is_3(study, tmp_path):
     bad = study.with_name("bad.yaml")
     broken = "variants:\n  - {name: Broken, model: 'support.broken_model:Broken'}"
     bad.write_text(STUDY.replace("variants:", broken))
-    found = call("run", bad, "--out", tmp_path)
+    found = call("run", bad, "--out", tmp_path, "--trust-code")
     assert found.exit_code == 3
     assert "2 runs done now, 0 there already, 2 failed" in found.output
     assert "ZeroDivisionError" in (tmp_path / "small/failures.csv").read_text()

@@ -18,6 +18,7 @@ from smmil.errors import DataError, SmmilError
 from smmil.experiments.grid import check_models, toy_study
 from smmil.experiments.study import load_study
 from smmil.files import read_json, write_json
+from smmil.formats.convert import LEDGER
 from smmil.models import create_model, list_models
 from smmil.packaging import load_package, write_package
 from smmil.predict import load_run, predict_run
@@ -310,3 +311,11 @@ def test_labels_of_5000_digits(sound, tmp_path, refused):
         refused("train", "--manifest", table, "--model", "abmil", "--out", tmp_path / "t", words=(table, "label"))
         refused("predict", sound.run, "--manifest", table, "--out", tmp_path / "p", words=(table, "label"))
     table.unlink()
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"files": 3}', "null", "[" * 5000])
+def test_the_list_of_a_conversion(sound, tmp_path, refused, text):
+    bag = next((sound.manifest.parent / "bags").glob("*.h5"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / LEDGER).write_text(text)
+    refused("convert", bag, "--to", "clam", "--out", tmp_path / "out", words=(tmp_path / "out" / LEDGER,))

@@ -225,7 +225,6 @@ class TestTheCommands:
             (("--model", "PACKAGE", "x.svs", "--part", "test"), "--part: is for runs, not for --model"),
             (("--model", "PACKAGE", "x.svs", "--manifest", "m.csv"), "--manifest: is for runs, not for --model"),
             (("RUN", "--mpp", "0.5"), "--mpp: needs --model"),
-            (("RUN", "--trust-code"), "--trust-code: needs --model"),
             (("RUN", "x.svs"), "give one run, or a package with --model"),
         ],
     )
