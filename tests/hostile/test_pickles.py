@@ -56,7 +56,7 @@ def test_no_door_unpickles(sound, tmp_path, command, kind):
         ("convert-weights", place / "b.pt", "--from", "clam", "--out", out),
         ("convert-weights", place / "b.safetensors", "--from", "clam", "--out", out),
         ("prepare", slides, "--weights", place / "b.pth", "--out", out),
-        ("prepare", place, "--out", out),
+        ("prepare", place, "--out", out, "--executor", "serial"),
         ("prepare", slides, "--labels", place / "b.xlsx", "--out", out),
         ("train", "--manifest", place / "b.parquet", "--model", "abmil", "--out", out),
     ]
