@@ -154,8 +154,8 @@ def step_seconds(model: nn.Module, batch: BagBatch) -> float:
         seconds = _timed(copied, part)
         measured.append((part.x.shape[0], min(seconds, _timed(copied, part)) if seconds < _LONG_ENOUGH_S else seconds))
     (rows, less), (more_rows, more) = measured[-2:]  # their difference is free of what every step costs
-    per_unit = max(0.0, more - less) / (more_rows**power - rows**power)
-    return sum(more + per_unit * max(0, n**power - more_rows**power) for n in batch.sizes)
+    per_unit = max(0.0, more - less) / (float(more_rows) ** power - float(rows) ** power)
+    return sum(more + per_unit * max(0.0, float(n) ** power - float(more_rows) ** power) for n in batch.sizes)
 
 
 def _timed(model: nn.Module, batch: BagBatch) -> float:
