@@ -33,7 +33,7 @@ def sm(u: Tensor, graph: Graph, alpha: float | Tensor, steps: int = 10) -> Tenso
     if steps == 0 or (not isinstance(alpha, Tensor) and alpha == 0):
         return u
     rows = _float_rows(u, graph)
-    slope = strength.requires_grad and torch.is_grad_enabled() and sm_cpu.serves(rows) and not tracing()
+    slope = strength.requires_grad and torch.is_grad_enabled() and not tracing() and sm_cpu.serves(rows)
     slope = slope and not sm_numba.serves(rows, int(steps))
     g, _ = torch.ops.smmil.sm(rows, strength, *graph.sides, int(steps), slope)
     return _shaped(g, u)
