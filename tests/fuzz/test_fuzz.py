@@ -52,7 +52,7 @@ def test_hostile_files_neither_hang_nor_run(reader, tmp_path):
 # The machinery itself: each kind of failure is planted and must be counted as what it is.
 
 
-class Unescaped(DataError):
+class UnescapedError(DataError):
     """Shows its message as it is given, with line breaks."""
 
     def __init__(self, message):
@@ -78,7 +78,7 @@ def planted(path):
     if word == "silent":
         raise DataError("something is wrong somewhere")
     if word == "lines":
-        raise Unescaped(f"{path}: wrong\nand more")
+        raise UnescapedError(f"{path}: wrong\nand more")
     if word == "error":
         raise DataError(f"{path}: wrong; write it again")
     return word
