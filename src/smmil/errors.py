@@ -7,6 +7,8 @@ from difflib import get_close_matches
 # Line breaks other than those of our own indented lists, control characters, and those that turn the writing round.
 _CONTROL = re.compile(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
+_MOST_KNOWN = 500
+
 
 def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
@@ -50,7 +52,7 @@ def brief(value: object, most: int = 80) -> str:
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """End of an error message: the known words nearest to `word`, or all of them."""
-    known = sorted(known)
+    known = sorted(known)[:_MOST_KNOWN]  # comparing takes a millisecond each, and a file may have a million columns
     near = get_close_matches(word, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"choose from: {', '.join(known) or 'nothing'}"
 

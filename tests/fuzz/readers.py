@@ -428,7 +428,7 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("table:labels", table("m.csv", samples.LABELS), read_labels, TEXT, 0.65, PLAIN),
     FuzzReader("table:labels xlsx", table("m.xlsx", samples.LABELS), read_labels, BINARY, 0.1,
                "zip keeps a checksum of each part only", sealed=True),
-    FuzzReader("table:cases", case_table, lambda p: _cases_from_table(p, prepare_sources([p.parent])), TEXT, 0.55,
+    FuzzReader("table:cases", case_table, lambda p: _cases_from_table(p, prepare_sources([p.parent])), TEXT, 0.7,
                PLAIN),
     FuzzReader("table:points", text("p.csv", POINTS), read_points, TEXT, 0.5, PLAIN),
     FuzzReader("table:images", text("i.csv", "id,slide,mpp\na,a.svs,0.5\nb,b.svs,0.25\n"),

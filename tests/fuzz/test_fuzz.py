@@ -52,6 +52,16 @@ def test_hostile_files_neither_hang_nor_run(reader, tmp_path):
 # The machinery itself: each kind of failure is planted and must be counted as what it is.
 
 
+class UnescapedError(DataError):
+    """Shows its message as it is given, with line breaks."""
+
+    def __init__(self, message):
+        self.message = message
+
+    def __str__(self):
+        return self.message
+
+
 def planted(path):
     """Behaves as the first word of the file says."""
     word = path.read_text()
@@ -68,7 +78,7 @@ def planted(path):
     if word == "silent":
         raise DataError("something is wrong somewhere")
     if word == "lines":
-        raise DataError(f"{path}: wrong\nand more")
+        raise UnescapedError(f"{path}: wrong\nand more")
     if word == "error":
         raise DataError(f"{path}: wrong; write it again")
     return word
@@ -80,7 +90,7 @@ EXPECTED = {"good": "same", "other": "unnoticed", "error": "error", "trace": "tr
 
 def test_each_kind_of_failure_is_counted_as_what_it_is(tmp_path):
     files = [put(tmp_path / f"{word}.txt", word) for word in (*EXPECTED, "good")]
-    found = outcomes(planted, files, "good", seconds=1, marker=tmp_path / MARKER)
+    found = outcomes(planted, files, "good", seconds=5, marker=tmp_path / MARKER)
     assert [o.kind for o in found] == [*EXPECTED.values(), "same"]
     assert {o.kind for o in found} >= set(FAILURES)
 

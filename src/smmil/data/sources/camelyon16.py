@@ -40,7 +40,7 @@ def camelyon16(root: str | Path, out: str | Path, *, allow_missing: bool = False
 
 def _reference(root: Path) -> dict[str, str]:
     """Tumor or Normal for every test slide, from reference.csv: slide, class, and more that is not used here."""
-    places = sorted(root.rglob("reference.csv"))
+    places = sorted(path for path in root.rglob("reference.csv") if path.is_file())
     if len(places) != 1:
         raise DataError(f"{root}: {len(places)} files reference.csv with the labels of the test slides, expected one")
     found: dict[str, str] = {}

@@ -51,11 +51,14 @@ def _index_folder(folder: Path, index_file: Path, progress: Progress | None = No
 def _sizes(folder: Path) -> dict[str, str]:
     """Size of every file below the folder, by its path from there."""
     files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names if name[0] != ".")
-    return {Path(os.path.relpath(file, folder)).as_posix(): str(os.path.getsize(file)) for file in files}
+    found = (file for file in files if os.path.isfile(file))  # no lost links, pipes or devices
+    return {Path(os.path.relpath(file, folder)).as_posix(): str(os.path.getsize(file)) for file in found}
 
 
 def _known(index_file: Path, sizes: dict[str, str]) -> pd.DataFrame:
     """Cached rows of files of unchanged size; none when the cache is damaged."""
+    if index_file.exists() and not index_file.is_file():
+        raise DataError(f"{index_file}: is no regular file; move it away")
     with suppress(OSError, ValueError, LookupError):
         table = pd.read_csv(index_file, dtype=str, keep_default_na=False)
         if tuple(table.columns) == COLUMNS:
