@@ -13,6 +13,7 @@ import pandas as pd
 
 from smmil.annotations.labels import _read_bytes, annotation_errors
 from smmil.errors import DataError, MissingExtra
+from smmil.files import not_too_wide
 
 _LESIONS = ("_0", "_1", "tumor", "tumour", "lesion", "cancer", "metastasis", "metastases", "positive", "", "none")
 _HOLES = ("_2", "exclusion")
@@ -308,7 +309,7 @@ _CLASS = ("class", "label", "name")
 
 def read_table(path: Path) -> pd.DataFrame:
     """A CSV file as text, with column names in small letters."""
-    content = BytesIO(_read_bytes(path))
+    content = BytesIO(_read_bytes(not_too_wide(path)))
     table = pd.read_csv(content, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
     return table.rename(columns=lambda name: str(name).strip().lower())
 

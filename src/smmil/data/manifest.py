@@ -15,7 +15,7 @@ from smmil.bag import Bag
 from smmil.data import tables
 from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instance_labels, read_text_table
 from smmil.errors import DataError, suggest
-from smmil.files import digest, replacing
+from smmil.files import digest, read_parquet, replacing
 from smmil.formats import read_bag
 
 Progress = Callable[[int, int], None]
@@ -57,7 +57,7 @@ class Manifest:
         path = Path(path)
         with replacing(path) as temporary:
             if path.suffix.lower() == ".parquet":
-                self.table.to_parquet(temporary, index=False)
+                self.table.to_parquet(temporary, index=False, write_page_checksum=True)
             else:
                 self.table.to_csv(temporary, index=False, lineterminator="\n")
 
@@ -215,7 +215,7 @@ def _read_table(path: Path) -> pd.DataFrame:
     if path.suffix.lower() != ".parquet":
         raise DataError(f"{path}: a manifest is a .csv or .parquet file")
     with tables._table_errors(path, wanted):
-        return pd.read_parquet(path)
+        return tables.as_text(read_parquet(path))
 
 
 def _counted(words: Any) -> dict[str, int]:
