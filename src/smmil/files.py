@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import islice
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,33 @@ def read_json(path: str | Path, kind: type = object) -> Any:
     if not isinstance(content, kind):
         raise DataError(f"{path}: expected a JSON {kind.__name__}, got {brief(content)}; write it again")
     return content
+
+
+_MOST_COLUMNS = 20_000
+_MOST_CELLS = 20_000_000
+_LOOKED_AT = 100
+
+
+def not_too_wide(path: str | Path) -> Path:
+    """The path of a CSV file; a ValueError when it has so many columns that pandas would take minutes over them."""
+    with need_file(Path(path)).open("rb") as file:
+        filled = (part for line in file for part in line.splitlines() if part.strip())
+        if (most := max((line.count(b",") for line in islice(filled, _LOOKED_AT)), default=0)) > _MOST_COLUMNS:
+            raise ValueError(f"{most + 1:,} columns, and at most {_MOST_COLUMNS:,} are read; is this the right file?")
+    return Path(path)
+
+
+def read_parquet(path: str | Path) -> Any:
+    """A Parquet table as a DataFrame; checksums and texts are verified, and an absurd size is a ValueError."""
+    import pandas as pd
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(need_file(Path(path)), page_checksum_verification=True) as file:
+        rows, columns = file.metadata.num_rows, file.metadata.num_columns
+        if columns > _MOST_COLUMNS or rows * columns > _MOST_CELLS:
+            raise ValueError(f"{rows:,} rows of {columns:,} columns; at most {_MOST_CELLS:,} cells are read")
+        file.read().validate(full=True)
+    return pd.read_parquet(path)
 
 
 def digest(*parts: bytes | memoryview | str) -> str:

@@ -2,12 +2,14 @@
 
 import io
 import json
+import lzma
 import zipfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import IO, Any
 
 import numpy as np
 
@@ -17,9 +19,12 @@ from smmil.frame import Frame
 
 _FORMAT = 1
 _ARRAYS = ("probs", "scores", "coords", "edges", "y_inst")
-_LARGEST = 4 << 30
-_BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, OverflowError, RecursionError,
-           NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error)  # fmt: skip
+_LARGEST = 1 << 30
+# Bytes that a member may unpack to, for each instance of the case; the others have a fixed bound.
+_PER_INSTANCE = {"scores": 8192, "coords": 64, "edges": 8192, "y_inst": 8}
+_FIXED = {"facts": 64 << 20, "probs": 1 << 20, "sha256": 1 << 12}
+_BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, ArithmeticError,
+           RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +110,7 @@ class Prediction:
         except DataError as problem:
             raise DataError(str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}") from None
         except _BROKEN as problem:
-            cause = " ".join(str(problem).split()) or type(problem).__name__
+            cause = " ".join(str(problem).split())[:300] or type(problem).__name__
             raise DataError(f"{path}: not readable as a prediction ({cause}); predict this case again") from None
 
     def _content(self) -> dict[str, np.ndarray]:
@@ -126,6 +131,8 @@ class Prediction:
         if facts["format"] != _FORMAT:
             raise DataError(f"written as format {facts['format']}, but this version reads {_FORMAT}; update smmil")
         frame = None if facts["frame"] is None else Frame.from_dict(facts["frame"])
+        if not isinstance(facts["meta"], dict):
+            raise ValueError(f"meta is {type(facts['meta']).__name__}, not a dictionary")
         return cls(id=facts["id"], frame=frame, y=facts["y"], meta=facts["meta"], **content)
 
     def _settle(self, name: str, value: Any) -> None:
@@ -180,15 +187,33 @@ class Prediction:
         return label
 
 
-def load_predictions(where: str | Path | Iterable[str | Path]) -> list[Prediction]:
-    """All predictions of a folder, or of a list of files and folders, sorted by id; the same id twice is refused."""
+def load_predictions(
+    where: str | Path | Iterable[str | Path], left_out: dict[Path, str] | None = None
+) -> list[Prediction]:
+    """All predictions of a folder, or of a list of files and folders, sorted by id; the same id twice is refused.
+
+    left_out  receives the files that cannot be read, with the reason; without it, and when no other file can, they
+              are an error
+    """
     places = [where] if isinstance(where, str | Path) else list(where)
     found: dict[str, tuple[Prediction, Path]] = {}
+    damaged: dict[Path, str] = {}
     for path in (file for place in places for file in prediction_files(Path(place))):
-        prediction = Prediction.load(path)
+        try:
+            prediction = Prediction.load(path)
+        except DataError as problem:
+            if left_out is None:
+                raise
+            damaged[path] = str(problem).removeprefix(f"{path}: ")
+            continue
         if prediction.id in found:
             raise DataError(f"{path}: id {prediction.id!r} is already in {found[prediction.id][1]}; remove one of them")
         found[prediction.id] = prediction, path
+    if damaged and not found:
+        path, reason = next(iter(damaged.items()))
+        raise DataError(f"{path}: {reason} (and no other prediction beside it can be read)")
+    if left_out is not None:
+        left_out.update(damaged)
     if not found:
         raise DataError("no predictions given; name a folder of .npz files written by smmil predict")
     return [prediction for _, (prediction, _) in sorted(found.items())]
@@ -213,20 +238,34 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    if path.exists() and not path.is_file():
+        raise ValueError("no regular file")
     with zipfile.ZipFile(path) as archive:
+        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+        with archive.open(members["scores"]) as stream:
+            shape, _ = _header(stream)
+        for name, member in members.items():
+            if member.file_size > _FIXED.get(name, 4096 + shape[0] * _PER_INSTANCE.get(name, 0)):
+                raise ValueError(f"{name[:40]!r} would unpack to {member.file_size:,} bytes for {shape[0]:,} instances")
         if sum(member.file_size for member in archive.infolist()) > _LARGEST:
             raise ValueError(f"it would unpack to more than {_LARGEST >> 30} GiB")
-        return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
+        return {name: _array(archive.read(member)) for name, member in members.items()}
 
 
-def _array(data: bytes) -> np.ndarray:
-    """The array in the bytes of a .npy file, checked against their number; objects are never unpacked."""
-    stream = io.BytesIO(data)
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of the array in a .npy file; objects are never unpacked."""
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("unknown array version")
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
     if dtype.hasobject or fortran:
         raise ValueError(f"arrays of {dtype} are not allowed")
+    return shape, dtype
+
+
+def _array(data: bytes) -> np.ndarray:
+    """The array in the bytes of a .npy file, checked against their number."""
+    stream = io.BytesIO(data)
+    shape, dtype = _header(stream)
     return np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape).copy()
 
 

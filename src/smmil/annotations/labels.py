@@ -4,7 +4,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from xml.parsers.expat import ExpatError
 
@@ -12,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from smmil.errors import DataError, MissingExtra, SmmilError
-from smmil.files import need_file, replacing
+from smmil.files import need_file, not_too_wide, replacing
 
 # Text is held in memory as a whole; the largest published annotation files have some 20 MB.
 _LARGEST_TEXT = 512 * 2**20
@@ -52,8 +51,8 @@ def read_slice_labels(path: str | Path) -> pd.DataFrame:
     """0 or 1 for every slice (index: its SOPInstanceUID) and every subtype (columns, `any` among them)."""
     path = Path(path)
     with annotation_errors(path, "RSNA's table of slice labels"):
-        content = BytesIO(_read_bytes(path))
-        table = pd.read_csv(content, dtype={"ID": str, "Label": str}, keep_default_na=False, encoding="utf-8-sig")
+        texts = {"ID": str, "Label": str}
+        table = pd.read_csv(not_too_wide(path), dtype=texts, keep_default_na=False, encoding="utf-8-sig")
         for column in ("ID", "Label"):
             if column not in table:
                 raise DataError(f"column {column!r} is missing; expected ID,Label")

@@ -13,6 +13,7 @@ import pandas as pd
 
 from smmil.annotations.labels import _read_bytes, annotation_errors
 from smmil.errors import DataError, MissingExtra
+from smmil.files import not_too_wide
 
 _LESIONS = ("_0", "_1", "tumor", "tumour", "lesion", "cancer", "metastasis", "metastases", "positive", "", "none")
 _HOLES = ("_2", "exclusion")
@@ -89,15 +90,21 @@ def _joined(drawn: Sequence[_Drawn], positive: Collection[str] | None, notes: It
     roles = _sorted_classes((shape.name for shape in drawn), positive)
     parts: dict[str, list[Any]] = {"lesion": [], "hole": [], "other": []}
     repaired = flat = 0
-    for shape in drawn:
-        geometry, sound = _polygon(shapely, shape)
+    for number, shape in enumerate(drawn, 1):
+        try:
+            geometry, sound = _polygon(shapely, shape)
+        except DataError as problem:
+            raise DataError(f"annotation {number} (class {shape.name[:80]!r}): {problem}") from None
         repaired += not sound
         flat += geometry.is_empty
         parts[roles[shape.name]].append(geometry)
     try:
-        area = shapely.union_all(parts["lesion"])
+        area = _union(shapely, parts["lesion"])
         if parts["hole"]:
-            area = area.difference(shapely.union_all(parts["hole"]))
+            holes = _union(shapely, parts["hole"])
+            if _tangled(shapely, [area, holes]):
+                raise DataError(f"lesions and holes are {_TANGLED}")
+            area = area.difference(holes)
     except shapely.errors.ShapelyError as problem:
         raise DataError(f"polygons cannot be joined ({problem}); draw them again") from None
     counts = (
@@ -114,12 +121,80 @@ def _polygon(shapely: Any, shape: _Drawn) -> tuple[Any, bool]:
         return shapely.Polygon(), True
     try:
         polygon = shapely.Polygon(shape.outer, [inner for inner in shape.inner if len(inner) >= 3])
+        large = shapely.get_num_coordinates(polygon) > _QUICK  # where is_valid alone may take long
+        if (large or not polygon.is_valid) and _tangled(shapely, [polygon], _MOST_MEETINGS):
+            raise DataError(f"a polygon of {len(shape.outer):,} corners is {_TANGLED}")
         if polygon.is_valid:
             return (polygon if polygon.area > 0 else shapely.Polygon()), True
+        if _tangled(shapely, [polygon], _FEW_MEETINGS):
+            return _enclosed_oddly(shapely, polygon), False
         faces = [part for part in shapely.get_parts(shapely.make_valid(polygon)) if part.area > 0]
         return shapely.union_all(faces), not faces
     except (shapely.errors.ShapelyError, ValueError) as problem:
         raise DataError(f"a polygon of {len(shape.outer)} corners makes no sense ({problem})") from None
+
+
+# GEOS repairs rings in steps, each as long as all crossings together, and joins shapes crossing by crossing: beyond the
+# first number a faster way is taken, beyond the second the drawing is refused. No hand draws so many.
+_FEW_MEETINGS, _MOST_MEETINGS, _MOST_NEIGHBOURS = 1000, 10_000, 4_000_000
+_QUICK, _SAMPLE, _PAIRS_AT_ONCE = 4000, 50_000, 1_000_000
+_TANGLED = f"too tangled: sides cross more than {_MOST_MEETINGS:,} times or lie close in great number; draw it again"
+
+
+def _tangled(shapely: Any, shapes: Sequence[Any], meetings: int | None = None) -> bool:
+    """Whether sides meet more often than this, apart from neighbours in a ring, or are too many to compare.
+
+    Several shapes may cross once per side, and some more: what they take to join grows with their sides anyway. Of
+    more than 50,000 sides, so many are looked at.
+    """
+    corners, ring = shapely.get_coordinates(shapely.get_rings(shapely.get_parts(shapes)), return_index=True)
+    sides = np.flatnonzero((ring[1:] == ring[:-1]) & (corners[1:] != corners[:-1]).any(1))
+    most = _MOST_MEETINGS + len(sides) if meetings is None else meetings
+    close, share = _MOST_NEIGHBOURS + 20 * len(sides), min(1.0, _SAMPLE / max(1, len(sides))) ** 2
+    if share < 1:
+        sides = np.sort(np.random.default_rng(0).choice(sides, _SAMPLE, replace=False))
+    start, end = corners[sides], corners[sides + 1]
+    low, high = np.minimum(start, end), np.maximum(start, end)
+    boxes = shapely.box(*low.T, *high.T)
+    # No side has more neighbours than overlap it along one axis: parts of at most so many pairs fit into memory.
+    rows, columns = (
+        np.sort(a).searchsorted(b, "right") - np.sort(b).searchsorted(a) for a, b in zip(low.T, high.T, strict=True)
+    )
+    parts = np.minimum(rows, columns).cumsum() // _PAIRS_AT_ONCE
+    tree, near, found = shapely.STRtree(boxes), 0, 0
+    for part in np.split(np.arange(len(boxes)), np.flatnonzero(np.diff(parts)) + 1):
+        one, other = tree.query(boxes[part])
+        one = part[one]
+        pair = (other > one) & (sides[other] != sides[one] + 1) & (end[other] != start[one]).any(1)
+        one, other = one[pair], other[pair]
+        near += len(one)
+        found += int((_apart(start, end, one, other) & _apart(start, end, other, one)).sum())
+        if near > close * share or found > most * share:
+            return True
+    return False
+
+
+def _apart(start: np.ndarray, end: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Whether the line through side `one` has the ends of side `other` on different sides of it, or on itself."""
+    (x, y), (u, v), (s, t) = (end[one] - start[one]).T, (start[other] - start[one]).T, (end[other] - start[one]).T
+    return (x * v - y * u) * (x * t - y * s) <= 0
+
+
+def _enclosed_oddly(shapely: Any, polygon: Any) -> Any:
+    """The faces between crossing rings that these enclose an odd number of times: make_valid in one step."""
+    faces = shapely.get_parts(shapely.polygonize([shapely.node(polygon.boundary)]))
+    inside = shapely.point_on_surface(faces)
+    shapely.prepare(polygon)
+    return shapely.coverage_union_all(faces[shapely.contains_xy(polygon, *shapely.get_coordinates(inside).T)])
+
+
+def _union(shapely: Any, shapes: Sequence[Any]) -> Any:
+    """Their union; where they cross too often for one step, halves are joined first, which dissolves what overlaps."""
+    if len(shapes) > 1 and _tangled(shapely, shapes):
+        shapes = [_union(shapely, shapes[: len(shapes) // 2]), _union(shapely, shapes[len(shapes) // 2 :])]
+        if _tangled(shapely, shapes):
+            raise DataError(f"the shapes together are {_TANGLED}")
+    return shapely.union_all(shapes)
 
 
 _WITH_AREA = ("polygon", "rectangle", "spline")
@@ -234,7 +309,7 @@ _CLASS = ("class", "label", "name")
 
 def read_table(path: Path) -> pd.DataFrame:
     """A CSV file as text, with column names in small letters."""
-    content = BytesIO(_read_bytes(path))
+    content = BytesIO(_read_bytes(not_too_wide(path)))
     table = pd.read_csv(content, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
     return table.rename(columns=lambda name: str(name).strip().lower())
 

@@ -1,5 +1,6 @@
 """smmil evaluate: metrics from prediction files."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,21 +140,28 @@ def evaluate(
     _refuse_idle(context, ci=ci, compare=bool(compare))
     if resamples < 2:
         raise ConfigError(f"--resamples {resamples}: expected at least 2; 2000 are usual")
-    cuts: dict[str, Any] = {"threshold": threshold, "column": column}
+    left_out: dict[Path, str] = {}
+    cuts: dict[str, Any] = {"threshold": threshold, "column": column, "left_out": left_out}
     draws = {"unit": unit, "n": resamples, "stratified": stratified, "seed": seed, "column": column}
     measures = metric or USUAL
-    models = load_models(predictions)
+    models = load_models(predictions, left_out)
     results = summarize_models(models, validation=validation or (), **cuts)
     if froc:
         add_froc(results, models, column)
     if ci:
         add_intervals(results, models, measures, **draws)
     if compare:
-        others = load_models(compare)
+        others = load_models(compare, left_out)
         other_results = summarize_models(others, validation=compare_validation or (), **cuts)
         add_comparisons(results, models, others, other_results, measures, **draws)
+    for found in results.values() if left_out else ():
+        found["bag"]["notes"].append(f"{len(left_out)} prediction files could not be read and were left out")
     _show(results, ci=ci, froc=froc, compare=bool(compare))
     _write(results, json, csv)
+    for path, reason in left_out.items():
+        print(f"left out: {path}: {reason}", file=sys.stderr)
+    if left_out:
+        raise Exit(3)
 
 
 def _refuse_idle(context: Context, *, ci: bool, compare: bool) -> None:

@@ -12,13 +12,13 @@ from smmil.data.manifest import Manifest
 from smmil.data.tables import (
     _is_index,
     _label_of,
+    _read_excel,
     _relative,
     _stripped,
-    _table_errors,
     read_instance_labels,
     read_text_table,
 )
-from smmil.errors import DataError, MissingExtra
+from smmil.errors import DataError
 from smmil.formats.hdf5 import boundary
 from smmil.formats.torchmil import TorchmilReader
 
@@ -114,13 +114,9 @@ def _read(path: str | Path, columns: Iterable[str]) -> pd.DataFrame:
     """A CSV or Excel table as text, with these columns."""
     path, columns = Path(path), list(columns)
     wanted = f"give a table with the columns {', '.join(columns)}"
-    if path.suffix.lower() != ".xlsx":
-        return _stripped(path, read_text_table(path, wanted), columns)
-    try:
-        with _table_errors(path, wanted):
-            return _stripped(path, pd.read_excel(path, dtype=str, keep_default_na=False), columns)
-    except ImportError:
-        raise MissingExtra("openpyxl", "tables", f"reading {path.name}") from None
+    if path.suffix.lower() in (".xlsx", ".xls"):
+        return _read_excel(path, wanted, columns)
+    return _stripped(path, read_text_table(path, wanted), columns)
 
 
 def _indices(table: str | Path, words: pd.Series, classes: Sequence[str] | None) -> list[str]:

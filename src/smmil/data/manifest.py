@@ -22,7 +22,7 @@ from smmil.bag import Bag
 from smmil.data import tables
 from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instance_labels, read_text_table
 from smmil.errors import DataError, suggest
-from smmil.files import digest, need_file, read_json, replacing, write_text
+from smmil.files import digest, read_json, read_parquet, replacing, write_text
 from smmil.formats import find_reader, read_bag
 from smmil.runtime import available_cores, source_digest
 
@@ -312,8 +312,6 @@ def describe_manifest(path: str | Path) -> dict[str, Any]:
 
 def _read_table(path: Path) -> pd.DataFrame:
     wanted = "give a .csv or .parquet table with the columns id, path, label"
-    with tables._table_errors(path, wanted):
-        need_file(path)
     if path.suffix.lower() == ".csv":
         return read_text_table(path, wanted)
     if (path / "manifest.csv").is_file():
@@ -321,7 +319,7 @@ def _read_table(path: Path) -> pd.DataFrame:
     if path.suffix.lower() != ".parquet":
         raise DataError(f"{path}: a manifest is a .csv or .parquet file")
     with tables._table_errors(path, wanted):
-        return pd.read_parquet(path, page_checksum_verification=True)
+        return tables.as_text(read_parquet(path))
 
 
 def _counted(words: Any) -> dict[str, int]:

@@ -1,18 +1,22 @@
 """Tables of a study as text with the checks of a manifest, and instance labels (one whole number each, -1 unknown)."""
 
 import os
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from smmil.errors import DataError, brief, suggest
+from smmil.errors import DataError, MissingExtra, brief, suggest
+from smmil.files import not_too_wide
 from smmil.formats.content import begins_formula
 
 COLUMNS = ("id", "path", "label", "group", "patient", "split", "instance_labels")
@@ -27,6 +31,13 @@ def _first_few(items: Sequence[str], most: int = 5) -> str:
     return ", ".join(items[:most]) + more
 
 
+# What pandas, openpyxl and pyarrow were seen to raise on damaged files.
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, MemoryError,
+               SyntaxError, RuntimeError, AssertionError, zipfile.BadZipFile, zlib.error)  # fmt: skip
+_LARGEST_BOOK = 256 << 20
+_MOST_CELLS = 5_000_000
+
+
 @contextmanager
 def _table_errors(path: str | Path, absent: str) -> Iterator[None]:
     """Turn what pandas raises on a file into a DataError that names it."""
@@ -36,11 +47,12 @@ def _table_errors(path: str | Path, absent: str) -> Iterator[None]:
         raise DataError(f"{path}: no such file; {absent}") from None
     except pd.errors.EmptyDataError:
         raise DataError(f"{path}: the table is empty; {absent}") from None
-    except (OSError, ValueError, LookupError) as problem:
+    except _UNREADABLE as problem:
         if Path(path).suffix.lower() not in (".parquet", ".xlsx"):
             with suppress(OSError), Path(path).open(encoding="utf-8-sig", errors="replace") as file:
                 _refuse_other_sign(path, file.readline(100_000))
-        raise DataError(f"{path}: not readable as a table ({' '.join(str(problem).split())})") from None
+        cause = " ".join(str(problem).split())[:300] or type(problem).__name__
+        raise DataError(f"{path}: not readable as a table ({cause}); save or copy it again") from None
 
 
 def read_text_table(path: str | Path, absent: str, columns: Iterable[str] = ()) -> pd.DataFrame:
@@ -49,10 +61,45 @@ def read_text_table(path: str | Path, absent: str, columns: Iterable[str] = ()) 
     absent  advice when the file is missing
     """
     with _table_errors(path, absent):
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
+        table = _read_csv(path)
     table = table.rename(columns=lambda name: str(name).strip())
     _need_columns(path, table, columns)
     return table
+
+
+def _read_csv(path: str | Path) -> pd.DataFrame:
+    return pd.read_csv(
+        not_too_wide(path), dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True
+    )
+
+
+def _read_excel(path: Path, absent: str, columns: Sequence[str]) -> pd.DataFrame:
+    """The first sheet of an .xlsx file with every cell as text and at least these columns."""
+    with _table_errors(path, absent):
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise DataError(f"{path}: no Excel file of today's format (.xlsx), or cut off; save it as .xlsx or .csv")
+        try:
+            from openpyxl import load_workbook
+        except ImportError:
+            raise MissingExtra("openpyxl", "tables", f"reading {path.name}") from None
+        with zipfile.ZipFile(path) as archive:
+            if (size := sum(member.file_size for member in archive.infolist())) > _LARGEST_BOOK:
+                raise DataError(f"{path}: would unpack to {size:,} bytes, at most {_LARGEST_BOOK:,}; save it as .csv")
+            if any(b"<!DOCTYPE" in archive.read(member) for member in archive.infolist()):  # reads all: checksums
+                raise DataError(f"{path}: declares a document type, which no table needs; save it again")
+        book = load_workbook(path, read_only=True, data_only=True)
+        with closing(book):
+            sheet = book.worksheets[0]
+            sheet.reset_dimensions()
+            last = wide = filled = 0
+            for last, row in enumerate(sheet.iter_rows(values_only=True), 1):
+                wide, filled = max(wide, len(row)), filled + bool(row)
+                if last * wide > _MOST_CELLS or last > 1000 + 10 * filled:
+                    raise DataError(
+                        f"{path}: {filled:,} filled rows up to row {last:,} and column {wide:,} are no table of "
+                        "cases; delete what is far below or right of the table"
+                    )
+        return _stripped(path, pd.read_excel(path, dtype=str, keep_default_na=False, engine="openpyxl"), columns)
 
 
 def _need_columns(path: str | Path, table: pd.DataFrame, columns: Iterable[str]) -> None:
@@ -61,7 +108,7 @@ def _need_columns(path: str | Path, table: pd.DataFrame, columns: Iterable[str])
         if column not in table:
             names = list(map(str, table.columns))
             _refuse_other_sign(path, "".join(names))
-            raise DataError(f"{path}: column {column!r} is missing; {suggest(column, names)}")
+            raise DataError(f"{path}: column {column!r} is missing; {suggest(column, names[:200])}")
 
 
 def _stripped(path: str | Path, table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -198,11 +245,11 @@ def read_instance_labels(path: str | Path) -> np.ndarray:
             f"{path}: instance labels must be .npy or .csv (column 'label'), got {path.suffix or 'no ending'!r}"
         )
     try:
-        found: Any = np.load(path, allow_pickle=False) if ending == ".npy" else pd.read_csv(path)
+        found: Any = _read_npy(path) if ending == ".npy" else pd.read_csv(not_too_wide(path))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check the column instance_labels of the manifest") from None
-    except (OSError, ValueError, TypeError, EOFError, SyntaxError) as problem:
-        reason = " ".join(str(problem).split())
+    except (*_UNREADABLE, TokenError) as problem:
+        reason = " ".join(str(problem).split())[:300] or type(problem).__name__
         raise DataError(f"{path}: not readable as instance labels ({reason}); write it again") from None
     if ending == ".csv" and "label" not in found:
         raise DataError(f"{path}: there is no column 'label'; {suggest('label', map(str, found.columns))}")
@@ -214,6 +261,15 @@ def read_instance_labels(path: str | Path) -> np.ndarray:
     if len(wrong):
         raise DataError(f"{path}: row {wrong[0]} is {labels[wrong[0]]}; instance labels are -1 (unknown), 0, 1, …")
     return labels.astype(np.int64)
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    """The array of a .npy file; a map first, since it refuses a size that the file does not have."""
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ValueError("an .npz archive under the name .npy")
+    return np.array(array)
 
 
 def _check_instance_labels(name: str, labels: np.ndarray, n: int, y: int | None) -> None:

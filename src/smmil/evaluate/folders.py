@@ -37,9 +37,12 @@ def summary(
     }
 
 
-def load_models(places: Sequence[str | Path]) -> dict[str, list[Prediction]]:
-    """{model: its predictions, sorted by id} of folders of .npz files; a folder of such folders is all of them."""
-    return {name: load_predictions(files) for name, files in named_folders(places).items()}
+def load_models(places: Sequence[str | Path], left_out: dict[Path, str] | None = None) -> dict[str, list[Prediction]]:
+    """{model: its predictions, sorted by id} of folders of .npz files; a folder of such folders is all of them.
+
+    left_out  receives files that cannot be read, with the reason; without it they are an error
+    """
+    return {name: load_predictions(files, left_out) for name, files in named_folders(places).items()}
 
 
 def summarize_models(
@@ -48,12 +51,13 @@ def summarize_models(
     validation: Sequence[str | Path] = (),
     threshold: float | None = None,
     column: int | None = None,
+    left_out: dict[Path, str] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """{model: summary}; `validation` is one place per model in the same order, or folders of equal names."""
     checks = _matching(list(models), named_folders(validation)) if validation else {}
     result = {}
     for name, cases in models.items():
-        held_out = load_predictions(checks[name]) if name in checks else None
+        held_out = load_predictions(checks[name], left_out) if name in checks else None
         both = sorted({p.id for p in cases} & {p.id for p in held_out or ()})
         if both:
             raise DataError(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.files import file_name, need_file
+from smmil.files import file_name, not_too_wide, read_parquet
 from smmil.images.slide import Slide
 from smmil.images.volume import Volume
 from smmil.prediction import Prediction
@@ -105,8 +105,8 @@ def _in_table(path: Path, ids: Sequence[str]) -> dict[str, Original]:
     import pandas as pd
 
     try:
-        table: Any = pd.read_csv(need_file(path), dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as problem:
+        table: Any = pd.read_csv(not_too_wide(path), dtype=str, keep_default_na=False)
+    except (OSError, ValueError, LookupError) as problem:
         cause = " ".join(str(problem).split())
         raise DataError(f"{path}: not readable as a table ({cause}); give rows of id,slide") from None
     column = next((name for name in _PATH_COLUMNS if name in table.columns), None)
@@ -225,19 +225,18 @@ def find_features(manifest: str | Path, ids: Sequence[str]) -> dict[str, Path]:
 
     manifest = Path(manifest)
     try:
-        if manifest.suffix.lower() == ".parquet":
-            table = pd.read_parquet(need_file(manifest), page_checksum_verification=True)
-        else:
-            table = pd.read_csv(need_file(manifest), dtype=str, encoding="utf-8-sig")
+        parquet = manifest.suffix.lower() == ".parquet"
+        texts: Any = {"dtype": str, "encoding": "utf-8-sig"}
+        table = read_parquet(manifest) if parquet else pd.read_csv(not_too_wide(manifest), **texts)
+        missing = [name for name in ("id", "path") if name not in table.columns]
+        if missing:
+            raise DataError(f"--bags {manifest}: column {missing[0]!r} is missing; a manifest has id and path")
+        rows = table[["id", "path"]].dropna().astype(str)
     except FileNotFoundError:
         raise DataError(f"--bags {manifest}: no such file; give the manifest.csv that smmil prepare wrote") from None
     except (OSError, ValueError, LookupError) as problem:
         cause = " ".join(str(problem).split())
         raise DataError(f"--bags {manifest}: not readable as a table ({cause}); give rows of id,path") from None
-    missing = [name for name in ("id", "path") if name not in table.columns]
-    if missing:
-        raise DataError(f"--bags {manifest}: column {missing[0]!r} is missing; a manifest has id and path")
-    rows = table[["id", "path"]].dropna().astype(str)
     return {id_: manifest.parent / path for id_, path in rows[rows["id"].isin(list(ids))].itertuples(index=False)}
 
 

@@ -10,7 +10,7 @@ from smmil.errors import DataError
 from smmil.evaluate.bags import units_of
 from smmil.evaluate.folders import named_folders
 from smmil.files import read_json
-from smmil.prediction import Prediction, prediction_files
+from smmil.prediction import Prediction, load_predictions
 from smmil.redact import safe_text, without_names
 
 
@@ -30,21 +30,8 @@ def _load_sources(places: Sequence[str | Path]) -> list[_PredictionSource]:
 
 
 def _load(name: str, places: Sequence[Path], run: dict[str, Any]) -> _PredictionSource:
-    found: dict[str, tuple[Prediction, Path]] = {}
     damaged: dict[Path, str] = {}
-    for path in (file for place in places for file in prediction_files(place)):
-        try:
-            prediction = Prediction.load(path)
-        except DataError as problem:
-            damaged[path] = str(problem).removeprefix(f"{path}: ")
-            continue
-        if prediction.id in found:
-            raise DataError(f"{path}: id {prediction.id!r} is already in {found[prediction.id][1]}; remove one of them")
-        found[prediction.id] = prediction, path
-    if not found:
-        path, reason = next(iter(damaged.items()))
-        raise DataError(f"{path}: {reason} (and no other prediction of {name} can be read)")
-    return _PredictionSource(name, [prediction for _, (prediction, _) in sorted(found.items())], run, damaged)
+    return _PredictionSource(name, load_predictions(places, damaged), run, damaged)
 
 
 def find_sources(places: Sequence[str | Path]) -> list[tuple[str, Sequence[Path], dict[str, Any]]]:
