@@ -22,6 +22,8 @@ class Frame:
     stride: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.unit, str):
+            raise DataError(f"Frame: unit must be um, mm or px, got {self.unit!r}")
         for name in ("patch", "spacing", "stride"):
             value = getattr(self, name)
             if value is None and name != "patch":

@@ -133,6 +133,7 @@ class Prediction:
         frame = None if facts["frame"] is None else Frame.from_dict(facts["frame"])
         if not isinstance(facts["meta"], dict):
             raise ValueError(f"meta is {type(facts['meta']).__name__}, not a dictionary")
+        json.dumps(facts["meta"], ensure_ascii=False).encode()  # halves of characters fit into no file or page
         return cls(id=facts["id"], frame=frame, y=facts["y"], meta=facts["meta"], **content)
 
     def _settle(self, name: str, value: Any) -> None:
