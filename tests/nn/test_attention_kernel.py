@@ -268,7 +268,7 @@ def test_no_tensor_has_n_times_n_entries_forward_or_backward(with_pairs):
         (512, nullcontext, False),
         (513, nullcontext, True),
         (513, kernels.disabled, False),
-        (3, kernels._forced, True),
+        (3, kernels.forced, True),
     ],
 )
 def test_only_large_bags_are_computed_in_chunks_unless_the_switch_says_otherwise(n, switch, chunked, monkeypatch):
