@@ -42,12 +42,12 @@ def test_the_program_of_the_readme_runs_and_says_what_it_gives():
     assert [p.id for p in names["predictions"]] == ["slide_4", "slide_5", "slide_6", "slide_7"]
 
 
-def test_contributing_says_how_to_add_nine_things_in_places_that_exist():
+def test_contributing_says_how_to_add_ten_things_in_places_that_exist():
     page = text("CONTRIBUTING.md")
     rows = re.findall(r"^\| ([a-zA-Z ]+) \| (.*?) \| (.*) \|$", page.split("## How to add")[1], re.MULTILINE)[1:]
     assert [thing for thing, _, _ in rows] == [
-        "model", "layer or operator", "encoder", "feature format", "public data set", "metric", "export", "paper table",
-        "CLI verb"]  # fmt: skip
+        "model", "layer or operator", "encoder", "feature format", "reader of any other file", "public data set",
+        "metric", "export", "paper table", "CLI verb"]  # fmt: skip
     for thing, where, tested in rows:
         named = re.findall(r"`((?:src|tests|configs)/[^`]*)`", where + tested)
         assert named, thing

@@ -43,6 +43,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     it of what killed processes left.
     """
     path = Path(path)
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder where a file of this name is to be written; move it away")
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_once(path.parent.absolute(), os.getpid())
     temporary = temporary_path(path)

@@ -26,6 +26,7 @@ from smmil.annotations.masks import PANDA
 from smmil.config import load_config
 from smmil.data import Manifest
 from smmil.data.foreign_tables import clam_manifest, read_labels, stamp_manifest, torchmil_manifest
+from smmil.data.manifest import _CHECKED
 from smmil.data.sources import write_source
 from smmil.data.splits import load_splits
 from smmil.data.tables import read_instance_labels
@@ -45,7 +46,7 @@ from smmil.formats import read_bag, read_provenance
 from smmil.formats.convert import LEDGER, convert
 from smmil.formats.inspection import describe
 from smmil.images import open_slide, open_volume
-from smmil.images.matching import find_features, find_originals
+from smmil.images.matching import find_case_images, find_features
 from smmil.packaging import load_package, write_package
 from smmil.packaging.writing import _refuse_occupied
 from smmil.predict.cases import _chosen_ids
@@ -294,6 +295,17 @@ def read_cache(path: Path) -> Any:
     return _content_digest(Manifest.read(path.parent / "manifest.csv"), path)
 
 
+def checked_bags(folder: Path) -> Path:
+    digest_cache(folder)
+    manifest = Manifest.read(folder / "manifest.csv")
+    manifest._remember({id_: [["marks of another day"], 4] for id_ in manifest.ids})
+    return folder / _CHECKED
+
+
+def read_checked(path: Path) -> Any:
+    return Manifest.read(path.parent / "manifest.csv").check_files()
+
+
 def converted(folder: Path) -> Path:
     samples.native(folder)
     read_converted(folder / "out" / LEDGER)
@@ -432,7 +444,7 @@ READERS: tuple[FuzzReader, ...] = (
                PLAIN),
     FuzzReader("table:points", text("p.csv", POINTS), read_points, TEXT, 0.5, PLAIN),
     FuzzReader("table:images", text("i.csv", "id,slide,mpp\na,a.svs,0.5\nb,b.svs,0.25\n"),
-               lambda p: find_originals(p, ["a", "b"]), TEXT, 0.6, PLAIN),
+               lambda p: find_case_images(p, ["a", "b"]), TEXT, 0.6, PLAIN),
     FuzzReader("table:bags", table("m.csv"), lambda p: find_features(p, ["s0", "s1", "s2"]), TEXT, 0.3, PLAIN),
     FuzzReader("table:bags parquet", table("m.parquet"), lambda p: find_features(p, ["s0", "s1", "s2"]), sealed=True),
     FuzzReader("table:clam", clam_study, read_clam_study, TEXT, 0.25, PLAIN),
@@ -477,6 +489,7 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("kept:result", result_folder, read_result, TEXT, sealed=True),
     FuzzReader("kept:failure", failure_folder, _state, TEXT, 0.5, "shown to the user as it is, never computed with"),
     FuzzReader("kept:digests", digest_cache, read_cache, TEXT, 0.25, PLAIN),
+    FuzzReader("kept:checked bags", checked_bags, read_checked, TEXT, 0.0, "what does not fit is checked again"),
     FuzzReader("kept:conversion", converted, read_converted, TEXT, 0.15, PLAIN),
     FuzzReader("kept:recipe", prepared, read_prepared, TEXT, 0.0, "compared as a whole", damage=("out/recipe.json",)),
     FuzzReader("kept:synthetic slides", stained, lambda p: _claim_slides(p, {"seed": 1, "n": 4}), TEXT, 0.0,

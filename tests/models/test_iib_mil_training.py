@@ -193,7 +193,7 @@ def test_going_on_from_a_checkpoint_is_the_same_as_never_stopping(tmp_path, stop
     train(whole, optimiser, range(8))
     first, optimiser = fresh()
     train(first, optimiser, range(stop))
-    _save_checkpoint(tmp_path / "last.safetensors", first, optimiser, State(step=stop), IDENTITY)
+    _save_checkpoint(tmp_path / "last.safetensors", first, optimiser, State(step=stop, sums={"bags": stop}), IDENTITY)
     second, optimiser = fresh()
     _load_checkpoint(tmp_path / "last.safetensors", second, optimiser, IDENTITY)
     train(second, optimiser, range(stop, 8))

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from smmil.errors import DataError, MissingExtra, brief, suggest
-from smmil.files import not_too_wide
+from smmil.files import need_file, not_too_wide
 from smmil.formats.content import begins_formula
 
 COLUMNS = ("id", "path", "label", "group", "patient", "split", "instance_labels")
@@ -42,6 +42,7 @@ _MOST_CELLS = 5_000_000
 def _table_errors(path: str | Path, absent: str) -> Iterator[None]:
     """Turn what pandas raises on a file into a DataError that names it."""
     try:
+        need_file(Path(path))
         yield
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {absent}") from None
@@ -265,7 +266,7 @@ def read_instance_labels(path: str | Path) -> np.ndarray:
 
 def _read_npy(path: Path) -> np.ndarray:
     """The array of a .npy file; a map first, since it refuses a size that the file does not have."""
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    array = np.load(need_file(path), mmap_mode="r", allow_pickle=False)
     if not isinstance(array, np.ndarray):
         array.close()
         raise ValueError("an .npz archive under the name .npy")

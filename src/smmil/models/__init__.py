@@ -68,9 +68,13 @@ def _is_model(thing: Any, module: str) -> bool:
 def _outside_class(name: str) -> type[nn.Module]:
     module, _, attribute = name.partition(":")
     try:
-        found: type[nn.Module] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as problem:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as problem:
         raise ConfigError(f"model {name!r} cannot be loaded: {problem}") from problem
+    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
+        raise ConfigError(
+            f"model {name!r}: is no subclass of torch.nn.Module; expected package.module:Class of a model"
+        )
     return found
 
 
