@@ -44,7 +44,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     if path.is_dir():
-        raise DataError(f"{path}: is a folder where a file of this name is to be written; move it away")
+        raise DataError(f"{path}: is a folder where a file is to be written; move it away")
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_once(path.parent.absolute(), os.getpid())
     temporary = temporary_path(path)
