@@ -67,12 +67,14 @@ def read_foreign_weights(path: Path, wrappers: Sequence[str]) -> Mapping[Any, An
     # torch and safetensors name no common error for a file that is damaged, foreign, or holds more than weights
     except Exception as problem:  # noqa: BLE001
         cause = " ".join(str(problem).split())[:120] or type(problem).__name__
+        advice = "copy it again"
         if cause.startswith("Weights only load failed"):  # pages of advice follow, none of it for our user
             cause = "it is no checkpoint, is damaged, or holds more than weights"
-        raise DataError(
-            f"{path}: cannot be read as weights alone ({cause}); save only the state_dict(): where you trust the file, "
-            f"and its program is installed, {_EXTRACT}"
-        ) from None
+            advice = (
+                "save only the state_dict(); the following does so but RUNS CODE that lies in the file, so use it "
+                f"only on a file of your own whose program is installed: {_EXTRACT}"
+            )
+        raise DataError(f"{path}: cannot be read as weights alone ({cause}); {advice}") from None
     while isinstance(content, Mapping):
         inner = [content[key] for key in wrappers if isinstance(content.get(key), Mapping)]
         if not inner:

@@ -9,6 +9,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -201,7 +202,7 @@ def _plain(value: Any) -> Any:
     return np.int64(value) if isinstance(value, int | float) and float(value).is_integer() else value
 
 
-class Reader:
+class Reader(ABC):
     """One kind of feature file: how to recognise and read it and, where `convert` writes it, which files to write."""
 
     name = ""
@@ -210,9 +211,9 @@ class Reader:
         """Whether a file or folder is of this kind, by its content; here: an HDF5 file of the layout called `name`."""
         return _is_hdf5(path) and _layout(path) == self.name
 
+    @abstractmethod
     def load(self, path: Path) -> Stored:
         """Everything in the file but the labels that lie in files of their own."""
-        raise NotImplementedError
 
     def provenance(self, path: Path) -> dict[str, Any]:
         """Where the features come from, without reading them."""
@@ -228,7 +229,7 @@ class Reader:
 
     def plan(self, stored: Stored, facts: dict[str, Any], label: int | None) -> _WritePlan:
         """The files of a case in this format, and notes on what is lost or assumed."""
-        raise NotImplementedError
+        raise DataError(f"{self.name} files are read but not written; convert to native")
 
     def read(self, path: Path, instance_labels: bool = True) -> Stored:
         """The content of a file, with the instance labels that lie in a file of their own if they are wanted."""
