@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from smmil.files import inert, write_rows
+from smmil.files import escape_formula, write_rows
 
 
 def rows_of(path):
@@ -15,13 +15,13 @@ def rows_of(path):
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-cmd", "@SUM(A1)", "  =1", "\t=1", "\r=1", "＝1", "－x"])
 def test_what_a_spreadsheet_would_compute_is_marked_as_text(text):
-    assert inert(text).startswith("'")
-    assert inert(text)[1:] == text.replace("\r", "\n")
+    assert escape_formula(text).startswith("'")
+    assert escape_formula(text)[1:] == text.replace("\r", "\n")
 
 
 @pytest.mark.parametrize("text", ["", "slide 7", "a=b", "s-1", "'quoted", "1e5", "切片"])
 def test_ordinary_texts_stay_as_they_are(text):
-    assert inert(text) == text
+    assert escape_formula(text) == text
 
 
 def test_texts_are_inert_and_numbers_stay_numbers(tmp_path):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from smmil.errors import ConfigError, DataError, brief, refuse_outside_code, suggest
+from smmil.errors import ConfigError, DataError, brief, require_trust_code, suggest
 from smmil.files import digest, read_text
 
 PathText = Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")]
@@ -152,7 +152,7 @@ def load_config(
     _resolve_paths(changes, Path.cwd())
     config = checked(TrainConfig, _merged(content, changes), "the settings" if path is None else str(path))
     if path is not None:
-        refuse_outside_code(config.model.name, path, trust_code or changes.get("model", {}).get("name", False))
+        require_trust_code(config.model.name, path, trust_code or changes.get("model", {}).get("name", False))
     return config
 
 

@@ -37,8 +37,8 @@ class MissingExtra(SmmilError):  # noqa: N818
         super().__init__(f"{what} needs {library}, which is not installed; run: pip install 'smmil[{extra}]'")
 
 
-def refuse_outside_code(name: str, where: object, trust_code: bool | str) -> None:
-    """Raise an error for a `package.module:name` that a file names, unless the user trusts all of them or this one."""
+def require_trust_code(name: str, where: object, trust_code: bool | str) -> None:
+    """Enforce --trust-code: a `package.module:name` that a file names is refused unless the user trusts it."""
     if ":" in name and trust_code is not True and trust_code != name:
         word = "--trust-code (in Python trust_code=True)"
         raise ConfigError(f"{where}: would run code outside smmil ({name}); give {word} if you know it")

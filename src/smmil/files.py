@@ -166,7 +166,7 @@ _MOST_CELLS = 20_000_000
 _LOOKED_AT = 100
 
 
-def not_too_wide(path: str | Path) -> Path:
+def check_csv_width(path: str | Path) -> Path:
     """The path of a CSV file; a ValueError when it has so many columns that pandas would take minutes over them."""
     with need_file(Path(path)).open("rb") as file:
         filled = (part for line in file for part in line.splitlines() if part.strip())
@@ -217,8 +217,8 @@ def check_once(path: Path, check: Callable[..., object], *options: object) -> No
             _CHECKED.add(mark)
 
 
-def check_zip(path: Path) -> None:
-    """Compare the checksums of a tensor file of torch; the older ones, which are no zip archives, have none."""
+def check_torch_archive(path: Path) -> None:
+    """Compare the checksums in a `.pt` or `.pth` file; those of old versions are no zip archives and have none."""
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
@@ -271,7 +271,7 @@ def file_name(id_: str) -> str:
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r]")
 
 
-def inert(text: str) -> str:
+def escape_formula(text: str) -> str:
     """The text itself; with ' before it if a spreadsheet would take it for a formula.
 
     Carriage returns become line feeds: writers of CSV leave them unquoted, and a text could go on in a row of its own.
@@ -281,7 +281,7 @@ def inert(text: str) -> str:
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, exact: bool = False) -> None:
-    """The rows as CSV with inert texts, atomically; without rows there is no file, and one of before is removed.
+    """The rows as CSV with escaped formulas, atomically; without rows there is no file, and one of before is removed.
 
     exact  texts as they are, for tables that are read back
     """
@@ -295,5 +295,5 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 
 
 def cell(value: Any) -> Any:
-    """What to put into a table for people: numbers and gaps as they are, everything else as an inert text."""
-    return value if value is None or isinstance(value, Number) else inert(str(value))
+    """What to put into a table for people: numbers and gaps as they are, other values as escaped texts."""
+    return value if value is None or isinstance(value, Number) else escape_formula(str(value))

@@ -1,4 +1,4 @@
-"""Sparse neighbourhood graphs over the instances of a bag: builders, normalisation, products."""
+"""Sparse graphs over the instances of a bag: build lattice, kNN and chain graphs, normalise, multiply."""
 
 import math
 from collections.abc import Callable, Sequence

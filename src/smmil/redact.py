@@ -1,4 +1,4 @@
-"""Redaction (anonymisation) of exported texts: no folders, no file names (often names of patients), no controls."""
+"""Redaction (de-identification): removes paths and patient identifiers from reports, pages and exported texts."""
 
 import os
 import re

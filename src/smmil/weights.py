@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from smmil.errors import DataError, brief
-from smmil.files import check_once, check_zip, digest, need_file, replacing
+from smmil.files import check_once, check_torch_archive, digest, need_file, replacing
 
 _KEY = "smmil"
 _EXTRACT = (
@@ -62,7 +62,7 @@ def read_foreign_weights(path: Path, wrappers: Sequence[str]) -> Mapping[Any, An
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        check_once(path, check_zip)
+        check_once(path, check_torch_archive)
         content = torch.load(path, map_location="cpu", weights_only=True)
     # torch and safetensors name no common error for a file that is damaged, foreign, or holds more than weights
     except Exception as problem:  # noqa: BLE001

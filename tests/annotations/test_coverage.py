@@ -7,7 +7,7 @@ import pytest
 import shapely
 
 from smmil.annotations.masks import pixel_share, polygon_share
-from smmil.annotations.polygons import _Drawn, _joined, _ring
+from smmil.annotations.polygons import _joined, _RawPolygon, _ring
 
 
 def boxes_of(corners, side):
@@ -35,8 +35,8 @@ def pair_by_pair(boxes, area):
 @pytest.mark.parametrize("seed", range(3))
 def test_shares_of_wild_overlapping_polygons_with_holes_are_those_of_shapely_pair_by_pair(seed):
     rng = np.random.default_rng(seed)
-    drawn = [_Drawn(star(rng, *rng.uniform(0, 1000, 2), 250, 400), name="tumor") for _ in range(6)]
-    drawn += [_Drawn(star(rng, *rng.uniform(0, 1000, 2), 80, 30), name="_2") for _ in range(3)]
+    drawn = [_RawPolygon(star(rng, *rng.uniform(0, 1000, 2), 250, 400), name="tumor") for _ in range(6)]
+    drawn += [_RawPolygon(star(rng, *rng.uniform(0, 1000, 2), 80, 30), name="_2") for _ in range(3)]
     area = _joined(drawn, None).area
     boxes = boxes_of(rng.uniform(-200, 1200, (300, 2)), 64)
     shares = polygon_share(boxes, area)
@@ -54,8 +54,8 @@ def test_whole_pixel_polygons_give_the_count_of_a_raster():
     canvas[20:30, 20:60] = False
     area = _joined(
         [
-            _Drawn(_ring([(5, 10), (50, 10), (50, 40), (5, 40)])),
-            _Drawn(_ring([(20, 20), (60, 20), (60, 30), (20, 30)]), name="_2"),
+            _RawPolygon(_ring([(5, 10), (50, 10), (50, 40), (5, 40)])),
+            _RawPolygon(_ring([(20, 20), (60, 20), (60, 30), (20, 30)]), name="_2"),
         ],
         None,
     ).area
@@ -83,23 +83,27 @@ def test_pixels_are_weighed_by_area_when_boxes_end_inside_them_and_blocks_add_up
 def test_overlapping_lesions_count_once_and_touching_ones_fill_the_patch():
     left, right = _ring([(0, 0), (6, 0), (6, 10), (0, 10)]), _ring([(4, 0), (10, 0), (10, 10), (4, 10)])
     box = boxes_of([(0, 0)], 10)
-    assert polygon_share(box, _joined([_Drawn(left), _Drawn(right)], None).area) == 1
-    assert polygon_share(box, _joined([_Drawn(left), _Drawn(left)], None).area) == 0.6
-    halves = [_Drawn(_ring([(0, 0), (5, 0), (5, 10), (0, 10)])), _Drawn(_ring([(5, 0), (10, 0), (10, 10), (5, 10)]))]
+    assert polygon_share(box, _joined([_RawPolygon(left), _RawPolygon(right)], None).area) == 1
+    assert polygon_share(box, _joined([_RawPolygon(left), _RawPolygon(left)], None).area) == 0.6
+    halves = [
+        _RawPolygon(_ring([(0, 0), (5, 0), (5, 10), (0, 10)])),
+        _RawPolygon(_ring([(5, 0), (10, 0), (10, 10), (5, 10)])),
+    ]
     assert polygon_share(box, _joined(halves, None).area) == 1
 
 
 def test_a_ring_that_crosses_itself_counts_what_it_encloses_and_says_so():
-    bow_tie = _joined([_Drawn(_ring([(0, 0), (10, 10), (10, 0), (0, 10)]))], None)
+    bow_tie = _joined([_RawPolygon(_ring([(0, 0), (10, 10), (10, 0), (0, 10)]))], None)
     assert polygon_share(boxes_of([(0, 0)], 10), bow_tie.area) == 0.5
     assert "crossed themselves" in bow_tie.notes[0]
-    pinched = _joined([_Drawn(_ring([(0, 0), (5, 5), (10, 0), (10, 10), (5, 5), (0, 10)]))], None)
+    pinched = _joined([_RawPolygon(_ring([(0, 0), (5, 5), (10, 0), (10, 10), (5, 5), (0, 10)]))], None)
     assert polygon_share(boxes_of([(0, 0)], 10), pinched.area) == 0.5
 
 
 def test_shapes_without_area_count_for_nothing_and_are_counted():
     shapes = _joined(
-        [_Drawn(_ring([(0, 0), (5, 5)])), _Drawn(_ring([(0, 0), (5, 5), (9, 9)])), _Drawn(_ring([]))], None
+        [_RawPolygon(_ring([(0, 0), (5, 5)])), _RawPolygon(_ring([(0, 0), (5, 5), (9, 9)])), _RawPolygon(_ring([]))],
+        None,
     )
     assert polygon_share(boxes_of([(0, 0)], 10), shapes.area).tolist() == [0]
     assert shapes.notes == ("3 shape(s) have no area and count for nothing",)
@@ -108,14 +112,14 @@ def test_shapes_without_area_count_for_nothing_and_are_counted():
 def test_half_of_a_patch_is_exactly_one_half_whatever_the_cuts():
     rng = np.random.default_rng(0)
     edge = np.stack([np.full(1000, 256.0), np.sort(rng.uniform(0, 5120, 1000))], 1)
-    area = _joined([_Drawn(np.vstack([[(0, 0), (256, 0)], edge, [(256, 5120), (0, 5120)]]))], None).area
+    area = _joined([_RawPolygon(np.vstack([[(0, 0), (256, 0)], edge, [(256, 5120), (0, 5120)]]))], None).area
     shares = polygon_share(boxes_of([(0, y) for y in range(0, 5120, 512)], 512), area)
     assert shares.tolist() == [0.5] * 10
 
 
 def test_sixty_thousand_patches_and_five_hundred_polygons_take_seconds():
     rng = np.random.default_rng(0)
-    drawn = [_Drawn(blob(rng, *rng.uniform(0, 60000, 2), 1500, 2000)) for _ in range(500)]
+    drawn = [_RawPolygon(blob(rng, *rng.uniform(0, 60000, 2), 1500, 2000)) for _ in range(500)]
     corners = np.stack(np.meshgrid(np.arange(245), np.arange(245)), -1).reshape(-1, 2)[:60000] * 256
     start = time.perf_counter()
     shares = polygon_share(boxes_of(corners, 256), _joined(drawn, None).area)

@@ -42,7 +42,7 @@ EXEMPT = {
     "experiments/run.py:_train_and_measure": "run.json of the training that the same function has just done",
     "formats/native.py:_fill": "text that is about to be written",
     "packaging/writing.py:_fill": "text that is about to be written",
-    "packaging/loading.py:_preparation": "compared as a whole, as in prepare/pipeline.py:_claim",
+    "packaging/loading.py:_preparation": "compared as a whole, as in prepare/pipeline.py:_bind_folder",
     "train/folder.py:write_facts": "text that is about to be written",
     "train/folder.py:add_timing": "lines are added to it; nothing in it is parsed",
 }

@@ -21,7 +21,7 @@ from smmil.prediction import Prediction, load_predictions
 from smmil.prepare import load_recipe, plan, run
 from smmil.synthetic import synthetic_slides
 from smmil.train import train
-from smmil.train.folder import _peek
+from smmil.train.folder import _read_state
 
 OLD = Path(__file__).parents[1] / "data_0_1"
 MODELS = ("abmil", "sm_ap")
@@ -66,7 +66,7 @@ def test_an_old_run_predicts_the_old_numbers_for_old_bags(model, old, tmp_path):
 def test_a_finished_old_run_is_known_as_finished_and_its_checkpoints_are_read(model, old):
     folder = old / "trained" / model
     before = {path: path.read_bytes() for path in folder.rglob("*.safetensors")}
-    state = _peek(folder / "checkpoints/last.safetensors")
+    state = _read_state(folder / "checkpoints/last.safetensors")
     assert state.epoch == 2
     config = load_config(folder / "config.yaml", [f"data.manifest={old / 'manifest.csv'}"])
     train(config, folder)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from smmil.evaluate.resampling import _BcaCorrection, gap, interval
+from smmil.evaluate.resampling import _BcaCorrection, interval, subtract
 
 
 def percentile(drawn, level=0.95):
@@ -78,7 +78,7 @@ def test_the_bend_of_bca_can_be_turned_around_and_ends_at_its_pole():
 
 def test_differences_that_are_only_rounding_are_none():
     a = np.array([0.1 + 0.2, 0.5, 1e6 + 1e-9, np.nan])
-    found = gap(a, np.array([0.3, 0.4, 1e6, 0.0]))
+    found = subtract(a, np.array([0.3, 0.4, 1e6, 0.0]))
     assert found[:3].tolist() == [0, pytest.approx(0.1), 0]
     assert np.isnan(found[3])
     thirds = np.array([1 / 3, 1 / 3 + 1e-16, 1 / 3 - 1e-16] * 20)

@@ -10,7 +10,7 @@ import pytest
 
 from smmil.config import load_config
 from smmil.synthetic import synthetic_slides, write_synthetic
-from smmil.train.folder import _peek
+from smmil.train.folder import _read_state
 
 SAME = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "checkpoints/last.safetensors",
         "metrics.csv", "split.json", "config.yaml", "run.json")  # fmt: skip
@@ -92,7 +92,7 @@ def kill_and_resume(study, folder, model, minutes, kills, seed):
     for _ in range(kills):
         hit = run_and_kill(config, folder / "killed", 0.01, chance.choice([1, 1, 2, 3]), chance.uniform(0, 0.05))
         assert hit, "the run ended before all kills were done"
-        state = _peek(folder / "killed/checkpoints/last.safetensors")
+        state = _read_state(folder / "killed/checkpoints/last.safetensors")
         places.append((state.epoch, state.step))
     run_once(config, folder / "killed", 0.0)
     for name in SAME:

@@ -329,12 +329,12 @@ def test_a_file_is_read_inside_one_error_boundary_without_another_projects_reade
     write_bag(path, Bag("case", torch.ones(3, 2)), graph="chain", provenance={"encoder": "e"})
     entered = []
 
-    def counting(path, boundary=hdf5.boundary):
+    def counting(path, reader_errors=hdf5.reader_errors):
         entered.append(path)
-        return boundary(path)
+        return reader_errors(path)
 
     for module in (smmil.formats, hdf5):
-        monkeypatch.setattr(module, "boundary", counting)
+        monkeypatch.setattr(module, "reader_errors", counting)
     for name in ("load", "provenance"):
         monkeypatch.delattr(trident._TridentReader, name)
     assert read_bag(path).n == 3 if whole else read_provenance(path) == {"encoder": "e"}

@@ -33,7 +33,7 @@ from smmil.data.tables import read_instance_labels
 from smmil.encoders.networks import _read_tensors
 from smmil.errors import DataError
 from smmil.experiments.datasets import _content_digest
-from smmil.experiments.run import FORMAT, _finished, _seal
+from smmil.experiments.run import FORMAT, _content_checksum, _finished
 from smmil.experiments.runner import _state
 from smmil.experiments.study import load_study
 from smmil.exports.case import ExportCase
@@ -55,7 +55,7 @@ from smmil.prediction import Prediction
 from smmil.prepare import load_recipe
 from smmil.prepare.annotate import InstanceLabels, annotate_case, write_labels
 from smmil.prepare.annotate import read_labels as read_sidecar
-from smmil.prepare.pipeline import _claim
+from smmil.prepare.pipeline import _bind_folder
 from smmil.prepare.recipe import Recipe, TissueRecipe
 from smmil.prepare.selection import _check_classes, _read_points, _stray_images
 from smmil.prepare.table import _cases_from_table
@@ -63,7 +63,7 @@ from smmil.prepare.table import find_sources as prepare_sources
 from smmil.prepare.tissue import _TissueMask
 from smmil.report.numbers import Picture
 from smmil.report.sources import find_sources
-from smmil.synthetic.slides import _claim as _claim_slides
+from smmil.synthetic.slides import _bind_folder as _bind_slides
 from smmil.train.folder import RunFolder
 from smmil.viewer.inspector import _hot_patches
 from smmil.weights import read_weights
@@ -78,7 +78,6 @@ class FuzzReader:
     refers   names of other files that the sample names, where an error may arise
     damage   patterns of the files below the sample's folder to damage; () means what is read
     ceiling  share of mutations that may go unnoticed, and the reason; sealed: of flipped bits none
-    part     of the usual number of mutations: less for samples of many megabytes, which are read like smaller ones
     """
 
     name: str
@@ -88,7 +87,6 @@ class FuzzReader:
     ceiling: float = 0.0
     reason: str = "the content is under a checksum"
     sealed: bool = False
-    part: float = 1.0
     damage: tuple[str, ...] = ()
     refers: tuple[str, ...] = ()
 
@@ -267,7 +265,7 @@ def run_content(run: Path) -> Any:
 
 def result_folder(folder: Path) -> Path:
     row = {"format": FORMAT, "row": {"epoch": 3, "inst_auroc": 0.75, "weights": "ab"}, "files": {}}
-    json_file("result.json", {**row, "seal": _seal(row)})(folder)
+    json_file("result.json", {**row, "seal": _content_checksum(row)})(folder)
     return folder
 
 
@@ -325,11 +323,11 @@ def prepared(folder: Path) -> Path:
 
 def read_prepared(out: Path) -> Any:
     plan: Any = SimpleNamespace(out=out, encoder="e@1", recipe=Recipe())
-    return _claim(plan, overwrite=False)
+    return _bind_folder(plan, overwrite=False)
 
 
 def stained(folder: Path) -> Path:
-    _claim_slides(folder, {"seed": 1, "n": 4})
+    _bind_slides(folder, {"seed": 1, "n": 4})
     return folder
 
 
@@ -374,7 +372,6 @@ training: {epochs: 2}
 reference: ABMIL
 """
 POINTS = "image,x,y,class\n" + "".join(f"img{i % 2},{3 * i},{5 * i},{'ab'[i % 2]}\n" for i in range(8))
-LARGE = {"transmil": 0.1, "patchgcn": 0.1, "setmil": 0.05, "iibmil": 0.2}
 
 READERS: tuple[FuzzReader, ...] = (
     # feature files
@@ -477,7 +474,7 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("weights:encoder safetensors", samples.tensors("w.safetensors"), _read_tensors, BINARY, 0.3,
                "safetensors of other programs have no checksum"),
     *(FuzzReader(f"weights:{name}", samples.published(name), lambda p, n=name: _imported(p, n), BINARY, 0.1,
-                 "zip keeps a checksum of each part only", True, LARGE.get(name, 1.0)) for name in PROGRAMS),
+                 "zip keeps a checksum of each part only", True) for name in PROGRAMS),
     FuzzReader("run:texts", samples.run_folder, run_content, TEXT, 0.25, PLAIN,
                damage=("run/config.yaml", "run/run.json", "run/split.json"), refers=("manifest.csv",)),
     FuzzReader("run:checkpoints", samples.run_folder, run_content, sealed=True,
@@ -492,7 +489,7 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("kept:checked bags", checked_bags, read_checked, TEXT, 0.0, "what does not fit is checked again"),
     FuzzReader("kept:conversion", converted, read_converted, TEXT, 0.15, PLAIN),
     FuzzReader("kept:recipe", prepared, read_prepared, TEXT, 0.0, "compared as a whole", damage=("out/recipe.json",)),
-    FuzzReader("kept:synthetic slides", stained, lambda p: _claim_slides(p, {"seed": 1, "n": 4}), TEXT, 0.0,
+    FuzzReader("kept:synthetic slides", stained, lambda p: _bind_slides(p, {"seed": 1, "n": 4}), TEXT, 0.0,
                "compared as a whole"),
     FuzzReader("viewer:features", samples.native, hot, BINARY, 0.2, ARRAYS),
     FuzzReader("viewer:features npy", samples.npy("a.npy", X), hot, BINARY, 0.6, ARRAYS),

@@ -1,16 +1,18 @@
 """Fuzz readers and print what came out: python tests/fuzz/run.py --count 10000 [--reader NAME …]
 
 --seed N   another series of damage         --detail N   shows the first failures of each reader, with their numbers
---write docs/security.md   puts the table into that page
+--jobs N   readers at a time                --write docs/security.md   puts the table into that page
 """
 
 import argparse
+import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +62,6 @@ class Result:
 def fuzz(reader: FuzzReader, folder: Path, count: int, seed: int = 0) -> Result:
     """Read `count` damaged copies of the reader's sample, each in a limit of time and memory."""
     folder.mkdir(parents=True, exist_ok=True)
-    count = max(1, round(count * reader.part))
     target = reader.make(folder)
     truth = content(reader.read(target))
     if content(reader.read(target)) != truth:
@@ -80,22 +81,33 @@ def table(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
+def _fuzz_one(number: int, folder: Path, count: int, seed: int) -> tuple[list[Outcome], list[str], float]:
+    """The work of another process, for the reader of this number."""
+    result = fuzz(READERS[number], folder, count, seed)
+    return result.found, result.kinds, result.seconds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--reader", action="append", default=[], help="part of a name; may be repeated")
     parser.add_argument("--write", type=Path, help="put the table between the marks of this page")
     parser.add_argument("--detail", type=int, default=0, help="how many failures of each reader to show")
     given = parser.parse_args()
     chosen = [r for r in READERS if not given.reader or any(part in r.name for part in given.reader)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    results = []
-    with tempfile.TemporaryDirectory(dir=PLACE) as place:
-        for number, reader in enumerate(chosen):
-            results.append(fuzz(reader, Path(place) / str(number), given.count, given.seed))
-            done = results[-1]
-            print(f"{reader.name}: {dict(done.counts)} in {done.seconds:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
+    forking = multiprocessing.get_context("fork")  # readers are functions without a name: not to be sent elsewhere
+    with tempfile.TemporaryDirectory(dir=PLACE) as place, ProcessPoolExecutor(given.jobs, forking) as pool:
+        works = [
+            pool.submit(_fuzz_one, n, Path(place) / str(n), given.count, given.seed) for n in map(READERS.index, chosen)
+        ]
+        results = []
+        for reader, work in zip(chosen, works, strict=True):
+            found, kinds, seconds = work.result()
+            results.append(done := Result(reader, found, kinds, seconds))
+            print(f"{reader.name}: {dict(done.counts)} in {seconds:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
             for line in done.problems[: given.detail]:
                 print(f"  {line[:400]}", file=sys.stderr)  # noqa: T201
     print(table(results))  # noqa: T201

@@ -13,8 +13,8 @@ from smmil.models.iib_mil import (
     _LabelMemory,
     _most_certain,
     _nearest_prototypes,
-    _updated_beliefs,
     _updated_prototype,
+    _updated_soft_labels,
 )
 
 
@@ -47,7 +47,7 @@ def test_beliefs_begin_at_the_label_with_a_little_doubt_shared_by_the_others():
 
 def test_a_belief_is_pulled_towards_the_chosen_class():
     q = torch.tensor([[0.2, 0.8], [0.2, 0.8]])
-    found = _updated_beliefs(q, torch.tensor([0, 1]), 0.75)
+    found = _updated_soft_labels(q, torch.tensor([0, 1]), 0.75)
     assert torch.allclose(found, torch.tensor([[0.4, 0.6], [0.15, 0.85]]))
 
 

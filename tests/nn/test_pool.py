@@ -371,33 +371,33 @@ def test_a_projection_that_is_not_linear_reads_smoothed_rows():
 def test_the_fused_step_takes_over_only_where_it_may():
     pool, embed, x = make("early"), nn.Linear(WIDTH, DIM).double(), rows()
     with kernels.forced("fused_pool"):
-        assert fused_pool.serves(pool, x, embed)
-        assert not fused_pool.serves(pool, x, Wrapped(embed))
-        assert not fused_pool.serves(pool, x.to("meta"), embed)
-        assert not fused_pool.serves(pool.half(), x, embed)
-        assert not fused_pool.serves(make(None), x, nn.Linear(WIDTH, DIM, bias=False).double())
+        assert fused_pool.is_applicable(pool, x, embed)
+        assert not fused_pool.is_applicable(pool, x, Wrapped(embed))
+        assert not fused_pool.is_applicable(pool, x.to("meta"), embed)
+        assert not fused_pool.is_applicable(pool.half(), x, embed)
+        assert not fused_pool.is_applicable(make(None), x, nn.Linear(WIDTH, DIM, bias=False).double())
         packed = nn.Linear(WIDTH, DIM).double()
         packed.weight = torch.Tensor._make_subclass(type("Packed", (nn.Parameter,), {}), packed.weight.detach())
-        assert not fused_pool.serves(make("early"), x, packed)
+        assert not fused_pool.is_applicable(make("early"), x, packed)
         pool = make("late")
         pool.forward = lambda *_: None
-        assert not fused_pool.serves(pool, x, embed)
+        assert not fused_pool.is_applicable(pool, x, embed)
         with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
-            assert not fused_pool.serves(make("late"), x, embed)
+            assert not fused_pool.is_applicable(make("late"), x, embed)
         for part in ("", "project", "gate", "score", "sm"):
             pool = make("early", gated=True)
-            assert fused_pool.serves(pool, x, embed)
+            assert fused_pool.is_applicable(pool, x, embed)
             pool.get_submodule(part).register_forward_hook(lambda *_: None)
-            assert not fused_pool.serves(pool, x, embed), part
+            assert not fused_pool.is_applicable(pool, x, embed), part
         called, pool = [], make("late")
-        torch.func.grad(lambda t: called.append(fused_pool.serves(pool, t, embed)) or t.sum())(x)
+        torch.func.grad(lambda t: called.append(fused_pool.is_applicable(pool, t, embed)) or t.sum())(x)
         assert called == [False]
     with kernels.disabled():
-        assert not fused_pool.serves(make("early"), x, embed)
+        assert not fused_pool.is_applicable(make("early"), x, embed)
 
 
 def test_small_bags_stay_with_plain_torch(monkeypatch):
     monkeypatch.setattr(fused_pool.kernels, "mode", lambda name: "auto")
     pool, embed = make(None), nn.Linear(WIDTH, DIM).double()
-    assert not fused_pool.serves(pool, rows()[: fused_pool.MANY - 1], embed)
-    assert fused_pool.serves(pool, rows()[: fused_pool.MANY], embed)
+    assert not fused_pool.is_applicable(pool, rows()[: fused_pool.MANY - 1], embed)
+    assert fused_pool.is_applicable(pool, rows()[: fused_pool.MANY], embed)

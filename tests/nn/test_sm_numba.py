@@ -164,21 +164,21 @@ def test_bandwidth_is_the_longest_way_between_neighbours():
 def test_small_signals_and_a_closed_switch_stay_with_torch(monkeypatch):
     monkeypatch.delenv(kernels.SWITCH, raising=False)
     small, large = torch.ones(100, 3), torch.ones(30_000, 100)
-    assert [sm_numba.serves(u, 10) for u in (small, large, large.half())] == [False, True, False]
+    assert [sm_numba.is_applicable(u, 10) for u in (small, large, large.half())] == [False, True, False]
     monkeypatch.setenv(kernels.SWITCH, "1")
-    assert [sm_numba.serves(u, 10) for u in (small, large, large.half())] == [True, True, False]
+    assert [sm_numba.is_applicable(u, 10) for u in (small, large, large.half())] == [True, True, False]
     monkeypatch.setenv(kernels.SWITCH, "0")
-    assert not sm_numba.serves(large, 10)
+    assert not sm_numba.is_applicable(large, 10)
     monkeypatch.setenv(kernels.SWITCH, "yes")
     with pytest.raises(ConfigError, match=kernels.SWITCH):
-        sm_numba.serves(small, 10)
+        sm_numba.is_applicable(small, 10)
 
 
 def test_without_numba_torch_does_the_work_unless_compiled_code_is_asked_for(monkeypatch):
     monkeypatch.delenv(kernels.SWITCH, raising=False)
     monkeypatch.setattr(sm_numba, "_kernel", lambda: None)
     u = signal(LATTICE, 200)
-    assert not sm_numba.serves(u, 10)
+    assert not sm_numba.is_applicable(u, 10)
     assert torch.allclose(sm(u, LATTICE.normalized(), 0.5), slow(u, u, LATTICE.normalized(), 0.5, 10)[0], atol=1e-12)
     monkeypatch.setenv(kernels.SWITCH, "1")
     with pytest.raises(MissingExtra, match=r"numba.*smmil\[fast\]"):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from smmil.viewer.serving import _bind, _config
+from smmil.viewer.lifecycle import _bind, _config
 
 
 class Running:

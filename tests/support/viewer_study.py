@@ -10,7 +10,7 @@ from PIL import Image
 from smmil.prediction import Prediction
 from smmil.synthetic import write_pyramid
 from smmil.synthetic.ct import synthetic_ct_scans
-from smmil.viewer.serving import _bind
+from smmil.viewer.lifecycle import _bind
 from support.lesion_cases import META, save_all, scan_case, slide_case, write_slide_picture
 from support.screens import EVIL
 

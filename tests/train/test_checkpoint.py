@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from smmil.errors import ConfigError, DataError
-from smmil.train.folder import State, _load_checkpoint, _peek, _save_checkpoint
+from smmil.train.folder import State, _load_checkpoint, _read_state, _save_checkpoint
 from smmil.weights import read_weights, save_weights
 
 IDENTITY = {"config": "c", "split": "s", "versions": {"torch": "x"}}
@@ -78,7 +78,7 @@ def test_a_checkpoint_of_another_config_or_split_is_refused(tmp_path):
 def test_weights_without_training_state_are_not_a_checkpoint(tmp_path):
     save_weights(tmp_path / "best", {"w": torch.ones(1)}, {"epoch": 1})
     with pytest.raises(DataError, match="no training state"):
-        _peek(tmp_path / "best")
+        _read_state(tmp_path / "best")
 
 
 def test_any_truncation_or_flipped_bit_is_a_clear_error_and_never_other_weights(tmp_path):

@@ -13,7 +13,7 @@ from smmil.errors import DataError
 from smmil.models import Output
 from smmil.train import train
 from smmil.train.folder import State
-from smmil.train.loop import Trainer, _is_better, _make_optimiser, _reason_to_end
+from smmil.train.loop import Trainer, _is_better, _make_optimiser, _stop_reason
 from smmil.weights import read_weights
 
 
@@ -137,9 +137,9 @@ def test_higher_auroc_wins_then_lower_loss_then_the_earlier_epoch():
 
 def test_early_stopping_counts_epochs_since_the_best(settings):
     patient = settings("training.early_stopping=2", "training.epochs=9").training
-    assert _reason_to_end(patient, State(epoch=4, best={"epoch": 3})) is None
-    assert _reason_to_end(patient, State(epoch=5, best={"epoch": 3})) == "no better auroc for 2 epochs"
-    assert _reason_to_end(patient, State(epoch=9, best={"epoch": 9})) == "all 9 epochs done"
+    assert _stop_reason(patient, State(epoch=4, best={"epoch": 3})) is None
+    assert _stop_reason(patient, State(epoch=5, best={"epoch": 3})) == "no better auroc for 2 epochs"
+    assert _stop_reason(patient, State(epoch=9, best={"epoch": 9})) == "all 9 epochs done"
 
 
 def test_the_kept_weights_are_those_of_the_selected_epoch(settings, tmp_path):

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from smmil.cli.view import view
 from smmil.errors import ConfigError, MissingExtra
-from smmil.viewer.serving import _address_to_open, _bind, serve
+from smmil.viewer.lifecycle import _address_to_open, _bind, serve
 
 app = typer.Typer()
 app.command()(view)

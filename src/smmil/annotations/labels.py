@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from smmil.errors import DataError, MissingExtra, SmmilError
-from smmil.files import need_file, not_too_wide, replacing
+from smmil.files import check_csv_width, need_file, replacing
 
 # Text is held in memory as a whole; the largest published annotation files have some 20 MB.
 _LARGEST_TEXT = 512 * 2**20
@@ -52,7 +52,7 @@ def read_slice_labels(path: str | Path) -> pd.DataFrame:
     path = Path(path)
     with annotation_errors(path, "RSNA's table of slice labels"):
         texts = {"ID": str, "Label": str}
-        table = pd.read_csv(not_too_wide(path), dtype=texts, keep_default_na=False, encoding="utf-8-sig")
+        table = pd.read_csv(check_csv_width(path), dtype=texts, keep_default_na=False, encoding="utf-8-sig")
         for column in ("ID", "Label"):
             if column not in table:
                 raise DataError(f"column {column!r} is missing; expected ID,Label")

@@ -1,4 +1,7 @@
-"""Lesion polygons from ASAP XML, QuPath GeoJSON and box tables, cleaned and merged."""
+"""Lesion polygons from ASAP XML, QuPath GeoJSON and box tables, merged.
+
+Self-crossing (self-intersecting) polygons are repaired; those with too many crossings are refused.
+"""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -13,7 +16,7 @@ import pandas as pd
 
 from smmil.annotations.labels import _read_bytes, annotation_errors
 from smmil.errors import DataError, MissingExtra
-from smmil.files import not_too_wide
+from smmil.files import check_csv_width
 
 _LESIONS = ("_0", "_1", "tumor", "tumour", "lesion", "cancer", "metastasis", "metastases", "positive", "", "none")
 _HOLES = ("_2", "exclusion")
@@ -47,7 +50,7 @@ _FARTHEST = 1e8
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _RawPolygon:
     """One closed shape as the file has it: outer ring, inner rings (holes), name of its class."""
 
     outer: np.ndarray
@@ -84,7 +87,7 @@ def _ring(points: Any) -> np.ndarray:
     return corners
 
 
-def _joined(drawn: Sequence[_Drawn], positive: Collection[str] | None, notes: Iterable[str] = ()) -> _Shapes:
+def _joined(drawn: Sequence[_RawPolygon], positive: Collection[str] | None, notes: Iterable[str] = ()) -> _Shapes:
     """The annotated area: union of the lesions minus union of the holes."""
     shapely = _shapely()
     roles = _sorted_classes((shape.name for shape in drawn), positive)
@@ -102,8 +105,8 @@ def _joined(drawn: Sequence[_Drawn], positive: Collection[str] | None, notes: It
         area = _union(shapely, parts["lesion"])
         if parts["hole"]:
             holes = _union(shapely, parts["hole"])
-            if _tangled(shapely, [area, holes]):
-                raise DataError(f"lesions and holes are {_TANGLED}")
+            if _has_too_many_crossings(shapely, [area, holes]):
+                raise DataError(f"lesions and holes are {_TOO_MANY_CROSSINGS}")
             area = area.difference(holes)
     except shapely.errors.ShapelyError as problem:
         raise DataError(f"polygons cannot be joined ({problem}); draw them again") from None
@@ -115,19 +118,19 @@ def _joined(drawn: Sequence[_Drawn], positive: Collection[str] | None, notes: It
     return _Shapes(area, (*notes, *(f"{count} shape(s) {what}" for count, what in counts if count)))
 
 
-def _polygon(shapely: Any, shape: _Drawn) -> tuple[Any, bool]:
+def _polygon(shapely: Any, shape: _RawPolygon) -> tuple[Any, bool]:
     """The shape as valid polygons, and whether it was valid as drawn; nothing when it has no area."""
     if len(shape.outer) < 3:
         return shapely.Polygon(), True
     try:
         polygon = shapely.Polygon(shape.outer, [inner for inner in shape.inner if len(inner) >= 3])
         large = shapely.get_num_coordinates(polygon) > _QUICK  # where is_valid alone may take long
-        if (large or not polygon.is_valid) and _tangled(shapely, [polygon], _MOST_MEETINGS):
-            raise DataError(f"a polygon of {len(shape.outer):,} corners is {_TANGLED}")
+        if (large or not polygon.is_valid) and _has_too_many_crossings(shapely, [polygon], _MOST_CROSSINGS):
+            raise DataError(f"a polygon of {len(shape.outer):,} corners is {_TOO_MANY_CROSSINGS}")
         if polygon.is_valid:
             return (polygon if polygon.area > 0 else shapely.Polygon()), True
-        if _tangled(shapely, [polygon], _FEW_MEETINGS):
-            return _enclosed_oddly(shapely, polygon), False
+        if _has_too_many_crossings(shapely, [polygon], _FEW_CROSSINGS):
+            return _even_odd_fill(shapely, polygon), False
         faces = [part for part in shapely.get_parts(shapely.make_valid(polygon)) if part.area > 0]
         return shapely.union_all(faces), not faces
     except (shapely.errors.ShapelyError, ValueError) as problem:
@@ -136,12 +139,14 @@ def _polygon(shapely: Any, shape: _Drawn) -> tuple[Any, bool]:
 
 # GEOS repairs rings in steps, each as long as all crossings together, and joins shapes crossing by crossing: beyond the
 # first number a faster way is taken, beyond the second the drawing is refused. No hand draws so many.
-_FEW_MEETINGS, _MOST_MEETINGS, _MOST_NEIGHBOURS = 1000, 10_000, 4_000_000
+_FEW_CROSSINGS, _MOST_CROSSINGS, _MOST_NEIGHBOURS = 1000, 10_000, 4_000_000
 _QUICK, _SAMPLE, _PAIRS_AT_ONCE = 4000, 50_000, 1_000_000
-_TANGLED = f"too tangled: sides cross more than {_MOST_MEETINGS:,} times or lie close in great number; draw it again"
+_TOO_MANY_CROSSINGS = (
+    f"too tangled: sides cross more than {_MOST_CROSSINGS:,} times or lie close in great number; draw it again"
+)
 
 
-def _tangled(shapely: Any, shapes: Sequence[Any], meetings: int | None = None) -> bool:
+def _has_too_many_crossings(shapely: Any, shapes: Sequence[Any], meetings: int | None = None) -> bool:
     """Whether sides meet more often than this, apart from neighbours in a ring, or are too many to compare.
 
     Several shapes may cross once per side, and some more: what they take to join grows with their sides anyway. Of
@@ -149,7 +154,7 @@ def _tangled(shapely: Any, shapes: Sequence[Any], meetings: int | None = None) -
     """
     corners, ring = shapely.get_coordinates(shapely.get_rings(shapely.get_parts(shapes)), return_index=True)
     sides = np.flatnonzero((ring[1:] == ring[:-1]) & (corners[1:] != corners[:-1]).any(1))
-    most = _MOST_MEETINGS + len(sides) if meetings is None else meetings
+    most = _MOST_CROSSINGS + len(sides) if meetings is None else meetings
     close, share = _MOST_NEIGHBOURS + 20 * len(sides), min(1.0, _SAMPLE / max(1, len(sides))) ** 2
     if share < 1:
         sides = np.sort(np.random.default_rng(0).choice(sides, _SAMPLE, replace=False))
@@ -168,19 +173,19 @@ def _tangled(shapely: Any, shapes: Sequence[Any], meetings: int | None = None) -
         pair = (other > one) & (sides[other] != sides[one] + 1) & (end[other] != start[one]).any(1)
         one, other = one[pair], other[pair]
         near += len(one)
-        found += int((_apart(start, end, one, other) & _apart(start, end, other, one)).sum())
+        found += int((_on_both_sides(start, end, one, other) & _on_both_sides(start, end, other, one)).sum())
         if near > close * share or found > most * share:
             return True
     return False
 
 
-def _apart(start: np.ndarray, end: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _on_both_sides(start: np.ndarray, end: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Whether the line through side `one` has the ends of side `other` on different sides of it, or on itself."""
     (x, y), (u, v), (s, t) = (end[one] - start[one]).T, (start[other] - start[one]).T, (end[other] - start[one]).T
     return (x * v - y * u) * (x * t - y * s) <= 0
 
 
-def _enclosed_oddly(shapely: Any, polygon: Any) -> Any:
+def _even_odd_fill(shapely: Any, polygon: Any) -> Any:
     """The faces between crossing rings that these enclose an odd number of times: make_valid in one step."""
     faces = shapely.get_parts(shapely.polygonize([shapely.node(polygon.boundary)]))
     inside = shapely.point_on_surface(faces)
@@ -190,10 +195,10 @@ def _enclosed_oddly(shapely: Any, polygon: Any) -> Any:
 
 def _union(shapely: Any, shapes: Sequence[Any]) -> Any:
     """Their union; where they cross too often for one step, halves are joined first, which dissolves what overlaps."""
-    if len(shapes) > 1 and _tangled(shapely, shapes):
+    if len(shapes) > 1 and _has_too_many_crossings(shapely, shapes):
         shapes = [_union(shapely, shapes[: len(shapes) // 2]), _union(shapely, shapes[len(shapes) // 2 :])]
-        if _tangled(shapely, shapes):
-            raise DataError(f"the shapes together are {_TANGLED}")
+        if _has_too_many_crossings(shapely, shapes):
+            raise DataError(f"the shapes together are {_TOO_MANY_CROSSINGS}")
     return shapely.union_all(shapes)
 
 
@@ -213,7 +218,7 @@ class _Collector:
     """Collects annotations while parsing; document types (expansion of XML entities, an attack) are refused."""
 
     def __init__(self) -> None:
-        self.drawn: list[_Drawn] = []
+        self.drawn: list[_RawPolygon] = []
         self.splines = 0
         self._roots: list[str] = []
         self._open: tuple[str, str] | None = None
@@ -252,7 +257,7 @@ class _Collector:
     def _end(self, tag: str) -> None:
         if tag == "Annotation" and self._open is not None:
             corners = np.array(sorted(self._corners, key=lambda corner: corner[0])).reshape(-1, 3)
-            self.drawn.append(_Drawn(_ring(corners[:, 1:]), name=self._open[1]))
+            self.drawn.append(_RawPolygon(_ring(corners[:, 1:]), name=self._open[1]))
             self._open = None
 
 
@@ -289,7 +294,7 @@ def _name(properties: dict[str, Any]) -> str:
     return "" if name is None else str(name)
 
 
-def _polygons(geometry: dict[str, Any], name: str) -> Iterator[_Drawn]:
+def _polygons(geometry: dict[str, Any], name: str) -> Iterator[_RawPolygon]:
     kind = geometry["type"]
     if kind == "GeometryCollection":
         for part in geometry["geometries"]:
@@ -297,7 +302,7 @@ def _polygons(geometry: dict[str, Any], name: str) -> Iterator[_Drawn]:
     elif kind in ("Polygon", "MultiPolygon"):
         for rings in [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]:
             if rings:
-                yield _Drawn(_ring(rings[0]), tuple(_ring(inner) for inner in rings[1:]), name)
+                yield _RawPolygon(_ring(rings[0]), tuple(_ring(inner) for inner in rings[1:]), name)
     elif kind not in ("Point", "MultiPoint", "LineString", "MultiLineString"):
         raise DataError(f"unknown geometry {str(kind)[:40]!r}; expected Polygon or MultiPolygon")
 
@@ -309,7 +314,7 @@ _CLASS = ("class", "label", "name")
 
 def read_table(path: Path) -> pd.DataFrame:
     """A CSV file as text, with column names in small letters."""
-    content = BytesIO(_read_bytes(not_too_wide(path)))
+    content = BytesIO(_read_bytes(check_csv_width(path)))
     table = pd.read_csv(content, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
     return table.rename(columns=lambda name: str(name).strip().lower())
 
@@ -330,7 +335,7 @@ def read_boxes(path: str | Path, positive: Collection[str] | None = None) -> _Sh
         drawn = []
         for (left, top, right, bottom), name in zip(corners, names, strict=True):
             ring = _ring([(left, top), (right, top), (right, bottom), (left, bottom)])
-            drawn += [_Drawn(ring, name=name)] if name != "0" else []
+            drawn += [_RawPolygon(ring, name=name)] if name != "0" else []
         return _joined(drawn, positive)
 
 

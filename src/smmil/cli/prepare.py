@@ -157,7 +157,7 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.progress import TimeRemainingColumn as Left
 
-    from smmil.prepare.pipeline import run, why_not
+    from smmil.prepare.pipeline import failure_reason, run
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left())
@@ -165,7 +165,7 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
         bar = bars.add_task("preparing", total=len(todo.jobs))
 
         def on_case(outcome: Any) -> None:
-            id_, reason = outcome.task.case.id, why_not(outcome)
+            id_, reason = outcome.task.case.id, failure_reason(outcome)
             line = f"failed: {id_}: {reason}" if reason else f"{id_}: {outcome.value.instances:,} instances"
             bars.update(bar, advance=1, description=id_)
             _print_line(console, line)

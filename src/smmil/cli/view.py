@@ -40,7 +40,7 @@ def view(
 
       smmil view predictions --slides ct/ --port 0 --no-open
     """
-    from smmil.viewer.serving import serve
+    from smmil.viewer.lifecycle import serve
 
     _check_threshold(threshold)
     with _CaseBar("reading predictions") as bar:

@@ -19,7 +19,7 @@ from smmil.data.tables import (
     read_text_table,
 )
 from smmil.errors import DataError
-from smmil.formats.hdf5 import boundary
+from smmil.formats.hdf5 import reader_errors
 from smmil.formats.torchmil import TorchmilReader
 
 NAME = "manifest.csv"
@@ -160,7 +160,7 @@ def _torchmil_below(root: Path, encoder: str) -> Path:
 
 
 def _bag_label(features: Path) -> str:
-    with boundary(features):
+    with reader_errors(features):
         label = TorchmilReader().label(features)
     return "" if label is None else str(label)
 

@@ -271,8 +271,8 @@ def _checked(manifest: Manifest, ids: Sequence[str]) -> Iterator[tuple[str, _Che
         done += 1
     if done < len(ids):
         forked = multiprocessing.get_context("fork")
-        with suppress(BrokenProcessPool), ProcessPoolExecutor(cores, forked, _adopt, (manifest,)) as pool:
-            for checked in pool.map(_check_adopted, ids[done:], chunksize=16):
+        with suppress(BrokenProcessPool), ProcessPoolExecutor(cores, forked, _initialize_worker, (manifest,)) as pool:
+            for checked in pool.map(_check_in_worker, ids[done:], chunksize=16):
                 yield ids[done], checked
                 done += 1
     for id_ in ids[done:]:
@@ -282,13 +282,13 @@ def _checked(manifest: Manifest, ids: Sequence[str]) -> Iterator[tuple[str, _Che
 _ADOPTED: list[Manifest] = []
 
 
-def _adopt(manifest: Manifest) -> None:
+def _initialize_worker(manifest: Manifest) -> None:
     """Keep the manifest in a worker process, which uses one thread."""
     torch.set_num_threads(1)
     _ADOPTED.append(manifest)
 
 
-def _check_adopted(id_: str) -> _Checked:
+def _check_in_worker(id_: str) -> _Checked:
     return _check_bag(_ADOPTED[-1], id_)
 
 

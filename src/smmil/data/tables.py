@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from smmil.errors import DataError, MissingExtra, brief, suggest
-from smmil.files import need_file, not_too_wide
+from smmil.files import check_csv_width, need_file
 from smmil.formats.content import begins_formula
 
 COLUMNS = ("id", "path", "label", "group", "patient", "split", "instance_labels")
@@ -70,7 +70,7 @@ def read_text_table(path: str | Path, absent: str, columns: Iterable[str] = ()) 
 
 def _read_csv(path: str | Path) -> pd.DataFrame:
     return pd.read_csv(
-        not_too_wide(path), dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True
+        check_csv_width(path), dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True
     )
 
 
@@ -246,7 +246,7 @@ def read_instance_labels(path: str | Path) -> np.ndarray:
             f"{path}: instance labels must be .npy or .csv (column 'label'), got {path.suffix or 'no ending'!r}"
         )
     try:
-        found: Any = _read_npy(path) if ending == ".npy" else pd.read_csv(not_too_wide(path))
+        found: Any = _read_npy(path) if ending == ".npy" else pd.read_csv(check_csv_width(path))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check the column instance_labels of the manifest") from None
     except (*_UNREADABLE, TokenError) as problem:

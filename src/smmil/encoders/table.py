@@ -1,4 +1,4 @@
-"""The known encoders: one row each. A new encoder is a new row."""
+"""Registry of the encoders: one row each. A new encoder is a new row."""
 
 from dataclasses import dataclass
 

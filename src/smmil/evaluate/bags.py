@@ -80,7 +80,7 @@ def reliability_curve(predictions: Sequence[Prediction], bins: int = _BINS) -> d
     if bins < 1:
         raise ConfigError(f"bins: got {bins}, expected at least 1")
     edges = np.linspace(0, 1, bins + 1)
-    counts, mean, observed = _binned(*_claims(*labelled_table(predictions)), edges)
+    counts, mean, observed = _binned(*_confidence_and_hit(*labelled_table(predictions)), edges)
     return {
         "low": edges[:-1].tolist(),
         "high": edges[1:].tolist(),
@@ -94,7 +94,7 @@ def reliability_curve(predictions: Sequence[Prediction], bins: int = _BINS) -> d
 
 def _ece(probs: np.ndarray, y: np.ndarray, bins: int = _BINS) -> float:
     """Expected calibration error of a (b, C) table of probabilities."""
-    return _mean_gap(*_binned(*_claims(probs, y), np.linspace(0, 1, bins + 1)))
+    return _mean_gap(*_binned(*_confidence_and_hit(probs, y), np.linspace(0, 1, bins + 1)))
 
 
 def _brier_of_cases(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -109,7 +109,7 @@ def _loss_of_cases(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray(-np.log(np.clip(probs[np.arange(len(y)), y], _CLIP, 1 - _CLIP)))
 
 
-def _claims(probs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _confidence_and_hit(probs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Probability of the predicted event of each case, and whether it occurred."""
     if probs.shape[1] == 2:
         return probs[:, 1], (y > 0).astype(np.float64)

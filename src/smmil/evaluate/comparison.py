@@ -13,7 +13,7 @@ from smmil.evaluate.bags import _patient_of
 from smmil.evaluate.bootstrap import MetricOrFunction, Models, Results, Settings, statistic
 from smmil.evaluate.instances import _score_kind
 from smmil.evaluate.metrics import USUAL
-from smmil.evaluate.resampling import _resampled, gap
+from smmil.evaluate.resampling import _resampled, subtract
 from smmil.evaluate.significance import delong, holm
 from smmil.prediction import Prediction
 
@@ -93,9 +93,9 @@ def compare(
         raise DataError(f"{first.name}: not the same cases can be judged for both models; predict both in the same way")
 
     def between(weights: np.ndarray) -> float:
-        return float(gap(first.value(weights), second.value(weights)))
+        return float(subtract(first.value(weights), second.value(weights)))
 
-    difference = float(gap(first.estimate, second.estimate))
+    difference = float(subtract(first.estimate, second.estimate))
     found, facts, notes = _resampled(first.cases, between, difference, unit, method, n, seed, level, stratified)
     if only_in_a or only_in_b:
         counts = f"{only_in_a} cases only of the first model and {only_in_b} only of the second"

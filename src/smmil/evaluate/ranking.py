@@ -60,7 +60,7 @@ class OperatingPoints(NamedTuple):
         return bool(len(self.threshold) and self.true_positives[-1] > 0 and self.false_positives[-1] > 0)
 
     def roc_area(self) -> float:
-        """Chance that a random positive scores above a random negative, ties counting half; nan with one class."""
+        """AUROC: chance that a positive scores above a negative, ties counting half; nan with one class."""
         hits, alarms = np.append(0, self.true_positives), np.append(0, self.false_positives)
         area = float(np.sum(np.diff(alarms) * (hits[1:] + hits[:-1]) / 2))
         return _ratio(area, float(hits[-1]) * float(alarms[-1]))

@@ -74,7 +74,7 @@ class Resampling:
         return [np.array([value((self.units != u).astype(np.int64)) for u in members]) for members in self.strata]
 
 
-def gap(a: Any, b: Any) -> Any:
+def subtract(a: Any, b: Any) -> Any:
     """a - b, with 0 where nothing but rounding is left: equal models must not differ by how sums were rounded."""
     found = np.subtract(a, b)
     return np.where(np.abs(found) <= _ROUNDING * np.maximum(1.0, np.abs(b)), 0.0, found)[()]
@@ -89,7 +89,7 @@ def interval(
     if np.isnan(estimate) or len(values) <= len(drawn) / 2:
         reason = "the metric itself is undefined" if np.isnan(estimate) else "most resamples are undefined"
         return _Interval(float("nan"), float("nan"), "none", [*notes, f"no interval: {reason}"], float("nan"))
-    correction, reason = _bend(values, estimate, left_out()) if method == "bca" else (_BcaCorrection(), "")
+    correction, reason = _bca_correction(values, estimate, left_out()) if method == "bca" else (_BcaCorrection(), "")
     if correction is None:
         correction, method = _BcaCorrection(), "percentile"
         notes.append(f"percentile interval instead of BCa: {reason}")
@@ -114,11 +114,13 @@ def _share(values: np.ndarray, side: Literal["left", "right"]) -> float:
     return float((count - 1 - before / (after - before)) / (len(values) - 1))
 
 
-def _bend(values: np.ndarray, estimate: float, left_out: list[np.ndarray]) -> tuple[_BcaCorrection | None, str]:
+def _bca_correction(
+    values: np.ndarray, estimate: float, left_out: list[np.ndarray]
+) -> tuple[_BcaCorrection | None, str]:
     """Bias and acceleration of these draws; None and why where they do not exist. Draws at the estimate count half."""
     from scipy.special import ndtri
 
-    from_estimate = gap(values, estimate)
+    from_estimate = subtract(values, estimate)
     below = ((from_estimate < 0).mean() + (from_estimate <= 0).mean()) / 2
     if below in (0, 1):
         return None, "all resamples lie on one side of the estimate"
@@ -134,7 +136,7 @@ def _acceleration(left_out: list[np.ndarray]) -> float:
     for part in left_out:
         part = part[~np.isnan(part)]
         if len(part):
-            influence = (len(part) - 1) * gap(part.mean(), part)
+            influence = (len(part) - 1) * subtract(part.mean(), part)
             cubes += (influence**3).sum() / len(part) ** 3
             squares += (influence**2).sum() / len(part) ** 2
     return float(cubes / (6 * squares**1.5)) if squares else float("nan")
@@ -147,7 +149,7 @@ def _remarks(drawn: np.ndarray, values: np.ndarray) -> list[str]:
             f"{missing} of {len(drawn)} resamples are undefined (such as one class only) and left out; "
             "the interval is too narrow if they are many; stratified draws avoid them"
         )
-    if len(values) and not gap(values, values[0]).any():
+    if len(values) and not subtract(values, values[0]).any():
         notes.append("all resamples give the same value: the interval has no width and says nothing about uncertainty")
     return notes
 

@@ -47,11 +47,11 @@ def _choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
         most = max(len(part) for part in rates.values())
         covered = {lr: part for lr, part in rates.items() if len(part) == most}
         shared = sorted(set.intersection(*(set(part.index) for part in covered.values())))
-        chosen[key] = max((_merit(part.loc[shared], lr) for lr, part in covered.items()))[-1]
+        chosen[key] = max((_selection_key(part.loc[shared], lr) for lr, part in covered.items()))[-1]
     return chosen
 
 
-def _merit(rows: DataFrame, lr: float) -> tuple[float, float, float]:
+def _selection_key(rows: DataFrame, lr: float) -> tuple[float, float, float]:
     if not len(rows):
         return -math.inf, -math.inf, lr
     auroc, loss = (math.fsum(rows[name]) / len(rows) for name in ("val_auroc", "val_loss"))

@@ -187,7 +187,7 @@ def _train_and_measure(job: _RunJob, folder: Path) -> None:
     paths = [path for part in PARTS for path in sorted((folder / part).glob("*.npz"))]
     files = {f"{path.parent.name}/{path.name}": digest(path.read_bytes()) for path in paths}
     content = {"format": FORMAT, "row": without_nan(row), "files": files}
-    write_json(folder / "result.json", {**content, "seal": _seal(content)})
+    write_json(folder / "result.json", {**content, "seal": _content_checksum(content)})
     for name in ("failure.json", "traceback.txt"):
         (folder / name).unlink(missing_ok=True)
 
@@ -197,7 +197,7 @@ def _finished(folder: Path, *, thorough: bool = True) -> dict[str, Any] | None:
     try:
         content = read_json(folder / "result.json")
         seal = content.pop("seal")
-        if content["format"] != FORMAT or seal != _seal(content):
+        if content["format"] != FORMAT or seal != _content_checksum(content):
             return None
         for name, mark in content["files"].items():
             path = folder / name
@@ -208,7 +208,7 @@ def _finished(folder: Path, *, thorough: bool = True) -> dict[str, Any] | None:
         return None  # absent, unreadable or damaged: the run is brought to its end again from what is sound
 
 
-def _seal(content: dict[str, Any]) -> str:
+def _content_checksum(content: dict[str, Any]) -> str:
     return digest(json.dumps(content, sort_keys=True))
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from smmil.config import Count, PathText, Positive, Whole, checked, parse_yaml, read_yaml
-from smmil.errors import ConfigError, brief, refuse_outside_code, suggest
+from smmil.errors import ConfigError, brief, require_trust_code, suggest
 from smmil.evaluate.metrics import METRICS, pooled_names
 
 # Labels in tables for `group` and `family` of a variant.
@@ -307,7 +307,7 @@ def load_study(path: str | Path, variables: Mapping[str, str] | None = None, *, 
     content["datasets"] = [_resolve_variables(d, variables or {}, path.parent) for d in content["datasets"]]
     study = checked(Study, {"name": path.stem, **content}, str(path))
     for variant in study.variants:
-        refuse_outside_code(variant.model, path, trust_code)
+        require_trust_code(variant.model, path, trust_code)
     return study
 
 

@@ -11,7 +11,7 @@ from smmil.errors import DataError
 from smmil.evaluate.bags import resampled_in_words, units_of
 from smmil.evaluate.bootstrap import Settings, statistic
 from smmil.evaluate.metrics import PooledMetric
-from smmil.evaluate.resampling import Resampling, gap, interval
+from smmil.evaluate.resampling import Resampling, interval, subtract
 from smmil.evaluate.significance import holm
 from smmil.experiments.results import _chosen_rows
 from smmil.experiments.study import FAMILIES
@@ -44,9 +44,9 @@ class _Resampled(NamedTuple):
             return _without_value(len(self.drawn), *dict.fromkeys([*self.notes, *other.notes]))
         if self.cases != other.cases:
             raise DataError("the two models were tested on different cases; paired tests need one test set")
-        gaps = [gap(a, b) for a, b in zip(self.left_out, other.left_out, strict=True)]
-        value = float(gap(self.value, other.value))
-        return self._replace(value=value, drawn=gap(self.drawn, other.drawn), left_out=gaps)
+        gaps = [subtract(a, b) for a, b in zip(self.left_out, other.left_out, strict=True)]
+        value = float(subtract(self.value, other.value))
+        return self._replace(value=value, drawn=subtract(self.drawn, other.drawn), left_out=gaps)
 
 
 def _without_value(n: int, *notes: str) -> _Resampled:

@@ -14,7 +14,7 @@ from smmil.evaluate.resampling import FEW
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
 from smmil.experiments.results import SURE, _p_text
 from smmil.experiments.study import FAMILIES, GROUPS
-from smmil.files import inert, write_text
+from smmil.files import escape_formula, write_text
 
 _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"}
 _SPECIAL |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
@@ -110,7 +110,7 @@ def _markdown_cell(text: object) -> str:
 
 def _for_spreadsheets(rows: Any) -> str:
     """CSV of a table with texts that no spreadsheet reads as formulas."""
-    safe = rows.map(lambda value: inert(value) if isinstance(value, str) else value)
+    safe = rows.map(lambda value: escape_formula(value) if isinstance(value, str) else value)
     return safe.to_csv(index=False, lineterminator="\n")
 
 

@@ -14,7 +14,7 @@ from smmil.errors import MissingExtra
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import SlideFacts, boxes, slide_facts
 from smmil.exports.registry import ExportFormat, register_export
-from smmil.files import digest, inert, replacing
+from smmil.files import digest, escape_formula, replacing
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -148,7 +148,7 @@ def _write_csv(case: ExportCase, path: Path) -> None:
     """Write the table as CSV (UTF-8), provenance in every row; texts a spreadsheet would compute begin with '."""
     table = _instance_table(case)
     for key, value in {"bag": case.id, **case.facts}.items():
-        table[key] = inert(value)
+        table[key] = escape_formula(value)
     with replacing(path) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n", encoding="utf-8")
 

@@ -9,7 +9,7 @@ from smmil.errors import DataError
 from smmil.files import need_file
 from smmil.formats.clam import _ClamReader, _ClamTensorReader
 from smmil.formats.content import Stored
-from smmil.formats.hdf5 import Reader, _is_hdf5, _layout, boundary
+from smmil.formats.hdf5 import Reader, _is_hdf5, _layout, reader_errors
 from smmil.formats.lazyslide import _LazySlideReader
 from smmil.formats.native import _NativeReader, _to_bag, write_bag
 from smmil.formats.stamp import _StampReader
@@ -38,7 +38,7 @@ def read_bag(path: str | Path, *, verify: bool = True, instance_labels: bool = T
     instance_labels  False: the bag has none, and files that hold nothing else are not opened, as in training
     """
     path = Path(path)
-    with boundary(path):
+    with reader_errors(path):
         stored = _read_stored(path, _choose_reader(path), verify, instance_labels)
         bag = _to_bag(stored, stored.connected_graph())
     return bag if instance_labels else replace(bag, y_inst=None)
@@ -47,19 +47,19 @@ def read_bag(path: str | Path, *, verify: bool = True, instance_labels: bool = T
 def read_provenance(path: str | Path) -> dict[str, Any]:
     """Where the features of a file come from (encoder, recipe, licence, …), without reading the features."""
     path = Path(path)
-    with boundary(path):
+    with reader_errors(path):
         return _choose_reader(path).provenance(path)
 
 
 def find_reader(path: str | Path) -> Reader:
     """The first reader that recognises a file or folder by its content."""
     path = Path(path)
-    with boundary(path):
+    with reader_errors(path):
         return _choose_reader(path)
 
 
 def _read_stored(path: Path, reader: Reader, verify: bool = True, instance_labels: bool = True) -> Stored:
-    """The content of a feature file as arrays, checked and finite; to be called inside `boundary`."""
+    """The content of a feature file as arrays, checked and finite; to be called inside `reader_errors`."""
     stored = reader.read(path, instance_labels)
     if verify and stored.sha256 is not None and stored.digest() != stored.sha256:
         raise DataError("content does not match its checksum, the file is damaged; restore or extract it again")
@@ -68,7 +68,7 @@ def _read_stored(path: Path, reader: Reader, verify: bool = True, instance_label
 
 
 def _choose_reader(path: Path) -> Reader:
-    """As `find_reader`, to be called inside `boundary`."""
+    """As `find_reader`, to be called inside `reader_errors`."""
     need_file(path)
     for reader in READERS:
         if reader.recognises(path):

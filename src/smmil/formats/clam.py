@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.files import check_once, check_zip, file_name, open_hdf5
+from smmil.files import check_once, check_torch_archive, file_name, open_hdf5
 from smmil.formats.content import INFERRED, Stored, _frame_from_coords, _frame_with_step, _h5_bytes, _WritePlan
 from smmil.formats.hdf5 import Reader, _dataset, _number, _numbers, _starts_with
 
@@ -83,7 +83,7 @@ def _coords_and_side(file: h5py.File) -> tuple[np.ndarray | None, float | None]:
 def _tensor(path: Path) -> np.ndarray:
     import torch
 
-    check_once(path, check_zip)
+    check_once(path, check_torch_archive)
     content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, torch.Tensor) or content.layout != torch.strided:
         raise DataError(f"holds a {type(content).__name__}, expected one tensor (instances, dimensions)")

@@ -11,7 +11,7 @@ from smmil.errors import DataError, check_choice
 from smmil.files import digest, read_json, remove_leftovers, replacing, write_json, write_rows
 from smmil.formats import READERS, _choose_reader, _read_stored
 from smmil.formats.content import Stored, _as_int8, _frame_json, _WritePlan, begins_formula
-from smmil.formats.hdf5 import boundary
+from smmil.formats.hdf5 import reader_errors
 from smmil.formats.inspection import find_bags
 from smmil.formats.stamp import _in_pixels
 from smmil.frame import Frame
@@ -90,7 +90,7 @@ class _Conversion:
     def one(self, path: Path) -> None:
         """Convert one case; what is wrong with it is noted and the others go on."""
         try:
-            with boundary(path):
+            with reader_errors(path):
                 stored, plan = self._plan(path)
             changed = self._place(plan, path)
         except DataError as problem:

@@ -33,7 +33,7 @@ _DAMAGE = (
 
 
 @contextmanager
-def boundary(path: Path) -> Iterator[None]:
+def reader_errors(path: Path) -> Iterator[None]:
     """Turn whatever a library raises inside into one DataError that names the file."""
     try:
         yield

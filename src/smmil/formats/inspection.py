@@ -12,7 +12,7 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.formats import _choose_reader, find_reader
 from smmil.formats.content import ALARM_FROM, ALARM_SHARE, Stored, _nearest_distance
-from smmil.formats.hdf5 import ENDINGS, _layout, boundary
+from smmil.formats.hdf5 import ENDINGS, _layout, reader_errors
 from smmil.formats.lazyslide import _LazySlideReader
 
 _is_store = _LazySlideReader().recognises
@@ -56,7 +56,7 @@ def _why_not(path: Path) -> str | None:
     if ending == ".csv":
         return None if find_or_none(path) else "a table, not the patches of a case"
     if ending in ENDINGS:
-        with suppress(DataError), boundary(path):
+        with suppress(DataError), reader_errors(path):
             return "coordinates without features" if _layout(path) == "positions" else None
     return None
 
@@ -72,7 +72,7 @@ def find_or_none(path: Path) -> str | None:
 def describe(path: str | Path) -> dict[str, Any]:
     """What a feature file holds, as plain JSON values; only a file that cannot be read at all is an error."""
     path = Path(path)
-    with boundary(path):
+    with reader_errors(path):
         reader = _choose_reader(path)
         stored = reader.read(path)
         graph, (n, dim) = stored.graph(), stored.features.shape

@@ -21,7 +21,7 @@ from smmil.bag import Bag
 from smmil.errors import DataError
 from smmil.files import file_name, open_hdf5, replacing
 from smmil.formats.content import Stored, _as_int8, _frame_json, _full_rule, _stored_type, _WritePlan
-from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _number, _text, boundary
+from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _number, _text, reader_errors
 from smmil.graph import Graph
 
 FORMAT = 1
@@ -84,7 +84,7 @@ def write_bag(
     provenance  plain JSON: encoder, recipe, licence, mpp, versions
     """
     path, rule = Path(path), _full_rule(graph)
-    with boundary(path):
+    with reader_errors(path):
         stored = _checked_store(bag, rule, dict(provenance or {}))
     try:
         with replacing(path) as temporary, h5py.File(temporary, "w", libver=_LAYOUT) as file:

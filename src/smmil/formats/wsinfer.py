@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.files import not_too_wide
+from smmil.files import check_csv_width
 from smmil.formats.content import Stored, _frame_with_step, _stored_type
 from smmil.formats.hdf5 import Reader
 
@@ -25,7 +25,7 @@ class _WSInferReader(Reader):
         """Probabilities as float32, level-0 corners, and the footprint, which must be the same for all patches."""
         import pandas as pd
 
-        table = pd.read_csv(not_too_wide(path), encoding="utf-8-sig", skipinitialspace=True)
+        table = pd.read_csv(check_csv_width(path), encoding="utf-8-sig", skipinitialspace=True)
         probs = [name for name in table.columns if name.startswith("prob_")]
         if not probs:
             raise DataError("there is no column prob_<class>; is this a result of wsinfer?")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.files import file_name, not_too_wide, read_parquet
+from smmil.files import check_csv_width, file_name, read_parquet
 from smmil.images.slide import Slide
 from smmil.images.volume import Volume
 from smmil.prediction import Prediction
@@ -105,7 +105,7 @@ def _in_table(path: Path, ids: Sequence[str]) -> dict[str, Original]:
     import pandas as pd
 
     try:
-        table: Any = pd.read_csv(not_too_wide(path), dtype=str, keep_default_na=False)
+        table: Any = pd.read_csv(check_csv_width(path), dtype=str, keep_default_na=False)
     except (OSError, ValueError, LookupError) as problem:
         cause = " ".join(str(problem).split())
         raise DataError(f"{path}: not readable as a table ({cause}); give rows of id,slide") from None
@@ -227,7 +227,7 @@ def find_features(manifest: str | Path, ids: Sequence[str]) -> dict[str, Path]:
     try:
         parquet = manifest.suffix.lower() == ".parquet"
         texts: Any = {"dtype": str, "encoding": "utf-8-sig"}
-        table = read_parquet(manifest) if parquet else pd.read_csv(not_too_wide(manifest), **texts)
+        table = read_parquet(manifest) if parquet else pd.read_csv(check_csv_width(manifest), **texts)
         missing = [name for name in ("id", "path") if name not in table.columns]
         if missing:
             raise DataError(f"--bags {manifest}: column {missing[0]!r} is missing; a manifest has id and path")

@@ -95,7 +95,7 @@ def _open_nifti(path: Path, *, strict: bool = False) -> Volume:
 
 
 def _check_gzip(path: Path, most: int) -> None:
-    """Unpack to the end, where gzip compares its checksum; nibabel stops at the last voxel, before it."""
+    """Verify the checksum of a `.nii.gz`: unpack to the end; nibabel stops at the last voxel, before it."""
     with gzip.open(path) as file:
         while file.read(_PIECE):
             if file.tell() > most:

@@ -85,7 +85,7 @@ class GTP(nn.Module):
         self.sm = SmoothAt(sm, {"early": (self.assign,)})
 
     def forward(self, batch: BagBatch) -> Output:
-        graph = _as_built(batch)
+        graph = _require_unweighted_graph(batch)
         dtype = compute_dtype(self)
         h = self.sm("early", self._patches(batch.x.to(dtype), graph).to(dtype), batch)
         with torch.autocast(h.device.type, enabled=False):  # sums over thousands of patches need all digits
@@ -130,7 +130,7 @@ def _of_instances(assign: Tensor, clusters: Tensor, batch: BagBatch) -> Tensor:
     return torch.cat([rows @ values for rows, values in pairs])
 
 
-def _as_built(batch: BagBatch) -> Graph:
+def _require_unweighted_graph(batch: BagBatch) -> Graph:
     graph: Graph = batch.need("graph")
     if graph.kind is not None:
         raise DataError(

@@ -192,7 +192,7 @@ def _nearest_prototypes(h: Tensor, prototypes: Tensor, allowed: Tensor) -> Tenso
     return (h @ prototypes.T).masked_fill(~allowed, -torch.inf).argmax(1)
 
 
-def _updated_beliefs(q: Tensor, chosen: Tensor, keep: float) -> Tensor:
+def _updated_soft_labels(q: Tensor, chosen: Tensor, keep: float) -> Tensor:
     """keep·q + (1 - keep)·onehot(chosen)."""
     return keep * q + (1 - keep) * nn.functional.one_hot(chosen, q.shape[1]).to(q)
 
@@ -224,7 +224,7 @@ def _class_log_probs(logits: Tensor) -> Tensor:
     return logits.log_softmax(1)
 
 
-class _Visit(NamedTuple):
+class _BagUpdate(NamedTuple):
     """What a training step saw of one bag: its class, its embedded instances, their log-odds of it, new beliefs."""
 
     label: int
@@ -267,7 +267,7 @@ class _LabelMemory(nn.Module):
         self.keep_belief, self.keep_prototype = keep_belief, keep_prototype
         self.warmup, self.only_zero = warmup, only_zero
         self.register_buffer("prototypes", torch.zeros(classes, dim))
-        self.noted: dict[str, _Visit] = {}
+        self.noted: dict[str, _BagUpdate] = {}
 
     def visits(self, name: str) -> int:
         """How often the bag was seen in steps that are settled."""
@@ -281,12 +281,12 @@ class _LabelMemory(nn.Module):
             return old
         with torch.autocast(h.device.type, enabled=False):
             chosen = _nearest_prototypes(h.to(self.prototypes), self.prototypes, self._candidates(label))
-        return _updated_beliefs(old, chosen, self._keep(visits))
+        return _updated_soft_labels(old, chosen, self._keep(visits))
 
     def note(self, name: str, label: int, h: Tensor, odds: Tensor, beliefs: Tensor) -> None:
         """Record a visit; odds (n,) are the log-odds of the bag's class. A bag noted twice counts once."""
         moved = beliefs if self.visits(name) >= self.warmup else None
-        self.noted[name] = _Visit(label, h.detach(), odds.detach(), moved)
+        self.noted[name] = _BagUpdate(label, h.detach(), odds.detach(), moved)
 
     @torch.no_grad()
     def settle(self) -> None:

@@ -64,7 +64,7 @@ class AttentionPool(nn.Module):
             _normalize_layers((self.project, self.gate, self.score))
 
     def forward(self, h: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        if fused_pool.serves(self, h):
+        if fused_pool.is_applicable(self, h):
             return fused_pool.attend(self, h, offsets)
         v = self.project(h)
         gate = None if self.gate is None else self.gate(h)
@@ -111,7 +111,7 @@ class SmAttentionPool(AttentionPool):
             _normalize_layers(after_sm)
 
     def forward(self, h: Tensor, offsets: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        if fused_pool.serves(self, h):
+        if fused_pool.is_applicable(self, h):
             return fused_pool.attend(self, h, offsets, graph)
         graph = self.sm.normalize(graph)
         v = self._seen(self.project, h, graph)
@@ -144,7 +144,7 @@ def embed_and_pool(
 ) -> tuple[Tensor, Tensor]:
     """pool(relu(embed(x)), offsets[, graph]); features in half precision are widened."""
     graphs = () if graph is None else (graph,)
-    if type(pool) in (AttentionPool, SmAttentionPool) and fused_pool.serves(pool, x, embed):
+    if type(pool) in (AttentionPool, SmAttentionPool) and fused_pool.is_applicable(pool, x, embed):
         return fused_pool.embed_and_attend(pool, embed, x, offsets, *graphs)  # type: ignore[arg-type]
     pooled: tuple[Tensor, Tensor] = pool(embed(x.to(compute_dtype(embed))).relu(), offsets, *graphs)
     return pooled

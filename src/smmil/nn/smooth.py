@@ -1,7 +1,8 @@
 """The smooth operator Sm: diffusion over the graph of neighbouring instances (arXiv:2410.03276, section 4).
 
 `smmil::sm` and `smmil::sm_exact` are torch operators over plain tensors: a signal, α, the matrix and its transpose as
-CSR. Their backward applies the same operator with the two matrices exchanged, so it can be differentiated again.
+CSR. The gradient of Sm (its backward) is the same operator with the two matrices exchanged, so it can be
+differentiated again.
 """
 
 import math
@@ -33,8 +34,8 @@ def sm(u: Tensor, graph: Graph, alpha: float | Tensor, steps: int = 10) -> Tenso
     if steps == 0 or (not isinstance(alpha, Tensor) and alpha == 0):
         return u
     rows = _float_rows(u, graph)
-    slope = strength.requires_grad and torch.is_grad_enabled() and not tracing() and sm_cpu.serves(rows)
-    slope = slope and not sm_numba.serves(rows, int(steps))
+    slope = strength.requires_grad and torch.is_grad_enabled() and not tracing() and sm_cpu.is_applicable(rows)
+    slope = slope and not sm_numba.is_applicable(rows, int(steps))
     g, _ = torch.ops.smmil.sm(rows, strength, *graph.sides, int(steps), slope)
     return _shaped(g, u)
 
@@ -195,10 +196,10 @@ def _sm(
     With it ∂/∂α, an (n, k) matrix, if `slope` is asked for: backward then needs no products for α.
     """
     matrix, none = CSR(indptr, indices, weight), u.new_empty(0)
-    if not slope and sm_numba.serves(u, steps):
+    if not slope and sm_numba.is_applicable(u, steps):
         return sm_numba.smooth(u, matrix, float(alpha), steps), none
     with without_autocast(u):
-        if slope or sm_cpu.serves(u):
+        if slope or sm_cpu.is_applicable(u):
             return sm_cpu.smooth(u, matrix, float(alpha), steps, slope)
         return _plain_sm(u, alpha, *matrix, across_indptr, across_indices, across_weight, steps, slope)
 
@@ -225,7 +226,7 @@ def _sm_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of u and α from the gradient v of `sm`, from one sequence of products."""
     across = CSR(across_indptr, across_indices, across_weight)
-    if sm_numba.serves(u, steps):
+    if sm_numba.is_applicable(u, steps):
         grad_u, slope = sm_numba.smooth_backward(v, u, across, float(alpha), steps)
         return grad_u, torch.full_like(alpha, slope)
     with without_autocast(u):
@@ -261,7 +262,8 @@ def _keep_for_sm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
     ctx.save_for_backward(u if alpha.requires_grad else None, alpha, output[1] if slope else None)
 
 
-def _differentiate_sm(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _sm_gradient(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    """Backward of Sm: gradients of the signal and of α; from the kept slope where the forward pass left one."""
     (u, alpha, slope), v = ctx.saved_tensors, v.contiguous()
     sides, across = ctx.sides, (*ctx.sides[3:], *ctx.sides[:3])
     if u is not None and slope is None and not torch.is_grad_enabled():
@@ -285,7 +287,7 @@ def _slope(u: Tensor, alpha: Tensor, sides: list[Tensor], steps: int) -> Tensor:
     return total
 
 
-_sm.register_autograd(_differentiate_sm, setup_context=_keep_for_sm)
+_sm.register_autograd(_sm_gradient, setup_context=_keep_for_sm)
 
 
 @torch.library.custom_op("smmil::sm_exact", mutates_args=())
@@ -308,9 +310,9 @@ def _sm_exact(
             return u.clone()
         if matrix.bandwidth <= 1:
             return sm_cpu.solve_chain(u, matrix, value / (1 - value))
-        if sm_numba.serves(u, degree):
+        if sm_numba.is_applicable(u, degree):
             return sm_numba.chebyshev(u, matrix, _coefficients(value, degree))
-        if sm_cpu.serves(u):
+        if sm_cpu.is_applicable(u):
             with without_autocast(u):
                 return sm_cpu.chebyshev(u, matrix, _coefficients(value, degree))
     return _plain_sm_exact(u, alpha, *matrix, across_indptr, across_indices, across_weight, degree)
@@ -338,7 +340,7 @@ def _keep_for_exact(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(output if alpha.requires_grad else None, alpha)
 
 
-def _differentiate_exact(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+def _sm_exact_gradient(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     """Implicit: ∂/∂u = Smᵀ V; with Sm = (I+γL)⁻¹, ∂/∂γ = -⟨Smᵀ V, L G⟩ and dγ/dα = (1-α)⁻²."""
     g, alpha = ctx.saved_tensors
     grad_u = torch.ops.smmil.sm_exact(v.contiguous(), alpha, *ctx.sides[3:], *ctx.sides[:3], ctx.degree)
@@ -350,7 +352,7 @@ def _differentiate_exact(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     return grad_u, grad_alpha, *[None] * 7
 
 
-_sm_exact.register_autograd(_differentiate_exact, setup_context=_keep_for_exact)
+_sm_exact.register_autograd(_sm_exact_gradient, setup_context=_keep_for_exact)
 
 
 def plain_operators() -> dict[Any, Callable[..., Any]]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from smmil.data.manifest import Manifest
 from smmil.encoders.table import is_outside
-from smmil.errors import ConfigError, DataError, refuse_outside_code
+from smmil.errors import ConfigError, DataError, require_trust_code
 from smmil.files import read_json, write_text
 from smmil.formats import find_reader
 from smmil.packaging.facts import FORMAT
@@ -117,9 +117,9 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
         )
     recipe = _recipe(folder, config["features"])
     encoder = None if recipe is None else recipe.encoder
-    refuse_outside_code(config["model"]["name"], folder, trust_code)
+    require_trust_code(config["model"]["name"], folder, trust_code)
     if encoder is not None and is_outside(encoder):
-        refuse_outside_code(encoder, folder, trust_code)
+        require_trust_code(encoder, folder, trust_code)
     path = folder / "model.safetensors"
     tensors, _ = read_weights(path)
     trained = rebuilt(tensors, _facts(config), folder / "config.json", trust_code)

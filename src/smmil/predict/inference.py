@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from smmil.bag import Bag, BagBatch
 from smmil.config import Count, TrainConfig, checked, load_config
-from smmil.errors import DataError, SmmilError, check_choice, refuse_outside_code
+from smmil.errors import DataError, SmmilError, check_choice, require_trust_code
 from smmil.models import Output, create_model
 from smmil.prediction import Prediction
 from smmil.runtime import feature_dtype
@@ -58,7 +58,7 @@ def load_trained(run_dir: str | Path, checkpoint: str = "best", *, trust_code: b
 def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path, trust_code: bool | str) -> TrainedModel:
     """Create the model that `facts` describe and load these weights into it."""
     made = checked(_WeightFacts, facts, f"{path}: not the weights of a run").model
-    refuse_outside_code(made.name, path, trust_code)
+    require_trust_code(made.name, path, trust_code)
     shape = made.name, made.in_dim, made.n_classes
     try:
         if ":" not in made.name:  # sizes that do not fit the tensors are noticed before memory is asked for

@@ -1,7 +1,7 @@
 """From images to bag files: find cases, choose instances, encode them, and write what `smmil train` takes."""
 
 from smmil.prepare.case import prepare_case
-from smmil.prepare.pipeline import PreparePlan, Summary, plan, run, why_not
+from smmil.prepare.pipeline import PreparePlan, Summary, failure_reason, plan, run
 from smmil.prepare.recipe import Recipe, TissueRecipe, load_recipe, refuse_unused
 from smmil.prepare.table import PrepareCase, PreparedCase, PrepareJob
 
@@ -18,5 +18,5 @@ __all__ = [
     "prepare_case",
     "refuse_unused",
     "run",
-    "why_not",
+    "failure_reason",
 ]

@@ -1,4 +1,7 @@
-"""One case: its bag file, its instance labels, and a picture of what was taken as tissue and where instances are."""
+"""Prepare one case: bag file, instance labels, picture of its tissue; an interrupted prepare resumes here.
+
+A case that is done already is recognised by the recipe and the fingerprint of its image, and kept.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -50,7 +50,7 @@ class Summary:
 
 def _record(out: Path, outcomes: Sequence[_Outcome], missing: Sequence[tuple[str, str]]) -> Summary:
     """Write manifest.csv, cases.csv and, if there are any, failures.csv (of this run only)."""
-    failures = [(o.task.case.id, str(o.task.case.source), reason) for o in outcomes if (reason := why_not(o))]
+    failures = [(o.task.case.id, str(o.task.case.source), reason) for o in outcomes if (reason := failure_reason(o))]
     failures += [(id_, "", reason) for id_, reason in missing]
     folders = _folders(out, [o.task.case for o in outcomes])
     for name, columns, rows in (
@@ -88,7 +88,7 @@ def _empty(outcome: _Outcome) -> bool:
     return outcome.value is not None and outcome.value.status == "no tissue"
 
 
-def why_not(outcome: _Outcome) -> str | None:
+def failure_reason(outcome: _Outcome) -> str | None:
     """Why a case has no bag; None when it has one."""
     if _empty(outcome):
         return f"no tissue found; look at {outcome.task.preview_path} and adjust the tissue settings, or give a mask"
@@ -232,7 +232,7 @@ def run(
             f"executor {executor!r}: an encoder given as an object cannot leave this process; name it as "
             "package.module:function in the recipe, or choose the executor serial"
         )
-    _claim(todo, overwrite)
+    _bind_folder(todo, overwrite)
     for job in todo.jobs:
         for path in (job.bag_path, job.preview_path, job.labels_path):
             remove_leftovers(path.parent)
@@ -247,7 +247,7 @@ def run(
     return _record(todo.out, outcomes, todo.missing)
 
 
-def _claim(todo: PreparePlan, overwrite: bool) -> None:
+def _bind_folder(todo: PreparePlan, overwrite: bool) -> None:
     """Write recipe.json; an error if the folder holds bags of another recipe."""
     path = todo.out / "recipe.json"
     ours = {"encoder": todo.encoder, "settings": json.loads(json.dumps(todo.recipe.settings()))}

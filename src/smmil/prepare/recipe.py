@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from smmil.config import checked, read_yaml
 from smmil.encoders.table import is_outside
-from smmil.errors import ConfigError, refuse_outside_code
+from smmil.errors import ConfigError, require_trust_code
 from smmil.files import digest
 from smmil.images.volume import parse_window
 
@@ -165,7 +165,7 @@ def load_recipe(
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in merged.items()}
     recipe = checked(Recipe, plain, "the recipe" if path is None else str(path))
     if path is not None and is_outside(recipe.encoder):
-        refuse_outside_code(recipe.encoder, path, trust_code or (changes or {}).get("encoder") or False)
+        require_trust_code(recipe.encoder, path, trust_code or (changes or {}).get("encoder") or False)
     return recipe
 
 

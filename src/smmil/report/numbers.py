@@ -196,7 +196,7 @@ class Section:
 def leaders(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """How often each model leads, then one sentence per deciding metric: the leader and its margin, or a tie."""
     sentences, wins, unfair = [], dict.fromkeys(results, 0), 0
-    for words, values, fair in _contests(results):
+    for words, values, fair in _comparable_metrics(results):
         if not fair:
             unfair += 1
             sentences.append(f"{words}: not comparable, the models were not measured on the same.")
@@ -217,7 +217,7 @@ def leaders(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"Of {len(sentences)} comparisons {counts}; {ties} are ties{more}.", *sentences]
 
 
-def _contests(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, dict[str, float], bool]]:
+def _comparable_metrics(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, dict[str, float], bool]]:
     """Deciding metrics for which at least two models have a value, and whether these may be compared."""
     cases = {name: found.get("bag") or {} for name, found in results.items()}
     parts = {words: {name: _pool(found, pool) for name, found in results.items()} for pool, words in _POOLS.items()}

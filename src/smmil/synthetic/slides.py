@@ -284,7 +284,9 @@ def stained_slides(
         _Slide(folder, f"stained_{i:04d}", (seed, i), count, max(1, round(count * share)) if label else 0)
         for i, (label, count, share) in enumerate(chosen)
     ]
-    _claim(folder, {"n": n, "seed": seed, "patches": patches, "lesion": lesion, "positive": positive, "cell": CELL})
+    _bind_folder(
+        folder, {"n": n, "seed": seed, "patches": patches, "lesion": lesion, "positive": positive, "cell": CELL}
+    )
     missing = [job for job in jobs if not job.path.exists()]
     done = iter(range(1, len(missing) + 1))
     executor = "processes" if workers > 1 and len(missing) > 1 else "serial"
@@ -296,7 +298,7 @@ def stained_slides(
     return folder / "labels.csv"
 
 
-def _claim(folder: Path, made: dict[str, Any]) -> None:
+def _bind_folder(folder: Path, made: dict[str, Any]) -> None:
     """Record the options of the set in its folder; refuse a folder with another set."""
     path, wanted = folder / "stained.json", json.loads(json.dumps(made))
     if path.exists() and read_json(path) != wanted:

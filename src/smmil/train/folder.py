@@ -58,7 +58,7 @@ def _save_checkpoint(
     save_weights(path, tensors, {"state": asdict(state), "optimiser": numbers, "identity": identity})
 
 
-def _peek(path: Path) -> State:
+def _read_state(path: Path) -> State:
     """Read the state in a checkpoint, without a model."""
     return _state(path, read_weights(path)[1])
 
@@ -151,7 +151,7 @@ class RunFolder:
         """Files that a run would overwrite, in a folder without config.yaml (which a run writes before them)."""
         return [name for name in _WRITTEN if (self.path / name).exists()]
 
-    def claim(self, config: TrainConfig, split: dict[str, list[str]]) -> None:
+    def bind(self, config: TrainConfig, split: dict[str, list[str]]) -> None:
         """Make this the folder of `config`; called after all checks, so that a wrong call leaves no folder."""
         for folder in (self.path, self.path / "checkpoints"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ class RunFolder:
         if not self.last.exists():
             return None
         try:
-            state = _peek(self.last)
+            state = _read_state(self.last)
         except DataError as problem:
             raise DataError(f"{problem}; restore it, or move it away to restart this run") from None
         if state.ended is None:

@@ -352,7 +352,7 @@ class Trainer:
             state.best = self.save_selected("best", candidate)
         state.history.append(row)
         state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
-        state.ended = _reason_to_end(self.settings, state)
+        state.ended = _stop_reason(self.settings, state)
 
     def _epoch_row(self, state: State, validation: dict[str, float]) -> dict[str, Any]:
         """One line of metrics.csv; nothing in it depends on the clock."""
@@ -382,7 +382,7 @@ def _rank(row: dict[str, Any], select: str) -> tuple[float, float]:
     return (auroc, -row["loss"]) if select == "auroc" else (-row["loss"], auroc)
 
 
-def _reason_to_end(settings: TrainingConfig, state: State) -> str | None:
+def _stop_reason(settings: TrainingConfig, state: State) -> str | None:
     """Reason why training ends after the epochs so far, or None."""
     if state.epoch >= settings.epochs:
         return f"all {settings.epochs} epochs done"

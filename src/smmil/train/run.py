@@ -290,7 +290,7 @@ class _Run:
         trainer = _trainer(self.model, training, self.bags, self._save, self._save_selected, **hooks)
         self.optimiser = trainer.optimiser
         state = self._restored() if resumes else State()
-        self.folder.claim(self.config, self.bags.split.to_dict())
+        self.folder.bind(self.config, self.bags.split.to_dict())
         return trainer, state
 
     def _restored(self) -> State:

@@ -113,7 +113,7 @@ class _Catalogue:
 
 
 @dataclass
-class _Gathered:
+class _ModelPredictions:
     """Facts collected from the predictions of one model."""
 
     name: str
@@ -157,7 +157,7 @@ def _read_catalogue(
     """
     sources = find_sources(places)  # as `smmil report` finds them
     found = [
-        (_Gathered(safe_text(name)), [f for place in where for f in prediction_files(place)])
+        (_ModelPredictions(safe_text(name)), [f for place in where for f in prediction_files(place)])
         for name, where, _ in sources
     ]
     total, done = sum(len(files) for _, files in found), 0
@@ -195,7 +195,7 @@ def _content(prediction: Prediction) -> str:
     return digest(_layout(prediction), facts, json.dumps(frame), *parts)
 
 
-def _row(id_: str, gathered: Sequence[_Gathered]) -> _CaseRow:
+def _row(id_: str, gathered: Sequence[_ModelPredictions]) -> _CaseRow:
     found = [table.found.get(id_) for table in gathered]
     known = [scores for scores in found if scores is not None]
     first = known[0]

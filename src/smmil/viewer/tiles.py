@@ -157,7 +157,7 @@ def _of_slide(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     if case.image is not None:
         try:
             with study.damage_recorded(number):
-                return _overlay_on_slide(study, number, case)
+                return _overlay_on_thumbnail(study, number, case)
         except SmmilError:
             pass  # the notes of the case give the reason; its map can still be shown
     if study.cases[number].kind == "slide":
@@ -169,7 +169,7 @@ def _of_slide(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     return _on_paper(paint(np.hstack([dots, dots + 2 * _DOT]), case.score, (_SIDE, _SIDE)), case)
 
 
-def _overlay_on_slide(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
+def _overlay_on_thumbnail(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     picture, places = study.picture(number), study.geometry(number)
     level = max(k for k in range(picture.levels) if max(picture.size(k)) <= _TILE)
     with study.pool.lend(picture.path, picture.weight) as slide:

@@ -13,7 +13,7 @@ from smmil.data.manifest import Manifest
 from smmil.data.sources import _count_lines, _DownloadedStudy, _need_folder, _some
 from smmil.data.tables import _relative
 from smmil.errors import DataError
-from smmil.files import not_too_wide, replacing
+from smmil.files import check_csv_width, replacing
 from smmil.images.dicom_file import dicom_errors
 from smmil.images.dicom_series import find_series
 
@@ -60,7 +60,7 @@ def _known(index_file: Path, sizes: dict[str, str]) -> pd.DataFrame:
     if index_file.exists() and not index_file.is_file():
         raise DataError(f"{index_file}: is no regular file; move it away")
     with suppress(OSError, ValueError, LookupError):
-        table = pd.read_csv(not_too_wide(index_file), dtype=str, keep_default_na=False)
+        table = pd.read_csv(check_csv_width(index_file), dtype=str, keep_default_na=False)
         if tuple(table.columns) == COLUMNS:
             return table[table["file"].map(sizes) == table["bytes"]]
     return pd.DataFrame(columns=COLUMNS, dtype=object)

@@ -27,7 +27,7 @@ ROWS = 1024  # of h at a time: what is done to them in turn happens in the cache
 WIDENED = 2048  # rows of half precision at a time; products of a thousand rows lose 2 to 3 %
 
 
-def serves(pool: Any, rows: Tensor, embed: nn.Module | None = None) -> bool:
+def is_applicable(pool: Any, rows: Tensor, embed: nn.Module | None = None) -> bool:
     """Whether the pool of `rows`, after `embed` if given, is computed here."""
     if kernels.tracing() or not kernels.enabled("fused_pool", pays=len(rows) >= MANY):
         return False

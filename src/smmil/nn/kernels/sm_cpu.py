@@ -22,7 +22,7 @@ from smmil.sparse import CSR
 BLOCK_BYTES = 8 << 20  # columns are worked off in blocks whose buffers stay in the processor's cache
 
 
-def serves(u: Tensor) -> bool:
+def is_applicable(u: Tensor) -> bool:
     """Whether products of a graph with the matrix u are computed here."""
     return u.device.type == "cpu" and kernels.enabled("sm_buffers", pays=True)
 

@@ -20,7 +20,7 @@ APART = 24  # rows between two rings: at a distance of a multiple of 4096 bytes 
 Factors = list[tuple[float, float, float]]
 
 
-def serves(u: Tensor, steps: int) -> bool:
+def is_applicable(u: Tensor, steps: int) -> bool:
     """Whether `steps` products of a graph with the matrix u are computed here."""
     mode = kernels.mode("sm_numba")
     if mode == "off" or u.device.type != "cpu" or u.dtype not in (torch.float32, torch.float64) or not u.numel():

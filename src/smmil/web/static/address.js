@@ -1,8 +1,8 @@
 // The URL holds what is shown, so that a link leads another reader to the same place.
 import { facts } from "./facts.js";
-import { givenThreshold, thresholdFor } from "./how.js";
+import { givenThreshold, thresholdFor } from "./display_settings.js";
 import { note } from "./messages.js";
-import { goToView } from "./stage.js";
+import { goToView } from "./case_panes.js";
 import { change, onChange, state } from "./state.js";
 
 const LINKED = ["case", "left", "right", "view", "patch", "slice", "window", "cut", "cutOf", "scale", "palette", "opacity"];

@@ -1,6 +1,6 @@
 // Scores in a row: one bar per place above a band of truth.
 import { colourOf, freshCanvas } from "./paint.js";
-import { make, shortNumber, themeColour } from "./words.js";
+import { make, shortNumber, themeColour } from "./dom_helpers.js";
 
 export class BarStrip {
   /** layout: pixels above and below the bars, height of the band of truth and its distance, shares of the score axis that

@@ -1,5 +1,5 @@
 // Controls of how maps are shown, the same in the report and the viewer.
-import { field, fillSelect } from "./words.js";
+import { field, fillSelect } from "./dom_helpers.js";
 
 /** Fill the controls and call back: `change` with settings, `slide` with the share of the threshold's slider. */
 export function wireControls({ models, palettes, change, slide, useThreshold, zoom, whole }) {

@@ -1,7 +1,7 @@
 // What the server has: cases and models, read once; a case's own numbers when it is opened.
 import { Outdated, askJson, askNumbers, belongTo } from "./server.js";
 import { limitsOf, listed, placesOf } from "./cells.js";
-import { fromBase64, remembered } from "./words.js";
+import { fromBase64, remembered } from "./dom_helpers.js";
 
 export const facts = { title: "", software: "", threshold: null, models: [], cases: [], palettes: {}, notes: [] };
 const MOST_OPENED = 6; // opened cases in memory; the oldest goes first

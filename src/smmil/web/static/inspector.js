@@ -2,9 +2,9 @@
 import { facts } from "./facts.js";
 import { announce } from "./messages.js";
 import { Problem, addressed, askJson, report } from "./server.js";
-import { goTo } from "./stage.js";
+import { goTo } from "./case_panes.js";
 import { change, onChange, state } from "./state.js";
-import { field, labelText, make, makeButton, shortNumber } from "./words.js";
+import { field, labelText, make, makeButton, shortNumber } from "./dom_helpers.js";
 
 const WAIT = 120; // scrolling through a scan must not ask for every slice on the way
 let turn = 0;

@@ -1,10 +1,10 @@
 // Keys that work everywhere on the page; the same as in the report where both have them.
 import { step } from "./list.js";
 import { jump } from "./panel.js";
-import { whole, zoomBy } from "./stage.js";
+import { whole, zoomBy } from "./case_panes.js";
 import { change, state } from "./state.js";
 import { nextModel, nextPalette, nextWindow, swapModels } from "./tools.js";
-import { field } from "./words.js";
+import { field } from "./dom_helpers.js";
 
 const ACTIONS = {
   n: () => step(1), p: () => step(-1),

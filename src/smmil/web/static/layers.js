@@ -1,7 +1,7 @@
 // One model's scores as a layer over a slide: a heat map, or lines around what reaches the threshold.
 import { meanPerCell } from "./cells.js";
 import { coldestFirst, colourOf, makeOutline, paintDots, paintHeat, paintTissue } from "./paint.js";
-import { make } from "./words.js";
+import { make } from "./dom_helpers.js";
 
 const DOT_CANVAS = 2048;
 const PAPER_CANVAS = 1024;

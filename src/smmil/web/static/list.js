@@ -3,7 +3,7 @@ import { facts } from "./facts.js";
 import { note } from "./messages.js";
 import { addressed } from "./server.js";
 import { change, onChange, state } from "./state.js";
-import { field, fillSelect, make, makeMeter, moveFocus, outcomeClass } from "./words.js";
+import { field, fillSelect, make, makeMeter, moveFocus, outcomeClass } from "./dom_helpers.js";
 
 let order = [];
 

@@ -1,12 +1,12 @@
 // A zoomable slide with layers of scores on top.
 import { instanceAt, rankOf } from "./cells.js";
 import { facts, refreshNotes } from "./facts.js";
-import { aboveThreshold, howFor } from "./how.js";
+import { aboveThreshold, howFor } from "./display_settings.js";
 import { outlineOf, paintLayer, paintPaper } from "./layers.js";
 import { makeLegend, paintLegend } from "./paint.js";
 import { addressed, report } from "./server.js";
 import { change, state } from "./state.js";
-import { make, scoreText, themeColour } from "./words.js";
+import { make, scoreText, themeColour } from "./dom_helpers.js";
 import { ZoomPane, around } from "./zoom_pane.js";
 
 const FRAME = 9; // patches across the view after a jump

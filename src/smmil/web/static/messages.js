@@ -1,5 +1,5 @@
 // Messages of the viewer that are no errors.
-import { field } from "./words.js";
+import { field } from "./dom_helpers.js";
 
 /** Announce something to readers who do not see the screen. */
 export function announce(text) {

@@ -1,5 +1,5 @@
 // Scores to pixels, outlines and legends.
-import { make, shortNumber } from "./words.js";
+import { make, shortNumber } from "./dom_helpers.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const SMALLEST_DOT = 2.2; // radius in pixels of the screen: a smaller instance must still be seen

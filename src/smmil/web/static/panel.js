@@ -3,10 +3,10 @@ import { highest } from "./cells.js";
 import { facts, refusalOf } from "./facts.js";
 import { announce } from "./messages.js";
 import { askFile, report } from "./server.js";
-import { goTo } from "./stage.js";
+import { goTo } from "./case_panes.js";
 import { SHOWING, change, onChange, state } from "./state.js";
 import { currentThreshold } from "./tools.js";
-import { field, fillSelect, make, makeButton, shortNumber } from "./words.js";
+import { field, fillSelect, make, makeButton, shortNumber } from "./dom_helpers.js";
 
 const JUMPS = 9;
 let hottest = [];

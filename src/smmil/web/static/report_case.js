@@ -5,7 +5,7 @@ import { DATA, cellsOf } from "./report_data.js";
 import { PointsPane, SlidePane, isFlat } from "./report_slide.js";
 import { StripPane } from "./report_strip.js";
 import { body, table } from "./report_table.js";
-import { aboveText, field, make, moveFocus } from "./words.js";
+import { aboveText, field, make, moveFocus } from "./dom_helpers.js";
 import { linkPanes } from "./zoom_pane.js";
 
 export const dialog = field("case");

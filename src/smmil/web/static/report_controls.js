@@ -3,7 +3,7 @@ import { showControls, wireControls } from "./controls.js";
 import { drawPanes, showPanes, wholeAll, zoomAll } from "./report_case.js";
 import { DATA, PALETTES } from "./report_data.js";
 import { repaintRows } from "./report_table.js";
-import { field, following } from "./words.js";
+import { field, following } from "./dom_helpers.js";
 
 export const settings = {
   palette: "viridis", opacity: 0.65, threshold: 0, exact: false, heat: true, truth: true, scale: "case",

@@ -1,6 +1,6 @@
 // What the page knows: facts at once, scores of a case when it is looked at.
 import { coldestFirst } from "./paint.js";
-import { fromBase64, remembered } from "./words.js";
+import { fromBase64, remembered } from "./dom_helpers.js";
 
 export const DATA = JSON.parse(document.getElementById("data").textContent);
 export const PALETTES = Object.fromEntries(Object.entries(DATA.palettes).map(([name, text]) => [name, fromBase64(text)]));

@@ -1,7 +1,7 @@
 // A zoomable slide with its heat map, or with one dot per instance where instances lie on no lattice.
 import { colourOf, dotRadius, freshCanvas, makeOutline, paintDots, paintHeat, paintTissue } from "./paint.js";
 import { DATA, pictureOf } from "./report_data.js";
-import { make, scoreText, themeColour } from "./words.js";
+import { make, scoreText, themeColour } from "./dom_helpers.js";
 import { ZoomPane, around } from "./zoom_pane.js";
 
 /** The rectangle that all panes of a case show, so that their zooms can be linked. */

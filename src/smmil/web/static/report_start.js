@@ -2,7 +2,7 @@
 import { caseKeys, closed, dialog, drawPanes, openCase, step } from "./report_case.js";
 import { prepareControls, settings } from "./report_controls.js";
 import { body, drawTable, table, tableKeys } from "./report_table.js";
-import { field, prepareTheme } from "./words.js";
+import { field, prepareTheme } from "./dom_helpers.js";
 
 function listenToTable() {
   body.addEventListener("click", (event) => openCase(Number(event.target.closest("tr").dataset.case)));

@@ -3,7 +3,7 @@ import { BarStrip } from "./bars.js";
 import { shown } from "./report_case.js";
 import { DATA, pictureOf } from "./report_data.js";
 import { cellText } from "./report_slide.js";
-import { make, themeColour } from "./words.js";
+import { make, themeColour } from "./dom_helpers.js";
 
 const LAYOUT = { top: 16, below: 36, band: 16, gap: 10, labelled: [0, 0.5, 1], fades: true };
 

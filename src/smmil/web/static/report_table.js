@@ -3,7 +3,7 @@ import { colourOf, paintDots, paintHeat } from "./paint.js";
 import { openCase } from "./report_case.js";
 import { settings } from "./report_controls.js";
 import { DATA, PALETTES, cellsOf, rasterOf } from "./report_data.js";
-import { field, make, makeMeter, moveFocus, outcomeClass, shortNumber } from "./words.js";
+import { field, make, makeMeter, moveFocus, outcomeClass, shortNumber } from "./dom_helpers.js";
 
 const COLUMNS = [
   { key: "map", title: "Map" },

@@ -2,7 +2,7 @@
 import { highest } from "./cells.js";
 import { change, state } from "./state.js";
 import { ScoreStrip } from "./score_strip.js";
-import { make } from "./words.js";
+import { make } from "./dom_helpers.js";
 
 export class RowPane {
   constructor(host, opened) {

@@ -1,14 +1,14 @@
 // A scan: one slice, a slider through all of them, and a strip of scores for every model.
 import { highest, instancePerSlice } from "./cells.js";
 import { refusalOf } from "./facts.js";
-import { howFor } from "./how.js";
+import { howFor } from "./display_settings.js";
 import { note } from "./messages.js";
 import { colourOf } from "./paint.js";
 import { report } from "./server.js";
 import { paintSlice, sliceOf, windowOf } from "./slices.js";
 import { change, state } from "./state.js";
 import { ScoreStrip } from "./score_strip.js";
-import { make } from "./words.js";
+import { make } from "./dom_helpers.js";
 
 const WHEEL = 40; // pixels of wheel for one slice
 

@@ -2,9 +2,9 @@
 import { BarStrip } from "./bars.js";
 import { rankOf } from "./cells.js";
 import { facts } from "./facts.js";
-import { aboveThreshold, howFor } from "./how.js";
+import { aboveThreshold, howFor } from "./display_settings.js";
 import { makeLegend, paintLegend } from "./paint.js";
-import { make, scoreText, themeColour } from "./words.js";
+import { make, scoreText, themeColour } from "./dom_helpers.js";
 
 const LAYOUT = { top: 8, below: 8, band: 12, gap: 4, labelled: [0, 1], fades: false };
 

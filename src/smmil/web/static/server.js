@@ -1,5 +1,5 @@
 // Requests to the server, and error messages when they fail.
-import { field } from "./words.js";
+import { field } from "./dom_helpers.js";
 
 /** Something the reader should know, in one line. */
 export class Problem extends Error {}

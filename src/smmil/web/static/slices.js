@@ -1,6 +1,6 @@
 // Slices of a scan as Hounsfield units, and the window that makes them visible.
 import { askNumbers } from "./server.js";
-import { remembered } from "./words.js";
+import { remembered } from "./dom_helpers.js";
 
 const MOST_SLICES = 96;
 const loadSlice = remembered(MOST_SLICES, (url, count) => askNumbers(url, Int16Array, count));

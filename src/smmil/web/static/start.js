@@ -7,9 +7,9 @@ import { firstCase, prepareList, step } from "./list.js";
 import { note } from "./messages.js";
 import { preparePanel } from "./panel.js";
 import { report } from "./server.js";
-import { redraw } from "./stage.js";
+import { redraw } from "./case_panes.js";
 import { prepareControls } from "./tools.js";
-import { field, prepareTheme } from "./words.js";
+import { field, prepareTheme } from "./dom_helpers.js";
 
 async function start() {
   try {

@@ -1,10 +1,10 @@
 // The tools above the map: they show the reader's choices and change them.
 import { showControls, wireControls } from "./controls.js";
 import { facts } from "./facts.js";
-import { givenThreshold, reachOf, scoreAt, thresholdFor } from "./how.js";
-import { whole, zoomBy } from "./stage.js";
+import { givenThreshold, reachOf, scoreAt, thresholdFor } from "./display_settings.js";
+import { whole, zoomBy } from "./case_panes.js";
 import { SHOWING, change, onChange, state } from "./state.js";
-import { field, fillSelect, following, shortNumber } from "./words.js";
+import { field, fillSelect, following, shortNumber } from "./dom_helpers.js";
 
 export function prepareControls() {
   wireControls({

@@ -1,5 +1,5 @@
 // A zoomable picture with overlays and a scale bar. Places: level-0 pixels; OpenSeadragon's unit is the world's width.
-import { lengthText, make, roundLength } from "./words.js";
+import { lengthText, make, roundLength } from "./dom_helpers.js";
 
 /** The rectangle around what lies on the picture, with a margin. */
 export function around([left, top, right, bottom]) {

@@ -5,7 +5,7 @@ import { RowPane } from "./row_pane.js";
 import { ScanPane } from "./scan_pane.js";
 import { clearProblem, report } from "./server.js";
 import { SHOWING, change, onChange, state } from "./state.js";
-import { field, make } from "./words.js";
+import { field, make } from "./dom_helpers.js";
 import { linkPanes } from "./zoom_pane.js";
 
 const shown = { number: null, panes: [], models: [], opened: null, extras: [], turn: 0 };

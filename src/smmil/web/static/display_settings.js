@@ -1,7 +1,7 @@
 // The reader's choices in the terms of one model: colours, ends of the scale, a threshold in the model's own scores.
 import { facts } from "./facts.js";
 import { state } from "./state.js";
-import { aboveText } from "./words.js";
+import { aboveText } from "./dom_helpers.js";
 
 export function givenThreshold(model) {
   return facts.models[model]?.threshold ?? facts.threshold ?? null;
