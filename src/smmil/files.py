@@ -184,8 +184,27 @@ def read_parquet(path: str | Path) -> Any:
         rows, columns = file.metadata.num_rows, file.metadata.num_columns
         if columns > _MOST_COLUMNS or rows * columns > _MOST_CELLS:
             raise ValueError(f"{rows:,} rows of {columns:,} columns; at most {_MOST_CELLS:,} cells are read")
-        file.read().validate(full=True)
-    return pd.read_parquet(path)
+        _compare_footer(file, table := file.read())
+    table.validate(full=True)
+    frame = pd.read_parquet(path)
+    if not set(map(str, frame.columns)) <= set(table.column_names):
+        raise ValueError("its footer names columns in two ways; the file is damaged")
+    return frame
+
+
+def _compare_footer(file: Any, table: Any) -> None:
+    """The footer of a Parquet file has no checksum, but it gives the numbers of rows and the names more than once."""
+    columns = [file.schema.column(n) for n in range(file.metadata.num_columns)]
+    groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
+    rows_agree = file.metadata.num_rows == table.num_rows == sum(group.num_rows for group in groups)
+    for n, column in enumerate(columns):
+        chunks = [group.column(n) for group in groups]
+        flat = column.max_repetition_level == 0
+        rows_agree &= not flat or all(c.num_values == g.num_rows for c, g in zip(chunks, groups, strict=True))
+        if any(chunk.path_in_schema != column.path for chunk in chunks):
+            raise ValueError(f"its footer names column {brief(column.path)} in two ways; the file is damaged")
+    if not rows_agree:
+        raise ValueError("the numbers of rows in its footer contradict each other; the file is damaged")
 
 
 def digest(*parts: bytes | memoryview | str) -> str:

@@ -3,6 +3,7 @@
 import re
 import struct
 import zipfile
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from smmil.annotations.polygons import read_boxes
 from smmil.data.foreign_tables import read_labels
 from smmil.data.manifest import Manifest
 from smmil.data.tables import read_instance_labels
+from smmil.errors import DataError
 from smmil.formats import read_bag
 from smmil.images.matching import _in_table, find_features
 from smmil.prepare.annotate import read_labels as read_sidecar
@@ -155,6 +157,45 @@ def test_parquet_tables(tmp_path, read):
     truth = read(good)
     check(read, [strange, *damaged(tmp_path, good, 70, BINARY)], truth)
     check(read, [wide, bomb], truth, refused=True)
+
+
+def flips(data, places):
+    for place in places:
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[place] ^= 1 << bit
+            yield bytes(changed)
+
+
+def unnoticed_flips(folder, places):
+    """Single flipped bits of a manifest in Parquet that are read as another table; `places` chooses bytes of it."""
+    good = folder / "m.parquet"
+    rows = [str(n) for n in range(12)]
+    Manifest(pd.DataFrame({"id": rows, "path": [f"{n}.h5" for n in rows], "label": rows}), folder).write(good)
+    truth, data, found = read_manifest(good), good.read_bytes(), 0
+    for changed in flips(data, places(data)):
+        good.write_bytes(changed)
+        with suppress(DataError):
+            found += read_manifest(good) != truth
+    return found
+
+
+def test_numbers_of_rows_in_a_parquet_footer_check_each_other(tmp_path):
+    def counts(data):
+        footer = len(data) - 8 - struct.unpack("<i", data[-8:-4])[0]
+        return [place for place in range(footer, len(data)) if data[place] == 2 * 12]  # 12 as thrift writes it
+
+    assert unnoticed_flips(tmp_path, counts) == 0
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_of_a_parquet_manifest_passes(tmp_path):
+    assert unnoticed_flips(tmp_path, lambda data: range(len(data))) == 0
+
+
+def test_a_parquet_table_may_have_lists_beside_its_texts(tmp_path):
+    pq.write_table(pa.table({"id": ["a", "b"], "path": ["a.h5", "b.h5"], "seen": [[1, 2], []]}), tmp_path / "m.parquet")
+    assert list(Manifest.read(tmp_path / "m.parquet").table.id) == ["a", "b"]
 
 
 def npy(header, body=b""):
