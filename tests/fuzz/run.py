@@ -19,6 +19,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import torch
 from support.mutations import Damaged
 from support.sandbox import FAILURES, Outcome, outcomes
 
@@ -99,7 +100,10 @@ def main() -> int:
     chosen = [r for r in READERS if not given.reader or any(part in r.name for part in given.reader)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     forking = multiprocessing.get_context("fork")  # readers are functions without a name: not to be sent elsewhere
-    with tempfile.TemporaryDirectory(dir=PLACE) as place, ProcessPoolExecutor(given.jobs, forking) as pool:
+    with (
+        tempfile.TemporaryDirectory(dir=PLACE) as place,
+        ProcessPoolExecutor(given.jobs, forking, torch.set_num_threads, (1,)) as pool,
+    ):
         works = [
             pool.submit(_fuzz_one, n, Path(place) / str(n), given.count, given.seed) for n in map(READERS.index, chosen)
         ]

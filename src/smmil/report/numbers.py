@@ -14,6 +14,7 @@ from smmil.evaluate.instances import has_lesion_labels
 from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import METRICS, Level, PooledMetric, metrics_of
 from smmil.files import need_file
+from smmil.images.opening import check_picture
 from smmil.prediction import Prediction
 
 Models = Mapping[str, Sequence[Prediction]]
@@ -179,6 +180,10 @@ class Picture:
             raise DataError(f"{path}: picture cannot be read ({problem.strerror}); draw it again") from None
         if len(data) < 24 or not data.startswith(b"\x89PNG\r\n\x1a\n"):
             raise DataError(f"{path}: not a PNG picture; draw it again")
+        try:
+            check_picture(path, "PNG")
+        except DataError as problem:
+            raise DataError(f"{path}: {problem}") from None
         return data
 
 
