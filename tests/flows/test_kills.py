@@ -12,7 +12,7 @@ import yaml
 from support import prepare_makers as makers
 from support.foreign_files import cells, clam_files, features
 from support.foreign_programs import clam
-from support.kills import content, finish, leftovers, start
+from support.kills import PROCESSES, ask, content, finish, leftovers, start
 
 from smmil.synthetic import synthetic_slides, write_synthetic
 
@@ -126,6 +126,19 @@ def test_a_killed_verb_repeated_gives_the_same(workshop, verb):
 @pytest.mark.slow
 def test_fifty_kills_over_all_verbs(workshop):
     spread(workshop, list(workshop.words), kills=50, seed=2)
+
+
+@pytest.mark.slow
+def test_no_verb_uses_the_network(workshop):
+    for verb in workshop.words:
+        workshop.undisturbed(verb)  # asks for it at the end
+
+
+def test_the_watch_for_the_network_sees_it(tmp_path):
+    asking = PROCESSES.Process(target=ask, args=(tmp_path,))
+    asking.start()
+    asking.join()
+    assert (tmp_path / "network").read_text().startswith("socket.getaddrinfo ('localhost'")
 
 
 def test_the_watch_for_leftovers_sees_them(workshop, tmp_path):

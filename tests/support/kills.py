@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -22,8 +23,9 @@ PROCESSES.set_forkserver_preload([
 def perform(words, folder, deadly, path):
     """Run `smmil WORDS` in a folder; before the `deadly`th step of a write (to sync, to replace) the process dies.
 
-    How many steps there were is written to the file `steps`.
+    How many steps there were is written to the file `steps`, and every use of the network to the file `network`.
     """
+    sys.addaudithook(lambda event, given: _note_network(folder, event, given))
     sys.path[:] = path
     os.chdir(folder)
     tempfile.tempdir = str(folder / "tmp")
@@ -51,6 +53,21 @@ def perform(words, folder, deadly, path):
         (folder / "steps").write_text(str(count))
 
 
+def _note_network(folder, event, given):
+    """Called by Python before connections, messages and questions for names; sockets of the file system are none."""
+    if event in ("socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"):
+        if event == "socket.connect" and isinstance(given[1], (str, bytes)):
+            return
+        with (folder / "network").open("a") as file:
+            file.write(f"{event} {given}\n")
+
+
+def ask(folder):
+    """Ask for an address under the watch of `perform`."""
+    sys.addaudithook(lambda event, given: _note_network(folder, event, given))
+    socket.getaddrinfo("localhost", 80)
+
+
 def start(words, folder, deadly=None):
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     process = PROCESSES.Process(target=perform, args=(words, folder, deadly, list(sys.path)))
@@ -64,6 +81,7 @@ def finish(words, folder):
     process = start(words, folder)
     process.join()
     assert process.exitcode == 0, (folder / "log").read_text()
+    assert not (folder / "network").exists(), (folder / "network").read_text()
     return time.monotonic() - begin, int((folder / "steps").read_text())
 
 

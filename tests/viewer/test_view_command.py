@@ -52,7 +52,7 @@ def until_address(process):
     return lines
 
 
-def test_it_prints_its_address_answers_and_stops_cleanly_on_ctrl_c(folder):
+def test_it_listens_on_this_machine_alone_answers_and_stops_cleanly_on_ctrl_c(folder):
     process = started(folder)
     timer = threading.Timer(60, process.kill)
     timer.start()
@@ -63,6 +63,9 @@ def test_it_prints_its_address_answers_and_stops_cleanly_on_ctrl_c(folder):
         with urllib.request.urlopen(f"{url}api/cases", timeout=30) as answer:
             assert b'"id":"one"' in answer.read()
         assert list(folder.glob("smmil-view-*"))
+        if sys.platform == "linux":  # where every 127.x.x.x is this machine, and a server on all addresses would answer
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.2", int(url[:-1].rpartition(":")[2])), timeout=5)
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=30)[0]
         assert time.monotonic() < deadline + 30
