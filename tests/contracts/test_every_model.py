@@ -61,8 +61,9 @@ def loss_of_output(out, batch):
 
 
 @every_model
-@pytest.mark.parametrize("make", [grid_bag, chain_bag, lambda n, **k: without_edges(grid_bag(n, **k))])
-@pytest.mark.parametrize("n_classes", [1, 3])
+@pytest.mark.parametrize(
+    ("make", "n_classes"), [(grid_bag, 1), (chain_bag, 3), (lambda n, **k: without_edges(grid_bag(n, **k)), 3)]
+)
 def test_one_logit_row_per_bag_and_one_finite_score_per_instance(name, make, n_classes):
     bags = [make(n, seed=n, y=n % 2) for n in SIZES]
     model = build(name, n_classes)

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import pickle
 import random
@@ -132,8 +133,8 @@ def entity_bomb(_: str) -> bytes:
 def star(_: str) -> bytes:
     """A polygon of 3,000 corners that crosses itself at every one of them."""
     turn = np.arange(3001) * np.pi * 1499 / 1500
-    points = [[round(24 + 20 * np.cos(a), 3), round(24 + 20 * np.sin(a), 3)] for a in turn]
-    return f'{{"type": "Polygon", "coordinates": [{points}]}}'.encode()
+    corners = np.round(24 + 20 * np.stack([np.cos(turn), np.sin(turn)], 1), 3).tolist()
+    return json.dumps({"type": "Polygon", "coordinates": [corners]}, indent=0).encode()
 
 
 def random_bytes(_: str) -> bytes:

@@ -111,10 +111,11 @@ def bag_of(path: Path) -> Any:
 
 
 def pixels(path: Path, reader: str | None = None, mpp: float | None = None) -> Any:
-    """Both ways to look at a slide: everything at full size, and small."""
+    """All ways to look at a slide: everything at full size, a part at half its size, and small."""
     with open_slide(path, mpp=mpp, reader=reader) as slide:
         side = min(256, max(slide.size))
-        return slide.size, slide.mpp, slide.bounds, slide.read(0, 0, side, side), slide.thumbnail(16)
+        views = slide.read(0, 0, side, side), slide.read(20, 30, 40, 20), slide.thumbnail(16)
+        return slide.size, slide.mpp, slide.bounds, views
 
 
 def voxels(path: Path) -> Any:
@@ -396,6 +397,7 @@ READERS: tuple[FuzzReader, ...] = (
                PIXELS),
     FuzzReader("slide:tifffile jpeg", samples.pyramid("aperio", "jpeg"), lambda p: pixels(p, "tifffile"), BINARY, 0.55,
                PIXELS),
+    FuzzReader("slide:openslide tiff", samples.pyramid("generic", "jpeg"), pixels, BINARY, 0.55, PIXELS),
     FuzzReader("slide:dicom", samples.pyramid("dicom", "jpeg"), pixels, BINARY, 0.6, PIXELS),
     FuzzReader("slide:pillow", samples.plain("a.png"), lambda p: pixels(p, mpp=0.5), sealed=True),
     FuzzReader("slide:pillow jpeg", samples.plain("a.jpg"), lambda p: pixels(p, mpp=0.5), BINARY, 0.4, PIXELS),

@@ -29,13 +29,17 @@ from smmil.train import train
 from smmil.weights import read_weights, save_weights, tensors_digest
 
 ABSENT = object()
+IN_TURN_OR_EACH = pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.slow)])
 WRONG = (ABSENT, None, -1.5, "x", [[1]], {"a": 1})
 
 
-def replaced(content: Any, wrong: tuple[Any, ...] = WRONG) -> Iterator[tuple[str, Any]]:
-    """The content with one value, at any depth, left out or replaced; and where that is."""
-    for place in places(content):
-        for value in wrong:
+def replaced(content: Any, wrong: tuple[Any, ...] = WRONG, each: bool = True) -> Iterator[tuple[str, Any]]:
+    """The content with one value, at any depth, left out or replaced; and where that is.
+
+    each  every wrong value at every place; else two of them in turn, so that all have been somewhere
+    """
+    for number, place in enumerate(places(content)):
+        for value in wrong if each else (wrong[number % len(wrong)], wrong[(number + 2) % len(wrong)]):
             if value is ABSENT and not place:
                 continue
             changed = {"": copy.deepcopy(content)}
@@ -114,9 +118,10 @@ def read_study(path):
     ],
     ids=["study", "recipe", "recipe with changes", "config", "config with changes"],
 )
-def test_yaml(tmp_path, content, read):
+@IN_TURN_OR_EACH
+def test_yaml(tmp_path, content, read, each):
     path = tmp_path / "hostile.yaml"
-    for what, changed in replaced(content):
+    for what, changed in replaced(content, each=each):
         path.write_text(yaml.safe_dump(changed))
         refuse_or_read(lambda: read(path), str(path), what)
 
@@ -166,8 +171,9 @@ READERS_OF = {
 }
 
 
+@IN_TURN_OR_EACH
 @pytest.mark.parametrize("file", READERS_OF)
-def test_files_of_a_run(sound, tmp_path, file):
+def test_files_of_a_run(sound, tmp_path, file, each):
     path = sound.run / file
     sound.config = tmp_path / "config.yaml"
     shutil.copy(sound.run / "config.yaml", sound.config)
@@ -180,7 +186,7 @@ def test_files_of_a_run(sound, tmp_path, file):
     if file == "config.yaml":
         content |= {"training": {"epochs": 1}}
     users = READERS_OF[file]
-    for what, changed in replaced(content, (ABSENT, None, 3, "x", [], {"a": 1})):
+    for what, changed in replaced(content, (ABSENT, None, 3, "x", [], {"a": 1}), each):
         for name, use in users_of_a_run(sound, tmp_path).items():
             if name not in users:
                 continue
@@ -188,8 +194,9 @@ def test_files_of_a_run(sound, tmp_path, file):
             refuse_or_read(use, str(sound.run), f"{name}: {what}")
 
 
+@IN_TURN_OR_EACH
 @pytest.mark.parametrize("name", ["best", "last", "last, not ended"])
-def test_notes_of_weights(sound, tmp_path, name):
+def test_notes_of_weights(sound, tmp_path, name, each):
     sound.config = sound.run / "config.yaml"
     path = sound.run / "checkpoints" / f"{name.partition(',')[0]}.safetensors"
     tensors, note = read_weights(path)
@@ -198,7 +205,7 @@ def test_notes_of_weights(sound, tmp_path, name):
     if name == "last, not ended":
         note["state"] = note["state"] | {"ended": None, "history": [], "sums": {}}
         note["identity"].pop("versions")
-    for what, changed in replaced(note, (ABSENT, None, 3, "x", [], {"a": 1})):
+    for what, changed in replaced(note, (ABSENT, None, 3, "x", [], {"a": 1}), each):
         save_weights(path, tensors, changed)
         for who, use in users_of_a_run(sound, tmp_path).items():
             if who in (("train again",) if name != "best" else ("package", "predict val", "load_run")):

@@ -109,7 +109,7 @@ def products_with_p(monkeypatch, compute):
 
 
 def test_the_closed_form_costs_36_products_where_ten_steps_cost_10(monkeypatch):
-    p = grid_graph(grid_coords(70), STEP).normalized("sym")
+    p = grid_graph(grid_coords(40), STEP).normalized("sym")
     u = signal(p)
     assert products_with_p(monkeypatch, lambda: sm_exact(u, p, 0.9)) == 36
     assert products_with_p(monkeypatch, lambda: sm(u, p, 0.9)) == 10

@@ -46,7 +46,9 @@ def trained(name, monkeypatch, *, large, slow=0.0):
     return listener.events, result.model.state_dict()
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "set_mil")) for name in list_models()]
+)
 def test_a_slow_step_is_announced_before_it_starts_and_weights_are_the_same(monkeypatch, name):
     monkeypatch.setattr(models, "_TIMED", (8, 16))
     told, weights = trained(name, monkeypatch, large=60)

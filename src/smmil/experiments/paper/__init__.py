@@ -67,7 +67,7 @@ def paper_table(name: str) -> DataFrame:
         return read_csv(stream)
 
 
-class _PublishedNumber(NamedTuple):
+class _PaperNumber(NamedTuple):
     """A number of the paper and the number of its table."""
 
     mean: float
@@ -111,17 +111,17 @@ def _paper_numbers(name: str) -> tuple[Any, str, dict[str, list[str]]]:
     return concat([paper_table(part) for part in _BEHIND_TABLE_6], ignore_index=True), "extractor", MIXED
 
 
-def _all_prints() -> dict[Key, list[_PublishedNumber]]:
-    prints: dict[Key, list[_PublishedNumber]] = {}
+def _all_prints() -> dict[Key, list[_PaperNumber]]:
+    prints: dict[Key, list[_PaperNumber]] = {}
     for name, number in PAPER_TABLES.items():
         rows = _our_names(paper_table(name))
         for row in rows[rows["dataset"] != "ALL"].itertuples():
             key = (row.dataset, row.extractor, SAME_MODEL.get(row.model, row.model), row.metric)
-            prints.setdefault(key, []).append(_PublishedNumber(row.mean, row.std, number))
+            prints.setdefault(key, []).append(_PaperNumber(row.mean, row.std, number))
     return prints
 
 
-def _contradictions(prints: list[_PublishedNumber]) -> list[str]:
+def _contradictions(prints: list[_PaperNumber]) -> list[str]:
     """Different means, or different deviations, printed for the same quantity."""
     found = []
     for name in ("mean", "std"):
@@ -136,7 +136,7 @@ def _contradictions(prints: list[_PublishedNumber]) -> list[str]:
     return found
 
 
-def _impossible(prints: list[_PublishedNumber]) -> list[str]:
+def _impossible(prints: list[_PaperNumber]) -> list[str]:
     worst = [one for one in prints if one.std > _largest_std(one.mean) + 0.0005]
     return [f"±{one.std:.3f} (table {one.table}) is impossible: at most {_largest_std(one.mean):.3f}" for one in worst]
 
