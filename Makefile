@@ -30,6 +30,7 @@ lint: install  ## style, types and the order of the rooms
 # Tests wait for browsers, for servers and for programs they kill about a third of their time: a third process and the
 # lint fill it on two cores. Lint speaks up only when it fails, and the tests have the last word otherwise.
 WORKERS ?= 3
+test test-all test-quick: export OMP_NUM_THREADS := 1
 LINT_AND = $(MAKE) --no-print-directory lint > .venv/lint.log 2>&1 & lint=$$!; $(1); tests=$$?; \
   wait $$lint; linted=$$?; test $$linted = 0 || cat .venv/lint.log; exit $$((tests + linted))
 

@@ -1,4 +1,4 @@
-"""Errors caused by user input, and the checks that raise them."""
+"""Errors caused by user input, and the checks that raise them, such as that of --trust-code."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Atomic file writes, digests and other checks of files, and CSV tables that spreadsheets show without computing.
+"""Atomic file writes, checksums and other checks of files, and CSV tables that spreadsheets show without computing.
 
 Tables that smmil reads back itself (manifests, labels) are written as they are: an id must come back unchanged.
 """

@@ -108,9 +108,7 @@ def check(places, minutes):
     assert any(step > 0 for _, step in places) == (minutes == 0)
 
 
-@pytest.mark.parametrize(
-    ("model", "minutes", "kills"), [("sm_ap", 0, 4), ("support.dropout_model:DropoutMIL", 0, 4), ("abmil", 5, 4)]
-)
+@pytest.mark.parametrize(("model", "minutes", "kills"), [("support.dropout_model:DropoutMIL", 0, 4), ("abmil", 5, 4)])
 def test_a_killed_run_goes_on_to_the_same_bytes(study, tmp_path, model, minutes, kills):
     check(kill_and_resume(study, tmp_path, model, minutes, kills, seed=len(model)), minutes)
 

@@ -133,6 +133,22 @@ def test_a_table_that_promises_more_bytes_than_the_file_has_is_refused(tmp_path)
         open_slide(path)
 
 
+def test_tiles_of_two_billion_columns_are_refused(tmp_path):
+    """OpenSlide does not say how large the tiles of a Leica file are, and aborts the process when it reads one."""
+    path = slide_file(tmp_path, noise(64, 64), "leica", factors=(1,))
+    with tifffile.TiffFile(path) as file:
+        at = file.pages[0].tags["TileWidth"].valueoffset
+    content = bytearray(path.read_bytes())
+    content[at + 3] = 127
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"tiles of 2130706.* pixels are decoded at once"):
+        open_slide(path)
+
+
+def test_a_reason_of_two_lines_becomes_one():
+    assert str(DamagedTile("a.svs", 1, 2, "wrong\nvery")) == str(DamagedTile("a.svs", 1, 2, r"wrong\nvery"))
+
+
 @pytest.mark.parametrize("level_first", [True, False])
 def test_tiles_of_two_levels_are_never_confused(tmp_path, level_first):
     path = slide_file(tmp_path, noise(256, 320), compression="jpeg")

@@ -1,4 +1,4 @@
-"""Train, validation and test splits: grouped by patient, stratified by label, reproducible from the seed."""
+"""Train, validation and test splits without leakage: grouped by patient, stratified by label, seeded."""
 
 import warnings
 from collections import Counter

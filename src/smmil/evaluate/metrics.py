@@ -1,4 +1,4 @@
-"""Registry of metrics: one entry gives name, level, label, direction, explanation and function of a metric.
+"""Registry of metrics (AUROC, …): one entry gives name, level, label, direction, explanation and function.
 
 A metric is added by one entry at the end of this file, or at run time by `register_metric`. Command line, reports,
 comparisons, packages, tables and figures read it; `python docs/metrics_table.py` renews the table in the docs.

@@ -1,4 +1,4 @@
-"""A CT volume from a NIfTI file, shown the same way as the DICOM series it was made from."""
+"""A CT volume from a NIfTI file, checksum verified, shown the same way as the DICOM series it was made from."""
 
 import gzip
 from collections.abc import Iterator

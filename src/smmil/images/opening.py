@@ -1,4 +1,4 @@
-"""Opening any slide: which library reads which file, DICOM folders and plain images included.
+"""Opening any slide: which library reads which file, checksums of plain images, DICOM folders.
 
 OpenSlide's DICOM driver gives the same pixels as wsidicom (a test compares them), so slides need one decoder only.
 """

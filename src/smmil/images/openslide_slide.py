@@ -11,10 +11,9 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.images.slide import DamagedTile, Slide, choose_mpp
-from smmil.images.tiff_slide import _check_tile_table, _TiffTiles
+from smmil.images.tiff_slide import _check_tile_size, _check_tile_table, _TiffTiles
 
 # A single tile of more pixels is not a tile but a trap (or an untiled image): decoding it needs gigabytes.
-MAX_TILE_PIXELS = 2**26
 _TIFF = ("aperio", "generic-tiff", "leica", "philips-tiff", "trestle", "ventana")
 _TILED_TIFF = ("aperio", "generic-tiff")  # those with one grid of tiles per level and nothing in between
 
@@ -165,9 +164,4 @@ def _number(properties: Mapping[str, str], name: str) -> float | None:
 def _check_tiles(path: Path, properties: Mapping[str, str], levels: int) -> None:
     for level in range(levels):
         tile = f"openslide.level[{level}].tile"
-        width, height = (_number(properties, f"{tile}-{side}") or 0 for side in ("width", "height"))
-        if width * height > MAX_TILE_PIXELS:
-            raise DataError(
-                f"{path}: tiles of {width:.0f} × {height:.0f} pixels on level {level}, at most {MAX_TILE_PIXELS} "
-                "pixels are decoded at once; convert it to a pyramid with smaller tiles"
-            )
+        _check_tile_size(path, *(_number(properties, f"{tile}-{side}") or 0 for side in ("width", "height")))

@@ -91,7 +91,7 @@ class DamagedTile(DataError):  # noqa: N818
 
     def __init__(self, path: str, x: float, y: float, reason: str):
         super().__init__(path, x, y, reason)
-        self.path, self.x, self.y, self.reason = path, x, y, reason
+        self.path, self.x, self.y, self.reason = self.args  # without line breaks
 
     def __str__(self) -> str:
         place = f"x={self.x:.10g}, y={self.y:.10g}"

@@ -17,6 +17,7 @@ import numpy as np
 
 from smmil.errors import DataError
 
+_MAX_TILE_PIXELS = 2**26
 _CACHE_BYTES = 32 * 2**20
 _NO_COMPRESSION, _JPEG = 1, 7
 _RGB, _YCBCR = 2, 6
@@ -110,13 +111,24 @@ class _TiffTiles:
 
 
 def _check_tile_table(path: Path) -> None:
-    """Refuse a file whose table promises tiles larger than the file: OpenSlide would ask for that memory and abort."""
+    """Refuse a file that promises tiles larger than itself, or than any: OpenSlide would ask for memory and abort."""
     length = path.stat().st_size
-    for largest in _of_pages(path, lambda page: max(page.databytecounts, default=0)):
+    for largest, width, height in _of_pages(
+        path, lambda page: (max(page.databytecounts, default=0), page.tilewidth, page.tilelength)
+    ):
+        _check_tile_size(path, width, height)
         if largest > length:
             raise DataError(
                 f"{path}: a tile claims to have {largest:,} bytes, the file has {length:,}; copy the slide again"
             )
+
+
+def _check_tile_size(path: Path, width: float, height: float) -> None:
+    if width * height > _MAX_TILE_PIXELS:
+        raise DataError(
+            f"{path}: tiles of {width:.0f} × {height:.0f} pixels, at most {_MAX_TILE_PIXELS} pixels are decoded at "
+            "once; convert it to a pyramid with smaller tiles"
+        )
 
 
 def _of_pages(path: Path, look: Callable[[Any], T]) -> list[T]:
