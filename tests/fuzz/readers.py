@@ -413,7 +413,8 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("scan:nifti gz", samples.nifti("a.nii.gz"), voxels, sealed=True),
     FuzzReader("export:dicom header", first_slice, header, BINARY, 0.3, PLAIN),
     FuzzReader("export:nifti axes", samples.nifti("a.nii.gz"), stored_axes, sealed=True),
-    FuzzReader("report:picture", samples.plain("a.png"), lambda p: Picture(p, "", "").source, sealed=True),
+    FuzzReader("report:picture", samples.plain("a.png"), lambda p: Picture(p, "", "").source, BINARY, 0.01,
+               "what follows the end of the picture is passed on with it", sealed=True),
     # annotations and masks
     FuzzReader("annotation:asap", samples.asap, labelled("asap"), TEXT, 0.2, PLAIN),
     FuzzReader("annotation:geojson", samples.geojson("a.geojson"), labelled("geojson"), TEXT, 0.15, PLAIN),

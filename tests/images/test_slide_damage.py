@@ -145,6 +145,21 @@ def test_tiles_of_two_billion_columns_are_refused(tmp_path):
         open_slide(path)
 
 
+@pytest.mark.parametrize("offset", [7, 1000, 2**31])
+def test_a_table_of_frames_that_points_elsewhere_is_refused(tmp_path, offset):
+    """OpenSlide follows it wherever it leads, and the process ends with a segmentation fault."""
+    folder = slide_file(tmp_path, noise(128, 128), "dicom", factors=(1,), tile=64, compression="jpeg")
+    (level,) = folder.glob("*.dcm")
+    content = bytearray(level.read_bytes())
+    at = content.index(b"\xe0\x7f\x10\x00OB\0\0\xff\xff\xff\xff") + 20  # first entry of the table
+    assert content[at : at + 4] == bytes(4)
+    content[at + 4 : at + 8] = (int.from_bytes(content[at + 4 : at + 8], "little") + offset).to_bytes(4, "little")
+    level.write_bytes(content)
+    with pytest.raises(DataError, match=r"level_0.dcm: its table of frames points beside them") as found:
+        open_slide(folder)
+    assert str(found.value).count("level_0") == 1
+
+
 def test_a_reason_of_two_lines_becomes_one():
     assert str(DamagedTile("a.svs", 1, 2, "wrong\nvery")) == str(DamagedTile("a.svs", 1, 2, r"wrong\nvery"))
 

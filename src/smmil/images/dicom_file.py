@@ -4,6 +4,7 @@ The tags read are listed here, and names, dates and numbers of patients are not 
 message. For the same reason messages never repeat what pydicom says, which may quote a value.
 """
 
+import os
 import re
 import struct
 import threading
@@ -42,6 +43,9 @@ _DIRECTORY = "1.2.840.10008.1.3.10"
 _RLE = "1.2.840.10008.1.2.5"
 # Changing the warning filters is not safe between threads.
 _QUIET = threading.Lock()
+
+
+_ITEM = b"\xfe\xff\x00\xe0"  # begins a frame, or a part of one
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,27 @@ def is_dicom(path: Path) -> bool:
             return file.read(132)[128:] == b"DICM"
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({problem.strerror}); check the file and its permissions") from None
+
+
+def _check_frame_table(path: Path) -> None:
+    """Refuse a slide whose table of frames points beside them: OpenSlide follows it and may crash the process."""
+    from pydicom.filereader import dcmread, read_file_meta_info
+
+    with dicom_errors(path), path.open("rb", buffering=0) as file:
+        if read_file_meta_info(path).get("TransferSyntaxUID") == _DEFLATED:
+            return  # OpenSlide does not read it
+        tags = dcmread(file, stop_before_pixels=True, specific_tags=["ExtendedOffsetTable"])
+        head, item, end = file.read(12), file.read(8), path.stat().st_size
+        if head[:4] != b"\xe0\x7f\x10\x00" or head[8:] != b"\xff" * 4 or item[:4] != _ITEM:
+            return  # no pixels, or not in frames of their own
+        offsets = np.frombuffer(file.read(int.from_bytes(item[4:], "little")), "<u4").astype(np.int64)
+        begin = file.tell()
+        if "ExtendedOffsetTable" in tags:
+            offsets = np.frombuffer(tags.ExtendedOffsetTable, "<u8").astype(np.int64)
+        for offset in offsets:
+            start = os.pread(file.fileno(), 8, begin + max(0, int(offset)))
+            if start[:4] != _ITEM or begin + offset + 8 + int.from_bytes(start[4:], "little") > end:
+                raise DataError("its table of frames points beside them, it is damaged; copy the slide again")
 
 
 def kind_of(tags: dict[str, Any]) -> str:

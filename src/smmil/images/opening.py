@@ -14,7 +14,7 @@ import numpy as np
 
 from smmil.errors import DataError, MissingExtra, check_choice
 from smmil.files import check_once, need_file
-from smmil.images.dicom_file import is_dicom
+from smmil.images.dicom_file import _check_frame_table, is_dicom
 from smmil.images.openslide_slide import OpenSlideSlide, _library, _over_white
 from smmil.images.slide import Slide, choose_mpp
 from smmil.images.tiff_slide import _check_jpeg
@@ -140,7 +140,7 @@ def _check_png(path: Path) -> None:
 def _decode(path: Path) -> np.ndarray:
     with _opened(path) as image, _image_errors(path):
         layered = image.convert("RGBA" if image.has_transparency_data else "RGB")
-    return _over_white(layered) if layered.mode == "RGBA" else np.asarray(layered)
+        return _over_white(layered) if layered.mode == "RGBA" else np.asarray(layered)
 
 
 @contextmanager
@@ -197,7 +197,8 @@ def open_slide(path: str | Path, mpp: float | None = None, reader: str | None = 
         return _PlainSlide(path, mpp)
     file, openslide = largest_level(path) if path.is_dir() else path, _library()
     for companion in _companions(file):
-        need_file(companion)
+        if is_dicom(need_file(companion)):
+            check_once(companion, _check_frame_table)
     try:
         known = openslide.OpenSlide.detect_format(file)
     except (openslide.OpenSlideError, OSError, ValueError) as problem:
