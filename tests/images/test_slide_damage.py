@@ -15,6 +15,7 @@ from support.slide_damage import spoil_tile
 from smmil.errors import DataError
 from smmil.images import DamagedTile, open_slide
 from smmil.images.openslide_slide import OpenSlideSlide
+from smmil.images.tiff_slide import check_tiff_directory
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -187,3 +188,22 @@ def test_a_tile_that_the_file_leaves_out_is_left_to_openslide(tmp_path):
         assert direct._tiles.region(0, 0, 0, 64, 64) is None
         for x in (64, 0):
             assert np.array_equal(direct.read(x, 0, 64, 64), composed.read(x, 0, 64, 64))
+
+
+@pytest.mark.parametrize("bigtiff", [False, True])
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+@pytest.mark.parametrize("tile", [None, (16, 16)])
+def test_more_strips_or_tiles_than_a_tiff_can_list_are_refused_at_once(tmp_path, bigtiff, byteorder, tile):
+    """tifffile would make a list of two billion."""
+    path = tmp_path / "a.tif"
+    options = {"bigtiff": bigtiff, "byteorder": byteorder, "photometric": "minisblack"}
+    tifffile.imwrite(path, np.zeros((64, 64), np.uint8), tile=tile, rowsperstrip=None if tile else 1, **options)
+    check_tiff_directory(path)
+    with tifffile.TiffFile(path) as file:
+        height = file.pages[0].tags["ImageLength"]
+        at, width = height.valueoffset, {1: 1, 3: 2, 4: 4, 16: 8}[int(height.dtype)]
+    content = bytearray(path.read_bytes())
+    content[at : at + width] = (2 ** (8 * width - 1) - 1).to_bytes(width, "little" if byteorder == "<" else "big")
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a.tif: promises more tiles or strips than it can list"):
+        check_tiff_directory(path)

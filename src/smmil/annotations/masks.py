@@ -16,8 +16,9 @@ import numpy as np
 from smmil.annotations.labels import annotation_errors
 from smmil.annotations.polygons import _shapely
 from smmil.errors import DataError, MissingExtra
-from smmil.files import need_file
+from smmil.files import check_once, need_file
 from smmil.images.opening import MAX_PIXELS, check_picture
+from smmil.images.tiff_slide import check_tiff_directory
 
 SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".gif", ".pgm")
 # Codes of PANDA's masks: all that occur, and those that are cancer.
@@ -123,7 +124,8 @@ def _opened_tiff(path: Path) -> Any:
         import tifffile
     except ImportError:
         raise MissingExtra("tifffile", "slides", "reading TIFF masks") from None
-    return tifffile.TiffFile(need_file(path))
+    check_once(path, check_tiff_directory)
+    return tifffile.TiffFile(path)
 
 
 def _tiff_blocks(path: Path, boxes: np.ndarray) -> Iterator[Block]:

@@ -7,15 +7,18 @@ It uses the same JPEG library as OpenSlide with the same settings, so the pixels
 import logging
 import os
 import re
+import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
 from smmil.errors import DataError
+from smmil.files import check_once
 
 _MAX_TILE_PIXELS = 2**26
 _CACHE_BYTES = 32 * 2**20
@@ -131,6 +134,60 @@ def _check_tile_size(path: Path, width: float, height: float) -> None:
         )
 
 
+# Tags of a TIFF that say how many tiles or strips a page has.
+_WIDTH, _LENGTH, _SAMPLES, _STRIP_ROWS, _PLANAR, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 277, 278, 284, 322, 323
+_DEPTH, _TILE_DEPTH = 32997, 32998
+
+
+def check_tiff_directory(path: Path) -> None:
+    """Refuse a TIFF with more tiles or strips than it can list: tifffile would make a list of all that it promises."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        order = {b"II": "<", b"MM": ">"}.get(file.read(2))
+        if order is None:
+            return
+        big = file.read(2) == struct.pack(f"{order}H", 43)
+        offset = order + ("Q" if big else "I")
+        file.seek(8 if big else 4)
+        page, seen = _unpacked(file, offset), set[int]()
+        while page and page not in seen and page < size:
+            seen.add(page)
+            file.seek(page)
+            tags = _whole_numbers(file, order, big, size)
+            # Each tile or strip has an entry of two bytes or more.
+            if tags.keys() >= {_WIDTH, _LENGTH} and 2 * _promised_segments(tags) > size:
+                raise DataError(f"{path}: promises more tiles or strips than it can list, it is damaged; copy it again")
+            page = _unpacked(file, offset)
+
+
+def _whole_numbers(file: IO[bytes], order: str, big: bool, size: int) -> dict[int, int]:
+    """Tags of the directory at this place that are whole numbers, by their codes."""
+    count, places, value = (_unpacked(file, f"{order}Q"), 20, 12) if big else (_unpacked(file, f"{order}H"), 12, 8)
+    entries = file.read(count * places) if count * places < size else b""
+    forms = {1: "B", 3: "H", 4: "I", 16: "Q"} if big else {1: "B", 3: "H", 4: "I"}
+    tags = {}
+    for at in range(0, len(entries) - places + 1, places):
+        tag, kind = struct.unpack_from(f"{order}HH", entries, at)
+        if kind in forms:
+            (tags[tag],) = struct.unpack_from(order + forms[kind], entries, at + value)
+    return tags
+
+
+def _promised_segments(tags: Mapping[int, int]) -> int:
+    planes = tags.get(_SAMPLES, 1) if tags.get(_PLANAR) == 2 else 1
+    if _TILE_WIDTH in tags and _TILE_LENGTH in tags:
+        sides = ((_WIDTH, _TILE_WIDTH), (_LENGTH, _TILE_LENGTH), (_DEPTH, _TILE_DEPTH))
+        return planes * prod(-(-tags.get(side, 1) // max(1, tags.get(tile, 1))) for side, tile in sides)
+    rows = tags.get(_LENGTH, 1)
+    return planes * tags.get(_DEPTH, 1) * -(-rows // max(1, tags.get(_STRIP_ROWS, rows)))
+
+
+def _unpacked(file: IO[bytes], form: str) -> int:
+    """The number here; 0 at the end of the file."""
+    data = file.read(struct.calcsize(form))
+    return int(struct.unpack(form, data)[0]) if len(data) == struct.calcsize(form) else 0
+
+
 def _of_pages(path: Path, look: Callable[[Any], T]) -> list[T]:
     """What `look` finds on each page of a TIFF; nothing when tifffile does not understand the file.
 
@@ -138,6 +195,7 @@ def _of_pages(path: Path, look: Callable[[Any], T]) -> list[T]:
     """
     import tifffile
 
+    check_once(path, check_tiff_directory)
     log = logging.getLogger("tifffile")
     before, log.disabled = log.disabled, True
     try:
