@@ -93,10 +93,11 @@ def test_where_lesions_lie_anywhere_the_prior_is_one_half():
     for _ in range(40):
         cohort = [ring(f"c{i:02}", rng, i % 2) for i in range(40)]
         found = position_prior(cohort, intervals=())
-        values.append([found[pool][name] for pool in POOLS for name in ("truth", "own", "residual")])
-    means = dict(zip(((pool, name) for pool in POOLS for name in ("truth", "own", "residual")), np.mean(values, 0)))
+        values.append([[found[pool][name] for name in MAPS] for pool in POOLS])
+    rows = zip(POOLS, np.mean(values, 0), strict=True)
+    means = {(pool, name): value for pool, row in rows for name, value in zip(MAPS, row, strict=True)}
     assert means["per_bag", "truth"] == pytest.approx(0.5, abs=0.03)
-    for pool in POOLS:  # a prior whose level told who was left out would be at 0.2
+    for pool in POOLS:  # one whose level told who was left out would be far below
         assert means[pool, "truth"] == pytest.approx(0.5, abs=0.06)
         assert means[pool, "own"] == pytest.approx(0.5, abs=0.02)
         assert means[pool, "residual"] == pytest.approx(0.5, abs=0.02)

@@ -6,7 +6,7 @@ stays in place. Boxes are divided into cells (CELLS along each axis).
 
 Mean map of others. A patient's map is, in each cell, the mean over that patient's instances there. Of the S patients
 other than one's own that have instances in a cell, with sum T of their maps, and with N the Gaussian-weighted mean over
-the neighbouring cells (sigma one cell), the mean map is (T + N) / (S + 1): the neighbourhood counts as one more patient,
+its neighbourhood (sigma one cell), the mean map is (T + N) / (S + 1): the neighbourhood counts as one patient more,
 so that a cell that few have seen is smooth and one that many have seen is not. The own patient takes no part in any
 sum, not even by rounding (prefix plus suffix sums), so that own labels cannot change the own prior. An instance gets
 the value at its place on straight lines between the centres of the cells.
@@ -289,7 +289,7 @@ def _in_words(inside: dict[str, Any], better: bool | None) -> list[str]:
         )
     if inside["residual_low"] <= 0.5 < inside["model_low"]:
         words.append(
-            f"Less its own mean map this map does not find lesions (AUROC {number('residual')}): it shows the same place "
-            "in every case."
+            f"Less its own mean map this map does not find lesions (AUROC {number('residual')}): it shows the same "
+            "place in every case."
         )
     return words
