@@ -207,7 +207,8 @@ def position_prior(
 
     Each pool of `intervals` also has the ends of the intervals (`truth_low`, …) as of `bootstrap_ci`, and for the
     differences `difference` (model - truth) and `own_difference` (model - own) those of `compare`, with `p`. `better`
-    is whether the interval of the difference within cases (pool "per_bag") lies above 0, None where that is unknown.
+    is whether within cases (pool "per_bag") the intervals of both differences lie above 0, None where that is unknown.
+    Both, because a prior of few patients is a weak one: a map that has learned positions from many would beat it.
 
     Keys: all, per_bag, positive_bags, better, words, n_patients, n_cases, source, notes
     """
@@ -220,8 +221,8 @@ def position_prior(
     draws = {"unit": unit, "n": n, "seed": seed, "level": level, "stratified": stratified}
     found: dict[str, Any] = {pool: _in_pool(maps, pool, pool in intervals, draws) for pool in POOLS}
     inside = found["per_bag"]
-    ends = inside.get("difference_low"), inside.get("difference_high")
-    better = None if None in ends or np.isnan(ends).any() else bool(ends[0] > 0)
+    lows = np.array([inside.get(f"{key}_low", np.nan) for key in DIFFERENCES])
+    better = None if np.isnan(lows).any() else bool((lows > 0).all())
     notes = list(dict.fromkeys([*maps.notes, *(note for pool in POOLS for note in found[pool].pop("notes"))]))
     return {**found, "better": better, "words": _in_words(inside, better), **facts, "notes": notes}
 
@@ -280,8 +281,10 @@ def _in_words(inside: dict[str, Any], better: bool | None) -> list[str]:
     if better is None:
         return [f"Whether this map is better than knowing {_WHERE} cannot be said: the difference has no interval."]
     verdict = "better than" if better else "no better than"
-    numbers = f"AUROC within cases {number('model')}, of the position prior {number('truth')}, difference "
-    words = [f"This map is {verdict} knowing {_WHERE}: {numbers}{number('difference', '+')}."]
+    closest = min(DIFFERENCES, key=lambda key: inside[f"{key}_low"])
+    source = {"truth": "of the position prior", "own": "of its own mean map of other patients"}[DIFFERENCES[closest][1]]
+    numbers = f"AUROC within cases {number('model')}, {source} {number(DIFFERENCES[closest][1])}, difference "
+    words = [f"This map is {verdict} knowing {_WHERE}: {numbers}{number(closest, '+')}."]
     if inside["truth_low"] <= 0.5 <= inside["truth_high"]:
         words.append(
             f"Position alone tells nothing here (prior {number('truth')}): lesions lie anywhere, or the cases share no "
