@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.evaluate.bags import _patient_of, units_of
-from smmil.evaluate.bootstrap import Settings, statistic
+from smmil.evaluate.bootstrap import Settings, _averaged, _Statistic, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
-from smmil.evaluate.ranking import OperatingPoints, exact_mean
+from smmil.evaluate.ranking import _count_below, _ratio
 from smmil.evaluate.resampling import FEW, _resampling_plan, interval, subtract
 from smmil.prediction import Prediction
 
@@ -87,7 +87,7 @@ def prior_maps(
         if not (seen[unit] and others[unit]):
             continue
         prior, habit = (_at_instances(p, mean[unit].reshape(shape)) for mean in (truth, own))
-        for name, scores in zip(MAPS, (instance_score(p, column), prior, habit, mine - habit), strict=True):
+        for name, scores in zip(MAPS, (instance_score(p, column), prior, habit, np.float32(mine) - habit), strict=True):
             found[name].append(_rescored(p, scores, name))
     return PriorMaps(**found, n_patients=n_patients, notes=notes)
 
@@ -127,7 +127,7 @@ def _at_instances(p: Prediction, mean: np.ndarray) -> np.ndarray:
     """The mean map at each instance; beyond the centres of the outermost cells it stays as it is there."""
     from scipy.ndimage import map_coordinates
 
-    return map_coordinates(mean, _places(p).T - 0.5, order=1, mode="nearest")
+    return map_coordinates(mean, _places(p).T - 0.5, order=1, mode="nearest", output=np.float32)
 
 
 def _known_labels(p: Prediction) -> tuple[np.ndarray, np.ndarray]:
@@ -217,7 +217,7 @@ def position_prior(
     judged = [p for p in maps.truth if KnownInstances.of(p).both_classes]
     facts = {"n_patients": maps.n_patients, "n_cases": len(judged), "source": source}
     if not judged:
-        return {"better": None, "words": [_why_none(predictions, maps, reference)], **facts, "notes": maps.notes}
+        return {"better": None, "words": [_why_none(predictions, maps, reference)], **facts, "notes": []}
     draws = {"unit": unit, "n": n, "seed": seed, "level": level, "stratified": stratified}
     found: dict[str, Any] = {pool: _in_pool(maps, pool, pool in intervals, draws) for pool in POOLS}
     inside = found["per_bag"]
@@ -230,9 +230,13 @@ def position_prior(
 def _in_pool(maps: PriorMaps, pool: str, with_intervals: bool, draws: dict[str, Any]) -> dict[str, Any]:
     """AUROC of every map in a pool, the two differences, and their intervals and p values where asked for."""
     if not with_intervals:
-        block = {name: _auroc(getattr(maps, name), pool) for name in MAPS}
+        block = {name: _value(getattr(maps, name), pool) for name in MAPS}
         return block | {key: float(subtract(block[a], block[b])) for key, (a, b) in DIFFERENCES.items()} | {"notes": []}
-    measured = {name: statistic(getattr(maps, name), "inst_auroc", Settings(pool=pool)) for name in MAPS}
+    inside = pool == "per_bag"
+    measured = {
+        name: _within_cases(cases) if inside else statistic(cases, "inst_auroc", Settings(pool=pool))
+        for name, cases in ((name, getattr(maps, name)) for name in MAPS)
+    }
     cases = measured["model"].cases
     plan, notes = _resampling_plan(cases, draws["unit"], draws["stratified"])
     drawn = np.array([[one.value(w) for one in measured.values()] for w in plan.draws(draws["n"], draws["seed"])])
@@ -250,12 +254,25 @@ def _in_pool(maps: PriorMaps, pool: str, with_intervals: bool, draws: dict[str, 
     return block | {"n_units": plan.n_units, "notes": [*notes, *(few if plan.n_units < FEW else [])]}
 
 
-def _auroc(cases: Sequence[Prediction], pool: str) -> float:
-    """Instance AUROC alone, as `instance_metrics` has it among others."""
-    known = [KnownInstances.of(p) for p in bags_of_pool(cases, pool)]
+def _value(cases: Sequence[Prediction], pool: str) -> float:
     if pool == "per_bag":
-        return exact_mean([OperatingPoints.of(*one).roc_area() for one in known if one.both_classes])
-    return OperatingPoints.of(*KnownInstances.together(known)).roc_area()
+        return _within_cases(cases).estimate
+    return _auroc(KnownInstances.together([KnownInstances.of(p) for p in bags_of_pool(cases, pool)]))
+
+
+def _auroc(known: KnownInstances) -> float:
+    """Share of pairs in which the positive scores higher, as `OperatingPoints.roc_area`, by the quickest way."""
+    short = known.scores.astype(np.float32)
+    scores = short if np.array_equal(short, known.scores) else known.scores  # half the bytes are sorted twice as fast
+    positive, negative = np.sort(scores[known.truth]), scores[~known.truth]
+    return _ratio(float(_count_below(positive, negative).sum()), float(len(positive)) * float(len(negative)))
+
+
+def _within_cases(cases: Sequence[Prediction]) -> _Statistic:
+    """The mean over cases of their AUROC, where both classes are known."""
+    ordered = sorted(cases, key=lambda p: p.id)
+    known = [(p, k) for p in ordered if (k := KnownInstances.of(p)).both_classes]
+    return _Statistic("inst_auroc", [p for p, _ in known], _averaged([_auroc(k) for _, k in known]))
 
 
 def _why_none(predictions: Sequence[Prediction], maps: PriorMaps, reference: Sequence[Prediction] | None) -> str:
@@ -284,7 +301,9 @@ def _in_words(inside: dict[str, Any], better: bool | None) -> list[str]:
     closest = min(DIFFERENCES, key=lambda key: inside[f"{key}_low"])
     source = {"truth": "of the position prior", "own": "of its own mean map of other patients"}[DIFFERENCES[closest][1]]
     numbers = f"AUROC within cases {number('model')}, {source} {number(DIFFERENCES[closest][1])}, difference "
-    words = [f"This map is {verdict} knowing {_WHERE}: {numbers}{number(closest, '+')}."]
+    p = inside[f"{closest}_p"]
+    sure = f", p {'<0.001' if p < 0.001 else f'{p:.3f}'}"
+    words = [f"This map is {verdict} knowing {_WHERE}: {numbers}{number(closest, '+')}{sure}."]
     if inside["truth_low"] <= 0.5 <= inside["truth_high"]:
         words.append(
             f"Position alone tells nothing here (prior {number('truth')}): lesions lie anywhere, or the cases share no "
