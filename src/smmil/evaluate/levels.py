@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from smmil.annotations.labels import lost_truth
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
 from smmil.evaluate.bags import labelled_table
@@ -89,6 +90,8 @@ def instance_metrics(
         values = _instance_values(used, threshold)
         notes = _instance_notes(n_instances, n_positive, values)
     notes += _pool_notes(len(bags), len(parts), len(used), pool)
+    if pool == "positive_bags" and (lost := _lost_truth(parts)) is not None:
+        notes.insert(0, lost)
     if threshold is None:
         *first, last = [metric.key for metric in metrics_of("instance") if metric.needs_threshold]
         notes.append(f"{', '.join(first)} and {last} are left out: no threshold was given (choose it on validation)")
@@ -155,6 +158,16 @@ def _pool_notes(bags: int, labelled: int, used: int, pool: str) -> list[str]:
         (pool == "positive_bags" and not bags, "no bag is labelled positive"),
     )
     return [text for holds, text in notes if holds]
+
+
+def _lost_truth(parts: _Parts) -> str | None:
+    """How many of these positive bags hold no positive instance, and the coverage that the annotations propose."""
+    lost = sum(not known.truth.any() for _, known in parts)
+    facts = [found for p, _ in parts if isinstance(found := p.meta.get("annotation"), dict)]
+    coverages = {fact.get("coverage") for fact in facts}
+    shares = [fact.get("largest_share") for fact in facts]
+    stated = len(facts) == len(parts) and len(coverages) == 1 and all(isinstance(s, float | int) for s in shares)
+    return lost_truth(len(parts), lost, shares, coverages.pop()) if stated else lost_truth(len(parts), lost)
 
 
 class _Threshold(NamedTuple):

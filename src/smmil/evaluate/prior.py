@@ -112,7 +112,7 @@ def _places(p: Prediction) -> np.ndarray:
     coords = p.coords.astype(np.float64)
     low, high = coords.min(0), coords.max(0)
     place = np.where(high > low, (coords - low) / np.where(high > low, high - low, 1.0), 0.5)
-    return np.round(place * CELLS[coords.shape[1]], _DIGITS)
+    return np.asarray(np.round(place * CELLS[coords.shape[1]], _DIGITS))
 
 
 def _cells_of(p: Prediction) -> np.ndarray:
@@ -120,14 +120,14 @@ def _cells_of(p: Prediction) -> np.ndarray:
     places = _places(p)
     k = CELLS[places.shape[1]]
     index = np.minimum(places.astype(np.int64), k - 1)
-    return np.ravel_multi_index(tuple(index.T), (k,) * places.shape[1])
+    return np.asarray(np.ravel_multi_index(tuple(index.T), (k,) * places.shape[1]))
 
 
 def _at_instances(p: Prediction, mean: np.ndarray) -> np.ndarray:
     """The mean map at each instance; beyond the centres of the outermost cells it stays as it is there."""
     from scipy.ndimage import map_coordinates
 
-    return map_coordinates(mean, _places(p).T - 0.5, order=1, mode="nearest", output=np.float32)
+    return np.asarray(map_coordinates(mean, _places(p).T - 0.5, order=1, mode="nearest", output=np.float32))
 
 
 def _known_labels(p: Prediction) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """Prediction files of the cases of a manifest; features must come from the recipe the model was trained on."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.data.splits import run_split
+from smmil.data.tables import read_label_shares
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
@@ -184,8 +186,18 @@ class _CasePredictor:
                 f"{id_}: {width} features per instance, but the model was trained on {expected}; "
                 "use the encoder it was trained with"
             )
-        meta = {**meta, **_image_facts(self.table.path_of(id_))}
+        meta = {**meta, **_image_facts(self.table.path_of(id_)), **self._annotation_facts(id_)}
         return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
+
+    def _annotation_facts(self, id_: str) -> dict[str, Any]:
+        """Of a positive case with annotated shares: their largest, and the coverage above which one is positive."""
+        path = self.table.instance_labels_of(id_)
+        if path is None or not self.table.labels[id_]:
+            return {}
+        with suppress(DataError):  # the labels themselves are sound; shares only serve to propose another coverage
+            if (known := read_label_shares(path)) is not None:
+                return {"annotation": {"coverage": known[0], "largest_share": known[1]}}
+        return {}
 
 
 def _patients(table: Manifest) -> dict[str, dict[str, str]]:
