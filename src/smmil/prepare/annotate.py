@@ -21,7 +21,7 @@ from smmil.images.volume import Volume, open_volume
 SHAPES = {"asap": read_asap, "geojson": read_geojson, "boxes": read_boxes}
 KINDS = ("auto", *SHAPES, "label-image", *PANDA, "volume", "rsna")
 _Bounds = tuple[float, ...]
-_PADDING = 0.01  # share by which a mask may differ from its slide: tiles that were filled up, rounding
+_PADDING = 0.02  # share by which a mask may differ from its slide: tiles that were filled up, rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ def _of_patches(
 def _compared_sizes(
     path: Path, extent: tuple[float, float], size: tuple[float | None, float | None], scale: float
 ) -> dict[str, Any]:
-    """Refuse a mask that does not cover its slide, or covers more; up to 1 % (padding, rounding) is a warning."""
+    """Refuse a mask that does not cover its slide, or covers more; up to 2 % (padding, rounding) is a warning."""
     width, height = size
     if not width or not height:
         return {}
