@@ -164,10 +164,11 @@ def _lost_truth(parts: _Parts) -> str | None:
     """How many of these positive bags hold no positive instance, and the coverage that the annotations propose."""
     lost = sum(not known.truth.any() for _, known in parts)
     facts = [found for p, _ in parts if isinstance(found := p.meta.get("annotation"), dict)]
-    coverages = {fact.get("coverage") for fact in facts}
-    shares = [fact.get("largest_share") for fact in facts]
-    stated = len(facts) == len(parts) and len(coverages) == 1 and all(isinstance(s, float | int) for s in shares)
-    return lost_truth(len(parts), lost, shares, coverages.pop()) if stated else lost_truth(len(parts), lost)
+    pairs = [(fact.get("coverage"), fact.get("largest_share")) for fact in facts]
+    known = [(float(c), float(s)) for c, s in pairs if isinstance(c, float | int) and isinstance(s, float | int)]
+    if len(known) < len(parts) or len({coverage for coverage, _ in known}) > 1:
+        return lost_truth(len(parts), lost)
+    return lost_truth(len(parts), lost, [share for _, share in known], known[0][0] if known else None)
 
 
 class _Threshold(NamedTuple):

@@ -106,7 +106,7 @@ def _has_lesion(p: Prediction) -> bool:
     return p.y_inst is not None and bool((p.y_inst > 0).any())
 
 
-def _places(p: Prediction) -> np.ndarray:
+def _relative_coords(p: Prediction) -> np.ndarray:
     """(n, axes) place of each instance in cells, from 0 to CELLS; an axis without extent lies in the middle."""
     assert p.coords is not None
     coords = p.coords.astype(np.float64)
@@ -117,7 +117,7 @@ def _places(p: Prediction) -> np.ndarray:
 
 def _cells_of(p: Prediction) -> np.ndarray:
     """Number of the cell of each instance."""
-    places = _places(p)
+    places = _relative_coords(p)
     k = CELLS[places.shape[1]]
     index = np.minimum(places.astype(np.int64), k - 1)
     return np.asarray(np.ravel_multi_index(tuple(index.T), (k,) * places.shape[1]))
@@ -127,7 +127,7 @@ def _at_instances(p: Prediction, mean: np.ndarray) -> np.ndarray:
     """The mean map at each instance; beyond the centres of the outermost cells it stays as it is there."""
     from scipy.ndimage import map_coordinates
 
-    return np.asarray(map_coordinates(mean, _places(p).T - 0.5, order=1, mode="nearest", output=np.float32))
+    return np.asarray(map_coordinates(mean, _relative_coords(p).T - 0.5, order=1, mode="nearest", output=np.float32))
 
 
 def _known_labels(p: Prediction) -> tuple[np.ndarray, np.ndarray]:
@@ -180,7 +180,8 @@ def _without_own(maps: np.ndarray) -> np.ndarray:
     before, after = np.zeros_like(maps), np.zeros_like(maps)
     np.cumsum(maps[:-1], axis=0, out=before[1:])
     after[:-1] = np.cumsum(maps[:0:-1], axis=0)[::-1]
-    return before + after
+    others: np.ndarray = before + after
+    return others
 
 
 def _rescored(p: Prediction, scores: np.ndarray, name: str) -> Prediction:

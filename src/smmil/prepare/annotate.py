@@ -162,7 +162,7 @@ def _of_patches(
     if bounds is not None and len(bounds) >= 4 and np.allclose(extent, bounds[2:4], rtol=0, atol=1):
         offset = float(bounds[0]), float(bounds[1])  # the mask has exactly the size of the scanned area
     else:
-        more |= _compared_sizes(path, extent, size, scale)
+        more |= _check_mask_size(path, extent, size, scale)
     boxes = _boxes(bag, scale, offset)
     outside = np.flatnonzero((boxes[:, :2] >= (image.width, image.height)).any(1) | (boxes[:, 2:] <= 0).any(1))
     if len(outside):
@@ -173,7 +173,7 @@ def _of_patches(
     return pixel_share(boxes, image.lesions(boxes)), {"scale": scale, "offset": list(offset), **more}
 
 
-def _compared_sizes(
+def _check_mask_size(
     path: Path, extent: tuple[float, float], size: tuple[float | None, float | None], scale: float
 ) -> dict[str, Any]:
     """Refuse a mask that does not cover its slide, or covers more; up to 2 % (padding, rounding) is a warning."""
@@ -232,7 +232,7 @@ def _of_scan(
     codes, volume = _codes(positive), open_volume(path)  # turned as the scan itself is
     if len(volume) != bag.n:
         raise DataError(f"{path}: {len(volume)} slices for a scan of {bag.n}; the label volume is of another scan")
-    more = {} if scan is None else _compared_places(path, volume, scan)
+    more = {} if scan is None else _check_geometry(path, volume, scan)
     pages = [volume.slice_hu(index) for index in range(bag.n)]
     seen = np.unique(np.concatenate([np.unique(page) for page in pages]))
     if codes is None and len(seen[seen != 0]) > 1:
@@ -242,7 +242,7 @@ def _of_scan(
     return np.array([(page != 0 if codes is None else np.isin(page, codes)).mean() for page in pages]), more
 
 
-def _compared_places(path: Path, mask: Volume, scan: Volume) -> dict[str, Any]:
+def _check_geometry(path: Path, mask: Volume, scan: Volume) -> dict[str, Any]:
     """Refuse a label volume of other sizes, or whose slices lie elsewhere; shifted within the slices is a warning.
 
     Labels are given to whole slices, so a shift along them changes no label; but it shows that the mask may be of

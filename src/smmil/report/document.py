@@ -193,10 +193,10 @@ def _tiles(results: Results) -> Iterator[dict[str, Any]]:
     for heading, path, words in _TILES:
         values = _values(next(row for row in numbers._metric_rows() if row.path == path), results)
         if any(value["value"] is not None for value in values):
-            yield {"heading": heading, "values": values, "words": words, "prior": _prior_beside(path, results)}
+            yield {"heading": heading, "values": values, "words": words, "prior": _prior_text(path, results)}
 
 
-def _prior_beside(path: tuple[str, ...], results: Results) -> str:
+def _prior_text(path: tuple[str, ...], results: Results) -> str:
     """What position alone reaches in the same metric, for the tile of localization; empty elsewhere or without one."""
     found = [one.get("prior", {}).get(path[1], {}).get("truth") for one in results.values()] if len(path) > 2 else []
     known = dict.fromkeys(f"{value:.3f}" for value in found if value is not None and value == value)
