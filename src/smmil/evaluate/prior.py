@@ -78,7 +78,7 @@ def prior_maps(
     n_patients, shape = len(set(lesions.tolist())), (CELLS.get(axes, 1),) * axes
     if not cases or not n_patients or len(set(units.tolist())) < 2:
         return PriorMaps([], [], [], [], n_patients, notes)
-    level = [_normal_scores(instance_score(p, column)) for p in cases]
+    level = [_normal_scores(instance_score(p, column)).astype(np.float32) for p in cases]
     n_units = int(units.max()) + 1
     truth, seen = _mean_of_others(map(_known_labels, sources), lesions, n_units, shape, relative=True)
     own, others = _mean_of_others(zip(map(_cells_of, cases), level, strict=True), own_units, n_units, shape)
@@ -86,8 +86,9 @@ def prior_maps(
     for p, unit, mine in zip(cases, own_units, level, strict=True):
         if not (seen[unit] and others[unit]):
             continue
+        said = instance_score(p, column).astype(p.scores.dtype)
         prior, habit = (_at_instances(p, mean[unit].reshape(shape)) for mean in (truth, own))
-        for name, scores in zip(MAPS, (instance_score(p, column), prior, habit, np.float32(mine) - habit), strict=True):
+        for name, scores in zip(MAPS, (said, prior, habit, mine - habit), strict=True):
             found[name].append(_rescored(p, scores, name))
     return PriorMaps(**found, n_patients=n_patients, notes=notes)
 
