@@ -276,6 +276,13 @@ def test_cases_without_coordinates_are_left_out_and_counted():
     assert any("only 8 units" in note for note in found["notes"])
 
 
+def test_wild_coordinates_do_no_harm():
+    wild = Prediction("w", [0.5], [1.0, 2.0, 3.0], coords=[[-1.7e308], [0.0], [1.7e308]])
+    assert _cells_of(wild).tolist() == [0, 16, 31]
+    tiny = Prediction("t", [0.5], [1.0, 2.0], coords=[[5e-324], [0.0]])
+    assert set(_cells_of(tiny).tolist()) <= set(range(32))
+
+
 def test_a_single_instance_or_a_flat_axis_lies_in_the_middle():
     flat = Prediction("f", [0.5], [1.0, 2.0], coords=[[5, 0], [5, 9]])
     assert _cells_of(flat).tolist() == [8 * 16, 8 * 16 + 15]

@@ -275,5 +275,5 @@ def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
             first |= {note: where for note in part["notes"] if note not in first}
         first |= {note: "position prior" for note in found["prior"]["notes"] if note not in first}
         lines += [f"  note ({where}): {note}" for note, where in first.items()]
-        lines += [f"  {words}" for words in found["prior"]["words"]]
+        lines += [f"  {words}" for words in found["prior"]["words"] if pooled["n_instances"]]
     return lines

@@ -110,7 +110,7 @@ def _has_lesion(p: Prediction) -> bool:
 def _relative_coords(p: Prediction) -> np.ndarray:
     """(n, axes) place of each instance in cells, from 0 to CELLS; an axis without extent lies in the middle."""
     assert p.coords is not None
-    coords = p.coords.astype(np.float64)
+    coords = p.coords.astype(np.float64) / 4  # exact, and the extent of the wildest coordinates is still a number
     low, high = coords.min(0), coords.max(0)
     place = np.where(high > low, (coords - low) / np.where(high > low, high - low, 1.0), 0.5)
     return np.asarray(np.round(place * CELLS[coords.shape[1]], _DIGITS))
