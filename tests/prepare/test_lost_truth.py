@@ -50,7 +50,10 @@ def test_the_words_count_the_loss_and_name_a_coverage_only_where_one_helps():
     text = lost_truth(153, 149, [0.3] * 149 + [0.8] * 4, 0.5)
     assert text.startswith("149 of 153 positive cases keep no positive instance at a coverage of 0.5")
     assert text.endswith("a coverage of 0.29 would leave one in 153 of 153 (smmil prepare --coverage 0.29)")
-    assert "of 2 nothing is annotated at all, and no coverage helps" in lost_truth(4, 2, [0.0, 0.0, 0.9, 0.9], 0.5)
+    empty = lost_truth(4, 2, [0.0, 0.0, 0.9, 0.9], 0.5)
+    assert empty.endswith("nothing can be localized in them; in 2 nothing is annotated at all, and no coverage helps")
+    both = lost_truth(4, 3, [0.0, 0.2, 0.2, 0.9], 0.5)
+    assert "a coverage of 0.19 would leave one in 3 of 4 (smmil prepare --coverage 0.19); in 1 nothing is" in both
     assert "coverage" not in lost_truth(4, 2)
 
 
@@ -101,7 +104,7 @@ def test_an_empty_mask_of_a_positive_case_is_told_and_of_a_negative_one_is_not(s
     assert cases["s1"].warnings == cases["s2"].warnings == ()
     assert "the case is positive, but" in (slides.parent / "out" / "cases.csv").read_text()
     assert done.lost.startswith("1 of 2 positive cases keep no positive instance")
-    assert "of 1 nothing is annotated at all" in done.lost
+    assert "in 1 nothing is annotated at all" in done.lost
     assert "warnings" in read_labels(slides.parent / "out" / "instance_labels" / "s0.csv").about
 
 

@@ -120,13 +120,13 @@ def lost_truth(
     text = f"{lost} of {positive} positive cases keep no positive instance{at}: nothing can be localized in them"
     if not largest or coverage is None:
         return text
-    better = proposed_coverage(largest, keep)
-    kept = sum(share > (better or 0.0) for share in largest)
+    marked = [share for share in largest if share > 0]  # where nothing is annotated, no coverage helps
+    better = proposed_coverage(marked, keep)
     if better is not None and better < coverage:
-        there = f"would leave one in {kept} of {len(largest)}"
-        return f"{text}; a coverage of {better:g} {there} (smmil prepare --coverage {better:g})"
-    empty = sum(share == 0 for share in largest)
-    return f"{text}; of {empty} nothing is annotated at all, and no coverage helps" if empty else text
+        kept = f"would leave one in {sum(share > better for share in marked)} of {len(largest)}"
+        text += f"; a coverage of {better:g} {kept} (smmil prepare --coverage {better:g})"
+    empty = len(largest) - len(marked)
+    return f"{text}; in {empty} nothing is annotated at all, and no coverage helps" if empty else text
 
 
 def proposed_coverage(largest: Sequence[float], keep: float = _KEEP) -> float | None:
