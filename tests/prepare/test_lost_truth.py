@@ -214,13 +214,19 @@ def test_evaluate_proposes_the_coverage_that_the_stored_shares_allow(slides):
     assert read_label_shares(table.instance_labels_of("s2")) is None  # a negative case has none
     facts = {"model": {"in_dim": 3, "name": "first"}, "epoch": 0, "config": "", "features": {}, "split": ""}
     out = slides.parent / "predictions"
-    predict_table(TrainedModel(First(), facts, "w"), table, list(table.ids), Origin("best"), out=out, device="cpu")
+    trained = TrainedModel(First(), facts, "w")
+    predict_table(trained, table, list(table.ids), Origin("best"), out=out, device="cpu")
     cases = load_predictions(out)
     assert cases[0].meta["annotation"] == {"coverage": 0.5, "largest_share": 0.375}
     assert "annotation" not in cases[2].meta
     note = instance_metrics(cases, pool="positive_bags")["notes"][0]
     assert note.startswith("1 of 2 positive cases keep no positive instance at a coverage of 0.5")
     assert "--coverage 0.37" in note
+    again = Manifest.read(prepared(slides, TABLE, coverage=0.37)[0].manifest)
+    done = predict_table(trained, again, list(again.ids), Origin("best"), out=out, device="cpu")
+    assert [path.stem for path in done.written] == ["s0", "s1"]  # labels of another coverage are not kept
+    assert [path.stem for path in done.kept] == ["s2"]
+    assert not any("keep no" in text for text in instance_metrics(load_predictions(out), pool="positive_bags")["notes"])
 
 
 def test_evaluate_counts_the_loss_without_shares_and_is_silent_without_loss():

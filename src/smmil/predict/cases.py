@@ -169,6 +169,7 @@ class _CasePredictor:
     def one(self, id_: str, meta: dict[str, Any]) -> None:
         """Predict one case, unless its file is complete; a problem with its data is recorded."""
         path = self.out / f"{file_name(id_)}.npz"
+        meta = {**meta, **self._annotation_facts(id_)}
         if _is_done(path, id_, meta):
             self.done.kept.append(path)
             return
@@ -186,7 +187,7 @@ class _CasePredictor:
                 f"{id_}: {width} features per instance, but the model was trained on {expected}; "
                 "use the encoder it was trained with"
             )
-        meta = {**meta, **_image_facts(self.table.path_of(id_)), **self._annotation_facts(id_)}
+        meta = {**meta, **_image_facts(self.table.path_of(id_))}
         return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
 
     def _annotation_facts(self, id_: str) -> dict[str, Any]:
@@ -218,7 +219,9 @@ def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
     except DataError:
         return False  # absent or damaged
     same_patient = stored.meta.get("group", id_) == meta.get("group", id_)
-    return stored.id == id_ and same_patient and stored.meta == {**stored.meta, **meta}
+    # another coverage means other instance labels; files of earlier versions do not state theirs
+    wanted = {key: value for key, value in meta.items() if key != "annotation" or key in stored.meta}
+    return stored.id == id_ and same_patient and stored.meta == {**stored.meta, **wanted}
 
 
 def run_config(run_dir: Path) -> TrainConfig | None:
