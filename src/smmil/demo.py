@@ -98,7 +98,7 @@ def _study(manifest: Path, out: Path, progress: Progress, batch_size: int = 4) -
             predict_run(out / "runs" / name, out=out / folder / name, part=part)
     test = {name: load_predictions(out / "predictions" / name) for name in MODELS}
     validation = {name: load_predictions(out / "validation" / name) for name in MODELS}
-    results = {name: summary(test[name], validation=validation[name]) for name in MODELS}
+    results = {name: summary(test[name], validation=validation[name], prior=False) for name in MODELS}
     write_json(out / "metrics.json", results)
     return _Study(out, test, results)
 

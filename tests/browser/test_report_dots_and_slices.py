@@ -149,3 +149,31 @@ def test_both_models_show_the_same_slice(page):
         page.keyboard.press("ArrowRight")
     slices(page, 23, 23)
     assert brightness(page, 0) == pytest.approx(46 / 80 * 255, abs=5)
+
+
+def heights(folder, score):
+    """Scans whose lesions lie around one relative height."""
+    rng, cases = np.random.default_rng(0), []
+    for i in range(12):
+        height = np.linspace(0, 1, 20 + i)
+        truth = (np.abs(height - 0.3 - 0.05 * rng.normal()) < 0.1).astype(int)
+        coords, scores = np.arange(20 + i)[:, None], score(height, truth)
+        cases.append(Prediction(f"c{i:02}", [0.5], scores, coords=coords, y=1, y_inst=truth, meta=META))
+    return save_all(folder, cases)
+
+
+def test_a_map_that_knows_only_positions_is_called_so_in_plain_sight(browser, tmp_path):
+    models = [
+        heights(tmp_path / "habit", lambda height, truth: -np.abs(height - 0.3)),
+        heights(tmp_path / "finder", lambda height, truth: truth + 0.1 * np.cos(40 * height)),
+    ]
+    write_report(models, tmp_path / "r.html", resamples=200)
+    with read_report(browser, tmp_path / "r.html") as page:
+        first, second = (page.locator(".verdict").nth(i) for i in (0, 1))
+        assert first.is_visible()
+        assert first.inner_text().startswith("habit: This map is no better than knowing where lesions usually lie")
+        assert first.locator("strong").count() == 1
+        assert second.inner_text().startswith("finder: This map is better than knowing where lesions usually lie")
+        assert second.locator("strong").count() == 0
+        assert page.locator(".tile .beside").inner_text().startswith("position alone reaches 0.9")
+        assert first.bounding_box()["y"] < page.locator("table.metrics").bounding_box()["y"]

@@ -1,6 +1,7 @@
 """smmil evaluate on folders of files."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ from support.evaluate_command import app, run, write
 from typer.testing import CliRunner
 
 from smmil.errors import ConfigError, DataError, SmmilError
-from smmil.evaluate import best_f1_threshold, bootstrap_ci, compare, froc, holm, instance_metrics
+from smmil.evaluate import best_f1_threshold, bootstrap_ci, compare, froc, holm, instance_metrics, position_prior
 from smmil.evaluate.folders import load_models, summarize_models
 from smmil.prediction import Prediction, load_predictions
 
@@ -191,3 +192,57 @@ def test_a_model_of_three_classes_asks_for_the_column_as_it_is_typed(tmp_path):
     Prediction("a", [0.2, 0.3, 0.5], np.zeros((4, 3)), y=1, y_inst=np.ones(4)).save(tmp_path / "a.npz")
     found = CliRunner().invoke(app, [str(tmp_path)])
     assert "choose one (--column)" in str(found.exception)
+
+
+def write_scans(folder, score, patients=8):
+    """Two scans per patient with a lesion between the relative heights 0.2 and 0.4, roughly."""
+    rng = np.random.default_rng(7)
+    for i in range(2 * patients):
+        height = np.linspace(0, 1, 20 + i)
+        truth = (np.abs(height - 0.3 - 0.05 * rng.normal()) < 0.1).astype(int)
+        meta = {"patient": f"p{i // 2}"}
+        scores, coords = score(height, truth, rng), np.arange(len(height))[:, None]
+        Prediction(f"c{i}", [0.5], scores, coords=coords, y=1, y_inst=truth, meta=meta).save(folder / f"{i}.npz")
+    return folder
+
+
+def test_the_position_prior_stands_beside_the_numbers_and_speaks(tmp_path):
+    folder = write_scans(tmp_path / "habit", lambda height, truth, rng: -np.abs(height - 0.3))
+    out = run(folder, "--json", tmp_path / "m.json", "--csv", tmp_path / "m.csv")
+    found, expected = (
+        json.loads((tmp_path / "m.json").read_text())["habit"]["prior"],
+        position_prior(load_predictions(folder)),
+    )
+    assert found == expected
+    assert "truth: where lesions of other patients lie" in out
+    inside = expected["per_bag"]
+    assert f"{inside['truth']:.3f} ({inside['truth_low']:.3f} to {inside['truth_high']:.3f})" in out
+    assert "This map is no better than knowing where lesions usually lie" in " ".join(out.split())
+    rows = pd.read_csv(tmp_path / "m.csv").set_index(["part", "metric"])
+    assert rows.loc[("prior@per_bag", "difference"), "p"] == pytest.approx(inside["difference_p"])
+    assert rows.loc[("prior@all", "truth"), "value"] == pytest.approx(expected["all"]["truth"])
+
+
+def test_intervals_of_the_prior_are_drawn_as_those_of_the_metrics(tmp_path):
+    folder = write_scans(tmp_path / "m", lambda height, truth, rng: truth + rng.normal(size=len(height)))
+    run(folder, "--ci", "--resamples", 60, "--seed", 3, "--json", tmp_path / "m.json")
+    found = json.loads((tmp_path / "m.json").read_text())["m"]
+    for measure, pool in (("inst_auroc", "all"), ("inst_auroc@positive_bags", "positive_bags")):
+        ends = [found["prior"][pool][f"model_{end}"] for end in ("low", "high")]
+        assert ends == pytest.approx([found["ci"][measure][end] for end in ("low", "high")])
+
+
+def test_training_cases_can_make_the_prior(tmp_path):
+    folder = write_scans(tmp_path / "m", lambda height, truth, rng: truth + rng.normal(size=len(height)))
+    for path in (tmp_path / "m").iterdir():
+        case = Prediction.load(path)
+        turned = replace(case, id=f"t{case.id}", y_inst=case.y_inst[::-1].copy(), meta={})
+        turned.save(tmp_path / "train" / path.name)
+    run(folder, "--prior", tmp_path / "train", "--json", tmp_path / "m.json")
+    found = json.loads((tmp_path / "m.json").read_text())["m"]["prior"]
+    assert found["source"] == "16 cases given for it"
+    assert found["per_bag"]["truth"] < 0.3  # those lesions lie at the other end
+
+
+def test_without_coordinates_the_reason_for_having_no_prior_is_printed(tmp_path):
+    assert "There is no position prior: no case has coordinates" in run(write(tmp_path / "m"))

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from smmil.evaluate import bootstrap_ci, compare, instance_metrics
+from smmil.evaluate import bootstrap_ci, compare, instance_metrics, position_prior
 from smmil.prediction import Prediction, load_predictions
 
 FOLDER = Path(os.environ.get("SMMIL_DATA", "")) / "rsna_attention"
@@ -58,3 +58,14 @@ def test_real_scans_have_intervals_and_a_paired_difference():
     # the two models err on the same scans: paired, the difference is more certain than from two separate studies
     alone = bootstrap_ci(plain, "inst_auroc", pool="positive_bags", n=300)
     assert gap["std"] < 0.9 * np.hypot(found["std"], alone["std"])
+
+
+@needs_data
+@pytest.mark.parametrize("model", ["baseline", "0_5", "0_9"])
+def test_on_real_scans_no_published_map_beats_knowing_where_bleedings_usually_lie(model):
+    found = position_prior(scans(model), n=300)
+    inside = found["per_bag"]
+    assert inside["truth"] == pytest.approx(0.867, abs=5e-4)
+    assert inside["difference_high"] < 0
+    assert found["better"] is False
+    assert inside["residual_low"] > 0.5  # they do look at the case

@@ -231,7 +231,8 @@ def test_tables_and_tests_of_a_study_are_written(finished_study, tmp_path):
     study = tiny_study(tables=[table], reference="ABMIL", caveat="Toy size, numbers mean nothing")
     paths = write_tables(study, out, resamples=20)
     assert sorted(p.name for p in paths) == [
-        "both.csv", "both.md", "both.tex", "comparisons.csv", "comparisons.md", "learning_rates.json"]  # fmt: skip
+        "both.csv", "both.md", "both.tex", "comparisons.csv", "comparisons.md", "learning_rates.json", "prior.csv",
+        "prior.md"]  # fmt: skip
     text = (out / "tiny/tables/both.md").read_text()
     assert "instance AUROC\N{NO-BREAK SPACE}↑<br>in positive bags" in text
     assert "paper" not in text

@@ -5,16 +5,15 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from support.bags import chain_bag, grid_bag
+from support.bags import grid_bag
 from support.studies import copied, tiny_set, tiny_study
 from torch import nn
 
 from smmil.bag import Bag
 from smmil.data.manifest import Manifest
+from smmil.evaluate.prior import prior_maps
 from smmil.experiments.datasets import (
     _agreeing_pairs,
-    _position_bag,
-    _positions_only,
     _prepare,
     _random_labels,
     _share_of,
@@ -25,11 +24,11 @@ from smmil.experiments.trust import (
     SHARES,
     _curve,
     _deletion_insertion,
-    _inside_positives,
     _inverted_map,
     _inverted_maps,
     _map_stability,
     _part_of_bag,
+    _position_priors,
     _trust_markdown,
     trust_report,
 )
@@ -110,8 +109,8 @@ def test_levels_that_differ_between_cases_raise_no_alarm():
 
 def test_only_positive_cases_are_asked():
     upside_down = [scored(f"n{i}", [3, 2, 1.0], y=y, y_inst=[0, 0, 1]) for i, y in enumerate([0, None] * 40)]
-    assert _inside_positives([*levelled(), *upside_down]) == 1
-    assert not _inverted_map([*levelled(), *upside_down], n=200)["inverted"]
+    found = _inverted_map([*levelled(), *upside_down], n=200)
+    assert (found["inside"], found["inverted"]) == (1, False)
 
 
 def test_without_an_interval_there_is_no_alarm():
@@ -166,13 +165,6 @@ def test_a_faithful_map_beats_random_order_and_an_inverted_one_loses():
     assert good["n_faithful_cases"] == 3
 
 
-def test_positions_are_scaled_to_the_case_and_nothing_else_remains():
-    bag = _position_bag(chain_bag(5, dim=16))
-    assert bag.x.tolist() == [[0.0], [0.25], [0.5], [0.75], [1.0]]
-    flat = Bag("flat", torch.ones(3, 4), torch.tensor([[5, 0], [5, 2], [5, 4]]))
-    assert _position_bag(flat).x.tolist() == [[0, 0], [0, 0.5], [0, 1]]
-
-
 def test_random_labels_leave_test_cases_alone_and_deal_out_the_others(tmp_path):
     dataset = tiny_set()
     ready = _prepare(dataset, tmp_path)
@@ -188,19 +180,6 @@ def test_random_labels_leave_test_cases_alone_and_deal_out_the_others(tmp_path):
     assert sorted(old.labels[i] for i in others) == sorted(new.labels[i] for i in others)
     assert all(bool((new.bag(i).y_inst == -1).all()) for i in others)
     assert all(torch.equal(new.bag(i).y_inst, old.bag(i).y_inst) for i in test)
-
-
-def test_positions_only_has_the_same_cases_labels_graphs_and_splits(tmp_path):
-    dataset = tiny_set()
-    ready = _prepare(dataset, tmp_path)
-    derived = _positions_only(dataset, ready, tmp_path)
-    old, new = Manifest.read(ready.manifest), Manifest.read(derived.manifest)
-    assert sorted(old.ids) == sorted(new.ids)
-    for id_ in old.ids:
-        a, b = old.bag(id_), new.bag(id_)
-        assert (a.y, a.y_inst.tolist()) == (b.y, b.y_inst.tolist())
-        assert a.graph.same_as(b.graph)
-        assert b.x.shape == (a.n, 2)
 
 
 def test_agreement_of_neighbours_by_hand():
@@ -225,11 +204,11 @@ def test_the_report_answers_every_question_for_every_variant_wherever_the_data_l
     text, rows = (reported / "tiny" / "trust.md").read_text(), pd.read_csv(reported / "tiny" / "trust.csv")
     assert text.startswith("## Preliminary: Can the maps be trusted?\n")
     assert list(rows["variant"]) == ["ABMIL", "SmAP"]
-    for column in ("inside", "deletion", "insertion_random", "random_labels", "positions_bag", "positions_inst"):
+    for column in ("inside", "deletion", "insertion_random", "random_labels", "prior", "own_prior", "residual"):
         assert rows[column].notna().all()
     assert rows["stability"].isna().all()  # one seed only
     assert text.count("| tiny |") == 2
-    assert len(list((reported / "runs").iterdir())) == 8 + 4
+    assert len(list((reported / "runs").iterdir())) == 8 + 2
 
 
 def own_auroc(out, run):
@@ -238,31 +217,60 @@ def own_auroc(out, run):
     return np.mean([roc_auc_score(p.y_inst, p.scores[:, 0]) for p in cases])
 
 
-def test_positions_alone_are_measured_like_the_model_beside_them(reported):
+def test_position_is_measured_like_the_model_beside_it(reported):
     answers = pd.read_csv(reported / "tiny" / "trust.csv").set_index("variant")
     own = _chosen_rows(pd.read_csv(reported / "tiny" / "results.csv"))
-    further = pd.read_csv(reported / "tiny-trust" / "results.csv")
     for variant, row in answers.iterrows():
         runs = own[own["variant"] == variant]
         assert len(runs) == 2
         assert row["inside"] == pytest.approx(np.mean([own_auroc(reported, run) for run in runs["run"]]))
         assert row["bag_auroc"] == pytest.approx(runs["bag_auroc"].mean())
-        (alone,) = further[(further["variant"] == variant) & (further["set"] == "tiny (positions only)")].itertuples()
-        assert row["positions_inst"] == pytest.approx(own_auroc(reported, alone.run))
-        assert row["positions_bag"] == pytest.approx(alone.bag_auroc)
+        assert row["inside"] - row["prior"] == pytest.approx(row["prior_difference"])
+        maps = [prior_maps([p for p in load_predictions(reported / "runs" / r / "test") if p.y]) for r in runs["run"]]
+        inside = [np.mean([roc_auc_score(p.y_inst, p.scores[:, 0]) for p in one.truth]) for one in maps]
+        assert row["prior"] == pytest.approx(np.mean(inside))
 
 
-def test_the_models_own_values_stand_before_those_of_positions_and_random_labels():
+def heights(cases, score):
+    """Scans with a lesion around the relative height 0.3, one per patient."""
+    rng, found = np.random.default_rng(0), []
+    for i in range(cases):
+        height = np.linspace(0, 1, 30 + i)
+        truth = (np.abs(height - 0.3 - 0.05 * rng.normal()) < 0.1).astype(int)
+        found.append(
+            scored(
+                f"c{i}", score(height, truth, rng), y_inst=truth, coords=np.arange(len(height), dtype=float)[:, None]
+            )
+        )
+    return found
+
+
+def test_maps_of_position_alone_are_counted_and_shouted():
+    habit = heights(20, lambda height, truth, rng: -np.abs(height - 0.3))
+    finder = heights(20, lambda height, truth, rng: truth + 0.1 * rng.normal(size=len(height)))
+    found = _position_priors([habit, finder], n=100)
+    assert (found["no_better"], found["no_better_runs"]) == (True, "1 of 2")
+    assert _position_priors([finder], n=100)["no_better_runs"] == "0 of 1"
+    assert found["prior"] > 0.9
+    row = {"set": "s", "variant": "M", **dict.fromkeys(_HEADINGS, 0.25), "inverted": False, **found}
+    text = _trust_markdown([row])
+    assert "**No better than position**: M on s does not beat knowing where lesions usually lie in 1 of 2 runs" in text
+    assert "No better than position**" not in _trust_markdown([{**row, "no_better": False}])
+    nothing = _position_priors([cohort(1)], n=50)  # no coordinates
+    assert (nothing["no_better"], nothing["no_better_runs"]) == (False, "–")
+
+
+def test_the_models_own_values_stand_before_those_of_position_and_random_labels():
     row = {"set": "s", "variant": "M", **dict.fromkeys(_HEADINGS, 0.0), "inverted": False, "inverted_runs": "0 of 5"}
-    row |= {"inside": 0.91, "inside_lowest": 0.85, "positions_inst": 0.52}
-    row |= {"bag_auroc": 0.97, "positions_bag": 0.61, "random_labels": 0.48}
+    row |= {"inside": 0.91, "inside_lowest": 0.85, "prior": 0.52, "own_prior": 0.53, "residual": 0.9}
+    row |= {"no_better": False, "no_better_runs": "0 of 5", "bag_auroc": 0.97, "random_labels": 0.48}
     line = next(line for line in _trust_markdown([row]).splitlines() if line.startswith("| s |"))
-    assert "| 0.910 | 0.850 | 0.520 | 0 of 5 |" in line
-    assert line.endswith("| 0.970 | 0.610 | 0.480 |")
+    assert "| 0.910 | 0.850 | 0.520 | 0.530 | 0.900 | 0 of 5 | 0 of 5 |" in line
+    assert line.endswith("| 0.970 | 0.480 |")
 
 
 def test_an_inverted_map_is_shouted():
-    row = {"set": "s", "variant": "M", **dict.fromkeys(_HEADINGS, 0.25), "inverted": True}
+    row = {"set": "s", "variant": "M", **dict.fromkeys(_HEADINGS, 0.25), "inverted": True, "no_better": False}
     row["inverted_runs"] = "2 of 5"
     assert "**Inverted map**: M on s is high on the wrong side in 2 of 5 runs." in _trust_markdown([row])
     assert "Inverted map" not in _trust_markdown([{**row, "inverted": False}])

@@ -29,7 +29,7 @@ from smmil.data.foreign_tables import clam_manifest, read_labels, stamp_manifest
 from smmil.data.manifest import _CHECKED
 from smmil.data.sources import write_source
 from smmil.data.splits import load_splits
-from smmil.data.tables import read_instance_labels
+from smmil.data.tables import read_instance_labels, read_label_shares
 from smmil.encoders.networks import _read_tensors
 from smmil.errors import DataError
 from smmil.experiments.datasets import _content_digest
@@ -136,6 +136,13 @@ def labelled(kind: str, **options: Any) -> Callable[[Path], Any]:
         return made.labels, made.share, {k: v for k, v in made.about.items() if k != "digest"}
 
     return read
+
+
+def shares(folder: Path) -> Path:
+    about = {"kind": "asap", "coverage": 0.5}
+    labels = InstanceLabels(np.array([1, 0, -1], np.int8), np.array([0.75, 0.25, 0.5]), about)
+    write_labels(folder / "case.csv", labels)
+    return folder / "case.csv"
 
 
 def sidecar(folder: Path) -> Path:
@@ -429,6 +436,7 @@ READERS: tuple[FuzzReader, ...] = (
                PLAIN),
     FuzzReader("labels:slices", samples.slice_labels, read_slice_labels, TEXT, 0.15, PLAIN),
     FuzzReader("labels:sidecar", sidecar, read_sidecar, TEXT, 0.25, PLAIN),
+    FuzzReader("labels:shares", shares, read_label_shares, TEXT, 0.55, PLAIN),
     FuzzReader("labels:npy", samples.npy("a.npy", np.arange(40) % 2), read_instance_labels, BINARY, 0.55, ARRAYS),
     FuzzReader("labels:csv", text("a.csv", "label\n" + "0\n1\n-1\n" * 9), read_instance_labels, TEXT, 0.45, PLAIN),
     FuzzReader("tissue:image", samples.mask("a.png", 255), tissue, sealed=True),

@@ -6,7 +6,8 @@ from support.lesion_cases import save_all, slide_case
 
 from smmil.evaluate import bag_metrics, bootstrap_ci
 from smmil.evaluate.ranking import OperatingPoints
-from smmil.prediction import Prediction
+from smmil.prediction import Prediction, load_predictions
+from smmil.report import write_report
 from smmil.report.cases import _all_cases, _outcome, verdict
 from smmil.report.charts import _figures, _froc_lines, _precision_lines, _reliability_lines, _roc_lines
 from smmil.report.numbers import _measure, _metric_rows, _remarks
@@ -140,3 +141,38 @@ def test_a_case_that_one_model_lacks_is_kept():
         "x": [False, False],
         "y": [True, False],
     }
+
+
+def scans_at_one_place(score, n=14):
+    """Scans whose lesions lie around one relative height."""
+    rng, found = np.random.default_rng(0), []
+    for i in range(n):
+        height = np.linspace(0, 1, 20 + i)
+        truth = (np.abs(height - 0.3 - 0.05 * rng.normal()) < 0.1).astype(int)
+        scores, coords = score(height, truth, rng), np.arange(20 + i)[:, None]
+        found.append(Prediction(f"c{i:02}", [0.5], scores, coords=coords, y=1, y_inst=truth))
+    return found
+
+
+def test_a_map_no_better_than_position_is_told_above_the_table_and_beside_the_number(tmp_path):
+    save_all(tmp_path / "habit", scans_at_one_place(lambda height, truth, rng: -np.abs(height - 0.3)))
+    write_report([tmp_path / "habit"], tmp_path / "r.html", resamples=100)
+    text = " ".join((tmp_path / "r.html").read_text().split())
+    found = _measure({"m": load_predictions(tmp_path / "habit")}, resamples=100)["m"]["prior"]
+    assert "<strong>This map is no better than knowing where lesions usually lie: AUROC within cases" in text
+    assert f"position alone reaches {found['positive_bags']['truth']:.3f}" in text
+    assert "Is it more than position?" in text
+    row = next(row for row in _metric_rows() if row.path == ("prior", "per_bag", "difference"))
+    ends = found["per_bag"]["difference_low"], found["per_bag"]["difference_high"]
+    assert row.ends({"prior": found}) == ends
+    assert row.ends(_measure({"m": load_predictions(tmp_path / "habit")}, resamples=0)["m"]) is None
+
+
+def test_a_map_that_finds_lesions_is_not_warned_of_and_no_truth_is_no_verdict(tmp_path):
+    save_all(tmp_path / "finder", scans_at_one_place(lambda h, truth, rng: truth + 0.1 * rng.normal(size=len(h))))
+    write_report([tmp_path / "finder"], tmp_path / "r.html", resamples=100)
+    assert "This map is better than knowing" in (tmp_path / "r.html").read_text()
+    assert "<strong>This map" not in (tmp_path / "r.html").read_text()
+    save_all(tmp_path / "bare", random_bags(10))
+    write_report([tmp_path / "bare"], tmp_path / "r.html", resamples=20)
+    assert "position prior" not in (tmp_path / "r.html").read_text()

@@ -1,8 +1,9 @@
-"""Labels of CT slices as RSNA 2019 publishes them, and the error boundary of all annotation readers."""
+"""Labels of CT slices as RSNA 2019 publishes them, truth lost to a coverage, and the error boundary of all readers."""
 
+import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from xml.parsers.expat import ExpatError
@@ -100,3 +101,44 @@ def write_slice_labels(path: str | Path, table: pd.DataFrame) -> None:
         rows = rows.sort_values(["slice", "subtype"], kind="stable")
         named = pd.DataFrame({"ID": rows["slice"] + "_" + rows["subtype"].astype(str), "Label": rows["Label"]})
         named.to_csv(temporary, index=False, lineterminator="\n")
+
+
+_KEEP = 0.95  # share of the positive cases that a proposed coverage leaves a positive instance
+
+
+def lost_truth(
+    positive: int, lost: int, largest: Sequence[float] = (), coverage: float | None = None, keep: float = _KEEP
+) -> str | None:
+    """How many positive cases hold no positive instance, and what coverage would help, in words; None: all hold one.
+
+    positive  number of positive cases with known instance labels      lost  those without a positive instance
+    largest   of each case with a share of annotation: the largest share of one of its instances
+    """
+    if not lost:
+        return None
+    at = "" if coverage is None else f" at a coverage of {coverage:g}"
+    text = f"{lost} of {positive} positive cases keep no positive instance{at}: nothing can be localized in them"
+    if not largest or coverage is None:
+        return text
+    marked = [share for share in largest if share > 0]  # where nothing is annotated, no coverage helps
+    better = proposed_coverage(marked, keep)
+    if better is not None and better < coverage:
+        kept = f"would leave one in {sum(share > better for share in marked)} of {len(largest)}"
+        text += f"; a coverage of {better:g} {kept} (smmil prepare --coverage {better:g})"
+    empty = len(largest) - len(marked)
+    return f"{text}; in {empty} nothing is annotated at all, and no coverage helps" if empty else text
+
+
+def proposed_coverage(largest: Sequence[float], keep: float = _KEEP) -> float | None:
+    """The largest coverage, to two digits, at which this share of the cases has an instance with more; None: none has.
+
+    A case has one exactly where the largest share of its instances exceeds the coverage: the coverage must lie below
+    the k-th largest of these shares, k being that share of the cases, rounded up.
+    """
+    ordered = sorted(largest, reverse=True)
+    needed = math.ceil(keep * len(ordered) - 1e-9)
+    if not needed or ordered[needed - 1] <= 0:
+        return None
+    edge = ordered[needed - 1]
+    step = 10.0 ** min(-2, math.floor(math.log10(edge)) - 1)
+    return round((math.ceil(edge / step - 1e-9) - 1) * step, 12)

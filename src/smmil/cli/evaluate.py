@@ -46,6 +46,29 @@ def _comparison_table(results: dict[str, dict[str, Any]]) -> Any:
     return table
 
 
+def _prior_table(results: dict[str, dict[str, Any]]) -> Any:
+    """A row per pool and map, a column per model: instance AUROC beside what position alone reaches."""
+    from smmil.evaluate.prior import DIFFERENCES, MAPS
+
+    table = _table("Instance AUROC beside the position prior", ["", "map"], list(results))
+    minus = {key: f"{a} − {b}" for key, (a, b) in DIFFERENCES.items()}
+    names = {name: f"{name}: {words}" for name, words in MAPS.items()}
+    for pool, heading in _POOLS.items():
+        blocks = [found["prior"].get(pool) for found in results.values()]
+        for row, (name, words) in enumerate({**names, **minus}.items()):
+            cells = [_prior_cell(block, name) for block in blocks]
+            table.add_row("" if row else heading, words, *cells, end_section=row == len(names) + len(minus) - 1)
+    return table
+
+
+def _prior_cell(block: dict[str, Any] | None, name: str) -> str:
+    if block is None or f"{name}_low" not in block:
+        return "–" if block is None else _number(block[name])
+    p = f", p {_p(block[f'{name}_p'])}" if f"{name}_p" in block else ""
+    ends = f"{_number(block[f'{name}_low'])} to {_number(block[f'{name}_high'])}"
+    return f"{_number(block[name])} ({ends}{p})"
+
+
 def _evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
     """Every note of intervals, comparisons and FROC, once per model."""
     lines: dict[str, None] = {}
@@ -108,6 +131,10 @@ def evaluate(
     metric: Annotated[
         list[str] | None, Option(help="Metrics of --ci and --compare, such as bag_auroc or inst_auroc@positive_bags.")
     ] = None,
+    prior: Annotated[
+        list[Path] | None,
+        Option(help="Predictions of cases with known lesions, such as those of training: makes the position prior."),
+    ] = None,
     list_metrics: Annotated[
         bool, Option("--list-metrics", callback=_list_metrics, is_eager=True, help="List every metric and exit.")
     ] = False,
@@ -128,13 +155,17 @@ def evaluate(
 
       smmil evaluate test/sm_ap --compare test/abmil --ci --froc --csv numbers.csv
 
+      smmil evaluate test/sm_ap --prior train/sm_ap    (where lesions usually lie, from training cases)
+
       smmil evaluate smmil-demo/predictions        (a folder of folders: all models side by side)
     """
     from smmil.errors import ConfigError
     from smmil.evaluate.bootstrap import add_intervals
     from smmil.evaluate.comparison import add_comparisons
     from smmil.evaluate.folders import add_froc, load_models, summarize_models
+    from smmil.evaluate.instances import POOLS
     from smmil.evaluate.metrics import USUAL
+    from smmil.prediction import load_predictions
 
     _check_threshold(threshold, validation)
     _refuse_idle(context, ci=ci, compare=bool(compare))
@@ -145,14 +176,17 @@ def evaluate(
     draws = {"unit": unit, "n": resamples, "stratified": stratified, "seed": seed, "column": column}
     measures = metric or USUAL
     models = load_models(predictions, left_out)
-    results = summarize_models(models, validation=validation or (), **cuts)
+    known = None if prior is None else load_predictions(prior, left_out)
+    beside = {"reference": known, **({**draws, "intervals": POOLS} if ci else {})}
+    beside.pop("column", None)  # each model's own, as of its summary
+    results = summarize_models(models, validation=validation or (), prior=beside, **cuts)
     if froc:
         add_froc(results, models, column)
     if ci:
         add_intervals(results, models, measures, **draws)
     if compare:
         others = load_models(compare, left_out)
-        other_results = summarize_models(others, validation=compare_validation or (), **cuts)
+        other_results = summarize_models(others, validation=compare_validation or (), prior=False, **cuts)
         add_comparisons(results, models, others, other_results, measures, **draws)
     for found in results.values() if left_out else ():
         found["bag"]["notes"].append(f"{len(left_out)} prediction files could not be read and were left out")
@@ -182,7 +216,8 @@ def _show(results: dict[str, dict[str, Any]], *, ci: bool, froc: bool, compare: 
 
     console = Console()
     console.print(_metrics_table(results))
-    wanted = ((froc, _froc_table), (ci, _intervals_table), (compare, _comparison_table))
+    located = any("per_bag" in found["prior"] for found in results.values())
+    wanted = ((located, _prior_table), (froc, _froc_table), (ci, _intervals_table), (compare, _comparison_table))
     for table in (draw for asked, draw in wanted if asked):
         console.print(table(results))
     for line in [*_remarks(results), *_evidence_notes(results)]:
@@ -238,5 +273,7 @@ def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
         first: dict[str, str] = {}  # where a note stands first
         for where, part in _by_heading(found).items():
             first |= {note: where for note in part["notes"] if note not in first}
+        first |= {note: "position prior" for note in found["prior"]["notes"] if note not in first}
         lines += [f"  note ({where}): {note}" for note, where in first.items()]
+        lines += [f"  {words}" for words in found["prior"]["words"] if pooled["n_instances"]]
     return lines

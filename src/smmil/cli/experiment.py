@@ -154,7 +154,7 @@ def trust(
     executor: Annotated[StudyExecutor, Option(help="Where the extra runs are executed.")] = StudyExecutor.serial,
     workers: Annotated[int | None, Option(help="Runs at once.")] = None,
 ) -> None:
-    """Ask whether the maps deserve trust: seeds, deletion and insertion, inverted maps, random labels, positions."""
+    """Ask whether the maps deserve trust: seeds, deletion and insertion, inverted maps, position, random labels."""
     from smmil.experiments.trust import trust_report
 
     _check_place(executor.value, workers, None)

@@ -169,6 +169,8 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
             line = f"failed: {id_}: {reason}" if reason else f"{id_}: {outcome.value.instances:,} instances"
             bars.update(bar, advance=1, description=id_)
             _print_line(console, line)
+            for warning in () if reason else outcome.value.warnings:
+                _print_line(console, f"warning: {id_}: {warning}")
 
         try:
             return run(todo, on_case=on_case, **options)
@@ -181,6 +183,8 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
 def _finish(done: "Summary", todo: "PreparePlan") -> None:
     failed = len(done.failures)
     print(f"{todo.out}: {done.count('written')} written, {done.count('kept')} there already, {failed} failed or empty")
+    if done.lost is not None:
+        print(f"warning: {done.lost}", file=sys.stderr)
     if done.manifest is not None:
         print(_next_step(done.manifest))
     if failed:

@@ -1,5 +1,6 @@
 """Tables of a study as text with the checks of a manifest, and instance labels (one whole number each, -1 unknown)."""
 
+import json
 import os
 import zipfile
 import zlib
@@ -262,6 +263,25 @@ def read_instance_labels(path: str | Path) -> np.ndarray:
     if len(wrong):
         raise DataError(f"{path}: row {wrong[0]} is {labels[wrong[0]]}; instance labels are -1 (unknown), 0, 1, …")
     return labels.astype(np.int64)
+
+
+def read_label_shares(path: str | Path) -> tuple[float, float] | None:
+    """Coverage of a file of instance labels and the largest annotated share; None for files that state no shares."""
+    path = Path(path)
+    if path.suffix.lower() != ".csv":
+        return None
+    try:
+        table = pd.read_csv(check_csv_width(path), keep_default_na=False)
+        if not {"share", "about"} <= set(table.columns) or not len(table):
+            return None
+        coverage = json.loads(str(table["about"].iloc[0])).get("coverage")
+        shares = table["share"].to_numpy(np.float64)
+    except (*_UNREADABLE, TokenError) as problem:
+        reason = " ".join(str(problem).split())[:300] or type(problem).__name__
+        raise DataError(f"{path}: not readable as instance labels with shares ({reason}); write it again") from None
+    if not ((shares >= 0) & (shares <= 1)).all():
+        raise DataError(f"{path}: a share lies outside 0 to 1; write the labels again")
+    return None if not isinstance(coverage, float | int) else (float(coverage), float(shares.max()))
 
 
 def _read_npy(path: Path) -> np.ndarray:

@@ -7,6 +7,7 @@ from smmil.evaluate.comparison import compare, compare_models
 from smmil.evaluate.folders import summary
 from smmil.evaluate.levels import bag_metrics, best_f1_threshold, energies, froc, instance_metrics
 from smmil.evaluate.metrics import METRIC_NAMES, Metric, register_metric, unregister_metric
+from smmil.evaluate.prior import position_prior
 from smmil.evaluate.ranking import spread
 from smmil.evaluate.significance import delong, friedman_nemenyi, holm, mean_ranks
 
@@ -25,6 +26,7 @@ __all__ = [
     "holm",
     "instance_metrics",
     "mean_ranks",
+    "position_prior",
     "register_metric",
     "reliability_curve",
     "spread",

@@ -138,6 +138,8 @@ def _from_pairs_of_cases(known: Sequence[KnownInstances]) -> Weighted:
     """AUROC from a table of how often the positives of one case beat the negatives of another: fast for large cases."""
     positive = [k.scores[k.truth] for k in known]
     scores, case = np.concatenate([np.zeros(0), *positive]), instances._case_of_row([len(p) for p in positive])
+    order = np.argsort(scores)  # sorted values are looked up several times faster
+    scores, case = scores[order], case[order]
     wins = np.zeros((len(known), len(known)))
     for column, k in enumerate(known):
         beaten = ranking._count_below(scores, k.scores[~k.truth])

@@ -8,6 +8,7 @@ from typing import Any
 from smmil.errors import DataError
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import _choose_threshold, _Threshold, bag_metrics, energies, froc, instance_metrics
+from smmil.evaluate.prior import DIFFERENCES, MAPS, position_prior
 from smmil.prediction import Prediction, load_predictions
 
 
@@ -17,12 +18,15 @@ def summary(
     validation: Sequence[Prediction] | None = None,
     threshold: float | None = None,
     column: int | None = None,
+    prior: Mapping[str, Any] | bool = True,
 ) -> dict[str, Any]:
-    """Bag metrics, instance metrics in every pool, energies, and which instance threshold was used.
+    """Bag metrics, instance metrics in every pool, energies, the position prior, and which threshold was used.
 
     The threshold is the given one, else the best on `validation`, else none. Result: {"bag": ..., "instance":
-    {"all": ..., "per_bag": ..., "positive_bags": ...}, "energy": ..., "threshold": {"value": ..., "source": ...}}.
+    {"all": ..., "per_bag": ..., "positive_bags": ...}, "energy": ..., "prior": ..., "threshold": {"value": ...,
+    "source": ...}}. prior: False leaves it out, a mapping holds options of `position_prior`.
     """
+    options = prior if isinstance(prior, Mapping) else {}
     if threshold is not None:
         cut = _Threshold(float(threshold), "given by the user")
     elif validation is None:
@@ -33,6 +37,7 @@ def summary(
         "bag": bag_metrics(predictions),
         "instance": {pool: instance_metrics(predictions, cut.value, pool, column) for pool in POOLS},
         "energy": energies(predictions, column),
+        **({"prior": position_prior(predictions, column=column, **options)} if prior is not False else {}),
         "threshold": cut._asdict(),
     }
 
@@ -52,6 +57,7 @@ def summarize_models(
     threshold: float | None = None,
     column: int | None = None,
     left_out: dict[Path, str] | None = None,
+    prior: Mapping[str, Any] | bool = True,
 ) -> dict[str, dict[str, Any]]:
     """{model: summary}; `validation` is one place per model in the same order, or folders of equal names."""
     checks = _matching(list(models), named_folders(validation)) if validation else {}
@@ -64,7 +70,7 @@ def summarize_models(
                 f"{name}: {len(both)} cases are both judged and used to choose the threshold ({', '.join(both[:3])}); "
                 "give predictions of the validation part"
             )
-        result[name] = summary(cases, validation=held_out, threshold=threshold, column=column)
+        result[name] = summary(cases, validation=held_out, threshold=threshold, column=column, prior=prior)
     if len({tuple(p.id for p in cases) for cases in models.values()}) > 1:
         for found in result.values():
             found["bag"]["notes"].append("the models were not given the same cases; their numbers are not comparable")
@@ -122,7 +128,19 @@ def long_table(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
             rows += [{"model": model, "part": part, "metric": k, "value": v} for k, v in numbers.items()]
         for label, ci in found.get("ci", {}).items():
             rows.append({"model": model, "part": "ci", "metric": label, **{k: ci[k] for k in ("value", "low", "high")}})
+        rows += [{"model": model, **row} for row in _prior_rows(found.get("prior", {}))]
         for row in found.get("comparisons", []):
             numbers = {"value": row["difference"], **{k: row[k] for k in ("low", "high", "p", "p_holm")}}
             rows.append({"model": model, "part": f"difference to {row['other']}", "metric": row["measure"], **numbers})
+    return rows
+
+
+def _prior_rows(prior: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """AUROC of every map and the differences, by pool; ends and p where they were computed."""
+    rows = []
+    for pool in (pool for pool in POOLS if pool in prior):
+        for name in (*MAPS, *DIFFERENCES):
+            more = {end: prior[pool].get(f"{name}_{end}") for end in ("low", "high", "p")}
+            known = {end: value for end, value in more.items() if value is not None}
+            rows.append({"part": f"prior@{pool}", "metric": name, "value": prior[pool][name], **known})
     return rows

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from smmil.annotations.labels import lost_truth
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
 from smmil.evaluate.bags import labelled_table
@@ -89,6 +90,8 @@ def instance_metrics(
         values = _instance_values(used, threshold)
         notes = _instance_notes(n_instances, n_positive, values)
     notes += _pool_notes(len(bags), len(parts), len(used), pool)
+    if pool == "positive_bags" and (lost := _lost_truth(parts)) is not None:
+        notes.insert(0, lost)
     if threshold is None:
         *first, last = [metric.key for metric in metrics_of("instance") if metric.needs_threshold]
         notes.append(f"{', '.join(first)} and {last} are left out: no threshold was given (choose it on validation)")
@@ -155,6 +158,17 @@ def _pool_notes(bags: int, labelled: int, used: int, pool: str) -> list[str]:
         (pool == "positive_bags" and not bags, "no bag is labelled positive"),
     )
     return [text for holds, text in notes if holds]
+
+
+def _lost_truth(parts: _Parts) -> str | None:
+    """How many of these positive bags hold no positive instance, and the coverage that the annotations propose."""
+    lost = sum(not known.truth.any() for _, known in parts)
+    facts = [found for p, _ in parts if isinstance(found := p.meta.get("annotation"), dict)]
+    pairs = [(fact.get("coverage"), fact.get("largest_share")) for fact in facts]
+    known = [(float(c), float(s)) for c, s in pairs if isinstance(c, float | int) and isinstance(s, float | int)]
+    if len(known) < len(parts) or len({coverage for coverage, _ in known}) > 1:
+        return lost_truth(len(parts), lost)
+    return lost_truth(len(parts), lost, [share for _, share in known], known[0][0] if known else None)
 
 
 class _Threshold(NamedTuple):

@@ -154,6 +154,14 @@ def _remarks(drawn: np.ndarray, values: np.ndarray) -> list[str]:
     return notes
 
 
+def _resampling_plan(cases: Sequence[Prediction], unit: str, stratified: bool) -> tuple[Resampling, list[str]]:
+    """The units of these cases, ready to be drawn, and remarks on missing patients."""
+    units, notes = units_of(cases, unit)
+    classes = np.full(units.max(initial=-1) + 1, -1)  # highest known label of a unit's cases
+    np.maximum.at(classes, units, [-1 if p.y is None else p.y for p in cases])
+    return Resampling(units, classes if stratified else None), notes
+
+
 def _resampled(
     cases: Sequence[Prediction],
     value: Callable[[np.ndarray], float],
@@ -171,10 +179,7 @@ def _resampled(
         raise ConfigError(f"n: got {n} resamples, expected at least 2; 2000 are usual")
     if not 0 < level < 1:
         raise ConfigError(f"level: got {level}, expected a share between 0 and 1 such as 0.95")
-    units, notes = units_of(cases, unit)
-    classes = np.full(units.max(initial=-1) + 1, -1)  # highest known label of a unit's cases
-    np.maximum.at(classes, units, [-1 if p.y is None else p.y for p in cases])
-    plan = Resampling(units, classes if stratified else None)
+    plan, notes = _resampling_plan(cases, unit, stratified)
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
     found = interval(drawn, estimate, lambda: plan.without_each(value), method, level)
     few = [f"only {plan.n_units} units ({unit}): an interval from so few is a guess"] if plan.n_units < FEW else []

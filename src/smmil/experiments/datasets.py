@@ -1,25 +1,21 @@
-"""Data sets of a study: manifests on disk, content digests, and derived sets for the trust report."""
+"""Data sets of a study: manifests on disk, content digests, and a derived set for the trust report."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 
-from smmil.bag import Bag
 from smmil.data.manifest import Manifest
 from smmil.data.splits import PARTS, Split, load_splits, make_splits, refuse_leaks, save_splits
 from smmil.errors import ConfigError, DataError
 from smmil.experiments.study import Dataset, Synthetic
 from smmil.files import digest, read_json, replacing, write_json
-from smmil.formats import write_bag
 from smmil.synthetic.features import synthetic_scans, synthetic_slides, write_synthetic
 
-RANDOM, POSITIONS = "random labels", "positions only"
+RANDOM = "random labels"
 
 
 class _PreparedSet(NamedTuple):
@@ -174,35 +170,6 @@ def _random_labels(dataset: Dataset, ready: _PreparedSet, folder: Path, seed: in
     for row in (row for row in rows if row["id"] not in test):
         row["instance_labels"] = _hidden_labels(table, row["id"], place)
     return _write_derived_set(dataset, f"{dataset.name} ({RANDOM})", place, rows, splits)
-
-
-def _positions_only(dataset: Dataset, ready: _PreparedSet, folder: Path) -> Dataset:
-    """Derived set: the same cases and splits with coordinates, scaled to [0, 1], in place of features.
-
-    If a model classifies or localizes with these, position is a shortcut: the label can be read from where things are.
-    """
-    table = Manifest.read(ready.manifest)
-    splits = _splits_of(dataset, table)
-    place = folder / f"positions-{digest(ready.digest, repr(splits))[:12]}"
-    rows = []
-    for number, id_ in enumerate(sorted(table.ids)):
-        path = place / "bags" / f"{number:06d}.h5"
-        if not path.exists():
-            bag = _position_bag(table.bag(id_))
-            provenance = {"encoder": f"positions-{bag.x.shape[1]}"}
-            write_bag(path, bag, graph="none" if bag.graph is None else "edges", provenance=provenance)
-        rows.append(_row(table, id_) | {"path": str(path.absolute())})
-    return _write_derived_set(dataset, f"{dataset.name} ({POSITIONS})", place, rows, splits)
-
-
-def _position_bag(bag: Bag) -> Bag:
-    """The bag with its coordinates, scaled to [0, 1] along each axis, as its only features."""
-    if bag.coords is None:
-        raise DataError(f"{bag.id}: has no coordinates; the position-only baseline needs them")
-    place = bag.coords.double()
-    low, high = place.amin(0), place.amax(0)
-    x = (place - low) / torch.where(high > low, high - low, torch.ones_like(high))
-    return replace(bag, x=x.float())
 
 
 def _row(table: Manifest, id_: str) -> dict[str, str]:

@@ -62,7 +62,7 @@ def _measured_row(validation: Sequence[Prediction], test: Sequence[Prediction]) 
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):  # sums of several threads differ in the last digits
-        found = summary(test, validation=validation)
+        found = summary(test, validation=validation, prior=False)
         lesions = froc(test)
     row: dict[str, Any] = {
         "n_test": found["bag"]["n"],

@@ -1,6 +1,7 @@
 """The tables of a study: means, places, ranks, the paper's numbers and paired tests, written to its folder."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from pandas import DataFrame, concat
 
 from smmil.evaluate.metrics import direction, explained, metric_name
 from smmil.experiments.paper import _table_notes
+from smmil.experiments.position import _position_markdown, _position_note, _position_rows
 from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks, _rank_rows, _with_paper
 from smmil.experiments.results import _aggregate, _choose_learning_rates, _coverage, _missing_run_notes, _with_plan
 from smmil.experiments.runner import _finished_results, _StudyFolder
@@ -21,6 +23,8 @@ from smmil.experiments.writing import (
     _write_table,
 )
 from smmil.files import write_json, write_text
+
+_LOCALIZATION = ("inst_", "froc")
 
 
 def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) -> _ResultTable:
@@ -119,7 +123,15 @@ def _ordered(rows: Any, study: Study) -> DataFrame:
 def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), resamples: int = RESAMPLES) -> list[Path]:
     """All tables of the study from the runs that are done, in Markdown, LaTeX and CSV; and the paired tests."""
     (results, plan), folder = _finished_results(study, out, only), _StudyFolder(Path(out), study.name).own / "tables"
-    paths = [path for table in study.tables for path in _write_table(_make_table(study, table, results, plan), folder)]
+    located = any(metric.startswith(_LOCALIZATION) for table in study.tables for metric in table.metrics)
+    positions = _position_rows(results, out, n=resamples) if located else []
+    paths: list[Path] = []
+    for spec in study.tables:
+        table = _make_table(study, spec, results, plan)
+        paths += _write_table(replace(table, notes=table.notes + _position_note(positions, spec.metrics)), folder)
+    if positions:
+        page = _position_markdown(positions, study.headline("Localization beside the position prior"))
+        paths += _write_page(folder, "prior", DataFrame(positions), page)
     rates: dict[str, dict[str, float]] = {}  # of each variant, by data set
     for (set_, variant), lr in _choose_learning_rates(results).items():
         rates.setdefault(set_, {})[variant] = lr

@@ -1,4 +1,4 @@
-"""The trust report of a study: stability, faithfulness and inversion of its maps, and two control trainings."""
+"""The trust report of a study: stability, faithfulness and inversion of its maps, position, and a control training."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pandas import DataFrame, Series
+from pandas import DataFrame
 from scipy.stats import spearmanr
 from torch import nn
 
@@ -16,9 +16,9 @@ from smmil.data.manifest import Manifest
 from smmil.errors import DataError
 from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.instances import bags_of_pool, instance_score
-from smmil.evaluate.levels import instance_metrics
+from smmil.evaluate.prior import position_prior
 from smmil.evaluate.ranking import exact_mean
-from smmil.experiments.datasets import POSITIONS, RANDOM, _positions_only, _prepare, _PreparedSet, _random_labels
+from smmil.experiments.datasets import RANDOM, _prepare, _PreparedSet, _random_labels
 from smmil.experiments.results import _chosen_rows
 from smmil.experiments.runner import _finished_results, _StudyFolder, load_results, run_study
 from smmil.experiments.study import Dataset, Study
@@ -35,14 +35,16 @@ _HEADINGS = {
     "stability": "same map from another seed",
     "inside": "AUROC inside positive cases",
     "inside_lowest": "(lowest run)",
-    "positions_inst": "(positions only)",
+    "prior": "(where lesions usually lie)",
+    "own_prior": "(its own mean map)",
+    "residual": "map minus its own mean map",
+    "no_better_runs": "no better than position",
     "inverted_runs": "inverted runs",
     "deletion": "deletion",
     "deletion_random": "(random)",
     "insertion": "insertion",
     "insertion_random": "(random)",
     "bag_auroc": "bag AUROC",
-    "positions_bag": "(positions only)",
     "random_labels": "(random labels)",
 }
 _READING = (
@@ -52,8 +54,11 @@ _READING = (
     "deletion should be below its random order, insertion above: then the scores show what the answer rests on",
     "random labels: should scatter around 0.5; one training on few cases may land far from it by chance, in either "
     "direction, but high values for several models mean that something other than labels decides",
-    "positions only: what one training on coordinates alone gives, measured like the model's own value, which stands "
-    "before it (mean over folds and seeds); near that value, position is a shortcut",
+    "where lesions usually lie: the same AUROC of a map that knows only the mean true map of the other patients at the "
+    "same relative place (slices by height), and nothing of the case; its own mean map: that of the model's own scores "
+    "in other patients; near 0.5 where cases share no frame, as tissue on slides",
+    "no better than position: runs whose map does not beat both, with the whole 95 % interval of the paired difference "
+    "above 0: such a map need not have looked at the case; less its own mean map it should still be above 0.5",
 )
 
 
@@ -138,8 +143,10 @@ def _inverted_maps(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> di
 
 
 def _inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[str, Any]:
-    """Whether the map is high on the wrong side: `_inside_positives` whose whole 95 % interval lies below 0.5.
+    """Whether the map is high on the wrong side: AUROC inside positive cases, its whole 95 % interval below 0.5.
 
+    The AUROC is that of each positive case by itself, averaged; how high a map is from case to case plays no part.
+    (Pooled over cases, a map that is right in every case can come out below 0.5: where large lesions have low levels.)
     A model may classify well with such a map; used as it is it would show the clinician the healthy part. Without an
     interval (undefined, or from one patient only) there is no alarm.
     """
@@ -149,12 +156,17 @@ def _inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[s
     return {"inside": found["value"], "inside_low": low, "inside_high": high, "inverted": bool(high < 0.5)}
 
 
-def _inside_positives(predictions: Sequence[Prediction]) -> float:
-    """Instance AUROC of each positive case by itself, averaged; how high a map is from case to case plays no part.
-
-    Pooled over cases, a map that is right in every case can come out below 0.5: where large lesions have low levels.
-    """
-    return float(instance_metrics(bags_of_pool(predictions, "positive_bags"), pool="per_bag")["auroc"])
+def _position_priors(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> dict[str, Any]:
+    """The position prior of every run, within positive cases: means over runs, and how many maps do not beat it."""
+    found = [position_prior(bags_of_pool(run, "positive_bags"), n=n) for run in runs]
+    inside = [one["per_bag"] for one in found if "per_bag" in one]
+    judged = [one["better"] for one in found if one["better"] is not None]
+    names = {"prior": "truth", "own_prior": "own", "residual": "residual", "prior_difference": "difference"}
+    return {
+        **{column: float(np.mean([one[key] for one in inside])) if inside else np.nan for column, key in names.items()},
+        "no_better": not all(judged),
+        "no_better_runs": f"{judged.count(False)} of {len(judged)}" if judged else "–",
+    }
 
 
 def trust_report(
@@ -168,8 +180,7 @@ def trust_report(
 ) -> list[Path]:
     """trust.csv and trust.md for every data set and variant of a study whose runs are done.
 
-    Trains each variant twice more for each data set: on permuted labels and on positions only, with the
-    first seed, fold and learning rate.
+    Trains each variant once more for each data set, on permuted labels, with the first seed, fold and learning rate.
     """
     folder = _StudyFolder(Path(out), study.name)
     chosen = _chosen_rows(_finished_results(study, out, only)[0])
@@ -180,7 +191,8 @@ def trust_report(
     for (set_, variant), part in chosen.groupby(["set", "variant"], sort=True):
         model = next(v.model for v in study.variants if v.name == variant)
         measured = _map_measures(part, model, Manifest.read(ready[str(set_)].manifest), folder, resamples)
-        rows.append({"set": set_, "variant": variant, **measured, **_extra(extra, folder, set_, variant)})
+        random = extra[(extra["set"] == f"{set_} ({RANDOM})") & (extra["variant"] == variant)].iloc[0]
+        rows.append({"set": set_, "variant": variant, **measured, "random_labels": float(random["bag_auroc"])})
     order = [v.name for v in study.variants]
     rows.sort(key=lambda row: (row["set"], order.index(row["variant"])))
     write_text(folder.own / "trust.csv", _for_spreadsheets(DataFrame(rows)))
@@ -202,6 +214,7 @@ def _map_measures(rows: DataFrame, name: str, table: Manifest, folder: _StudyFol
     return {
         **_map_stability(runs[:seeds]),
         **_inverted_maps(runs, n=resamples),
+        **_position_priors(runs, n=resamples),
         **_deletion_insertion(model, [table.bag(id_) for id_ in positive]),
         "bag_auroc": exact_mean(rows["bag_auroc"].tolist()),
     }
@@ -210,8 +223,8 @@ def _map_measures(rows: DataFrame, name: str, table: Manifest, folder: _StudyFol
 def _extra_results(
     study: Study, folder: _StudyFolder, sets: list[tuple[Dataset, _PreparedSet]], executor: str, workers: int | None
 ) -> DataFrame:
-    """Results of the runs on random labels and on positions only."""
-    derived = [make(*one, folder.out / "data") for one in sets for make in (_random_labels, _positions_only)]
+    """Results of the runs on random labels."""
+    derived = [_random_labels(*one, folder.out / "data") for one in sets]
     smaller = {"folds": [0], "seeds": study.seeds[:1], "learning_rates": study.learning_rates[:1]}
     name = f"{study.name}-trust"
     further = study.model_copy(update={"name": name, "datasets": derived, "tables": [], "figures": [], **smaller})
@@ -222,21 +235,8 @@ def _extra_results(
     return load_results(further, folder.out)
 
 
-def _extra(extra: DataFrame, folder: _StudyFolder, set_: Any, variant: Any) -> dict[str, float]:
-    """The numbers of the further trainings, measured as those of the model itself."""
-
-    def of(kind: str) -> Series:
-        return extra[(extra["set"] == f"{set_} ({kind})") & (extra["variant"] == variant)].iloc[0]
-
-    return {
-        "random_labels": float(of(RANDOM)["bag_auroc"]),
-        "positions_bag": float(of(POSITIONS)["bag_auroc"]),
-        "positions_inst": _inside_positives(load_predictions(folder.run(of(POSITIONS)["run"]) / "test")),
-    }
-
-
 def _trust_markdown(rows: Sequence[dict[str, Any]], title: str = _TITLE) -> str:
-    """Markdown page of the trust report, with an alarm for every inverted map."""
+    """Markdown page of the trust report, with an alarm for every inverted map and every one no better than position."""
     heads = ["data set", "model", *_HEADINGS.values()]
     lines = [f"## {title}", "", f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * len(_HEADINGS)}"]
     for row in rows:
@@ -247,5 +247,11 @@ def _trust_markdown(rows: Sequence[dict[str, Any]], title: str = _TITLE) -> str:
         f"- **Inverted map**: {r['variant']} on {r['set']} is high on the wrong side in {r['inverted_runs']} runs."
         for r in rows
         if r["inverted"]
+    ]
+    alarms += [
+        f"- **No better than position**: {r['variant']} on {r['set']} does not beat knowing where lesions usually lie "
+        f"in {r['no_better_runs']} runs (AUROC inside positive cases {r['inside']:.3f}, of the prior {r['prior']:.3f})."
+        for r in rows
+        if r["no_better"]
     ]
     return "\n".join([*lines, "", *alarms, *(f"- {note}" for note in _READING), ""])

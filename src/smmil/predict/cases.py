@@ -1,6 +1,7 @@
 """Prediction files of the cases of a manifest; features must come from the recipe the model was trained on."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.data.splits import run_split
+from smmil.data.tables import read_label_shares
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
@@ -167,6 +169,7 @@ class _CasePredictor:
     def one(self, id_: str, meta: dict[str, Any]) -> None:
         """Predict one case, unless its file is complete; a problem with its data is recorded."""
         path = self.out / f"{file_name(id_)}.npz"
+        meta = {**meta, **self._annotation_facts(id_)}
         if _is_done(path, id_, meta):
             self.done.kept.append(path)
             return
@@ -187,6 +190,16 @@ class _CasePredictor:
         meta = {**meta, **_image_facts(self.table.path_of(id_))}
         return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
 
+    def _annotation_facts(self, id_: str) -> dict[str, Any]:
+        """Of a positive case with annotated shares: their largest, and the coverage above which one is positive."""
+        path = self.table.instance_labels_of(id_)
+        if path is None or not self.table.labels[id_]:
+            return {}
+        with suppress(DataError):  # the labels themselves are sound; shares only serve to propose another coverage
+            if (known := read_label_shares(path)) is not None:
+                return {"annotation": {"coverage": known[0], "largest_share": known[1]}}
+        return {}
+
 
 def _patients(table: Manifest) -> dict[str, dict[str, str]]:
     """Group of every case with a patient: the first id of that patient's cases, which identifies no one."""
@@ -206,7 +219,9 @@ def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
     except DataError:
         return False  # absent or damaged
     same_patient = stored.meta.get("group", id_) == meta.get("group", id_)
-    return stored.id == id_ and same_patient and stored.meta == {**stored.meta, **meta}
+    # another coverage means other instance labels; files of earlier versions do not state theirs
+    wanted = {key: value for key, value in meta.items() if key != "annotation" or key in stored.meta}
+    return stored.id == id_ and same_patient and stored.meta == {**stored.meta, **wanted}
 
 
 def run_config(run_dir: Path) -> TrainConfig | None:

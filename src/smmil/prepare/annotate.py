@@ -16,11 +16,12 @@ from smmil.bag import Bag
 from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, replacing
-from smmil.images.volume import open_volume
+from smmil.images.volume import Volume, open_volume
 
 SHAPES = {"asap": read_asap, "geojson": read_geojson, "boxes": read_boxes}
 KINDS = ("auto", *SHAPES, "label-image", *PANDA, "volume", "rsna")
 _Bounds = tuple[float, ...]
+_PADDING = 0.02  # share by which a mask may differ from its slide: tiles that were filled up, rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,8 @@ def annotate_case(
     positive: Collection[Any] | None = None,
     slices: Sequence[str] | None = None,
     complete: bool = True,
+    size: tuple[float | None, float | None] = (None, None),
+    scan: Volume | None = None,
 ) -> InstanceLabels:
     """Label every instance of a bag by an annotation file: positive when more than `coverage` of it is annotated.
 
@@ -58,6 +61,10 @@ def annotate_case(
     positive  classes or codes that are lesions, where the file has others as well; of RSNA the subtypes
     slices    SOPInstanceUID of every instance, for labels given per slice (`Volume.sop_uids`)
     complete  False: not all lesions were marked, so what is not positive is unknown
+    size      width and height of the slide in level-0 pixels: a label image of another size is refused
+    scan      the scan of a label volume: one that lies elsewhere along the body, or has other sizes, is refused
+
+    What is doubtful but not refused stands in about["warnings"].
     """
     path = Path(annotation)
     more: dict[str, Any] = {}
@@ -66,10 +73,10 @@ def annotate_case(
     kind = _kind(path) if check_choice(kind, KINDS, "kind of annotation") == "auto" else kind
     if kind in ("rsna", "volume"):
         rule = {"rule": "any annotation in the slice", "coverage": 0.0}
-        share = _of_scan(bag, path, kind, positive, slices)
+        share, more = _of_scan(bag, path, kind, positive, slices, scan)
     else:
         rule = {"rule": "more than coverage of the area", "coverage": coverage}
-        share, more = _of_patches(bag, path, kind, mpp, bounds, positive)
+        share, more = _of_patches(bag, path, kind, mpp, bounds, positive, size)
     labels = np.where(share > rule["coverage"], 1, 0 if complete else -1).astype(np.int8)
     chosen = {} if positive is None else {"positive": sorted(map(str, positive))}
     with annotation_errors(path, "an annotation"):
@@ -135,7 +142,13 @@ def _kind(path: Path) -> str:
 
 
 def _of_patches(
-    bag: Bag, path: Path, kind: str, mpp: float | None, bounds: _Bounds | None, positive: Collection[Any] | None
+    bag: Bag,
+    path: Path,
+    kind: str,
+    mpp: float | None,
+    bounds: _Bounds | None,
+    positive: Collection[Any] | None,
+    size: tuple[float | None, float | None],
 ) -> tuple[np.ndarray, dict[str, Any]]:
     scale = _scale(bag, mpp)
     if kind in SHAPES:
@@ -144,9 +157,12 @@ def _of_patches(
         share = polygon_share(_boxes(bag, scale, offset), shapes.area)
         return share, {"scale": scale, "offset": list(offset), "notes": list(shapes.notes)}
     image = open_mask(path, kind, _codes(positive))
+    more: dict[str, Any] = {}
     offset, extent = (0.0, 0.0), (image.width * scale, image.height * scale)
     if bounds is not None and len(bounds) >= 4 and np.allclose(extent, bounds[2:4], rtol=0, atol=1):
         offset = float(bounds[0]), float(bounds[1])  # the mask has exactly the size of the scanned area
+    else:
+        more |= _check_mask_size(path, extent, size, scale)
     boxes = _boxes(bag, scale, offset)
     outside = np.flatnonzero((boxes[:, :2] >= (image.width, image.height)).any(1) | (boxes[:, 2:] <= 0).any(1))
     if len(outside):
@@ -154,7 +170,25 @@ def _of_patches(
             f"{path}: {len(outside):,} of {len(boxes):,} instances lie outside the {image.width} x {image.height} mask;"
             " if it is smaller than the slide, give its pixel size (mpp), else it belongs to another slide"
         )
-    return pixel_share(boxes, image.lesions(boxes)), {"scale": scale, "offset": list(offset)}
+    return pixel_share(boxes, image.lesions(boxes)), {"scale": scale, "offset": list(offset), **more}
+
+
+def _check_mask_size(
+    path: Path, extent: tuple[float, float], size: tuple[float | None, float | None], scale: float
+) -> dict[str, Any]:
+    """Refuse a mask that does not cover its slide, or covers more; up to 2 % (padding, rounding) is a warning."""
+    width, height = size
+    if not width or not height:
+        return {}
+    found = f"the mask covers {extent[0]:,.0f} x {extent[1]:,.0f} level-0 pixels of a slide of {width:,} x {height:,}"
+    ratios = extent[0] / width, extent[1] / height
+    if all(abs(got - want) <= max(1.0, scale) for got, want in zip(extent, (width, height), strict=True)):
+        return {}
+    if max(abs(ratio - 1) for ratio in ratios) <= _PADDING:
+        return {"warnings": [f"{found}; both are taken to begin at the same corner"]}
+    alike = abs(ratios[0] / ratios[1] - 1) <= _PADDING
+    hint = "it was drawn at another resolution: give its pixel size (mpp)" if alike else "it belongs to another slide"
+    raise DataError(f"{path}: {found}; {hint}, or write it with as many pixels as the slide")
 
 
 def _scale(bag: Bag, mpp: float | None) -> float:
@@ -180,8 +214,13 @@ def _boxes(bag: Bag, scale: float, offset: Sequence[float]) -> np.ndarray:
 
 
 def _of_scan(
-    bag: Bag, path: Path, kind: str, positive: Collection[Any] | None, slices: Sequence[str] | None
-) -> np.ndarray:
+    bag: Bag,
+    path: Path,
+    kind: str,
+    positive: Collection[Any] | None,
+    slices: Sequence[str] | None,
+    scan: Volume | None,
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Annotated share of every slice: 0 or 1 from a table of labels per slice, else that of a label volume."""
     if kind == "rsna":
         if slices is None or len(slices) != bag.n:
@@ -189,17 +228,43 @@ def _of_scan(
             raise DataError(f"{path}: labels per slice need the name of each of {bag.n} slices, got {got}")
         with annotation_errors(path, "labels of slices"):
             marked = labels_in_order(read_slice_labels(path), slices, positive or (ANY,))
-        return marked.astype(np.float64)
+        return marked.astype(np.float64), {}
     codes, volume = _codes(positive), open_volume(path)  # turned as the scan itself is
     if len(volume) != bag.n:
         raise DataError(f"{path}: {len(volume)} slices for a scan of {bag.n}; the label volume is of another scan")
+    more = {} if scan is None else _check_geometry(path, volume, scan)
     pages = [volume.slice_hu(index) for index in range(bag.n)]
     seen = np.unique(np.concatenate([np.unique(page) for page in pages]))
     if codes is None and len(seen[seen != 0]) > 1:
         raise DataError(
             f"{path}: holds the codes {', '.join(f'{c:g}' for c in seen[:10])}; say which are lesions (--positive)"
         )
-    return np.array([(page != 0 if codes is None else np.isin(page, codes)).mean() for page in pages])
+    return np.array([(page != 0 if codes is None else np.isin(page, codes)).mean() for page in pages]), more
+
+
+def _check_geometry(path: Path, mask: Volume, scan: Volume) -> dict[str, Any]:
+    """Refuse a label volume of other sizes, or whose slices lie elsewhere; shifted within the slices is a warning.
+
+    Labels are given to whole slices, so a shift along them changes no label; but it shows that the mask may be of
+    another scan. Tools that write tilted scans leave such shifts too.
+    """
+    if mask.shape != scan.shape:
+        sizes = (" x ".join(map(str, volume.shape)) for volume in (mask, scan))
+        raise DataError(f"{path}: {next(sizes)} voxels for a scan of {next(sizes)}; resample the mask to the scan")
+    corners = np.array([(x, y, z, 1) for x in (0, 1) for y in (0, 1) for z in (0, 1)]).T
+    corners[:3] *= (np.array(scan.shape[::-1]) - 1)[:, None]
+    shift = ((mask.affine - scan.affine) @ corners)[:3]
+    normal = np.cross(scan.affine[:3, 0], scan.affine[:3, 1])
+    along = np.abs(normal / np.linalg.norm(normal) @ shift).max()
+    if along > scan.distance_mm / 2:
+        raise DataError(
+            f"{path}: its slices lie up to {along:.3g} mm from those of the scan, {scan.distance_mm:.3g} mm apart; "
+            "the affine is wrong or of another scan: write the mask with the affine of the scan"
+        )
+    within = float(np.linalg.norm(shift, axis=0).max())
+    if within > min(scan.spacing_mm):
+        return {"warnings": [f"the mask lies up to {within:.3g} mm beside the scan; check that it belongs to it"]}
+    return {}
 
 
 def _codes(positive: Collection[Any] | None) -> list[int] | None:

@@ -4,7 +4,7 @@ A case that is done already is recognised by the recipe and the fingerprint of i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from smmil.formats import read_bag, read_provenance, write_bag
 from smmil.frame import Frame
 from smmil.images import Slide, open_slide
 from smmil.images.volume import Volume, open_volume, parse_window, window
-from smmil.prepare.annotate import annotate_case, negative_case, write_labels
+from smmil.prepare.annotate import InstanceLabels, annotate_case, negative_case, write_labels
 from smmil.prepare.recipe import Recipe
 from smmil.prepare.selection import (
     _encode_tiles,
@@ -128,14 +128,18 @@ def prepare_case(job: PrepareJob) -> PreparedCase:
         facts, status = maker.make(), "written"
     if facts is None:
         return PreparedCase("no tissue")
+    labels = maker.write_labels(facts["damaged"])
     return PreparedCase(
         status,
         facts["instances"],
         len(facts["damaged"]),
         facts.get("mpp_level0"),
         facts.get("mpp_read"),
-        maker.write_labels(facts["damaged"]),
+        labels is not None,
         tuple(facts["notes"]),
+        None if labels is None else int((labels.labels > 0).sum()),
+        None if labels is None or "coverage" not in labels.about else float(labels.share.max()),
+        () if labels is None else tuple(labels.about.get("warnings", ())),
     )
 
 
@@ -213,46 +217,57 @@ class _CaseMaker:
         write_bag(self.job.bag_path, encoded.bag(self.case.id, frame), graph=rule, provenance=facts)
         return facts
 
-    def write_labels(self, damaged: list[list[float]]) -> bool:
-        """Write the labels of a case whose bag is there, from its annotation or its points; whether there were any."""
+    def write_labels(self, damaged: list[list[float]]) -> InstanceLabels | None:
+        """Write the labels of a case whose bag is there, from its annotation or its points; None: there are none."""
         job, case, points = self.job, self.case, self.points
         if case.instance_labels is not None:
-            self._copy_labels(case.instance_labels)
-        elif case.annotation is not None:
-            self._annotate(case.annotation)
-        elif points is None and case.label == "0" and job.negatives_known:
-            write_labels(job.labels_path, negative_case(read_bag(job.bag_path)))
-        elif points is None or points.labels is None:
-            return False
-        else:
-            corners = points.corners(self.recipe).tolist()
-            lost = {tuple(place) for place in damaged}
-            kept = [label for label, corner in zip(points.labels, corners, strict=True) if tuple(corner) not in lost]
-            self._write_plain_labels(kept)
-        return True
+            return self._copy_labels(case.instance_labels)
+        if case.annotation is not None:
+            return self._annotate(case.annotation)
+        if points is None and case.label == "0" and job.negatives_known:
+            none = negative_case(read_bag(job.bag_path))
+            write_labels(job.labels_path, none)
+            return none
+        if points is None or points.labels is None:
+            return None
+        corners = points.corners(self.recipe).tolist()
+        lost = {tuple(place) for place in damaged}
+        kept = [label for label, corner in zip(points.labels, corners, strict=True) if tuple(corner) not in lost]
+        return self._write_plain_labels(kept)
 
-    def _copy_labels(self, given: Path) -> None:
+    def _copy_labels(self, given: Path) -> InstanceLabels:
         """Labels that are known instance by instance, such as those of the slices of a scan from foot to head."""
         labels, n = read_instance_labels(given), read_bag(self.job.bag_path).n
         if len(labels) != n:
             raise DataError(
                 f"{given}: {len(labels):,} labels, but {self.case.id} has {n:,} instances; give one for each"
             )
-        self._write_plain_labels(labels.tolist())
+        return self._write_plain_labels(labels.tolist())
 
-    def _write_plain_labels(self, labels: Sequence[int]) -> None:
+    def _write_plain_labels(self, labels: Sequence[int]) -> InstanceLabels:
         with replacing(self.job.labels_path) as temporary:
             np.savetxt(temporary, labels, fmt="%d", header="label", comments="")
+        return InstanceLabels(np.asarray(labels), np.zeros(0))
 
-    def _annotate(self, annotation: Path) -> None:
+    def _annotate(self, annotation: Path) -> InstanceLabels:
         job, case = self.job, self.case
         options: dict[str, Any] = {"kind": case.annotation_kind, "complete": case.annotation_complete}
         options |= {"coverage": job.coverage, "positive": job.positive}
         if self.recipe.kind == "ct":
-            options["slices"] = open_volume(case.source).sop_uids or None
-        elif self.recipe.tissue.origin == "bounds":
-            options["bounds"] = tuple(read_provenance(job.bag_path)["bounds"])
-        write_labels(job.labels_path, annotate_case(read_bag(job.bag_path), annotation, **options))
+            options["scan"] = open_volume(case.source)
+            options["slices"] = options["scan"].sop_uids or None
+        else:
+            facts = read_provenance(job.bag_path)
+            options["size"] = facts.get("level0_width"), facts.get("level0_height")
+            options |= {"bounds": tuple(facts["bounds"])} if self.recipe.tissue.origin == "bounds" else {}
+        found = annotate_case(read_bag(job.bag_path), annotation, **options)
+        if case.label not in ("", "0") and not found.share.any():
+            nothing = "the case is positive, but its annotation marks none of its instances; it is empty, of another "
+            nothing += "case, or drawn outside the tissue: correct it, or leave its cell empty"
+            warnings = [*found.about.get("warnings", ()), nothing]
+            found = replace(found, about={**found.about, "warnings": warnings})
+        write_labels(job.labels_path, found)
+        return found
 
 
 @dataclass(frozen=True)

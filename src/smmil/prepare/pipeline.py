@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from smmil.annotations.labels import lost_truth
 from smmil.config import checked
 from smmil.data.manifest import Manifest
 from smmil.encoders import Encoder, load_encoder
@@ -43,6 +44,9 @@ class Summary:
     outcomes: tuple[_Outcome, ...]
     manifest: Path | None
     failures: tuple[tuple[str, str, str], ...] = ()
+    lost: str | None = (
+        None  # how many positive cases keep no positive instance, and what would help; None: all keep one
+    )
 
     def count(self, status: str) -> int:
         return sum(o.value is not None and o.value.status == status for o in self.outcomes)
@@ -64,7 +68,17 @@ def _record(out: Path, outcomes: Sequence[_Outcome], missing: Sequence[tuple[str
         Manifest(_manifest_table(done), out).write(manifest)
     else:
         manifest.unlink(missing_ok=True)  # one of an earlier run would name cases that have failed since
-    return Summary(tuple(outcomes), manifest if done else None, tuple(failures))
+    return Summary(tuple(outcomes), manifest if done else None, tuple(failures), _lost(done))
+
+
+def _lost(done: Sequence[_Outcome]) -> str | None:
+    """Positive cases without a positive instance, in words, with a coverage where annotations have shares."""
+    known = [(o.task, o.value) for o in done if o.value is not None and o.value.positives is not None]
+    known = [(job, case) for job, case in known if job.case.label not in ("", "0")]
+    shares = [case.largest_share for _, case in known if case.largest_share is not None]
+    by_area = {job.coverage for job, _ in known} if known and known[0][0].recipe.kind != "ct" else set()
+    coverage = by_area.pop() if len(by_area) == 1 and len(shares) == len(known) else None
+    return lost_truth(len(known), sum(not case.positives for _, case in known), shares, coverage)
 
 
 def _folders(out: Path, cases: Sequence[PrepareCase]) -> list[str]:
@@ -98,7 +112,7 @@ def failure_reason(outcome: _Outcome) -> str | None:
 def _row(outcome: _Outcome) -> tuple[Any, ...]:
     done = outcome.value or PreparedCase("failed")
     status = "no tissue" if _empty(outcome) else "done" if outcome.ok else "failed"
-    notes = outcome.error or "; ".join(done.notes)
+    notes = outcome.error or "; ".join([*done.notes, *done.warnings])
     return outcome.task.case.id, status, done.instances, done.damaged, done.mpp_level0, done.mpp_read, notes
 
 

@@ -170,6 +170,9 @@ class PreparedCase:
     mpp_read: float | None = None
     labelled: bool = False
     notes: tuple[str, ...] = ()
+    positives: int | None = None  # positive instances; None: their labels are not known
+    largest_share: float | None = None  # largest annotated share of an instance; None: labels without shares
+    warnings: tuple[str, ...] = ()  # what is wrong with the truth of the case
 
 
 _FILES = ("tissue", "annotation", "instance_labels")

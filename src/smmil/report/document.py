@@ -184,6 +184,7 @@ def _summary(sources: Sequence[_PredictionSource], results: Results) -> dict[str
             for reason in dict.fromkeys(unmarked.values())
         ],
         "method": _method(results, unmarked),
+        "verdicts": _verdicts(results),
         "remarks": numbers._remarks(results),
     }
 
@@ -192,7 +193,24 @@ def _tiles(results: Results) -> Iterator[dict[str, Any]]:
     for heading, path, words in _TILES:
         values = _values(next(row for row in numbers._metric_rows() if row.path == path), results)
         if any(value["value"] is not None for value in values):
-            yield {"heading": heading, "values": values, "words": words}
+            yield {"heading": heading, "values": values, "words": words, "prior": _prior_text(path, results)}
+
+
+def _prior_text(path: tuple[str, ...], results: Results) -> str:
+    """What position alone reaches in the same metric, for the tile of localization; empty elsewhere or without one."""
+    found = [one.get("prior", {}).get(path[1], {}).get("truth") for one in results.values()] if len(path) > 2 else []
+    known = dict.fromkeys(f"{value:.3f}" for value in found if value is not None and value == value)
+    return f"position alone reaches {' / '.join(known)}" if known else ""
+
+
+def _verdicts(results: Results) -> list[tuple[bool, str]]:
+    """(whether it is a warning, sentences) about the position prior of every model whose instances have labels."""
+    lines = []
+    for name, found in results.items():
+        if found["instance"]["all"]["n_instances"]:
+            who = f"{name}: " if len(results) > 1 else ""
+            lines.append((found["prior"]["better"] is False, who + " ".join(found["prior"]["words"])))
+    return lines
 
 
 def _metrics(results: Results, unmarked: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -10,7 +10,7 @@ from typing import Any
 from smmil.errors import DataError
 from smmil.evaluate.bootstrap import add_intervals
 from smmil.evaluate.folders import summarize_models
-from smmil.evaluate.instances import has_lesion_labels
+from smmil.evaluate.instances import POOLS, has_lesion_labels
 from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import METRICS, Level, PooledMetric, metrics_of
 from smmil.files import need_file
@@ -21,6 +21,19 @@ Models = Mapping[str, Sequence[Prediction]]
 Results = dict[str, dict[str, Any]]
 CASES, INSTANCES = "Is it there? (whole cases)", "Where is it? (instances)"
 SMOOTH = "How smooth are the maps?"
+POSITION = "Is it more than position? (instance AUROC)"
+_PRIOR_ROWS = (
+    ("per_bag", "model", "The map, within cases"),
+    ("per_bag", "truth", "Where lesions of other patients lie, within cases"),
+    ("per_bag", "difference", "… the map is better by, within cases"),
+    ("per_bag", "own", "The model's own mean map of other patients, within cases"),
+    ("per_bag", "own_difference", "… the map is better by, within cases"),
+    ("per_bag", "residual", "The map minus its own mean map, within cases"),
+    ("positive_bags", "truth", "Where lesions of other patients lie, positive cases"),
+    ("positive_bags", "difference", "… the map is better by, positive cases"),
+    ("all", "truth", "Where lesions of other patients lie, all cases"),
+    ("all", "difference", "… the map is better by, all cases"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,11 +56,14 @@ class _Row:
     def ends(self, found: Mapping[str, Any]) -> tuple[float, float] | None:
         """Ends of the 95 % interval, None where there is none."""
         ci = found.get("ci", {}).get(self.interval) if self.interval else None
+        if self.path[0] == "prior":
+            inside = found.get("prior", {}).get(self.path[1], {})
+            ci = {end: inside.get(f"{self.path[2]}_{end}", math.nan) for end in ("low", "high")}
         return None if ci is None or ci["low"] != ci["low"] or ci["high"] != ci["high"] else (ci["low"], ci["high"])
 
 
 def _metric_rows() -> list[_Row]:
-    """Rows of a report from the registry of metrics: cases, instances, lesions, then energies."""
+    """Rows of a report from the registry of metrics: cases, instances, lesions, the position prior, then energies."""
     groups: dict[Level, str] = {"bag": CASES, "instance": INSTANCES, "lesion": INSTANCES, "energy": SMOOTH}
     metrics = [(group, metric) for level, group in groups.items() for metric in metrics_of(level) if not metric.same_as]
     rows = []
@@ -57,7 +73,9 @@ def _metric_rows() -> list[_Row]:
         interval = PooledMetric(metric.name, pool).label if metric.interval else None
         path = (*paths.get(metric.level, (metric.level,)), metric.key)
         rows.append(_Row(group, name, path, interval, metric.direction))
-    return rows
+    beside = [_Row(POSITION, name, ("prior", pool, key), better=0) for pool, key, name in _PRIOR_ROWS]
+    smooth = next((place for place, row in enumerate(rows) if row.group == SMOOTH), len(rows))
+    return rows[:smooth] + beside + rows[smooth:]
 
 
 def _measure(
@@ -69,7 +87,8 @@ def _measure(
     resamples: int = 1000,
 ) -> Results:
     """Summary, FROC with its curve, and intervals of each model; patients are resampled. resamples=0: no intervals."""
-    results = summarize_models(models, validation=validation, threshold=threshold, column=column)
+    prior = {"intervals": POOLS if resamples else (), "n": max(2, resamples)}
+    results = summarize_models(models, validation=validation, threshold=threshold, column=column, prior=prior)
     for name, found in results.items():
         if any(has_lesion_labels(p) for p in models[name]):
             found["froc"] = froc(models[name], column=column)
@@ -96,7 +115,13 @@ def _remarks(results: Results) -> list[str]:
     """Every note of the numbers once, with the models it belongs to."""
     models_of: dict[str, list[str]] = {}
     for model, found in results.items():
-        parts = [found["bag"], *found["instance"].values(), found["energy"], found.get("froc", {})]
+        parts = [
+            found["bag"],
+            *found["instance"].values(),
+            found["energy"],
+            found.get("froc", {}),
+            found.get("prior", {}),
+        ]
         for part in [*parts, *found.get("ci", {}).values(), found]:
             for note in part.get("notes", []):
                 if model not in models_of.setdefault(note, []):
