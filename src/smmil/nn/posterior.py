@@ -74,7 +74,7 @@ def _posterior_mean(
         return u
     rows = u.reshape(graph.n, -1)
     rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    solved = torch.ops.smmil.posterior_solve(rows * precision[:, None], precision, kappa, *graph.csr, tol)
+    solved: Tensor = torch.ops.smmil.posterior_solve(rows * precision[:, None], precision, kappa, *graph.csr, tol)
     return solved.reshape(u.shape).to(u.dtype)
 
 
@@ -92,7 +92,7 @@ def _posterior_variance(
     precision, kappa = _checked(u, graph, noise, strength)
     seed = 0 if generator is None else int(torch.randint(2**31, (), generator=generator, device=generator.device))
     with torch.no_grad():
-        found = torch.ops.smmil.posterior_variance(precision, kappa, *graph.csr, probes, method, seed)
+        found: Tensor = torch.ops.smmil.posterior_variance(precision, kappa, *graph.csr, probes, method, seed)
     return found.to(u.dtype)
 
 
@@ -202,20 +202,22 @@ def _variance(
 ) -> Tensor:
     """diag(Λ⁻¹), exactly or by probes as `sm_posterior` explains."""
     matrix, strength = CSR(indptr, indices, weight), float(kappa)
-    arrays = [t.detach().cpu().numpy() for t in matrix]
+    starts, columns, values = (t.detach().cpu().numpy() for t in matrix)
     if method != "probes":
-        found = _diagonal_of_inverse(*arrays, precision.double().cpu().numpy(), strength, force=method == "exact")
+        found = _diagonal_of_inverse(
+            starts, columns, values, precision.double().cpu().numpy(), strength, force=method == "exact"
+        )
         if found is not None:
             return torch.from_numpy(found).to(precision)
-    colours = torch.from_numpy(_probe_colours(*arrays[:2], probes)).to(precision.device)
+    colours = torch.from_numpy(_probe_colours(starts, columns, probes)).to(precision.device)
     signs = torch.randint(2, (matrix.n,), generator=torch.Generator().manual_seed(seed)) * 2 - 1
     signs = signs.to(precision)
     system = _System(matrix, precision.contiguous(), strength)
     used, width = int(colours.max()) + 1, max(1, _BLOCK_BYTES // (matrix.n * precision.element_size()))
     estimate = torch.zeros_like(system.diagonal)
     for first in range(0, used, width):
-        columns = torch.arange(first, min(first + width, used), device=precision.device)
-        probe = (colours[:, None] == columns).to(precision) * signs[:, None]
+        numbers = torch.arange(first, min(first + width, used), device=precision.device)
+        probe = (colours[:, None] == numbers).to(precision) * signs[:, None]
         estimate += (probe * _conjugate_gradients(probe, system, _PROBE_TOLERANCE)).sum(1)
     return estimate.clamp(1 / system.diagonal, 1 / precision)
 

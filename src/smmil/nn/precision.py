@@ -38,7 +38,7 @@ class _System:
 
     def times(self, x: Tensor) -> Tensor:
         with without_autocast(x):
-            product = torch.ops.smmil.propagate(x, *self.matrix, *self.matrix)
+            product: Tensor = torch.ops.smmil.propagate(x, *self.matrix, *self.matrix)
         product *= -self.kappa
         return product.addcmul_(x, (self.precision + self.kappa)[:, None])
 
@@ -84,7 +84,7 @@ def _inverse_root(epsilon: Tensor, system: _System, tol: float) -> Tensor:
         return (2 * root * system.times(root * x) - (high + low) * x) / (high - low)
 
     before, now = epsilon, shifted(epsilon)
-    total = c[0] / 2 * before + c[1] * now
+    total: Tensor = float(c[0]) / 2 * before + float(c[1]) * now
     for k in range(2, degree + 1):
         before, now = now, 2 * shifted(now) - before
         total.add_(now, alpha=float(c[k]))

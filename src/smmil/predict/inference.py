@@ -119,21 +119,32 @@ def predict(
     """Predict every bag: eval mode, no gradients, labels hidden from the model; bags go one by one, batches as packed.
 
     device   where the model is; by default found from its weights
-    spatial  carry coordinates, frame and edges along (maps and energies need them)
+    spatial  carry coordinates, frame, edges and uncertainty along (maps and energies need them)
     """
     facts = {"score_kind": getattr(model, "score_kind", "attention logit"), **(meta or {})}
     if getattr(model, "link", None) == "sigmoid":  # of a model converted from another program
         facts["link"] = "sigmoid"
-    return [one for batch, output in outputs(model, bags, device) for one in _unpacked(batch, output, spatial, facts)]
+    found = outputs(model, bags, device, uncertainty=spatial)
+    return [one for batch, output in found for one in _unpacked(batch, output, spatial, facts)]
 
 
 def outputs(
-    model: nn.Module, bags: Iterable[Bag | BagBatch], device: torch.device | str | None = None
+    model: nn.Module,
+    bags: Iterable[Bag | BagBatch],
+    device: torch.device | str | None = None,
+    *,
+    uncertainty: bool = False,
 ) -> Iterator[tuple[BagBatch, Output]]:
-    """Each batch together with the model's output for it; the model's mode is restored at the end."""
+    """Each batch together with the model's output for it; the model's mode is restored at the end.
+
+    uncertainty  have models that know it (`gives_uncertainty`) compute it, which may take as long as all the rest
+    """
     device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
     modes = {module: module.training for module in model.modules()}
     model.eval()
+    knows = getattr(model, "gives_uncertainty", False)
+    if knows and not uncertainty:
+        model.gives_uncertainty = False  # type: ignore[assignment]
     try:
         for item in bags:
             batch = BagBatch.pack([item]) if isinstance(item, Bag) else item
@@ -143,6 +154,8 @@ def outputs(
     finally:
         for module, training in modes.items():
             module.training = training
+        if knows:
+            model.gives_uncertainty = True  # type: ignore[assignment]
 
 
 def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, Any]) -> Iterator[Prediction]:
@@ -154,6 +167,7 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, A
     probs = (logits.sigmoid() if each else logits.softmax(1)).cpu().numpy()
     scores = batch.split(output.scores.float().cpu())
     y_inst = None if batch.y_inst is None else batch.split(batch.y_inst)
+    spread = None if output.uncertainty is None else batch.split(output.uncertainty.float().cpu())
     geometry = _geometry(batch) if spatial else [{}] * len(batch)
     for b, name in enumerate(batch.ids):
         yield Prediction(
@@ -163,6 +177,7 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, A
             y=None if batch.y is None else int(batch.y[b]),
             y_inst=None if y_inst is None else y_inst[b].numpy(),
             meta=dict(facts),
+            uncertainty=None if spread is None else spread[b].numpy(),
             **geometry[b],
         )
 
