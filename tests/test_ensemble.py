@@ -67,6 +67,7 @@ def test_an_ensemble_is_the_mean_of_what_its_runs_predict(runs, tmp_path):
         assert np.allclose(prediction.probs, (members[0].probs + members[1].probs) / 2)
         assert prediction.meta["split"] == members[0].meta["split"]
         assert "seed" not in prediction.meta
+        assert prediction.meta["model"] == "ensemble of 2: sm_ap"
         assert np.array_equal(prediction.coords, members[0].coords)
 
 

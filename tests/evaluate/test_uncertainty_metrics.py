@@ -23,6 +23,10 @@ def test_values_by_hand():
     assert found["error_auroc_baseline"] == 1
     assert found["risk_coverage_area_baseline"] == pytest.approx((0 + 0 + 1 / 3 + 2 / 4) / 4)
     assert found["error_auroc_difference"] == pytest.approx(-1 / 4)
+    # 1.5/0.1, 0.5/0.9, 0.5/0.2, 1.5/0.3: the errors are still the smallest
+    assert found["error_auroc_combined"] == 1
+    assert found["risk_coverage_area_combined"] == found["risk_coverage_area_baseline"]
+    assert found["error_auroc_combined_difference"] == 0
     assert np.isnan(found["brier"])
     assert np.isnan(found["ece"])
 
@@ -55,6 +59,16 @@ def test_the_distance_itself_as_uncertainty_equals_the_baseline():
     assert found["error_auroc_difference"] == 0
     assert found["risk_coverage_area_difference"] == pytest.approx(0)
     assert found["error_auroc_interval"] == [0, 0]
+
+
+def test_the_distance_in_deviations_finds_errors_that_neither_alone_finds():
+    """A call is wrong where the noise, of one of two sizes, exceeds its distance from the threshold."""
+    rng = np.random.default_rng(3)
+    true, spread = rng.normal(size=4000), rng.choice([0.1, 1.5], 4000)
+    given = case(true + spread * rng.normal(size=4000), (true >= 0).astype(int), spread)
+    found = uncertainty_metrics([given], 0.0, resamples=0)
+    assert found["error_auroc_combined"] > max(found["error_auroc"], found["error_auroc_baseline"]) + 0.05
+    assert found["risk_coverage_area_combined"] < found["risk_coverage_area_baseline"]
 
 
 def test_a_better_uncertainty_has_an_interval_above_zero_and_unknown_labels_take_no_part():

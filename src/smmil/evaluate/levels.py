@@ -195,38 +195,41 @@ def uncertainty_metrics(
     """What the uncertainty of instance scores is worth: does it tell which calls are wrong?
 
     An instance is called positive from `threshold` on; a call that differs from its label is an error. Each number
-    stands beside that of the baseline -|score - threshold|, which every map has: an uncertainty that does not beat it
-    adds nothing.
+    stands beside that of the baseline -|score - threshold|, which every map has: an uncertainty that does not beat it,
+    alone or `combined` as -|score - threshold| / uncertainty (the chance of a wrong call, if errors are normal), adds
+    nothing.
 
     error_auroc           chance that an error is less certain than a right call; 0.5 is chance
     risk_coverage_area    mean share of errors among the k most certain calls, over k = 1 … n; lower is better; ties are
                           taken in every order alike
-    …_baseline, …_difference, …_interval (of the difference, by resampling patients; left out with resamples=0)
+    …_combined, …_baseline; …_difference and …_combined_difference from the baseline, and their …_interval by resampling
+    patients (left out with resamples=0)
     brier, ece            of instance probabilities, nan where scores are none; ece has ten bins of equal width
     Cases without uncertainty or without known instance labels are left out and counted in `notes`.
     """
     usable = [p for p in predictions if p.uncertainty is not None and p.y_inst is not None and (p.y_inst >= 0).any()]
     notes = [f"{len(predictions) - len(usable)} of {len(predictions)} cases hold no uncertainty or no instance label"]
-    table = [_calls(p, threshold, column) for p in usable] or [np.zeros((4, 0))]
-    wrong, unsure, near, probs = np.concatenate(table, axis=1)
+    table = [_calls(p, threshold, column) for p in usable] or [np.zeros((5, 0))]
+    wrong, unsure, both, near, probs = np.concatenate(table, axis=1)
     found: dict[str, Any] = {"n_instances": len(wrong), "n_errors": int(wrong.sum()), "threshold": float(threshold)}
-    rankings = [_SortedScores(values, wrong > 0, wrong == 0) for values in (unsure, near)]
+    rankings = [_SortedScores(values, wrong > 0, wrong == 0) for values in (unsure, both, near)]
     case = instances._case_of_row([part.shape[1] for part in table])
 
     def values(weights: np.ndarray | None) -> np.ndarray:
-        """(2, 2): AUROC and area of the uncertainty, then of the baseline."""
+        """(3, 2): AUROC and area of the uncertainty, of it combined with the distance, of the baseline."""
         points = [r.points(None if weights is None else weights[case[r.order]]) for r in rankings]
         return np.array([[p.roc_area(), _risk_coverage_area(p)] for p in points])
 
-    both = values(None)
+    measured = values(None)
     draws = _patient_weights(usable, resamples, seed) if len(wrong) else []
-    gaps = np.array([np.subtract(*values(weights)) for weights in draws]).reshape(-1, 2)
-    for k, name in enumerate(("error_auroc", "risk_coverage_area")):
-        found |= {name: float(both[0, k]), f"{name}_baseline": float(both[1, k])}
-        found[f"{name}_difference"] = float(both[0, k] - both[1, k])
-        defined = gaps[~np.isnan(gaps[:, k]), k]
-        if resamples and len(defined):
-            found[f"{name}_interval"] = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    drawn = np.array([values(weights) for weights in draws]).reshape(-1, 3, 2)
+    for k, metric in enumerate(("error_auroc", "risk_coverage_area")):
+        found |= {metric + end: float(measured[row, k]) for row, end in enumerate(("", "_combined", "_baseline"))}
+        for row, name in enumerate((metric, f"{metric}_combined")):
+            found[f"{name}_difference"] = float(measured[row, k] - measured[2, k])
+            gaps = drawn[:, row, k] - drawn[:, 2, k]
+            if not np.isnan(gaps).all():
+                found[f"{name}_interval"] = np.nanquantile(gaps, [(1 - level) / 2, (1 + level) / 2]).tolist()
     truth = np.concatenate([np.zeros(0), *(p.y_inst[p.y_inst >= 0] > 0 for p in usable if p.y_inst is not None)])
     known = bool(len(probs)) and not np.isnan(probs).any()
     two = np.stack([1 - probs, probs], 1)
@@ -236,12 +239,14 @@ def uncertainty_metrics(
 
 
 def _calls(prediction: Prediction, threshold: float, column: int | None) -> np.ndarray:
-    """(4, n) of the instances of known label: whether the call is wrong, uncertainty, baseline, probability."""
+    """(5, n) of the instances of known label: whether the call is wrong, three uncertainties of it, probability."""
     assert prediction.y_inst is not None
     assert prediction.uncertainty is not None
     score, known = instance_score(prediction, column), prediction.y_inst >= 0
     wrong = (score >= threshold) != (prediction.y_inst > 0)
-    rows = (wrong, prediction.uncertainty, -np.abs(score - threshold), instance_probability(prediction, column))
+    near, spread = -np.abs(score - threshold), prediction.uncertainty.astype(np.float64)
+    combined = near / np.maximum(spread, np.finfo(np.float32).tiny)
+    rows = (wrong, spread, combined, near, instance_probability(prediction, column))
     return np.stack([np.asarray(row, np.float64)[known] for row in rows])
 
 

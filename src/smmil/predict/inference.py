@@ -235,6 +235,7 @@ def _combined(members: Sequence[Prediction], scales: Sequence[tuple[float, float
         {key: [p.meta.get(key) for p in members] for key in ("model", "weights")},
     )
     meta = {key: value for key, value in first.meta.items() if all(p.meta.get(key) == value for p in members)}
+    meta["model"] = f"ensemble of {len(members)}: {' + '.join(dict.fromkeys(map(str, facts['model'])))}"
     meta["weights"] = digest(*map(str, facts["weights"]))
     meta["ensemble"] = {**facts, "scales": [list(s) for s in scales], "probs_deviation": probs.std(0, ddof=1).tolist()}
     if any(s != (0.0, 1.0) for s in scales):
