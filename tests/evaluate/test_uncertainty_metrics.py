@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from support.evaluate_command import run
 
-from smmil.evaluate import uncertainty_metrics
+from smmil.evaluate import summary, uncertainty_metrics
 from smmil.prediction import Prediction
 
 
@@ -92,3 +93,16 @@ def test_without_any_case_nothing_is_measured():
     assert found["n_instances"] == 0
     assert np.isnan(found["error_auroc"])
     assert np.isnan(found["risk_coverage_area"])
+
+
+def test_the_command_tells_it_where_predictions_hold_it(tmp_path):
+    given = case([2.0, 1.0, 0.0, -1.0], [1, 0, 1, 0], [0.1, 0.9, 0.2, 0.3])
+    (tmp_path / "m").mkdir()
+    given.save(tmp_path / "m" / "a.npz")
+    told = " ".join(run(tmp_path / "m", "--threshold", 0.5, "--csv", tmp_path / "numbers.csv").split())
+    words = "told by uncertainty: AUROC 0.750, with the distance from the threshold 1.000, by that distance alone 1.000"
+    assert words in told
+    assert "m,uncertainty,error_auroc,0.75" in (tmp_path / "numbers.csv").read_text()
+    assert "uncertainty" not in run(tmp_path / "m")
+    plain = Prediction("a", [0.5], [2.0, 1.0], y_inst=[1, 0])
+    assert "uncertainty" not in summary([plain], threshold=0.5)
