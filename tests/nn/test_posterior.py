@@ -1,5 +1,7 @@
 """Sm as a posterior: dense inverses, closed forms, draws and gradients tell what is right."""
 
+import resource
+
 import numpy as np
 import pytest
 import torch
@@ -129,6 +131,23 @@ def test_nodes_of_one_colour_are_far_apart():
     two = torch.linalg.matrix_power(graph.dense() + torch.eye(600), 2) > 0
     same = torch.from_numpy(colours[:, None] == colours)
     assert (two & same).equal(torch.eye(600, dtype=torch.bool))
+
+
+@pytest.mark.slow
+def test_a_slide_of_400_000_patches_is_solved_in_bounded_memory():
+    """The mean solves its equation, the variances keep their bounds, and no more than a gigabyte is added."""
+    graph = lattice(400_000)
+    u, noise = (draw(graph.n, seed=seed).float() for seed in (0, 1))
+    noise = noise.mul(0.5).exp()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    mean, variance = sm_posterior(u, graph, noise, 4.0)
+    added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    wanted = u / noise
+    found = mean / noise + 4.0 * (mean - graph.propagate(mean))
+    assert (found - wanted).norm() < 1e-5 * wanted.norm()
+    assert (variance <= noise * (1 + 1e-6)).all()
+    assert (variance >= (1 - 1e-6) / (1 / noise + 4.0)).all()
+    assert added < 1 << 20  # kilobytes
 
 
 def test_more_neighbours_than_probes_still_give_an_estimate():
