@@ -21,7 +21,7 @@ from slides import STEP, slide, tissue
 from smmil.bag import Bag, BagBatch
 from smmil.graph import grid_graph
 from smmil.models import create_model
-from smmil.nn import SmAttentionPool, kernels, sm_exact
+from smmil.nn import SmAttentionPool, kernels, sm_exact, sm_posterior
 
 TUNED = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
 GOALS = {
@@ -36,6 +36,8 @@ GOALS = {
     "pool torchmil / SmAP, N=60k": (">=", 15),
     "batch of 1k, 3k, 10k, 20k: torchmil padded / packed": (">=", 10),
     "exact operator torchmil / smmil, N=10k, 512 columns": (">=", 100),
+    "posterior mean and variance / step ABMIL, N=60k P=512": ("<=", 10),
+    "posterior by 32 probes / step ABMIL, N=60k P=512": ("<=", 10),
     "graph torchmil / smmil, N=10k": (">=", 50),
     "graph torchmil / smmil, N=60k": (">=", 50),
 }
@@ -156,6 +158,23 @@ def exact(rounds: int) -> dict[str, float]:
     return {"exact operator torchmil / smmil, N=10k, 512 columns": t["they"] / t["we"]}
 
 
+def posterior(rounds: int) -> dict[str, float]:
+    """Mean and variance of every instance, exactly and by probes, over one training step of ABMIL."""
+    bag = slide(60_000, 512)
+    graph, u = bag.graph.normalized(), bag.x[:, 0]
+    noise = bag.x[:, 1].exp()
+    runs = {
+        "step": our_step(create_model("abmil", 512), [bag]),
+        "exact": lambda: sm_posterior(u, graph, noise, 1.0),
+        "probes": lambda: sm_posterior(u, graph, noise, 1.0, method="probes"),
+    }
+    t = interleaved(runs, rounds)
+    return {
+        "posterior mean and variance / step ABMIL, N=60k P=512": t["exact"] / t["step"],
+        "posterior by 32 probes / step ABMIL, N=60k P=512": t["probes"] / t["step"],
+    }
+
+
 def graphs(rounds: int) -> dict[str, float]:
     found = {}
     for n in (10_000, 60_000):
@@ -211,7 +230,7 @@ def _switched(step: Callable[[], object], path: str) -> Callable[[], None]:
     return run
 
 
-PARTS = {f.__name__: f for f in (steps, memory, pools, batches, exact, graphs, paths)}
+PARTS = {f.__name__: f for f in (steps, memory, pools, batches, exact, posterior, graphs, paths)}
 
 
 def _again(arguments: list[str], environment: dict[str, str]) -> str:

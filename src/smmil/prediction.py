@@ -6,7 +6,7 @@ import lzma
 import zipfile
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any
@@ -18,10 +18,10 @@ from smmil.files import digest, need_file, replacing
 from smmil.frame import Frame
 
 _FORMAT = 1
-_ARRAYS = ("probs", "scores", "coords", "edges", "y_inst")
+_ARRAYS = ("probs", "scores", "coords", "edges", "y_inst", "uncertainty")
 _LARGEST = 1 << 30
 # Bytes that a member may unpack to, for each instance of the case; the others have a fixed bound.
-_PER_INSTANCE = {"scores": 8192, "coords": 64, "edges": 8192, "y_inst": 8}
+_PER_INSTANCE = {"scores": 8192, "coords": 64, "edges": 8192, "y_inst": 8, "uncertainty": 8}
 _FIXED = {"facts": 64 << 20, "probs": 1 << 20, "sha256": 1 << 12}
 _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, ArithmeticError,
            RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
@@ -37,6 +37,7 @@ class Prediction:
     coords  (n, d) position of each instance          frame   what the coordinates mean
     edges   (2, e) neighbouring instances, by row      y       label: a class index, None when unknown
     y_inst  (n,) instance labels; -1 means unknown     meta    plain JSON facts; `score_kind` says what the scores are
+    uncertainty  (n,) standard deviation of the score of each instance, None when the model does not know it
     """
 
     id: str
@@ -48,6 +49,7 @@ class Prediction:
     y: int | None = None
     y_inst: np.ndarray | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+    uncertainty: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -62,6 +64,8 @@ class Prediction:
             self._settle("edges", self._neighbours())
         if self.y_inst is not None:
             self._settle("y_inst", self._rows("y_inst", self._labels("y_inst", np.ravel(self.y_inst), lowest=-1)))
+        if self.uncertainty is not None:
+            self._settle("uncertainty", self._deviations())
         if self.y is not None:
             self._settle("y", self._bag_label())
 
@@ -86,6 +90,16 @@ class Prediction:
         if len(self.probs) > 2:
             raise DataError(f"{self.id}: {len(self.probs)} classes have no single positive one; use probs")
         return float(self.probs[-1])
+
+    def uncertainty_map(self) -> "Prediction":
+        """The same case with the standard deviations in place of the scores, for whatever draws or writes a map."""
+        if self.uncertainty is None:
+            raise DataError(
+                f"{self.id}: the prediction holds no uncertainty; predict with a model that knows it, such as "
+                "prob_sm_ap, or with --ensemble"
+            )
+        meta = {**self.meta, "score_kind": "standard deviation"}
+        return replace(self, scores=self.uncertainty[:, None], uncertainty=None, meta=meta)
 
     def save(self, path: str | Path) -> None:
         """Write one .npz, atomically; the same content always gives the same bytes."""
@@ -164,6 +178,12 @@ class Prediction:
         if len(rows) != self.n:
             raise DataError(f"{self.id}: {name} has {len(rows):,} rows but scores has {self.n:,}; predict it again")
         return rows
+
+    def _deviations(self) -> np.ndarray:
+        rows = self._rows("uncertainty", self._finite("uncertainty", self.uncertainty))
+        if rows.shape[1] != 1 or (rows < 0).any():
+            raise DataError(f"{self.id}: uncertainty must be one standard deviation per instance, none below 0")
+        return rows[:, 0]
 
     def _labels(self, name: str, values: np.ndarray, lowest: int) -> np.ndarray:
         if values.dtype.kind not in "biuf" or (values != np.floor(values)).any() or (values < lowest).any():

@@ -218,6 +218,7 @@ def splits(folder: Path) -> Path:
 
 def prediction(folder: Path) -> Path:
     given = {"coords": CELLS * 512, "frame": Frame((512, 512)), "y": 1, "meta": {"model": "sm_ap"}}
+    given["uncertainty"] = np.linspace(0.1, 1, len(X))
     Prediction("case", [0.9], X[:, 0], y_inst=np.arange(len(X)) % 2, edges=[[0, 1], [1, 2]], **given).save(
         folder / "case.npz"
     )

@@ -270,6 +270,12 @@ def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
             f"instances ({pooled['n_positive']:,} positive), score: {pooled['score_kind']}"
         )
         lines.append(f"  instance threshold: {value} ({cut['source']}); bag threshold: {bag['threshold']}")
+        if worth := found.get("uncertainty"):
+            by = [f"{_number(worth[f'error_auroc{end}'])}" for end in ("", "_combined", "_baseline")]
+            lines.append(
+                f"  wrong calls told by uncertainty: AUROC {by[0]}, with the distance from the threshold {by[1]}, "
+                f"by that distance alone {by[2]} (docs/evaluate.md)"
+            )
         first: dict[str, str] = {}  # where a note stands first
         for where, part in _by_heading(found).items():
             first |= {note: where for note in part["notes"] if note not in first}

@@ -44,6 +44,7 @@ def export(
     replace_uids: Annotated[
         bool, Option("--replace-uids", help="DICOM: also replace UIDs; the file no longer finds its image.")
     ] = False,
+    layer: Annotated[str, Option(help="score, or uncertainty: how sure each score is, as a map of its own.")] = "score",
     formats: Annotated[
         bool, Option("--formats", help="List the formats and stop.", is_eager=True, callback=_print_formats)
     ] = False,
@@ -62,6 +63,8 @@ def export(
 
       smmil export predictions/ct_3.npz --to nifti --image scans/ct_3 --out ct_3_heat.nii.gz
 
+      smmil export predictions/ct_3.npz --to nifti --layer uncertainty --image scans/ct_3 --out ct_3_sd.nii.gz
+
       smmil export predictions/ct_3.npz --to dicom-seg --threshold 0 --image scans/ct_3 --out ct_3.dcm
     """
     from smmil.exports.batch import export as export_predictions
@@ -77,6 +80,7 @@ def export(
             size=size,
             deidentify=deidentify,
             keep_uids=not replace_uids,
+            layer=layer,
             progress=bar.at,
         )
     where = done.written[0] if len(done.written) == 1 and not done.failed else out

@@ -21,8 +21,8 @@ def predict(
         list[Path],
         Argument(
             metavar="RUN | SOURCES...",
-            help="Folder of a run (the --out of smmil train). With --model: slides, scans, folders of them, a manifest "
-            "of bags, or bags.",
+            help="Folder of a run (the --out of smmil train); several with --ensemble. With --model: slides, scans, "
+            "folders of them, a manifest of bags, or bags.",
         ),
     ],
     out: Annotated[Path, Option(help="Folder for the predictions, one .npz per case.")],
@@ -37,6 +37,12 @@ def predict(
     mpp: Annotated[float | None, Option(help="With --model: micrometres per pixel, for slides without it.")] = None,
     weights: Annotated[Path | None, Option(help="With --model: file with the encoder's weights.")] = None,
     workers: Annotated[int | None, Option(help="With --model: processes that prepare images.")] = None,
+    ensemble: Annotated[
+        bool, Option("--ensemble", help="Several runs together: mean, and the deviation between them as uncertainty.")
+    ] = False,
+    mc_dropout: Annotated[
+        int | None, Option(help="Mean and deviation of this many predictions with dropout at work.", min=2)
+    ] = None,
     trust_code: TrustCode = False,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
@@ -50,6 +56,8 @@ def predict(
 
       smmil predict runs/first --out predictions_other --manifest other.csv
 
+      smmil predict --ensemble runs/seed0 runs/seed1 runs/seed2 --out predictions
+
       smmil predict --model packages/first slide.svs --out predictions
 
     Go on with: smmil evaluate predictions --validation predictions_val
@@ -57,16 +65,21 @@ def predict(
     from smmil.errors import ConfigError
 
     of_a_run: dict[str, Any] = {"part": part, "manifest": manifest, "checkpoint": checkpoint}
+    of_a_run |= {"ensemble": ensemble or None, "mc-dropout": mc_dropout}
     of_images: dict[str, Any] = {"labels": labels, "points": points, "mpp": mpp, "weights": weights, "workers": workers}
     idle = of_images if model is None else of_a_run
     for option in (option for option, value in idle.items() if value is not None):
         raise ConfigError(f"--{option}: {'needs --model' if model is None else 'is for runs, not for --model'}")
     if model is not None:
         done = _from_package(model, sources, of_images, trust_code, out=out, device=device)
-    elif len(sources) > 1:
-        raise ConfigError(f"{sources[1]}: give one run, or a package with --model and what it should look at")
+    elif len(sources) > 1 and not ensemble:
+        raise ConfigError(
+            f"{sources[1]}: give one run, or a package with --model and what it should look at; several need --ensemble"
+        )
+    elif ensemble and mc_dropout:
+        raise ConfigError("--mc-dropout: is for one run, not for --ensemble")
     else:
-        from smmil.predict.cases import predict_run
+        from smmil.predict.cases import predict_ensemble, predict_run
 
         chosen: dict[str, Any] = {
             "part": part.value if part else None,
@@ -74,7 +87,11 @@ def predict(
             "trust_code": trust_code,
         }
         with _CaseBar("predicting") as bar:
-            done = predict_run(sources[0], manifest=manifest, **chosen, out=out, device=device, progress=bar.at)
+            chosen |= {"manifest": manifest, "out": out, "device": device, "progress": bar.at}
+            if ensemble:
+                done = predict_ensemble(sources, **chosen)
+            else:
+                done = predict_run(sources[0], mc_dropout=mc_dropout or 0, **chosen)
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
     _exit_on_failures(done.failed.values(), out / "failures.csv")
 

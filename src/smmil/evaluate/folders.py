@@ -7,7 +7,15 @@ from typing import Any
 
 from smmil.errors import DataError
 from smmil.evaluate.instances import POOLS
-from smmil.evaluate.levels import _choose_threshold, _Threshold, bag_metrics, energies, froc, instance_metrics
+from smmil.evaluate.levels import (
+    _choose_threshold,
+    _Threshold,
+    bag_metrics,
+    energies,
+    froc,
+    instance_metrics,
+    uncertainty_metrics,
+)
 from smmil.evaluate.prior import DIFFERENCES, MAPS, position_prior
 from smmil.prediction import Prediction, load_predictions
 
@@ -24,7 +32,8 @@ def summary(
 
     The threshold is the given one, else the best on `validation`, else none. Result: {"bag": ..., "instance":
     {"all": ..., "per_bag": ..., "positive_bags": ...}, "energy": ..., "prior": ..., "threshold": {"value": ...,
-    "source": ...}}. prior: False leaves it out, a mapping holds options of `position_prior`.
+    "source": ...}}. prior: False leaves it out, a mapping holds options of `position_prior`. With a threshold, and
+    where predictions hold uncertainty, also {"uncertainty": ...}, without intervals.
     """
     options = prior if isinstance(prior, Mapping) else {}
     if threshold is not None:
@@ -33,12 +42,14 @@ def summary(
         cut = _Threshold(None, "no validation predictions were given")
     else:
         cut = _choose_threshold(validation, column)
+    known = cut.value is not None and any(p.uncertainty is not None and p.y_inst is not None for p in predictions)
     return {
         "bag": bag_metrics(predictions),
         "instance": {pool: instance_metrics(predictions, cut.value, pool, column) for pool in POOLS},
         "energy": energies(predictions, column),
         **({"prior": position_prior(predictions, column=column, **options)} if prior is not False else {}),
         "threshold": cut._asdict(),
+        **({"uncertainty": uncertainty_metrics(predictions, cut.value or 0.0, column, resamples=0)} if known else {}),
     }
 
 
@@ -123,7 +134,8 @@ def long_table(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
     rows = []
     for model, found in results.items():
         parts = {"bag": found["bag"], **{f"instance@{p}": m for p, m in found["instance"].items()}}
-        for part, values in {**parts, "energy": found["energy"], "froc": found.get("froc", {})}.items():
+        parts |= {"energy": found["energy"]} | {p: found[p] for p in ("froc", "uncertainty") if p in found}
+        for part, values in parts.items():
             numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
             rows += [{"model": model, "part": part, "metric": k, "value": v} for k, v in numbers.items()]
         for label, ci in found.get("ci", {}).items():

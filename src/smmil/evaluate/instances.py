@@ -49,6 +49,24 @@ def instance_score(prediction: Prediction, column: int | None = None) -> np.ndar
     return prediction.scores[:, chosen].astype(np.float64)
 
 
+# Scores of these kinds are log-odds of the instance itself, so they can be read as probabilities.
+_LOG_ODDS = ("instance logit", "instance log-odds")
+
+
+def instance_probability(prediction: Prediction, column: int | None = None) -> np.ndarray:
+    """(n,) probability of each instance, from log-odds or probabilities; else nan: attention weights are none."""
+    kind, scores = str(prediction.meta.get("score_kind", "")), prediction.scores.astype(np.float64)
+    if kind in _LOG_ODDS:
+        from scipy.special import expit, softmax
+
+        chosen = -1 if column is None else column
+        return np.asarray(expit(scores[:, 0]) if scores.shape[1] == 1 else softmax(scores, axis=1)[:, chosen])
+    chosen_scores = instance_score(prediction, column)
+    if "probability" in kind and chosen_scores.min() >= 0 and chosen_scores.max() <= 1:
+        return chosen_scores
+    return np.full(len(scores), np.nan)
+
+
 def _score_kind(predictions: Sequence[Prediction]) -> tuple[str, list[str]]:
     """Kind of the scores as stored in meta["score_kind"], and a note when the predictions disagree."""
     kinds = sorted({str(p.meta.get("score_kind", "unknown")) for p in predictions})

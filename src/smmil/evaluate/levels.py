@@ -8,10 +8,10 @@ import numpy as np
 from smmil.annotations.labels import lost_truth
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
-from smmil.evaluate.bags import labelled_table
-from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_score
+from smmil.evaluate.bags import _brier_of_cases, _ece, labelled_table, units_of
+from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_probability, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of
-from smmil.evaluate.ranking import OperatingPoints, _defined, exact_mean
+from smmil.evaluate.ranking import OperatingPoints, _defined, _SortedScores, exact_mean
 from smmil.prediction import Prediction
 
 
@@ -195,6 +195,90 @@ def _choose_threshold(predictions: Sequence[Prediction], column: int | None = No
 def best_f1_threshold(predictions: Sequence[Prediction], column: int | None = None) -> float | None:
     """The value of `choose_threshold`; None when validation has no positive or no labelled instance."""
     return _choose_threshold(predictions, column).value
+
+
+def uncertainty_metrics(
+    predictions: Sequence[Prediction],
+    threshold: float,
+    column: int | None = None,
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What the uncertainty of instance scores is worth: does it tell which calls are wrong?
+
+    An instance is called positive from `threshold` on; a call that differs from its label is an error. Each number
+    stands beside that of the baseline -|score - threshold|, which every map has: an uncertainty that does not beat it,
+    alone or `combined` as -|score - threshold| / uncertainty (the chance of a wrong call, if errors are normal), adds
+    nothing.
+
+    error_auroc           chance that an error is less certain than a right call; 0.5 is chance
+    risk_coverage_area    mean share of errors among the k most certain calls, over k = 1 … n; lower is better; ties are
+                          taken in every order alike
+    …_combined, …_baseline; …_difference and …_combined_difference from the baseline, and their …_interval by resampling
+    patients (left out with resamples=0)
+    brier, ece            of instance probabilities, nan where scores are none; ece has ten bins of equal width
+    Cases without uncertainty or without known instance labels are left out and counted in `notes`.
+    """
+    usable = [p for p in predictions if p.uncertainty is not None and p.y_inst is not None and (p.y_inst >= 0).any()]
+    notes = [f"{len(predictions) - len(usable)} of {len(predictions)} cases hold no uncertainty or no instance label"]
+    table = [_calls(p, threshold, column) for p in usable] or [np.zeros((5, 0))]
+    wrong, unsure, both, near, probs = np.concatenate(table, axis=1)
+    found: dict[str, Any] = {"n_instances": len(wrong), "n_errors": int(wrong.sum()), "threshold": float(threshold)}
+    rankings = [_SortedScores(values, wrong > 0, wrong == 0) for values in (unsure, both, near)]
+    case = instances._case_of_row([part.shape[1] for part in table])
+
+    def values(weights: np.ndarray | None) -> np.ndarray:
+        """(3, 2): AUROC and area of the uncertainty, of it combined with the distance, of the baseline."""
+        points = [r.points(None if weights is None else weights[case[r.order]]) for r in rankings]
+        return np.array([[p.roc_area(), _risk_coverage_area(p)] for p in points])
+
+    measured = values(None)
+    draws = _patient_weights(usable, resamples, seed) if len(wrong) else []
+    drawn = np.array([values(weights) for weights in draws]).reshape(-1, 3, 2)
+    for k, metric in enumerate(("error_auroc", "risk_coverage_area")):
+        found |= {metric + end: float(measured[row, k]) for row, end in enumerate(("", "_combined", "_baseline"))}
+        for row, name in enumerate((metric, f"{metric}_combined")):
+            found[f"{name}_difference"] = float(measured[row, k] - measured[2, k])
+            gaps = drawn[:, row, k] - drawn[:, 2, k]
+            if not np.isnan(gaps).all():
+                found[f"{name}_interval"] = np.nanquantile(gaps, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    truth = np.concatenate([np.zeros(0), *(p.y_inst[p.y_inst >= 0] > 0 for p in usable if p.y_inst is not None)])
+    known = bool(len(probs)) and not np.isnan(probs).any()
+    two = np.stack([1 - probs, probs], 1)
+    found["brier"] = exact_mean(_brier_of_cases(two, truth.astype(int)).tolist()) if known else float("nan")
+    found["ece"] = _ece(two, truth.astype(int)) if known else float("nan")
+    return {**found, "notes": notes if len(usable) < len(predictions) else []}
+
+
+def _calls(prediction: Prediction, threshold: float, column: int | None) -> np.ndarray:
+    """(5, n) of the instances of known label: whether the call is wrong, three uncertainties of it, probability."""
+    assert prediction.y_inst is not None
+    assert prediction.uncertainty is not None
+    score, known = instance_score(prediction, column), prediction.y_inst >= 0
+    wrong = (score >= threshold) != (prediction.y_inst > 0)
+    near, spread = -np.abs(score - threshold), prediction.uncertainty.astype(np.float64)
+    combined = near / np.maximum(spread, np.finfo(np.float32).tiny)
+    rows = (wrong, spread, combined, near, instance_probability(prediction, column))
+    return np.stack([np.asarray(row, np.float64)[known] for row in rows])
+
+
+def _risk_coverage_area(points: OperatingPoints) -> float:
+    """Mean over k of the share of errors among the k most certain; `points` count from the least certain on."""
+    errors, total = np.append(0, points.true_positives), np.append(0, points.true_positives + points.false_positives)
+    if not total[-1]:
+        return float("nan")
+    kept = np.arange(1, total[-1] + 1)
+    left = errors[-1] - np.interp(total[-1] - kept, total, errors)
+    return float(np.mean(left / kept))
+
+
+def _patient_weights(predictions: Sequence[Prediction], resamples: int, seed: int) -> list[np.ndarray]:
+    """How often each case counts when its patients are drawn again, once per resample."""
+    patient, _ = units_of(predictions)
+    rng, count = np.random.default_rng(seed), int(patient.max()) + 1
+    return [np.bincount(rng.integers(count, size=count), minlength=count)[patient] for _ in range(resamples)]
 
 
 def energies(predictions: Sequence[Prediction], column: int | None = None) -> dict[str, Any]:

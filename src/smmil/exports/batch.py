@@ -53,6 +53,7 @@ def _refuse_surrogates(prediction: Prediction) -> Prediction:
     return prediction
 
 
+LAYERS = ("score", "uncertainty")
 _FAILURES = "export_failures.csv"
 
 
@@ -76,6 +77,7 @@ def export(
     size: int | None = None,
     deidentify: bool = True,
     keep_uids: bool = True,
+    layer: str = "score",
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
     """Write predictions (files, folders of them, or one Prediction) as one of the registered formats, atomically.
@@ -84,6 +86,7 @@ def export(
     image  slide or CT series of a single case (an Original gives its pixel size too); for several, a folder with an
            entry named like each case's id; for one or several, a CSV table with the columns id and slide (or image,
            path, file), and mpp if you like
+    layer  score, or uncertainty: the standard deviations of the scores as a map of their own
     See `ExportCase` for the other options. A single case that cannot be read or written is an error; of several, the
     others go on.
     """
@@ -91,7 +94,16 @@ def export(
     original = image if isinstance(image, Original) or image is None else Original(Path(image))
     place = None if original is None else original.path
     _check_options(format_, place, threshold, size, deidentify, keep_uids)
-    options = {"threshold": threshold, "column": column, "deidentify": deidentify, "keep_uids": keep_uids}
+    check_choice(layer, LAYERS, "--layer")
+    if layer != "score" and (threshold is not None or column is not None):
+        raise ConfigError(f"--layer {layer}: --threshold and --column are about scores; leave them out")
+    options = {
+        "layer": layer,
+        "threshold": threshold,
+        "column": column,
+        "deidentify": deidentify,
+        "keep_uids": keep_uids,
+    }
     options |= {} if size is None else {"size": size}
     files = [] if isinstance(predictions, Prediction) else _prediction_paths(predictions)
     if len(files) > 1:
@@ -134,6 +146,9 @@ def _case(
     prediction: Prediction, table: dict[str, Original] | None, where: Path | None, options: dict[str, Any]
 ) -> ExportCase:
     """The case with the image that was found for it; an error when images were given and none is its own."""
+    options = dict(options)
+    if options.pop("layer") == "uncertainty":
+        prediction = prediction.uncertainty_map()
     if table is None:
         return ExportCase(prediction, **options)
     if prediction.id not in table:

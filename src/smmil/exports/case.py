@@ -9,14 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate.instances import instance_score
+from smmil.evaluate.instances import instance_probability, instance_score
 from smmil.images import Slide, Volume, open_slide, open_volume
 from smmil.images.matching import Difference, scan_difference, slide_difference
 from smmil.prediction import Prediction
 from smmil.redact import provenance
-
-# Scores of these kinds are log-odds of the instance itself, so they can be read as probabilities.
-_LOG_ODDS = ("instance logit", "instance log-odds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +54,7 @@ class ExportCase:
     @cached_property
     def probability(self) -> np.ndarray:
         """(n,) probability of each instance, from log-odds or probabilities; else nan: attention weights are none."""
-        kind = str(self.prediction.meta.get("score_kind", ""))
-        scores = self.prediction.scores.astype(np.float64)
-        if kind in _LOG_ODDS:
-            from scipy.special import expit, softmax
-
-            chosen = -1 if self.column is None else self.column
-            return expit(scores[:, 0]) if scores.shape[1] == 1 else softmax(scores, axis=1)[:, chosen]
-        if "probability" in kind and self.score.min() >= 0 and self.score.max() <= 1:
-            return self.score.astype(np.float64)
-        return np.full(len(scores), np.nan)
+        return instance_probability(self.prediction, self.column)
 
     @cached_property
     def facts(self) -> dict[str, str]:

@@ -32,11 +32,13 @@ class Output:
     logits  (b, c) per bag; c = 1 is a one-logit head: probability = sigmoid
     scores  (n, k) per instance, higher is more suspicious; k = 1, or c for one map per class
     losses  the model's own extra terms, by name; only in training
+    uncertainty  (n, 1) standard deviation of the scores, of models that know it; only in use
     """
 
     logits: Tensor
     scores: Tensor
     losses: dict[str, Tensor] = field(default_factory=dict)
+    uncertainty: Tensor | None = None
 
 
 register_dataclass(Output, serialized_type_name="smmil.Output")

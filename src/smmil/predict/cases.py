@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from smmil.data.tables import read_label_shares
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
-from smmil.predict.inference import TrainedModel, load_trained, predict
-from smmil.prediction import Prediction
+from smmil.predict.inference import TrainedModel, _combined, _has_dropout, _scale, load_trained, predict
+from smmil.prediction import Prediction, load_predictions
 from smmil.runtime import choose_device, reproducible, versions
 
 SOURCE_KEYS = ("encoder", "recipe")
@@ -102,11 +102,13 @@ def predict_run(
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
     trust_code: bool | str = False,
+    mc_dropout: int = 0,
 ) -> Predicted:
     """Write one prediction file per case of a run into `out`; a case that cannot be read is reported and skipped.
 
     part  train, val or test as the run split them, or all; default: test, and all with another manifest.
     trust_code  the run may name a model outside smmil, which means running that code; a text: this model alone
+    mc_dropout  mean of this many predictions with dropout at work, their deviation as uncertainty; 0: plain
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
     trained, config = load_trained(run_dir, checkpoint, trust_code=trust_code), run_config(Path(run_dir))
@@ -116,7 +118,76 @@ def predict_run(
     origin = Origin(checkpoint)  # all that an imported model has
     if config is not None:
         origin = Origin(checkpoint, config.data.fold, config.training.seed, config.training.threads)
+    origin = replace(origin, mc_dropout=mc_dropout)
     return predict_table(trained, table, ids, origin, out=out, parts=parts, device=device, progress=progress)
+
+
+def predict_ensemble(
+    run_dirs: Sequence[str | Path],
+    *,
+    out: str | Path,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> Predicted:
+    """Write the predictions of several runs together: mean probabilities and scores, with the deviation of the scores.
+
+    Every run predicts into out/members, where its files are kept as `predict_run` keeps them (which takes the options).
+    Log-odds and probabilities are averaged as they are. Other scores, such as attention logits, have the scale of their
+    run: they are first brought to mean 0 and deviation 1 over all instances that this run scored here. The uncertainty
+    is the deviation over the runs (n - 1); of scores with several columns their root mean square.
+    """
+    if len(run_dirs) < 2:
+        raise ConfigError(f"{run_dirs[0]}: an ensemble needs at least two runs; name the others after it")
+    members: list[dict[str, Prediction]] = []
+    failed: dict[str, str] = {}
+    for number, run in enumerate(run_dirs):
+        place = Path(out) / "members" / f"{number + 1}_{file_name(Path(run).resolve().name)}"
+        report = _part_of(progress, number, len(run_dirs))
+        done = predict_run(run, out=place, progress=report, **options)
+        failed |= {id_: f"{Path(run).name}: {why}" for id_, why in done.failed.items()}
+        members.append({p.id: p for p in load_predictions(done.paths)} if done.paths else {})
+    _refuse_unlike(run_dirs, members, failed)
+    scales = [_scale(member.values()) for member in members]
+    done = Predicted(failed=failed)
+    for id_ in (id_ for id_ in members[0] if id_ not in failed):
+        try:
+            together = _combined([member[id_] for member in members], scales)
+        except DataError as problem:
+            done.failed[id_] = str(problem)
+            continue
+        path = Path(out) / f"{file_name(id_)}.npz"
+        kept = _is_done(path, id_, together.meta)
+        (done.kept if kept else done.written).append(path)
+        if not kept:
+            together.save(path)
+    done.write_failures(Path(out))
+    return done
+
+
+def _part_of(progress: Callable[[int, int], None] | None, part: int, parts: int) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda count, total: progress(part * total + count, parts * total)
+
+
+def _refuse_unlike(runs: Sequence[str | Path], members: Sequence[Mapping[str, Prediction]], failed: Any) -> None:
+    """Raise an error if the runs split the cases in other ways or give scores of different kinds."""
+    first = members[0]
+    for run, member in zip(runs[1:], members[1:], strict=True):
+        unlike = sorted((set(first) ^ set(member)) - set(failed))
+        parts = [id_ for id_ in first.keys() & member.keys() if _split_part(first[id_]) != _split_part(member[id_])]
+        for id_ in (*unlike, *sorted(parts)):
+            raise ConfigError(
+                f"{run}: {id_} belongs to another part of its split than in {runs[0]}, so that a run may have been "
+                "trained on it; give runs of the same split, or cases of neither with --manifest"
+            )
+    kinds = sorted({str(p.meta.get("score_kind")) for member in members for p in member.values()})
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"{runs[0]}: the runs give scores of different kinds ({', '.join(kinds)}), which have no mean"
+        )
+
+
+def _split_part(prediction: Prediction) -> Any:
+    return prediction.meta["split"]["part"]
 
 
 @dataclass(frozen=True)
@@ -127,6 +198,7 @@ class Origin:
     fold: int | None = None
     seed: int | None = None
     threads: int | None = None
+    mc_dropout: int = 0
 
 
 def predict_table(
@@ -143,7 +215,14 @@ def predict_table(
 ) -> Predicted:
     """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures."""
     _refuse_other_features(trained.facts, table, ids)
-    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), Predicted(failed=dict(failed or {})))
+    draws = origin.mc_dropout
+    if draws and (type(draws) is not int or draws < 2):
+        raise ConfigError(f"mc_dropout: {draws!r}, expected at least 2 predictions with dropout, or 0 for none")
+    if draws and not _has_dropout(trained.model):
+        name = trained.facts["model"]["name"]
+        raise ConfigError(f"mc_dropout: model {name} has no layer of dropout at work; train several and use --ensemble")
+    done = Predicted(failed=dict(failed or {}))
+    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), done, draws)
     remove_leftovers(out)
     trained.model.to(predictor.device)
     with reproducible(origin.threads):
@@ -165,6 +244,7 @@ class _CasePredictor:
     out: Path
     device: torch.device
     done: Predicted
+    draws: int = 0
 
     def one(self, id_: str, meta: dict[str, Any]) -> None:
         """Predict one case, unless its file is complete; a problem with its data is recorded."""
@@ -188,7 +268,16 @@ class _CasePredictor:
                 "use the encoder it was trained with"
             )
         meta = {**meta, **_image_facts(self.table.path_of(id_))}
-        return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
+        if not self.draws:
+            return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
+        members = []
+        for seed in range(self.draws):
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                torch.manual_seed(seed)
+                members += predict(self.trained.model, [bag], meta=meta, device=self.device, dropout=True)
+        together = _combined(members, [(0.0, 1.0)] * self.draws)
+        facts = {**meta, "mc_dropout": self.draws, "score_kind": members[0].meta["score_kind"]}
+        return replace(together, meta={**facts, "probs_deviation": together.meta["ensemble"]["probs_deviation"]})
 
     def _annotation_facts(self, id_: str) -> dict[str, Any]:
         """Of a positive case with annotated shares: their largest, and the coverage above which one is positive."""
@@ -219,9 +308,10 @@ def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
     except DataError:
         return False  # absent or damaged
     same_patient = stored.meta.get("group", id_) == meta.get("group", id_)
+    same_draws = stored.meta.get("mc_dropout") == meta.get("mc_dropout")
     # another coverage means other instance labels; files of earlier versions do not state theirs
     wanted = {key: value for key, value in meta.items() if key != "annotation" or key in stored.meta}
-    return stored.id == id_ and same_patient and stored.meta == {**stored.meta, **wanted}
+    return stored.id == id_ and same_patient and same_draws and stored.meta == {**stored.meta, **wanted}
 
 
 def run_config(run_dir: Path) -> TrainConfig | None:
@@ -268,4 +358,5 @@ def _meta(trained: TrainedModel, origin: Origin, part: str | None) -> dict[str, 
         "split": {"part": part, "fold": origin.fold, "digest": facts["split"]},
         "seed": origin.seed,
         "versions": versions(),
+        **({"mc_dropout": origin.mc_dropout} if origin.mc_dropout else {}),
     }

@@ -1,12 +1,13 @@
 """Loading a trained model, and its Predictions of bags."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
@@ -15,11 +16,13 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from smmil.bag import Bag, BagBatch
 from smmil.config import Count, TrainConfig, checked, load_config
 from smmil.errors import DataError, SmmilError, check_choice, require_trust_code
+from smmil.files import digest
 from smmil.models import Output, create_model
 from smmil.prediction import Prediction
 from smmil.runtime import feature_dtype
 from smmil.weights import read_weights, tensors_digest
 
+_DROPOUT = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _CHECKPOINTS = ("best", "lowest_loss")
 
 
@@ -115,25 +118,47 @@ def predict(
     meta: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
     spatial: bool = True,
+    dropout: bool = False,
 ) -> list[Prediction]:
     """Predict every bag: eval mode, no gradients, labels hidden from the model; bags go one by one, batches as packed.
 
     device   where the model is; by default found from its weights
-    spatial  carry coordinates, frame and edges along (maps and energies need them)
+    spatial  carry coordinates, frame, edges and uncertainty along (maps and energies need them)
+    dropout  leave the layers of dropout at work: every call draws anew from torch's generator
     """
     facts = {"score_kind": getattr(model, "score_kind", "attention logit"), **(meta or {})}
     if getattr(model, "link", None) == "sigmoid":  # of a model converted from another program
         facts["link"] = "sigmoid"
-    return [one for batch, output in outputs(model, bags, device) for one in _unpacked(batch, output, spatial, facts)]
+    found = outputs(model, bags, device, uncertainty=spatial and not dropout, dropout=dropout)
+    return [one for batch, output in found for one in _unpacked(batch, output, spatial, facts)]
+
+
+def _has_dropout(model: nn.Module) -> bool:
+    """Whether a model has layers of dropout that drop anything."""
+    return any(isinstance(m, _DROPOUT) and m.p > 0 for m in model.modules())
 
 
 def outputs(
-    model: nn.Module, bags: Iterable[Bag | BagBatch], device: torch.device | str | None = None
+    model: nn.Module,
+    bags: Iterable[Bag | BagBatch],
+    device: torch.device | str | None = None,
+    *,
+    uncertainty: bool = False,
+    dropout: bool = False,
 ) -> Iterator[tuple[BagBatch, Output]]:
-    """Each batch together with the model's output for it; the model's mode is restored at the end."""
+    """Each batch together with the model's output for it; the model's mode is restored at the end.
+
+    uncertainty  have models that know it (`gives_uncertainty`) compute it, which may take as long as all the rest
+    dropout      leave the layers of dropout at work, as in training
+    """
     device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
     modes = {module: module.training for module in model.modules()}
     model.eval()
+    for layer in (m for m in model.modules() if dropout and isinstance(m, _DROPOUT)):
+        layer.training = True
+    knows = getattr(model, "gives_uncertainty", False)
+    if knows and not uncertainty:
+        model.gives_uncertainty = False  # type: ignore[assignment]
     try:
         for item in bags:
             batch = BagBatch.pack([item]) if isinstance(item, Bag) else item
@@ -143,6 +168,8 @@ def outputs(
     finally:
         for module, training in modes.items():
             module.training = training
+        if knows:
+            model.gives_uncertainty = True  # type: ignore[assignment]
 
 
 def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, Any]) -> Iterator[Prediction]:
@@ -154,6 +181,7 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, A
     probs = (logits.sigmoid() if each else logits.softmax(1)).cpu().numpy()
     scores = batch.split(output.scores.float().cpu())
     y_inst = None if batch.y_inst is None else batch.split(batch.y_inst)
+    spread = None if output.uncertainty is None else batch.split(output.uncertainty.float().cpu())
     geometry = _geometry(batch) if spatial else [{}] * len(batch)
     for b, name in enumerate(batch.ids):
         yield Prediction(
@@ -163,6 +191,7 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, A
             y=None if batch.y is None else int(batch.y[b]),
             y_inst=None if y_inst is None else y_inst[b].numpy(),
             meta=dict(facts),
+            uncertainty=None if spread is None else spread[b].numpy(),
             **geometry[b],
         )
 
@@ -179,3 +208,37 @@ def _geometry(batch: BagBatch) -> list[dict[str, Any]]:
         for b, fields in enumerate(found):
             fields["edges"] = edges[:, cuts[b] : cuts[b + 1]] - int(batch.offsets[b])
     return found
+
+
+def _scale(predictions: Iterable[Prediction]) -> tuple[float, float]:
+    """Mean and deviation of all scores; (0, 1) of scores that mean the same in every run."""
+    cases = list(predictions)
+    kind = str(cases[0].meta.get("score_kind")) if cases else ""
+    if not cases or "probability" in kind or kind in ("instance logit", "instance log-odds"):
+        return 0.0, 1.0
+    scores = np.concatenate([p.scores.astype(np.float64) for p in cases])
+    return float(scores.mean()), float(scores.std()) or 1.0
+
+
+def _combined(members: Sequence[Prediction], scales: Sequence[tuple[float, float]]) -> Prediction:
+    """The mean of several predictions of one case, their scores brought to a common scale; see `predict_ensemble`."""
+    first = members[0]
+    if len({p.scores.shape for p in members}) > 1 or len({p.probs.shape for p in members}) > 1:
+        raise DataError(
+            f"{first.id}: the runs saw different instances or classes of this case; give them the same bags"
+        )
+    scores = np.stack([(p.scores - low) / size for p, (low, size) in zip(members, scales, strict=True)])
+    probs = np.stack([p.probs for p in members])
+    spread = np.sqrt(np.square(scores.std(0, ddof=1)).mean(1)).astype(np.float32)
+    kind, facts = (
+        str(first.meta["score_kind"]),
+        {key: [p.meta.get(key) for p in members] for key in ("model", "weights")},
+    )
+    meta = {key: value for key, value in first.meta.items() if all(p.meta.get(key) == value for p in members)}
+    meta["model"] = f"ensemble of {len(members)}: {' + '.join(dict.fromkeys(map(str, facts['model'])))}"
+    meta["weights"] = digest(*map(str, facts["weights"]))
+    meta["ensemble"] = {**facts, "scales": [list(s) for s in scales], "probs_deviation": probs.std(0, ddof=1).tolist()}
+    if any(s != (0.0, 1.0) for s in scales):
+        meta["score_kind"] = kind if kind.startswith("standardised") else f"standardised {kind}"
+    scores = scores.mean(0).astype(np.float32)
+    return replace(first, probs=probs.mean(0), scores=scores, uncertainty=spread, meta=meta)

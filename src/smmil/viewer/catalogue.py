@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +45,12 @@ class _ModelScores:
     content  digest of the prediction at the start
     kind     slide: patches on a lattice; points: places on none; scan: slices, or boxes in them; none: no places at all
     truth    whether instances have labels
+    layer    score, or uncertainty: the map that is shown of it
     mapped   False when its instances are others than those of the case's first model: one map cannot show both
     """
 
     file: Path
-    probability: float
+    probability: float | None
     outcome: str | None
     layout: str
     content: str
@@ -56,6 +58,7 @@ class _ModelScores:
     instances: int
     label: int | None
     truth: bool
+    layer: str = "score"
     mapped: bool = True
 
     @classmethod
@@ -75,7 +78,7 @@ class _ModelScores:
         prediction = Prediction.load(self.file)
         if _content(prediction) != self.content:
             raise DataError(f"{self.file}: the prediction has changed since smmil view was started; start it again")
-        return prediction
+        return prediction if self.layer == "score" else prediction.uncertainty_map()
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,11 @@ class _ModelPredictions:
     kinds: dict[str, None] = field(default_factory=dict)
     damaged: list[DataError] = field(default_factory=list)
 
+    @cached_property
+    def spread(self) -> "_ModelPredictions":
+        """The uncertainty of the scores, a map beside theirs where predictions hold it."""
+        return _ModelPredictions(f"{self.name} uncertainty")
+
     def add(self, file: Path, column: int | None) -> None:
         try:
             prediction = Prediction.load(file)
@@ -130,7 +138,11 @@ class _ModelPredictions:
             return
         if prediction.id in self.found:
             raise DataError(f"{file}: id {prediction.id!r} is already in {self.found[prediction.id].file}; remove one")
-        self.found[prediction.id] = _ModelScores.of(prediction, file)
+        found = self.found[prediction.id] = _ModelScores.of(prediction, file)
+        if prediction.uncertainty is not None:
+            self.spread.found[prediction.id] = replace(found, layer="uncertainty", probability=None, outcome=None)
+            self.spread.scores.append(prediction.uncertainty.astype(np.float32))
+            self.spread.kinds["standard deviation"] = None
         self.scores.append(instance_score(prediction, column).astype(np.float32))
         self.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
 
@@ -168,9 +180,10 @@ def _read_catalogue(
             done += 1
             if progress is not None:
                 progress(done, total)
-        if table.found:
-            models.append(table.model())
-            gathered.append(table)
+        for layer in (table, table.spread):
+            if layer.found:
+                models.append(layer.model())
+                gathered.append(layer)
     problems = [problem for table, _ in found for problem in table.damaged]
     if not models and problems:
         raise problems[0]
@@ -188,7 +201,7 @@ def _layout(prediction: Prediction) -> str:
 
 def _content(prediction: Prediction) -> str:
     """Digest of everything in a prediction."""
-    arrays = (prediction.probs, prediction.scores, prediction.y_inst, prediction.edges)
+    arrays = (prediction.probs, prediction.scores, prediction.y_inst, prediction.edges, prediction.uncertainty)
     parts = [b"-" if a is None else f"{a.dtype}{a.shape}".encode() + np.ascontiguousarray(a).tobytes() for a in arrays]
     facts = json.dumps([prediction.id, prediction.y, prediction.meta], sort_keys=True)
     frame = None if prediction.frame is None else prediction.frame.to_dict()

@@ -156,10 +156,10 @@ class ViewerData:
         """The case as a file that other programs open; a few at a time."""
         if not self.present(case, model) or format_ not in self.formats(case):
             raise _NotFound("this case has no such export")
-        prediction, name = self.export_case((case, model)).prediction, self.models[model].name
-        options = {"image": self.checked_original(case), "column": self.column}
+        shown, name = self.export_case((case, model)), self.models[model].name
+        options = {"image": self.checked_original(case), "column": shown.column}
         with self._exporting:
-            return _write_download(prediction, name, format_, Path(self._temporary.name), threshold, **options)
+            return _write_download(shown.prediction, name, format_, Path(self._temporary.name), threshold, **options)
 
     def formats(self, case: int) -> list[str]:
         """What the case can be exported to now."""
@@ -220,7 +220,8 @@ class ViewerData:
         row = self.cases[key[0]]
         found, mpp = row.by_model[key[1]], None if row.original is None else row.original.mpp
         assert found is not None  # `present` was asked before
-        return ExportCase(found.load(), row.image, self.threshold, self.column, mpp=mpp)
+        threshold, column = (self.threshold, self.column) if found.layer == "score" else (None, None)
+        return ExportCase(found.load(), row.image, threshold, column, mpp=mpp)
 
     def _picture(self, case: int) -> _SlidePicture:
         original = self.cases[case].original

@@ -78,10 +78,10 @@ def _chebyshev(u: Tensor, matrix: CSR, coefficients: list[float]) -> Tensor:
     return total
 
 
-def solve_chain(u: Tensor, matrix: CSR, gamma: float) -> Tensor:
-    """(I + γL)⁻¹ u by a direct solve where P is tridiagonal (several chains below each other are one such system)."""
+def solve_chain(u: Tensor, matrix: CSR, gamma: float, own: float | np.ndarray = 1) -> Tensor:
+    """(diag(own) + γL)⁻¹ u by a direct solve where P is tridiagonal (as of several chains in a row)."""
     bands = np.zeros((3, matrix.n))
-    bands[1] = 1 + gamma
+    bands[1] = own + gamma
     rows, columns = matrix.rows.numpy(), matrix.indices.numpy()
     np.add.at(bands, (1 + rows - columns, columns), -gamma * matrix.weight.numpy())
     solved = solve_banded((1, 1), bands, u.detach().numpy().astype(np.float64), check_finite=False)

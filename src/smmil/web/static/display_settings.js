@@ -3,7 +3,11 @@ import { facts } from "./facts.js";
 import { state } from "./state.js";
 import { aboveText } from "./dom_helpers.js";
 
+/** Whether the map shows how sure the scores of a model are, which no threshold of scores is about. */
+const isSpread = (model) => facts.models[model]?.score_kind === "standard deviation";
+
 export function givenThreshold(model) {
+  if (isSpread(model)) return null;
   return facts.models[model]?.threshold ?? facts.threshold ?? null;
 }
 
@@ -11,7 +15,9 @@ export function givenThreshold(model) {
  * cut at the same share of its spread over all cases. The given threshold is the same for all. */
 export function thresholdFor(model) {
   const { cut, cutOf } = state;
-  if (cut === null || model === cutOf || cut === givenThreshold(cutOf)) return cut;
+  if (cut === null || model === cutOf) return cut;
+  if (isSpread(model) !== isSpread(cutOf)) return null;
+  if (cut === givenThreshold(cutOf)) return cut;
   const [from, to] = [cutOf, model].map((m) => facts.models[m]?.range);
   if (!from || !to || from[1] === from[0]) return cut;
   return to[0] + ((cut - from[0]) / (from[1] - from[0])) * (to[1] - to[0]);
