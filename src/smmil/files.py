@@ -186,7 +186,10 @@ def read_parquet(path: str | Path) -> Any:
             raise ValueError(f"{rows:,} rows of {columns:,} columns; at most {_MOST_CELLS:,} cells are read")
         _compare_footer(file, table := file.read())
     table.validate(full=True)
-    frame = pd.read_parquet(path)
+    try:
+        frame = pd.read_parquet(path)
+    except (TypeError, LookupError, AttributeError) as problem:  # types of columns that pandas does not know
+        raise ValueError(f"pandas cannot make a table of it ({problem})") from None
     if not set(map(str, frame.columns)) <= set(table.column_names):
         raise ValueError("its footer names columns in two ways; the file is damaged")
     return frame
