@@ -177,10 +177,17 @@ def check_csv_width(path: str | Path) -> Path:
 
 def read_parquet(path: str | Path) -> Any:
     """A Parquet table as a DataFrame; checksums and texts are verified, and an absurd size is a ValueError."""
+    try:
+        return _verified_parquet(need_file(Path(path)))
+    except (TypeError, LookupError, AttributeError, NotImplementedError) as problem:  # types that no one knows
+        raise ValueError(f"it cannot be made into a table ({problem})") from None
+
+
+def _verified_parquet(path: Path) -> Any:
     import pandas as pd
     from pyarrow.parquet import ParquetFile
 
-    with ParquetFile(need_file(Path(path)), page_checksum_verification=True) as file:
+    with ParquetFile(path, page_checksum_verification=True) as file:
         rows, columns = file.metadata.num_rows, file.metadata.num_columns
         if columns > _MOST_COLUMNS or rows * columns > _MOST_CELLS:
             raise ValueError(f"{rows:,} rows of {columns:,} columns; at most {_MOST_CELLS:,} cells are read")
