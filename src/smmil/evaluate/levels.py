@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smmil.annotations.labels import lost_truth
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
 from smmil.evaluate.bags import _brier_of_cases, _ece, labelled_table, units_of
@@ -162,6 +161,8 @@ def _pool_notes(bags: int, labelled: int, used: int, pool: str) -> list[str]:
 
 def _lost_truth(parts: _Parts) -> str | None:
     """How many of these positive bags hold no positive instance, and the coverage that the annotations propose."""
+    from smmil.annotations.labels import lost_truth  # brings pandas, which exports do without
+
     lost = sum(not known.truth.any() for _, known in parts)
     facts = [found for p, _ in parts if isinstance(found := p.meta.get("annotation"), dict)]
     pairs = [(fact.get("coverage"), fact.get("largest_share")) for fact in facts]
