@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 
+from smmil.bag import BagBatch
 from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.data.splits import run_split
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
-from smmil.predict.inference import TrainedModel, load_trained, predict
+from smmil.predict.explanation import Explanation
+from smmil.predict.inference import TrainedModel, _in_use, load_trained, predict
+from smmil.predict.removal import Faithfulness, _CaseCurves, _row
 from smmil.prediction import Prediction
 from smmil.runtime import choose_device, reproducible, versions
 
@@ -107,14 +110,115 @@ def predict_run(
     trust_code  the run may name a model outside smmil, which means running that code; a text: this model alone
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
-    trained, config = load_trained(run_dir, checkpoint, trust_code=trust_code), run_config(Path(run_dir))
-    table = Manifest.read(manifest or _own_manifest(config, run_dir))
-    table.check_table(training=False)
-    ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
-    origin = Origin(checkpoint)  # all that an imported model has
-    if config is not None:
-        origin = Origin(checkpoint, config.data.fold, config.training.seed, config.training.threads)
-    return predict_table(trained, table, ids, origin, out=out, parts=parts, device=device, progress=progress)
+    run = _Run.open(run_dir, manifest, part, checkpoint, trust_code)
+    return run.predict(out=out, device=device, progress=progress)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A trained model with the cases that were asked for."""
+
+    trained: TrainedModel
+    table: Manifest
+    ids: list[str]
+    parts: dict[str, str]
+    origin: "Origin"
+
+    @classmethod
+    def open(
+        cls, run_dir: str | Path, manifest: str | Path | None, part: str | None, checkpoint: str, trust: bool | str
+    ) -> "_Run":
+        trained, config = load_trained(run_dir, checkpoint, trust_code=trust), run_config(Path(run_dir))
+        table = Manifest.read(manifest or _own_manifest(config, run_dir))
+        table.check_table(training=False)
+        ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
+        origin = Origin(checkpoint)  # all that an imported model has
+        if config is not None:
+            origin = Origin(checkpoint, config.data.fold, config.training.seed, config.training.threads)
+        return cls(trained, table, ids, parts, origin)
+
+    def predict(self, **options: Any) -> Predicted:
+        return predict_table(self.trained, self.table, self.ids, self.origin, parts=self.parts, **options)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Outcome of `explain_run`: what was written per method, and the rows of the table of faithfulness."""
+
+    done: dict[str, Predicted]
+    faithfulness: list[dict[str, Any]] = field(default_factory=list)
+
+
+def explain_run(
+    run_dir: str | Path,
+    explanations: Sequence[Explanation],
+    *,
+    out: str | Path,
+    manifest: str | Path | None = None,
+    part: str | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+    measure: bool = False,
+    seed: int = 0,
+    repeats: int = 3,
+    progress: Callable[[int, int, str], None] | None = None,
+    trust_code: bool | str = False,
+) -> Explained:
+    """Write the maps of every method for the cases of a run, as predictions in a folder per method inside `out`.
+
+    measure  also deletion and insertion curves against `repeats` random orders: they are kept in the files of the maps,
+             and their areas, averaged over the cases, go to faithfulness.csv
+    Everything else is as in `predict_run`; what is done is kept when the call is repeated.
+    """
+    run, folders = _Run.open(run_dir, manifest, part, checkpoint, trust_code), {}
+    done: dict[str, Predicted] = {}
+
+    def told(words: str) -> Callable[[int, int], None] | None:
+        return None if progress is None else lambda count, total: progress(count, total, words)
+
+    for explanation in explanations:
+        name = explanation.method
+        folders[name] = Path(out) / name
+        done[name] = run.predict(out=folders[name], device=device, progress=told(name), explanation=explanation)
+    if not measure:
+        return Explained(done)
+    rows = _measured(run, folders, choose_device(device), {"seed": seed, "repeats": repeats}, told("faithfulness"))
+    columns = list(rows[0]) if rows else []
+    write_rows(Path(out) / "faithfulness.csv", columns, ([row[key] for key in columns] for row in rows))
+    return Explained(done, rows)
+
+
+def _measured(
+    run: _Run,
+    folders: Mapping[str, Path],
+    device: torch.device,
+    how: dict[str, int],
+    progress: Callable[[int, int], None] | None,
+) -> list[dict[str, Any]]:
+    """Rows of the table of faithfulness; curves that a map's file holds already are not computed again."""
+    maps: dict[str, dict[str, Prediction]] = {name: {} for name in folders}
+    curves: dict[str, dict[str, Faithfulness]] = {name: {} for name in folders}
+    with reproducible(run.origin.threads), _in_use(run.trained.model):
+        for count, id_ in enumerate(run.ids, 1):
+            case: _CaseCurves | None = None
+            for name, folder in folders.items():
+                path = folder / f"{file_name(id_)}.npz"
+                if not path.exists():
+                    continue  # reported as failed when its map was made
+                prediction = Prediction.load(path)
+                found = Faithfulness.stored(prediction, how)
+                if found is None:
+                    if case is None:
+                        batch = BagBatch.pack([run.table.bag(id_)]).without_labels()
+                        case = _CaseCurves(run.trained.model, batch, device, **how)
+                    found = case.of(prediction.scores)
+                    prediction.meta["faithfulness"] = {**how, **found.to_dict()}
+                    prediction.save(path)
+                maps[name][id_], curves[name][id_] = prediction, found
+            if progress is not None:
+                progress(count, len(run.ids))
+    model = run.trained.facts["model"]["name"]
+    return [{"model": model, **_row(name, maps[name], found)} for name, found in curves.items() if found]
 
 
 @dataclass(frozen=True)
@@ -138,10 +242,15 @@ def predict_table(
     failed: Mapping[str, str] | None = None,
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
+    explanation: Explanation | None = None,
 ) -> Predicted:
-    """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures."""
+    """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures.
+
+    explanation  a map in place of the model's own scores
+    """
     _refuse_other_features(trained.facts, table, ids)
-    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), Predicted(failed=dict(failed or {})))
+    done = Predicted(failed=dict(failed or {}))
+    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), done, explanation)
     remove_leftovers(out)
     trained.model.to(predictor.device)
     with reproducible(origin.threads):
@@ -163,9 +272,12 @@ class _CasePredictor:
     out: Path
     device: torch.device
     done: Predicted
+    explanation: Explanation | None = None
 
     def one(self, id_: str, meta: dict[str, Any]) -> None:
         """Predict one case, unless its file is complete; a problem with its data is recorded."""
+        if self.explanation is not None:
+            meta = {**meta, **self.explanation.facts}
         path = self.out / f"{file_name(id_)}.npz"
         if _is_done(path, id_, meta):
             self.done.kept.append(path)
@@ -185,7 +297,8 @@ class _CasePredictor:
                 "use the encoder it was trained with"
             )
         meta = {**meta, **_image_facts(self.table.path_of(id_))}
-        return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
+        maps = predict if self.explanation is None else self.explanation.predictions
+        return maps(self.trained.model, [bag], meta=meta, device=self.device)[0]
 
 
 def _patients(table: Manifest) -> dict[str, dict[str, str]]:

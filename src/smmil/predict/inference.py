@@ -121,25 +121,42 @@ def predict(
     device   where the model is; by default found from its weights
     spatial  carry coordinates, frame and edges along (maps and energies need them)
     """
+    facts = _model_facts(model, meta)
+    return [one for batch, output in outputs(model, bags, device) for one in _unpacked(batch, output, spatial, facts)]
+
+
+def _model_facts(model: nn.Module, meta: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a prediction says about its scores and probabilities, and what else is given."""
     facts = {"score_kind": getattr(model, "score_kind", "attention logit"), **(meta or {})}
     if getattr(model, "link", None) == "sigmoid":  # of a model converted from another program
         facts["link"] = "sigmoid"
-    return [one for batch, output in outputs(model, bags, device) for one in _unpacked(batch, output, spatial, facts)]
+    return facts
 
 
 def outputs(
     model: nn.Module, bags: Iterable[Bag | BagBatch], device: torch.device | str | None = None
 ) -> Iterator[tuple[BagBatch, Output]]:
     """Each batch together with the model's output for it; the model's mode is restored at the end."""
-    device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    device = device or _device_of(model)
+    with _in_use(model):
         for item in bags:
             batch = BagBatch.pack([item]) if isinstance(item, Bag) else item
             with torch.no_grad():
                 output = model(batch.without_labels().to(device, feature_dtype(model, batch.x.dtype)))
             yield batch, output
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def _in_use(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block; every module's own mode afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
     finally:
         for module, training in modes.items():
             module.training = training
@@ -149,9 +166,7 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, A
     for name, logits, rows in zip(batch.ids, output.logits, batch.split(output.scores), strict=True):
         if not bool(torch.isfinite(logits).all() and torch.isfinite(rows).all()):
             raise DataError(f"{name}: the model gives NaN or Inf for this bag; check its features with: smmil inspect")
-    logits = output.logits.double()
-    each = logits.shape[1] == 1 or facts.get("link") == "sigmoid"
-    probs = (logits.sigmoid() if each else logits.softmax(1)).cpu().numpy()
+    probs = _probabilities(output.logits, facts.get("link")).cpu().numpy()
     scores = batch.split(output.scores.float().cpu())
     y_inst = None if batch.y_inst is None else batch.split(batch.y_inst)
     geometry = _geometry(batch) if spatial else [{}] * len(batch)
@@ -165,6 +180,12 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, A
             meta=dict(facts),
             **geometry[b],
         )
+
+
+def _probabilities(logits: Tensor, link: Any = None) -> Tensor:
+    """Probabilities (b, c) in double precision: sigmoid of one logit or with the link of that name, else softmax."""
+    logits = logits.double()
+    return logits.sigmoid() if logits.shape[1] == 1 or link == "sigmoid" else logits.softmax(1)
 
 
 def _geometry(batch: BagBatch) -> list[dict[str, Any]]:
