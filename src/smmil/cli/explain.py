@@ -35,7 +35,7 @@ def explain(
         int | None, Option(help="drop: neighbours removed together; by default at most 256 forward passes per bag.")
     ] = None,
     baseline: Annotated[Baseline | None, Option(help="integrated-gradients: where the path starts. zero.")] = None,
-    steps: Annotated[int | None, Option(help="integrated-gradients: gradients per bag at most. 300.")] = None,
+    steps: Annotated[int | None, Option(help="integrated-gradients: gradients per bag at most. 500.")] = None,
     faithfulness: Annotated[
         bool, Option("--faithfulness", help="Also delete and insert instances in the order of each map: a table.")
     ] = False,
@@ -87,11 +87,14 @@ def explain(
     for name, done in found.done.items():
         kept = f"{len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed"
         print(f"{out / name}: {kept}")
+    if found.gap is not None:
+        print(f"integrated-gradients: the sum misses f(x) - f(baseline) by {found.gap:.2%} at most")
     if found.faithfulness:
         _print_faithfulness(found.faithfulness)
         print(f"{out / 'faithfulness.csv'}: the same as a table")
-    reasons = {reason: None for done in found.done.values() for reason in done.failed.values()}
-    _exit_on_failures(reasons, out / methods[0] / "failures.csv")
+    reasons = dict.fromkeys(reason for done in found.done.values() for reason in done.failed.values())
+    listed = out / methods[0] if reasons else out
+    _exit_on_failures([*reasons, *found.unmeasured.values()], listed / "failures.csv")
 
 
 def _print_faithfulness(rows: list[dict[str, Any]]) -> None:
@@ -101,9 +104,10 @@ def _print_faithfulness(rows: list[dict[str, Any]]) -> None:
     title = f"Faithfulness of {rows[0]['model']}, {rows[0]['cases']} cases: areas under curves of probability"
     table = _table(title, ["map"], ["deletion", "insertion", "random", "deletion gain", "insertion gain"])
     for row in rows:
-        gains = (f"{row[k]:+.3f} ({row[f'{k}_low']:+.3f} to {row[f'{k}_high']:+.3f})" for k in _GAINS)
+        gains = [_gain(row, key) for key in ("deletion_gain", "insertion_gain")]
         table.add_row(row["map"], *(f"{row[key]:.3f}" for key in ("deletion", "insertion", "random")), *gains)
     Console().print(table)
 
 
-_GAINS = ("deletion_gain", "insertion_gain")
+def _gain(row: dict[str, Any], key: str) -> str:
+    return f"{row[key]:.3f} ({row[f'{key}_low']:.3f} to {row[f'{key}_high']:.3f})"

@@ -1,7 +1,7 @@
 """Prediction files of the cases of a manifest; features must come from the recipe the model was trained on."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +143,17 @@ class _Run:
 
 @dataclass(frozen=True)
 class Explained:
-    """Outcome of `explain_run`: what was written per method, and the rows of the table of faithfulness."""
+    """Outcome of `explain_run`.
 
-    done: dict[str, Predicted]
+    done          what was written per method
+    gap           largest relative gap of completeness among the integrated gradients
+    faithfulness  rows of the table, and in `unmeasured` the cases without curves and why
+    """
+
+    done: dict[str, Predicted] = field(default_factory=dict)
+    gap: float | None = None
     faithfulness: list[dict[str, Any]] = field(default_factory=list)
+    unmeasured: dict[str, str] = field(default_factory=dict)
 
 
 def explain_run(
@@ -170,22 +177,28 @@ def explain_run(
              and their areas, averaged over the cases, go to faithfulness.csv
     Everything else is as in `predict_run`; what is done is kept when the call is repeated.
     """
-    run, folders = _Run.open(run_dir, manifest, part, checkpoint, trust_code), {}
-    done: dict[str, Predicted] = {}
+    run = _Run.open(run_dir, manifest, part, checkpoint, trust_code)
+    folders, explained = {one.method: Path(out) / one.method for one in explanations}, Explained()
 
     def told(words: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda count, total: progress(count, total, words)
 
     for explanation in explanations:
         name = explanation.method
-        folders[name] = Path(out) / name
-        done[name] = run.predict(out=folders[name], device=device, progress=told(name), explanation=explanation)
+        options: dict[str, Any] = {"out": folders[name], "device": device, "progress": told(name)}
+        explained.done[name] = run.predict(**options, explanation=explanation)
+    if "integrated-gradients" in explained.done:
+        files = explained.done["integrated-gradients"].paths
+        gap = max((Prediction.load(path).meta.get("completeness_gap", 0.0) for path in files), default=None)
+        explained = replace(explained, gap=gap)
     if not measure:
-        return Explained(done)
-    rows = _measured(run, folders, choose_device(device), {"seed": seed, "repeats": repeats}, told("faithfulness"))
+        return explained
+    how, failed = {"seed": seed, "repeats": repeats}, explained.unmeasured
+    rows = _measured(run, folders, choose_device(device), how, failed, told("faithfulness"))
     columns = list(rows[0]) if rows else []
     write_rows(Path(out) / "faithfulness.csv", columns, ([row[key] for key in columns] for row in rows))
-    return Explained(done, rows)
+    write_rows(Path(out) / "failures.csv", ("id", "reason"), failed.items())
+    return replace(explained, faithfulness=rows)
 
 
 def _measured(
@@ -193,32 +206,43 @@ def _measured(
     folders: Mapping[str, Path],
     device: torch.device,
     how: dict[str, int],
+    failed: dict[str, str],
     progress: Callable[[int, int], None] | None,
 ) -> list[dict[str, Any]]:
     """Rows of the table of faithfulness; curves that a map's file holds already are not computed again."""
-    maps: dict[str, dict[str, Prediction]] = {name: {} for name in folders}
-    curves: dict[str, dict[str, Faithfulness]] = {name: {} for name in folders}
+    found: dict[str, list[tuple[Prediction, Faithfulness]]] = {name: [] for name in folders}
     with reproducible(run.origin.threads), _in_use(run.trained.model):
         for count, id_ in enumerate(run.ids, 1):
-            case: _CaseCurves | None = None
-            for name, folder in folders.items():
-                path = folder / f"{file_name(id_)}.npz"
-                if not path.exists():
-                    continue  # reported as failed when its map was made
-                prediction = Prediction.load(path)
-                found = Faithfulness.stored(prediction, how)
-                if found is None:
-                    if case is None:
-                        batch = BagBatch.pack([run.table.bag(id_)]).without_labels()
-                        case = _CaseCurves(run.trained.model, batch, device, **how)
-                    found = case.of(prediction.scores)
-                    prediction.meta["faithfulness"] = {**how, **found.to_dict()}
-                    prediction.save(path)
-                maps[name][id_], curves[name][id_] = prediction, found
+            files = {name: folder / f"{file_name(id_)}.npz" for name, folder in folders.items()}
+            try:
+                for name, one in _case_curves(run, id_, files, device, how):
+                    found[name].append(one)
+            except DataError as problem:
+                failed[id_] = str(problem)
             if progress is not None:
                 progress(count, len(run.ids))
     model = run.trained.facts["model"]["name"]
-    return [{"model": model, **_row(name, maps[name], found)} for name, found in curves.items() if found]
+    return [{"model": model, **_row(name, cases)} for name, cases in found.items() if cases]
+
+
+def _case_curves(
+    run: _Run, id_: str, files: Mapping[str, Path], device: torch.device, how: dict[str, int]
+) -> Iterator[tuple[str, tuple[Prediction, Faithfulness]]]:
+    """Every map of a case with its curves, which go into its file."""
+    case: _CaseCurves | None = None
+    for name, path in files.items():
+        if not path.exists():
+            continue  # reported as failed when its map was made
+        prediction = Prediction.load(path)
+        curves = Faithfulness.stored(prediction, how)
+        if curves is None:
+            if case is None:
+                batch = BagBatch.pack([run.table.bag(id_)]).without_labels()
+                case = _CaseCurves(run.trained.model, batch, device, **how)
+            curves = case.of(prediction.scores)
+            prediction.meta["faithfulness"] = {**how, **curves.to_dict()}
+            prediction.save(path)
+        yield name, (prediction, curves)
 
 
 @dataclass(frozen=True)

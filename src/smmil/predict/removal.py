@@ -246,30 +246,30 @@ def faithfulness(
     At most 100 forward passes per bag, map and direction, and 100 per random order, on half of the bag on average.
     """
     by_id = {name: {p.id: p for p in predictions} for name, predictions in maps.items()}
-    device, found = device or _device_of(model), {name: dict[str, Faithfulness]() for name in maps}
+    found: dict[str, list[tuple[Prediction, Faithfulness]]] = {name: [] for name in maps}
+    device = device or _device_of(model)
     with _in_use(model):
         for count, bag in enumerate(bags, 1):
-            wanted = [name for name in maps if bag.id in by_id[name]]
-            if wanted:
+            held = {name: predictions[bag.id] for name, predictions in by_id.items() if bag.id in predictions}
+            if held:
                 case = _CaseCurves(model, BagBatch.pack([bag]).without_labels(), device, seed, repeats)
-                for name in wanted:
-                    found[name][bag.id] = case.of(by_id[name][bag.id].scores)
+                for name, prediction in held.items():
+                    found[name].append((prediction, case.of(prediction.scores)))
             if progress is not None:
                 progress(count)
-    missing = [name for name, curves in found.items() if not curves]
-    if missing:
-        raise DataError(f"faithfulness: none of the bags is among the predictions of {missing[0]!r}; match them by id")
-    return [_row(name, by_id[name], curves) for name, curves in found.items()]
+    for name in (name for name, cases in found.items() if not cases):
+        raise DataError(f"faithfulness: none of the bags is among the predictions of {name!r}; they are matched by id")
+    return [_row(name, cases) for name, cases in found.items()]
 
 
-def _row(name: str, predictions: Mapping[str, Prediction], curves: Mapping[str, Faithfulness]) -> dict[str, Any]:
+def _row(name: str, cases: Sequence[tuple[Prediction, Faithfulness]]) -> dict[str, Any]:
     """Means over the cases, and for the gains 95 % intervals by resampling patients."""
-    areas = {id_: one.areas for id_, one in curves.items()}
-    some = predictions[next(iter(curves))]
-    row: dict[str, Any] = {"map": name, "score_kind": some.meta.get("score_kind", "score"), "cases": len(areas)}
-    patients = np.unique([predictions[id_].meta.get("group", id_) for id_ in areas], return_inverse=True)[1]
-    for key in next(iter(areas.values())):
-        values = np.array([one[key] for one in areas.values()])
+    predictions, areas = [prediction for prediction, _ in cases], [curves.areas for _, curves in cases]
+    kind = predictions[0].meta.get("score_kind", "score")
+    row: dict[str, Any] = {"map": name, "score_kind": kind, "cases": len(cases)}
+    patients = np.unique([p.meta.get("group", p.id) for p in predictions], return_inverse=True)[1]
+    for key in areas[0]:
+        values = np.array([one[key] for one in areas])
         row[key] = float(values.mean())
         if key.endswith("gain"):
             row[f"{key}_low"], row[f"{key}_high"] = _interval(values, patients)
