@@ -257,17 +257,17 @@ def test_the_order_of_instances_does_not_matter(name):
 
 def test_labels_stay_away_and_the_model_is_as_it_was():
     model, bag = LinearMean().train(), grid(6)
-    model.head.weight.requires_grad_(False)
-    model.head.bias.grad = torch.ones(1, dtype=torch.float64)
+    model.head.bias.requires_grad_(False)
+    model.head.weight.grad = torch.ones(1, DIM, dtype=torch.float64)
     for method in METHODS:
         explain(model, [bag], method)
     faithfulness(model, [bag], {"a": predict(model, [bag])})
     assert {(y, y_inst, training) for y, y_inst, training in model.seen} == {(None, None, False)}
     assert model.training
-    assert not model.head.weight.requires_grad
-    assert model.head.bias.requires_grad
-    assert model.head.bias.grad == 1
-    assert model.head.weight.grad is None
+    assert model.head.weight.requires_grad
+    assert not model.head.bias.requires_grad
+    assert (model.head.weight.grad == 1).all()
+    assert model.head.bias.grad is None
 
 
 def test_gtp_keeps_its_own_scores():
@@ -376,6 +376,19 @@ def test_curves_of_a_linear_model_are_the_means_of_what_is_left():
     area = sum((a + b) / 2 / 40 for a, b in pairwise(deletion))
     assert found.areas["deletion"] == pytest.approx(area, rel=1e-6)
     assert found.areas["deletion_gain"] == pytest.approx(found.areas["random"] - area, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sm_ap", "trans_mil", "gtp"])
+def test_curves_are_those_of_the_parts_with_their_edges_in_their_order(name):
+    model, bag = build(name, 2), grid(7)
+    scores = np.random.default_rng(5).normal(size=(7, 2))
+    chosen = int(logit(model, bag).argmax())
+    found = _CaseCurves(model.eval(), BagBatch.pack([bag]), "cpu", seed=0, repeats=1).of(scores)
+    ranked = np.argsort(-scores[:, chosen]).tolist()
+    for k in range(1, 7):
+        for curve, rows in ((found.deletion, ranked[k:]), (found.insertion, ranked[:k])):
+            powers = np.exp(logit(model, kept(bag, sorted(rows))))
+            assert curve[k] == pytest.approx(powers[chosen] / powers.sum(), rel=1e-6)
 
 
 def test_a_true_map_gains_a_reversed_one_loses_and_a_flat_one_does_neither():

@@ -110,12 +110,12 @@ def predict_run(
     trust_code  the run may name a model outside smmil, which means running that code; a text: this model alone
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
-    run = _Run.open(run_dir, manifest, part, checkpoint, trust_code)
+    run = _OpenedRun.open(run_dir, manifest, part, checkpoint, trust_code)
     return run.predict(out=out, device=device, progress=progress)
 
 
 @dataclass(frozen=True)
-class _Run:
+class _OpenedRun:
     """A trained model with the cases that were asked for."""
 
     trained: TrainedModel
@@ -127,7 +127,7 @@ class _Run:
     @classmethod
     def open(
         cls, run_dir: str | Path, manifest: str | Path | None, part: str | None, checkpoint: str, trust: bool | str
-    ) -> "_Run":
+    ) -> "_OpenedRun":
         trained, config = load_trained(run_dir, checkpoint, trust_code=trust), run_config(Path(run_dir))
         table = Manifest.read(manifest or _own_manifest(config, run_dir))
         table.check_table(training=False)
@@ -177,7 +177,7 @@ def explain_run(
              and their areas, averaged over the cases, go to faithfulness.csv
     Everything else is as in `predict_run`; what is done is kept when the call is repeated.
     """
-    run = _Run.open(run_dir, manifest, part, checkpoint, trust_code)
+    run = _OpenedRun.open(run_dir, manifest, part, checkpoint, trust_code)
     folders, explained = {one.method: Path(out) / one.method for one in explanations}, Explained()
 
     def told(words: str) -> Callable[[int, int], None] | None:
@@ -202,7 +202,7 @@ def explain_run(
 
 
 def _measured(
-    run: _Run,
+    run: _OpenedRun,
     folders: Mapping[str, Path],
     device: torch.device,
     how: dict[str, int],
@@ -226,7 +226,7 @@ def _measured(
 
 
 def _case_curves(
-    run: _Run, id_: str, files: Mapping[str, Path], device: torch.device, how: dict[str, int]
+    run: _OpenedRun, id_: str, files: Mapping[str, Path], device: torch.device, how: dict[str, int]
 ) -> Iterator[tuple[str, tuple[Prediction, Faithfulness]]]:
     """Every map of a case with its curves, which go into its file."""
     case: _CaseCurves | None = None
