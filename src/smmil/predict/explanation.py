@@ -41,7 +41,7 @@ from smmil.errors import ConfigError, check_choice
 from smmil.nn import kernels
 from smmil.nn.parameters import compute_dtype
 from smmil.predict.inference import _device_of, _model_facts, _unpacked, outputs
-from smmil.predict.removal import _drops, _logits, _one_by_one, _quick_scores, _single_logits
+from smmil.predict.removal import _drops, _logits, _one_by_one, _quick_scores, _lone_logits
 from smmil.prediction import Prediction
 
 METHODS = {
@@ -128,7 +128,7 @@ class Explanation:
         maps = []
         for one, note in zip(_one_by_one(batch), notes, strict=True):
             if self.method == "single":
-                maps.append(_single_logits(model, one, device))
+                maps.append(_lone_logits(model, one, device))
             elif self.method == "drop":
                 maps.append(_drops(model, one, device, self.block))
             elif self.method == "lrp":

@@ -107,7 +107,7 @@ def _grouped(parts: Iterable[Bag]) -> Iterator[list[Bag]]:
         yield group
 
 
-def _single_logits(model: nn.Module, batch: BagBatch, device: torch.device | str) -> Tensor:
+def _lone_logits(model: nn.Module, batch: BagBatch, device: torch.device | str) -> Tensor:
     """For every instance of a bag the logits (n, classes) of the bag that holds it alone."""
     return _logits(model, (_part(batch, row) for row in torch.arange(len(batch.x))[:, None]), device)
 
