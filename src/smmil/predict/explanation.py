@@ -41,7 +41,7 @@ from smmil.errors import ConfigError, check_choice
 from smmil.nn import kernels
 from smmil.nn.parameters import compute_dtype
 from smmil.predict.inference import _device_of, _model_facts, _unpacked, outputs
-from smmil.predict.removal import _drops, _logits, _one_by_one, _quick_scores, _lone_logits
+from smmil.predict.removal import _drops, _logits, _lone_logits, _one_by_one, _quick_scores
 from smmil.prediction import Prediction
 
 METHODS = {
