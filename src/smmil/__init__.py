@@ -30,6 +30,8 @@ _MODULE_OF = {
     "list_models": "models",
     "Output": "models",
     "fit": "train",
+    "explain": "predict",
+    "faithfulness": "predict",
     "Prediction": "prediction",
     "bag_metrics": "evaluate",
     "instance_metrics": "evaluate",

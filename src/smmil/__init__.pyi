@@ -24,6 +24,8 @@ from smmil.nn import Sm as Sm
 from smmil.nn import SmAttentionPool as SmAttentionPool
 from smmil.nn import sm as sm
 from smmil.nn import sm_exact as sm_exact
+from smmil.predict import explain as explain
+from smmil.predict import faithfulness as faithfulness
 from smmil.predict import predict as predict
 from smmil.prediction import Prediction as Prediction
 from smmil.train import fit as fit
@@ -46,6 +48,8 @@ __all__ = [
     "compare",
     "create_model",
     "evaluate",
+    "explain",
+    "faithfulness",
     "fit",
     "froc",
     "grid_graph",

@@ -94,6 +94,7 @@ def test_opacity_threshold_truth_and_colours_change_the_pixels(page):
 
 def test_models_can_be_switched_put_side_by_side_and_swapped(page):
     open_case(page, "s1")
+    shows(page, ".score-kind", "attention logit")
     slide(page, "#threshold", 0)
     page.keyboard.press("m")
     settled(page, "s1", "1")

@@ -18,6 +18,7 @@ VERBS = (
     "prepare",
     "train",
     "predict",
+    "explain",
     "evaluate",
     "report",
     "view",

@@ -147,7 +147,8 @@ class DTFDMIL(nn.Module):
         else:
             by = f[cut.order, 0] if self.distill == "mas" else _last_class_log_odds(a * evidence[cut.order])
             tokens, offsets = self._selected(h, by, cut)
-        return self.tier2(tokens if self.joint else tokens.detach(), offsets), self.classifier(z)
+        kept = self.joint or not self.training  # in use a gradient is that of the whole function
+        return self.tier2(tokens if kept else tokens.detach(), offsets), self.classifier(z)
 
     def _selected(self, h: Tensor, by: Tensor, cut: "_PseudoBags") -> tuple[Tensor, Tensor]:
         """The instances that stand out in their pseudo-bag, and where those of each bag start."""

@@ -49,6 +49,7 @@ class GTP(nn.Module):
     """
 
     score_kind = _SCORES["graphcam"]
+    quick_score = "attention"  # for callers that want the logits alone
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from smmil.bag import BagBatch
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.frame import Frame
 from smmil.models import Output
+from smmil.nn import kernels
 from smmil.nn.kernels.attention import Pairs, attention, join_heads, split_heads
 from smmil.nn.smooth_at import SmoothAt
 from smmil.nn.token_grid import (
@@ -221,7 +222,7 @@ class _WindowTransformer(nn.Module):
         def project(rows: Tensor) -> Tensor:
             return cast(Tensor, self.qkv(self.norm1(rows[index].transpose(1, 2).flatten(1))))
 
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not kernels.enabled("recomputed", pays=True):
             return project(rows)
         return cast(Tensor, checkpoint(project, rows, use_reentrant=False, preserve_rng_state=False))
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from smmil.errors import ConfigError
+from smmil.nn import kernels
 from smmil.nn.kernels.attention import attention, join_heads, split_heads
 from smmil.nn.segment import split_bags
 
@@ -151,7 +152,7 @@ def _mix(weights: Tensor, queries: Tensor, k: Tensor, blank: int) -> Tensor:
 
 def _recomputed(function: Callable[..., Tensor], *args: Any) -> Tensor:
     """`function(*args)`, whose inside is computed again for the backward pass instead of kept."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or not kernels.enabled("recomputed", pays=True):
         return function(*args)
     found: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return found

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from smmil.errors import check_choice
 from smmil.graph import Graph
+from smmil.nn import kernels
 from smmil.nn.kernels.attention import bag_attention
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.smooth import Sm
@@ -117,7 +118,8 @@ def recomputed(run: Callable[..., Tensor], *rows: Tensor, size: int) -> Tensor:
 
     size  numbers in its widest tensor on the way; if they are few, all is kept as usual
     """
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or size <= SMALL:
+    large = size > SMALL and not torch.compiler.is_compiling()
+    if not torch.is_grad_enabled() or not large or not kernels.enabled("recomputed", pays=True):
         return run(*rows)
     found: Tensor = checkpoint(run, *rows, use_reentrant=False)
     return found

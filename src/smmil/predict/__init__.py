@@ -2,17 +2,22 @@
 
 from smmil import make_callable
 from smmil.predict.cases import (
+    Explained,
     Origin,
     Predicted,
+    explain_run,
     feature_source,
     predict_ensemble,
     predict_run,
     predict_table,
     run_config,
 )
+from smmil.predict.explanation import METHODS, Explanation, explain
 from smmil.predict.inference import TrainedModel, load_run, load_trained, predict, rebuilt
+from smmil.predict.removal import Faithfulness, faithfulness
 
 __all__ = ["Origin", "Predicted", "TrainedModel", "feature_source", "load_run", "load_trained", "predict"]
 __all__ += ["predict_ensemble", "predict_run", "predict_table", "rebuilt", "run_config"]
+__all__ += ["METHODS", "Explanation", "Explained", "Faithfulness", "explain", "explain_run", "faithfulness"]
 
 make_callable(__name__, predict)

@@ -1,6 +1,6 @@
 """Prediction files of the cases of a manifest; features must come from the recipe the model was trained on."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from smmil.bag import BagBatch
 from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.data.splits import run_split
@@ -15,7 +16,9 @@ from smmil.data.tables import read_label_shares
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
-from smmil.predict.inference import TrainedModel, _combined, _has_dropout, _scale, load_trained, predict
+from smmil.predict.explanation import Explanation
+from smmil.predict.inference import TrainedModel, _combined, _has_dropout, _in_use, _scale, load_trained, predict
+from smmil.predict.removal import Faithfulness, _CaseCurves, _row
 from smmil.prediction import Prediction, load_predictions
 from smmil.runtime import choose_device, reproducible, versions
 
@@ -111,15 +114,140 @@ def predict_run(
     mc_dropout  mean of this many predictions with dropout at work, their deviation as uncertainty; 0: plain
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
-    trained, config = load_trained(run_dir, checkpoint, trust_code=trust_code), run_config(Path(run_dir))
-    table = Manifest.read(manifest or _own_manifest(config, run_dir))
-    table.check_table(training=False)
-    ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
-    origin = Origin(checkpoint)  # all that an imported model has
-    if config is not None:
-        origin = Origin(checkpoint, config.data.fold, config.training.seed, config.training.threads)
-    origin = replace(origin, mc_dropout=mc_dropout)
-    return predict_table(trained, table, ids, origin, out=out, parts=parts, device=device, progress=progress)
+    run = _OpenedRun.open(run_dir, manifest, part, checkpoint, trust_code)
+    run = replace(run, origin=replace(run.origin, mc_dropout=mc_dropout))
+    return run.predict(out=out, device=device, progress=progress)
+
+
+@dataclass(frozen=True)
+class _OpenedRun:
+    """A trained model with the cases that were asked for."""
+
+    trained: TrainedModel
+    table: Manifest
+    ids: list[str]
+    parts: dict[str, str]
+    origin: "Origin"
+
+    @classmethod
+    def open(
+        cls, run_dir: str | Path, manifest: str | Path | None, part: str | None, checkpoint: str, trust: bool | str
+    ) -> "_OpenedRun":
+        trained, config = load_trained(run_dir, checkpoint, trust_code=trust), run_config(Path(run_dir))
+        table = Manifest.read(manifest or _own_manifest(config, run_dir))
+        table.check_table(training=False)
+        ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
+        origin = Origin(checkpoint)  # all that an imported model has
+        if config is not None:
+            origin = Origin(checkpoint, config.data.fold, config.training.seed, config.training.threads)
+        return cls(trained, table, ids, parts, origin)
+
+    def predict(self, **options: Any) -> Predicted:
+        return predict_table(self.trained, self.table, self.ids, self.origin, parts=self.parts, **options)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Outcome of `explain_run`.
+
+    done          what was written per method
+    gap           largest relative gap of completeness among the integrated gradients
+    faithfulness  rows of the table, and in `unmeasured` the cases without curves and why
+    """
+
+    done: dict[str, Predicted] = field(default_factory=dict)
+    gap: float | None = None
+    faithfulness: list[dict[str, Any]] = field(default_factory=list)
+    unmeasured: dict[str, str] = field(default_factory=dict)
+
+
+def explain_run(
+    run_dir: str | Path,
+    explanations: Sequence[Explanation],
+    *,
+    out: str | Path,
+    manifest: str | Path | None = None,
+    part: str | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+    measure: bool = False,
+    seed: int = 0,
+    repeats: int = 3,
+    progress: Callable[[int, int, str], None] | None = None,
+    trust_code: bool | str = False,
+) -> Explained:
+    """Write the maps of every method for the cases of a run, as predictions in a folder per method inside `out`.
+
+    measure  also deletion and insertion curves against `repeats` random orders: they are kept in the files of the maps,
+             and their areas, averaged over the cases, go to faithfulness.csv
+    Everything else is as in `predict_run`; what is done is kept when the call is repeated.
+    """
+    run = _OpenedRun.open(run_dir, manifest, part, checkpoint, trust_code)
+    folders, explained = {one.method: Path(out) / one.method for one in explanations}, Explained()
+
+    def told(words: str) -> Callable[[int, int], None] | None:
+        return None if progress is None else lambda count, total: progress(count, total, words)
+
+    for explanation in explanations:
+        name = explanation.method
+        options: dict[str, Any] = {"out": folders[name], "device": device, "progress": told(name)}
+        explained.done[name] = run.predict(**options, explanation=explanation)
+    if "integrated-gradients" in explained.done:
+        files = explained.done["integrated-gradients"].paths
+        gap = max((Prediction.load(path).meta.get("completeness_gap", 0.0) for path in files), default=None)
+        explained = replace(explained, gap=gap)
+    if not measure:
+        return explained
+    how, failed = {"seed": seed, "repeats": repeats}, explained.unmeasured
+    rows = _measured(run, folders, choose_device(device), how, failed, told("faithfulness"))
+    columns = list(rows[0]) if rows else []
+    write_rows(Path(out) / "faithfulness.csv", columns, ([row[key] for key in columns] for row in rows))
+    write_rows(Path(out) / "failures.csv", ("id", "reason"), failed.items())
+    return replace(explained, faithfulness=rows)
+
+
+def _measured(
+    run: _OpenedRun,
+    folders: Mapping[str, Path],
+    device: torch.device,
+    how: dict[str, int],
+    failed: dict[str, str],
+    progress: Callable[[int, int], None] | None,
+) -> list[dict[str, Any]]:
+    """Rows of the table of faithfulness; curves that a map's file holds already are not computed again."""
+    found: dict[str, list[tuple[Prediction, Faithfulness]]] = {name: [] for name in folders}
+    with reproducible(run.origin.threads), _in_use(run.trained.model):
+        for count, id_ in enumerate(run.ids, 1):
+            files = {name: folder / f"{file_name(id_)}.npz" for name, folder in folders.items()}
+            try:
+                for name, one in _case_curves(run, id_, files, device, how):
+                    found[name].append(one)
+            except DataError as problem:
+                failed[id_] = str(problem)
+            if progress is not None:
+                progress(count, len(run.ids))
+    model = run.trained.facts["model"]["name"]
+    return [{"model": model, **_row(name, cases)} for name, cases in found.items() if cases]
+
+
+def _case_curves(
+    run: _OpenedRun, id_: str, files: Mapping[str, Path], device: torch.device, how: dict[str, int]
+) -> Iterator[tuple[str, tuple[Prediction, Faithfulness]]]:
+    """Every map of a case with its curves, which go into its file."""
+    case: _CaseCurves | None = None
+    for name, path in files.items():
+        if not path.exists():
+            continue  # reported as failed when its map was made
+        prediction = Prediction.load(path)
+        curves = Faithfulness.stored(prediction, how)
+        if curves is None:
+            if case is None:
+                batch = BagBatch.pack([run.table.bag(id_)]).without_labels()
+                case = _CaseCurves(run.trained.model, batch, device, **how)
+            curves = case.of(prediction.scores)
+            prediction.meta["faithfulness"] = {**how, **curves.to_dict()}
+            prediction.save(path)
+        yield name, (prediction, curves)
 
 
 def predict_ensemble(
@@ -212,8 +340,12 @@ def predict_table(
     failed: Mapping[str, str] | None = None,
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
+    explanation: Explanation | None = None,
 ) -> Predicted:
-    """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures."""
+    """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures.
+
+    explanation  a map in place of the model's own scores
+    """
     _refuse_other_features(trained.facts, table, ids)
     draws = origin.mc_dropout
     if draws and (type(draws) is not int or draws < 2):
@@ -222,7 +354,7 @@ def predict_table(
         name = trained.facts["model"]["name"]
         raise ConfigError(f"mc_dropout: model {name} has no layer of dropout at work; train several and use --ensemble")
     done = Predicted(failed=dict(failed or {}))
-    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), done, draws)
+    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), done, draws, explanation)
     remove_leftovers(out)
     trained.model.to(predictor.device)
     with reproducible(origin.threads):
@@ -245,9 +377,12 @@ class _CasePredictor:
     device: torch.device
     done: Predicted
     draws: int = 0
+    explanation: Explanation | None = None
 
     def one(self, id_: str, meta: dict[str, Any]) -> None:
         """Predict one case, unless its file is complete; a problem with its data is recorded."""
+        if self.explanation is not None:
+            meta = {**meta, **self.explanation.facts}
         path = self.out / f"{file_name(id_)}.npz"
         meta = {**meta, **self._annotation_facts(id_)}
         if _is_done(path, id_, meta):
@@ -269,7 +404,8 @@ class _CasePredictor:
             )
         meta = {**meta, **_image_facts(self.table.path_of(id_))}
         if not self.draws:
-            return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
+            maps = predict if self.explanation is None else self.explanation.predictions
+            return maps(self.trained.model, [bag], meta=meta, device=self.device)[0]
         members = []
         for seed in range(self.draws):
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):

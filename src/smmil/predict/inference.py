@@ -126,11 +126,17 @@ def predict(
     spatial  carry coordinates, frame, edges and uncertainty along (maps and energies need them)
     dropout  leave the layers of dropout at work: every call draws anew from torch's generator
     """
+    facts = _model_facts(model, meta)
+    found = outputs(model, bags, device, uncertainty=spatial and not dropout, dropout=dropout)
+    return [one for batch, output in found for one in _unpacked(batch, output, spatial, facts)]
+
+
+def _model_facts(model: nn.Module, meta: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a prediction says about its scores and probabilities, and what else is given."""
     facts = {"score_kind": getattr(model, "score_kind", "attention logit"), **(meta or {})}
     if getattr(model, "link", None) == "sigmoid":  # of a model converted from another program
         facts["link"] = "sigmoid"
-    found = outputs(model, bags, device, uncertainty=spatial and not dropout, dropout=dropout)
-    return [one for batch, output in found for one in _unpacked(batch, output, spatial, facts)]
+    return facts
 
 
 def _has_dropout(model: nn.Module) -> bool:
@@ -151,7 +157,22 @@ def outputs(
     uncertainty  have models that know it (`gives_uncertainty`) compute it, which may take as long as all the rest
     dropout      leave the layers of dropout at work, as in training
     """
-    device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device or _device_of(model)
+    with _in_use(model, uncertainty=uncertainty, dropout=dropout):
+        for item in bags:
+            batch = BagBatch.pack([item]) if isinstance(item, Bag) else item
+            with torch.no_grad():
+                output = model(batch.without_labels().to(device, feature_dtype(model, batch.x.dtype)))
+            yield batch, output
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def _in_use(model: nn.Module, *, uncertainty: bool = False, dropout: bool = False) -> Iterator[None]:
+    """Eval mode inside the block; every module's own mode afterwards. The options are those of `outputs`."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     for layer in (m for m in model.modules() if dropout and isinstance(m, _DROPOUT)):
@@ -160,11 +181,7 @@ def outputs(
     if knows and not uncertainty:
         model.gives_uncertainty = False  # type: ignore[assignment]
     try:
-        for item in bags:
-            batch = BagBatch.pack([item]) if isinstance(item, Bag) else item
-            with torch.no_grad():
-                output = model(batch.without_labels().to(device, feature_dtype(model, batch.x.dtype)))
-            yield batch, output
+        yield
     finally:
         for module, training in modes.items():
             module.training = training
@@ -176,9 +193,7 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, A
     for name, logits, rows in zip(batch.ids, output.logits, batch.split(output.scores), strict=True):
         if not bool(torch.isfinite(logits).all() and torch.isfinite(rows).all()):
             raise DataError(f"{name}: the model gives NaN or Inf for this bag; check its features with: smmil inspect")
-    logits = output.logits.double()
-    each = logits.shape[1] == 1 or facts.get("link") == "sigmoid"
-    probs = (logits.sigmoid() if each else logits.softmax(1)).cpu().numpy()
+    probs = _probabilities(output.logits, facts.get("link")).cpu().numpy()
     scores = batch.split(output.scores.float().cpu())
     y_inst = None if batch.y_inst is None else batch.split(batch.y_inst)
     spread = None if output.uncertainty is None else batch.split(output.uncertainty.float().cpu())
@@ -194,6 +209,12 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, A
             uncertainty=None if spread is None else spread[b].numpy(),
             **geometry[b],
         )
+
+
+def _probabilities(logits: Tensor, link: Any = None) -> Tensor:
+    """Probabilities (b, c) in double precision: sigmoid of one logit or with the link of that name, else softmax."""
+    logits = logits.double()
+    return logits.sigmoid() if logits.shape[1] == 1 or link == "sigmoid" else logits.softmax(1)
 
 
 def _geometry(batch: BagBatch) -> list[dict[str, Any]]:

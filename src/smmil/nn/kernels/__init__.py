@@ -4,6 +4,8 @@ Sm is computed by `sm_numba` (compiled) where numba is installed and the bag is 
 A kernel takes over where it may and where it pays: tensors on the CPU, large bags, ordinary layers without hooks,
 first-order gradients, no tracing. Plain torch does everything else and defines what is right.
 
+`recomputed` parts of a model are computed again in the backward pass in place of being kept.
+
     with kernels.disabled():              # plain torch only
     with kernels.disabled("sm_numba"):    # all but this one
     with kernels.forced("fused_pool"):    # for small bags too
@@ -24,7 +26,7 @@ from torch.nn.modules import module as torch_module
 
 from smmil.errors import check_choice
 
-NAMES = ("chunked_attention", "fused_pool", "tanh_scores", "sm_buffers", "sm_numba")
+NAMES = ("chunked_attention", "fused_pool", "tanh_scores", "sm_buffers", "sm_numba", "recomputed")
 COMPILED = ("sm_numba",)
 SWITCH = "SMMIL_COMPILED"
 _MODES = {"0": "off", "1": "always", "auto": "auto"}

@@ -44,7 +44,8 @@ export class MapPane extends ZoomPane {
     this.title = make("h3");
     this.legend = makeLegend();
     const head = make("header");
-    head.append(this.title, this.legend);
+    this.kind = make("span", "score-kind");
+    head.append(this.title, this.kind, this.legend);
     this.readout = make("span");
     this.above = make("span", "above");
     const foot = make("p", "readout");
@@ -108,6 +109,7 @@ export class MapPane extends ZoomPane {
   setModel(model, scores) {
     Object.assign(this, { model, scores });
     this.title.textContent = facts.models[model].name;
+    this.kind.textContent = facts.models[model].score_kind;
     this.label(`Map of ${this.opened.entry.id} by ${facts.models[model].name}`);
   }
 

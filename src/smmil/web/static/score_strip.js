@@ -17,7 +17,8 @@ export class ScoreStrip extends BarStrip {
     this.title = make("h3");
     this.legend = makeLegend();
     this.above = make("span", "above");
-    head.append(this.title, this.above, this.legend);
+    this.kind = make("span", "score-kind");
+    head.append(this.title, this.kind, this.above, this.legend);
     this.readout = make("span", "pointed");
     this.stage.append(this.readout);
     host.append(head, this.stage);
@@ -30,6 +31,7 @@ export class ScoreStrip extends BarStrip {
   setModel(model, scores) {
     Object.assign(this, { model, scores, series: { ...scores, labels: this.opened.truth } });
     this.title.textContent = facts.models[model].name;
+    this.kind.textContent = facts.models[model].score_kind;
     this.canvas.setAttribute("aria-label", `Scores of ${this.opened.entry.id} by ${facts.models[model].name}`);
   }
 
