@@ -19,6 +19,7 @@ VERBS = (
     "train",
     "predict",
     "evaluate",
+    "calibrate",
     "report",
     "view",
     "export",

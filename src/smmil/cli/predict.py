@@ -10,7 +10,7 @@ from typer import Argument, Exit, Option
 from smmil.cli.options import Checkpoint, TrustCode, _CaseBar, _exit_on_failures
 
 if TYPE_CHECKING:
-    from smmil.predict.cases import Predicted
+    from smmil.predict.cases import ChosenCalibration, Predicted
 
 
 Part = StrEnum("Part", "train val test all")
@@ -37,6 +37,12 @@ def predict(
     mpp: Annotated[float | None, Option(help="With --model: micrometres per pixel, for slides without it.")] = None,
     weights: Annotated[Path | None, Option(help="With --model: file with the encoder's weights.")] = None,
     workers: Annotated[int | None, Option(help="With --model: processes that prepare images.")] = None,
+    calibration: Annotated[
+        Path | None, Option(help="calibration.json of smmil calibrate: threshold and promise go into the predictions.")
+    ] = None,
+    calibrated_probs: Annotated[
+        bool, Option("--calibrated-probs", help="Replace the probabilities of cases by the calibrated ones.")
+    ] = False,
     trust_code: TrustCode = False,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
@@ -52,6 +58,8 @@ def predict(
 
       smmil predict --model packages/first slide.svs --out predictions
 
+      smmil predict runs/first --out predictions_new --manifest new.csv --calibration calibration.json
+
     Go on with: smmil evaluate predictions --validation predictions_val
     """
     from smmil.errors import ConfigError
@@ -61,8 +69,10 @@ def predict(
     idle = of_images if model is None else of_a_run
     for option in (option for option, value in idle.items() if value is not None):
         raise ConfigError(f"--{option}: {'needs --model' if model is None else 'is for runs, not for --model'}")
+    chosen_calibration = _chosen(calibration, calibrated_probs, model)
     if model is not None:
-        done = _from_package(model, sources, of_images, trust_code, out=out, device=device)
+        options = {"out": out, "device": device, "calibration": chosen_calibration}
+        done = _from_package(model, sources, of_images, trust_code, **options)
     elif len(sources) > 1:
         raise ConfigError(f"{sources[1]}: give one run, or a package with --model and what it should look at")
     else:
@@ -72,11 +82,27 @@ def predict(
             "part": part.value if part else None,
             "checkpoint": (checkpoint or Checkpoint.best).value,
             "trust_code": trust_code,
+            "calibration": chosen_calibration,
         }
         with _CaseBar("predicting") as bar:
             done = predict_run(sources[0], manifest=manifest, **chosen, out=out, device=device, progress=bar.at)
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
+    if chosen_calibration is not None and done.paths:
+        print(f"{chosen_calibration.calibration.sentence} {chosen_calibration.calibration.conditions}".strip())
     _exit_on_failures(done.failed.values(), out / "failures.csv")
+
+
+def _chosen(path: Path | None, probs: bool, package: Path | None) -> "ChosenCalibration | None":
+    """The calibration that was asked for: in a file of its own, or in the package."""
+    from smmil.errors import ConfigError
+    from smmil.evaluate.calibration import Calibration
+    from smmil.predict.cases import ChosenCalibration
+
+    inside = None if package is None else package / "calibration.json"
+    place = path or (inside if inside is not None and inside.exists() else None)
+    if place is None and probs:
+        raise ConfigError("--calibrated-probs: needs --calibration, a file of smmil calibrate")
+    return None if place is None else ChosenCalibration(Calibration.load(place), probs, str(place))
 
 
 def _from_package(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import DataError
+from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import _choose_threshold, _Threshold, bag_metrics, energies, froc, instance_metrics
 from smmil.prediction import Prediction, load_predictions
@@ -20,11 +21,15 @@ def summary(
 ) -> dict[str, Any]:
     """Bag metrics, instance metrics in every pool, energies, and which instance threshold was used.
 
-    The threshold is the given one, else the best on `validation`, else none. Result: {"bag": ..., "instance":
+    The threshold is the given one, else the best on `validation`, else that of the calibration which the predictions
+    carry, else none. Result: {"bag": ..., "instance":
     {"all": ..., "per_bag": ..., "positive_bags": ...}, "energy": ..., "threshold": {"value": ..., "source": ...}}.
     """
+    stated = shared_calibration(predictions, column) if threshold is None and validation is None else None
     if threshold is not None:
         cut = _Threshold(float(threshold), "given by the user")
+    elif stated is not None:
+        cut = _Threshold(stated.threshold, "calibrated" if stated.promise else "calibrated, without a promise")
     elif validation is None:
         cut = _Threshold(None, "no validation predictions were given")
     else:
@@ -34,6 +39,7 @@ def summary(
         "instance": {pool: instance_metrics(predictions, cut.value, pool, column) for pool in POOLS},
         "energy": energies(predictions, column),
         "threshold": cut._asdict(),
+        **({} if stated is None else {"notes": [stated.text]}),
     }
 
 

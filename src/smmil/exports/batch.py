@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
+from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
 from smmil.exports.case import ExportCase
 from smmil.exports.registry import FORMATS, ExportFormat
 from smmil.files import file_name, write_rows
@@ -84,13 +85,16 @@ def export(
     image  slide or CT series of a single case (an Original gives its pixel size too); for several, a folder with an
            entry named like each case's id; for one or several, a CSV table with the columns id and slide (or image,
            path, file), and mpp if you like
+    threshold  of instances; unless given, that of the calibration which the predictions carry
     See `ExportCase` for the other options. A single case that cannot be read or written is an error; of several, the
     others go on.
     """
     format_ = FORMATS[check_choice(to, FORMATS, "--to")]
     original = image if isinstance(image, Original) or image is None else Original(Path(image))
     place = None if original is None else original.path
-    _check_options(format_, place, threshold, size, deidentify, keep_uids)
+    predictions = predictions if isinstance(predictions, Prediction | str | Path) else list(predictions)
+    own = threshold is None and format_.threshold == "needed" and _first_calibration(predictions) is not None
+    _check_options(format_, place, threshold, size, deidentify, keep_uids, own)
     options = {"threshold": threshold, "column": column, "deidentify": deidentify, "keep_uids": keep_uids}
     options |= {} if size is None else {"size": size}
     files = [] if isinstance(predictions, Prediction) else _prediction_paths(predictions)
@@ -134,6 +138,7 @@ def _case(
     prediction: Prediction, table: dict[str, Original] | None, where: Path | None, options: dict[str, Any]
 ) -> ExportCase:
     """The case with the image that was found for it; an error when images were given and none is its own."""
+    options = _at_promised_threshold(prediction, options)
     if table is None:
         return ExportCase(prediction, **options)
     if prediction.id not in table:
@@ -142,6 +147,25 @@ def _case(
             "--image a table of id,slide"
         )
     return ExportCase(prediction, table[prediction.id].path, mpp=table[prediction.id].mpp, **options)
+
+
+def _first_calibration(
+    predictions: Prediction | str | Path | list[str | Path],
+) -> AppliedCalibration | None:
+    """The calibration of the (first) prediction; None when there is none, or it cannot be read, which is said later."""
+    try:
+        one = predictions if isinstance(predictions, Prediction) else Prediction.load(_prediction_paths(predictions)[0])
+    except DataError:
+        return None
+    return applied_calibration(one)
+
+
+def _at_promised_threshold(prediction: Prediction, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the threshold of the calibration that was applied, where the user gave none."""
+    stated = applied_calibration(prediction)
+    if options["threshold"] is not None or stated is None or stated.column != options["column"]:
+        return options
+    return options | {"threshold": stated.threshold, "notes": [stated.text]}
 
 
 def _write(format_: ExportFormat, case: ExportCase, path: Path, done: Exported) -> None:
@@ -171,6 +195,7 @@ def _check_options(
     size: int | None,
     deidentify: bool,
     keep_uids: bool,
+    own_threshold: bool = False,
 ) -> None:
     """Refuse an option that would be ignored, one that is missing, and one that makes no sense."""
     to = format_.name
@@ -178,7 +203,7 @@ def _check_options(
         raise _unused(f"--threshold {threshold}", to, [f.name for f in FORMATS.values() if f.threshold != "never"])
     if size is not None and not format_.sized:
         raise _unused(f"--size {size}", to, [f.name for f in FORMATS.values() if f.sized])
-    if threshold is None and format_.threshold == "needed":
+    if threshold is None and format_.threshold == "needed" and not own_threshold:
         raise ConfigError(f"--to {to}: needs --threshold, a score above which an instance is positive")
     if image is None and format_.needs_image:
         raise ConfigError(f"--to {to}: needs --image, the DICOM or NIfTI source")

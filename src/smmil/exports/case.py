@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.calibration import instance_probability
+from smmil.evaluate.conformal import applied_calibration
 from smmil.evaluate.instances import instance_score
 from smmil.images import Slide, Volume, open_slide, open_volume
 from smmil.images.matching import Difference, scan_difference, slide_difference
 from smmil.prediction import Prediction
-from smmil.redact import provenance
+from smmil.redact import plain, provenance
 
 # Scores of these kinds are log-odds of the instance itself, so they can be read as probabilities.
+_LONGEST_PROMISE = 800
 _LOG_ODDS = ("instance logit", "instance log-odds")
 
 
@@ -56,7 +59,10 @@ class ExportCase:
 
     @cached_property
     def probability(self) -> np.ndarray:
-        """(n,) probability of each instance, from log-odds or probabilities; else nan: attention weights are none."""
+        """(n,) probability of each instance: calibrated, from log-odds or probabilities; else nan."""
+        calibrated = instance_probability(self.prediction, self.column)
+        if calibrated is not None:
+            return calibrated
         kind = str(self.prediction.meta.get("score_kind", ""))
         scores = self.prediction.scores.astype(np.float64)
         if kind in _LOG_ODDS:
@@ -70,8 +76,11 @@ class ExportCase:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """Where the scores come from, as plain texts."""
-        return provenance(self.prediction)
+        """Where the scores come from, as plain texts; with what was promised for the threshold."""
+        stated = applied_calibration(self.prediction)
+        if stated is None or stated.threshold != self.threshold:
+            return provenance(self.prediction)
+        return {**provenance(self.prediction), "promise": plain(stated.text, _LONGEST_PROMISE)}
 
     @property
     def axes(self) -> int:

@@ -11,6 +11,7 @@ from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.data.splits import run_split
 from smmil.errors import ConfigError, DataError, check_choice
+from smmil.evaluate.calibration import Calibration
 from smmil.files import file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
 from smmil.predict.inference import TrainedModel, load_trained, predict
@@ -100,11 +101,13 @@ def predict_run(
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
     trust_code: bool | str = False,
+    calibration: "ChosenCalibration | None" = None,
 ) -> Predicted:
     """Write one prediction file per case of a run into `out`; a case that cannot be read is reported and skipped.
 
     part  train, val or test as the run split them, or all; default: test, and all with another manifest.
     trust_code  the run may name a model outside smmil, which means running that code; a text: this model alone
+    calibration  applied to every prediction; refused when it was made for another model
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
     trained, config = load_trained(run_dir, checkpoint, trust_code=trust_code), run_config(Path(run_dir))
@@ -114,7 +117,17 @@ def predict_run(
     origin = Origin(checkpoint)  # all that an imported model has
     if config is not None:
         origin = Origin(checkpoint, config.data.fold, config.training.seed, config.training.threads)
-    return predict_table(trained, table, ids, origin, out=out, parts=parts, device=device, progress=progress)
+    options: dict[str, Any] = {"parts": parts, "device": device, "progress": progress, "calibration": calibration}
+    return predict_table(trained, table, ids, origin, out=out, **options)
+
+
+@dataclass(frozen=True)
+class ChosenCalibration:
+    """A calibration to apply to predictions; probs: their probabilities are replaced by the calibrated ones."""
+
+    calibration: Calibration
+    probs: bool = False
+    where: str = "calibration"  # its file, for messages
 
 
 @dataclass(frozen=True)
@@ -138,10 +151,14 @@ def predict_table(
     failed: Mapping[str, str] | None = None,
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
+    calibration: ChosenCalibration | None = None,
 ) -> Predicted:
     """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures."""
     _refuse_other_features(trained.facts, table, ids)
-    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), Predicted(failed=dict(failed or {})))
+    if calibration is not None:
+        calibration.calibration.refuse_other_model(_meta(trained, origin, None), calibration.where)
+    done = Predicted(failed=dict(failed or {}))
+    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), done, calibration)
     remove_leftovers(out)
     trained.model.to(predictor.device)
     with reproducible(origin.threads):
@@ -163,11 +180,12 @@ class _CasePredictor:
     out: Path
     device: torch.device
     done: Predicted
+    calibration: ChosenCalibration | None = None
 
     def one(self, id_: str, meta: dict[str, Any]) -> None:
         """Predict one case, unless its file is complete; a problem with its data is recorded."""
         path = self.out / f"{file_name(id_)}.npz"
-        if _is_done(path, id_, meta):
+        if _is_done(path, id_, meta, self.calibration):
             self.done.kept.append(path)
             return
         try:
@@ -185,7 +203,9 @@ class _CasePredictor:
                 "use the encoder it was trained with"
             )
         meta = {**meta, **_image_facts(self.table.path_of(id_))}
-        return predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
+        found = predict(self.trained.model, [bag], meta=meta, device=self.device)[0]
+        chosen = self.calibration
+        return found if chosen is None else chosen.calibration.applied(found, probs=chosen.probs)
 
 
 def _patients(table: Manifest) -> dict[str, dict[str, str]]:
@@ -200,13 +220,16 @@ def _patients(table: Manifest) -> dict[str, dict[str, str]]:
     return {id_: {"group": first[group]} for id_, group in named.items()}
 
 
-def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
+def _is_done(path: Path, id_: str, meta: dict[str, Any], calibration: ChosenCalibration | None = None) -> bool:
     try:
         stored = Prediction.load(path)
     except DataError:
         return False  # absent or damaged
     same_patient = stored.meta.get("group", id_) == meta.get("group", id_)
-    return stored.id == id_ and same_patient and stored.meta == {**stored.meta, **meta}
+    chosen = None if calibration is None else calibration.calibration.mark(calibration.probs)
+    found = stored.meta.get("calibration")
+    same_promise = found is None if chosen is None else isinstance(found, dict) and found == {**found, **chosen}
+    return stored.id == id_ and same_patient and same_promise and stored.meta == {**stored.meta, **meta}
 
 
 def run_config(run_dir: Path) -> TrainConfig | None:

@@ -73,7 +73,7 @@ def _all_cases(study: "ViewerData") -> dict[str, Any]:
             {
                 "name": model.name,
                 "score_kind": model.score_kind,
-                "threshold": study.threshold,
+                "threshold": model.threshold if study.threshold is None else study.threshold,
                 "range": list(model.span),
                 "colours": list(model.colours),
             }

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from smmil.errors import DataError
+from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
 from smmil.images.matching import Original
@@ -17,6 +18,8 @@ from smmil.prediction import Prediction, prediction_files
 from smmil.redact import safe_text
 from smmil.report.cases import verdict
 from smmil.report.sources import find_sources
+
+_LONGEST_PROMISE = 1000
 
 
 class _NotFound(DataError):  # noqa: N818
@@ -34,6 +37,7 @@ class _Model:
     score_kind: str = "score"
     span: tuple[float, float] = (0.0, 1.0)
     colours: tuple[float, float] = (0.0, 1.0)
+    threshold: float | None = None  # of the calibration that all its predictions share
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ class _ModelPredictions:
     scores: list[np.ndarray] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
     damaged: list[DataError] = field(default_factory=list)
+    calibrations: set[AppliedCalibration | None] = field(default_factory=set)
 
     def add(self, file: Path, column: int | None) -> None:
         try:
@@ -133,13 +138,21 @@ class _ModelPredictions:
         self.found[prediction.id] = _ModelScores.of(prediction, file)
         self.scores.append(instance_score(prediction, column).astype(np.float32))
         self.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
+        stated = applied_calibration(prediction)
+        self.calibrations.add(None if stated is None or stated.column != column else stated)
 
     def model(self) -> _Model:
         """The spread of all scores, which are not needed afterwards."""
         scores = np.concatenate(self.scores).astype(np.float64)
         self.scores.clear()
         span = float(scores.min()), float(scores.max())
-        return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2])
+        cut = None if self.promise is None else self.promise.threshold
+        return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2], cut)
+
+    @property
+    def promise(self) -> AppliedCalibration | None:
+        """The calibration of all predictions; None when they have none or several."""
+        return next(iter(self.calibrations)) if len(self.calibrations) == 1 else None
 
     def note(self) -> str:
         """For the page, without names of files: these may name people."""
@@ -175,7 +188,8 @@ def _read_catalogue(
     if not models and problems:
         raise problems[0]
     ids = sorted({id_ for table in gathered for id_ in table.found})
-    notes = tuple(table.note() for table, _ in found if table.damaged)
+    notes = tuple(f"{t.name}: {safe_text(t.promise.text, _LONGEST_PROMISE)}" for t in gathered if t.promise is not None)
+    notes += tuple(table.note() for table, _ in found if table.damaged)
     return _Catalogue(models, [_row(id_, gathered) for id_ in ids], notes, tuple(map(str, problems)))
 
 
