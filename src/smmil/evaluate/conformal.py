@@ -164,8 +164,9 @@ class AppliedCalibration(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The sentence with its conditions."""
-        return f"{self.sentence} {self.conditions}".strip()
+        """The sentence with its conditions, as one printable line."""
+        text = f"{self.sentence} {self.conditions}".strip()
+        return "".join(c if c.isprintable() else " " for c in text)
 
 
 def applied_calibration(prediction: Prediction) -> AppliedCalibration | None:
