@@ -273,6 +273,7 @@ def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | No
         "colours": list(canvas.limits_of(scores, None)[:2]),
         "range": [float(scores.min()), float(scores.max())],
         "threshold": found["threshold"]["value"],
+        "calibrated": str(found["threshold"]["source"]).startswith("calibrated"),
         "kind": str(source.predictions[0].meta.get("score_kind", "score"))[:60],
         "classes": source.predictions[0].n_classes,
     }

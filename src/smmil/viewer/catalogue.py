@@ -38,6 +38,7 @@ class _Model:
     span: tuple[float, float] = (0.0, 1.0)
     colours: tuple[float, float] = (0.0, 1.0)
     threshold: float | None = None  # of the calibration that all its predictions share
+    promise: str | None = None  # what that promises
 
 
 @dataclass(frozen=True)
@@ -146,13 +147,9 @@ class _ModelPredictions:
         scores = np.concatenate(self.scores).astype(np.float64)
         self.scores.clear()
         span = float(scores.min()), float(scores.max())
-        cut = None if self.promise is None else self.promise.threshold
-        return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2], cut)
-
-    @property
-    def promise(self) -> AppliedCalibration | None:
-        """The calibration of all predictions; None when they have none or several."""
-        return next(iter(self.calibrations)) if len(self.calibrations) == 1 else None
+        one = next(iter(self.calibrations)) if len(self.calibrations) == 1 else None
+        promise = (None, None) if one is None else (one.threshold, safe_text(one.text, _LONGEST_PROMISE))
+        return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2], *promise)
 
     def note(self) -> str:
         """For the page, without names of files: these may name people."""
@@ -188,8 +185,7 @@ def _read_catalogue(
     if not models and problems:
         raise problems[0]
     ids = sorted({id_ for table in gathered for id_ in table.found})
-    notes = tuple(f"{t.name}: {safe_text(t.promise.text, _LONGEST_PROMISE)}" for t in gathered if t.promise is not None)
-    notes += tuple(table.note() for table, _ in found if table.damaged)
+    notes = tuple(table.note() for table, _ in found if table.damaged)
     return _Catalogue(models, [_row(id_, gathered) for id_ in ids], notes, tuple(map(str, problems)))
 
 
