@@ -278,16 +278,21 @@ def test_numbers_are_taken_at_the_calibrated_threshold_and_repeat_the_sentence()
     made = calibrate(held)
     found = summary([made.applied(p) for p in new])
     assert found["threshold"] == {"value": made.threshold, "source": "calibrated"}
-    assert found["notes"] == [f"{made.sentence} {made.conditions}"]
+    missed = np.mean([np.mean(p.scores[p.y_inst > 0, 0] < made.threshold) for p in new if p.y])
+    measured = f"Measured on the 20 patients with lesions here: {100 * missed:.1f} % missed."
+    assert found["notes"] == [f"{made.sentence} {made.conditions}", measured]
+    (alone,) = summary([made.applied(new[-1])])["notes"]  # a negative case
+    assert alone == f"{made.sentence} {made.conditions}"
+    assert summary([made.applied(new[0])])["notes"][1].startswith("Measured on one patient with lesions here: ")
     flagged = [np.mean(p.scores[:, 0].astype(float) >= made.threshold) for p in new if p.y]
-    assert found["bag"]["area_positive"] == pytest.approx(np.mean(flagged))
+    assert found["bag"]["area_to_read_positive"] == pytest.approx(np.mean(flagged))
     assert found["instance"]["all"]["threshold"] == made.threshold
     given = summary([made.applied(p) for p in new], threshold=0.5)
     assert given["threshold"]["value"] == 0.5
     assert "notes" not in given
     mixed = summary([made.applied(new[0]), *new[1:]])
     assert mixed["threshold"]["value"] is None
-    assert mixed["bag"]["area_positive"] == area_to_read(new, positive=True)
+    assert mixed["bag"]["area_to_read_positive"] == area_to_read(new, positive=True)
     forced = calibrate([replace(p, meta={**in_part("val"), "group": p.id}) for p in held], force=True)
     assert summary([forced.applied(p) for p in new])["threshold"]["source"] == "calibrated, without a promise"
     assert area_to_read([forced.applied(p) for p in new], positive=True) == area_to_read(new, positive=True)

@@ -188,6 +188,18 @@ def shared_calibration(predictions: Sequence[Prediction], column: int | None = N
     return one if one is not None and one.column == column else None
 
 
+def realised(predictions: Sequence[Prediction], stated: AppliedCalibration) -> str:
+    """What was missed at the promised threshold in cases with marked lesions, in words; empty without such cases."""
+    if stated.kind not in LOSSES or (stated.kind != "instances" and any(p.edges is None for p in predictions)):
+        return ""
+    missed = MissedShares(list(patient_values(predictions, stated.kind, stated.column).values()))
+    if not missed.n:
+        return ""
+    share, n = float(missed.losses(stated.threshold).mean()), missed.n
+    who = f"{n:,} patients" if n > 1 else "one patient"
+    return f"Measured on the {who} with lesions here: {share:.1%} missed.".replace("the one", "one").replace("%", " %")
+
+
 AREA_TARGET = 0.1
 
 

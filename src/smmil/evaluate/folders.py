@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import DataError
-from smmil.evaluate.conformal import shared_calibration
+from smmil.evaluate.conformal import realised, shared_calibration
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import _choose_threshold, _Threshold, bag_metrics, energies, froc, instance_metrics
 from smmil.prediction import Prediction, load_predictions
@@ -39,7 +39,7 @@ def summary(
         "instance": {pool: instance_metrics(predictions, cut.value, pool, column) for pool in POOLS},
         "energy": energies(predictions, column),
         "threshold": cut._asdict(),
-        **({} if stated is None else {"notes": [stated.text]}),
+        **({} if stated is None else {"notes": [stated.text, *filter(None, [realised(predictions, stated)])]}),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from smmil.errors import DataError
 from smmil.evaluate.bags import units_of
-from smmil.evaluate.conformal import applied_calibration, shared_calibration
+from smmil.evaluate.conformal import applied_calibration, realised, shared_calibration
 from smmil.evaluate.folders import named_folders
 from smmil.files import read_json
 from smmil.prediction import Prediction, load_predictions
@@ -212,12 +212,12 @@ def _promises(sources: Sequence[_PredictionSource], column: int | None) -> list[
         one = shared_calibration(source.predictions, column)
         if one is not None:
             headline = f"{'What is promised' if one.promise else 'Nothing is promised'} ({source.name})"
-            texts = (safe_text(text, _LONGEST_PROMISE) for text in (one.sentence, one.conditions))
-            found.append((headline, *texts))
+            rest = " ".join(filter(None, [one.conditions, realised(source.predictions, one)]))
+            found.append((headline, safe_text(one.sentence, _LONGEST_PROMISE), safe_text(rest, _LONGEST_PROMISE)))
         elif stated != {None}:
             mixed = "the cases carry different calibrations, none, or one of another score column; predict them again"
             found.append((f"Nothing is promised ({source.name})", f"{mixed} with one.", ""))
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _lacking(source: _PredictionSource) -> str:
