@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate import bag_metrics
 from smmil.evaluate.bags import units_of
 from smmil.evaluate.conformal import (
     MissedShares,
@@ -257,6 +258,15 @@ def test_the_area_is_undefined_with_too_few_patients_without_lesions_or_classes(
     assert math.isfinite(area_to_read([*few, scan("p9", rng)], positive=True))
     assert math.isnan(area_to_read([scan("n", rng, y=0)], positive=False))
     assert math.isnan(area_to_read([Prediction("m", [0.2, 0.3, 0.5], np.eye(3), y=2)], positive=True))
+
+
+def test_too_few_patients_for_the_area_are_noted():
+    rng = np.random.default_rng(12)
+    cases = [scan(f"p{i}", rng) for i in range(10)] + [scan("n", rng, y=0)]
+    few = "area to read: 9 patients have marked lesions, 10 are needed"
+    assert few in bag_metrics(cases[1:])["notes"]
+    assert bag_metrics(cases)["notes"] == []
+    assert not any("area" in note for note in bag_metrics(cases[-1:])["notes"])  # nothing is marked
 
 
 def test_each_patient_left_out_is_missed_within_the_target_on_average():

@@ -230,6 +230,14 @@ def area_to_read(predictions: Sequence[Prediction], *, positive: bool, target: f
     return math.fsum(shares) / len(shares)
 
 
+def area_notes(predictions: Sequence[Prediction]) -> list[str]:
+    """Why the area to read is undefined (with one patient less than needed in positive cases only)."""
+    marked = [p for p in predictions if p.y_inst is not None and bool((p.y_inst > 0).any())]
+    n, needed = len(set(units_of(marked)[0].tolist())), needed_patients(AREA_TARGET) + 1
+    few = f"area to read: {n} patients have marked lesions, {needed} are needed"
+    return [few] if 0 < n < needed and shared_calibration(predictions) is None else []
+
+
 def check_level(value: float, name: str) -> float:
     """A share between 0 and 1, neither of them; anything else is refused."""
     if not 0 < value < 1:
