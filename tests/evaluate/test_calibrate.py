@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from smmil.cli import app
 from smmil.errors import ConfigError, DataError, SmmilError
 from smmil.evaluate import summary
-from smmil.evaluate.calibration import Calibration, ProbabilityMap, calibrate, instance_probability
+from smmil.evaluate.calibration import Calibration, ProbabilityMap, _not_above, calibrate, instance_probability
 from smmil.evaluate.conformal import MissedShares, applied_calibration, area_to_read, patient_values
 from smmil.prediction import Prediction
 
@@ -50,8 +50,8 @@ def test_the_promise_in_words_and_numbers():
     assert made.threshold == MissedShares(list(patient_values(cases).values())).controlled(0.1)
     assert (made.patients, made.cases, made.promise) == (20, 32, True)
     assert made.sentence == (
-        f"Flagging every instance with a score of at least {made.threshold:.4g} misses, on average over patients with "
-        "lesions, at most 10 % of a patient's lesion instances. Set by conformal risk control on 20 patients with "
+        f"Flagging every instance with a score of at least {_not_above(made.threshold)} misses, on average over patients "
+        "with lesions, at most 10 % of a patient's lesion instances. Set by conformal risk control on 20 patients with "
         "lesions that the model had not seen."
     )
     assert "same population, scanner, staining" in made.conditions
@@ -63,6 +63,13 @@ def test_the_promise_in_words_and_numbers():
     assert sure.threshold == MissedShares(list(patient_values(study(positive=60), "lesions").values())).tested(
         0.2, 0.05
     )
+
+
+def test_the_threshold_in_words_is_never_above_the_one_that_is_meant():
+    cuts = [0.0, 1.0, -1.0, 2.60205, 2.60195, -0.0451814, -0.0451854, 12345.6, -12345.6, 9.9999, -9.9999, 1e-9, -3e12]
+    for cut in [*cuts, *np.random.default_rng(0).normal(0, 10, 200)]:
+        assert cut - 2e-3 * abs(cut) <= float(_not_above(cut)) <= cut
+    assert [_not_above(c) for c in cuts[3:7]] == ["2.602", "2.601", "-0.04519", "-0.04519"]
 
 
 def test_the_exact_test_is_used_where_losses_are_zero_or_one_by_meaning_only():

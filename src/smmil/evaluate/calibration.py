@@ -283,9 +283,15 @@ def _sentence(kind: str, target: float, delta: float | None, cut: float, n: int)
     method = "conformal risk control" if delta is None else "learn-then-test"
     misses = _MISSES[kind].format(share=f"{100 * target:.4g} %")
     return (
-        f"{start} every instance with a score of at least {cut:.4g} {misses}. Set by {method} on {n:,} patients with "
-        "lesions that the model had not seen."
+        f"{start} every instance with a score of at least {_not_above(cut)} {misses}. Set by {method} on {n:,} patients "
+        "with lesions that the model had not seen."
     )
+
+
+def _not_above(cut: float) -> str:
+    """Four digits of a threshold, rounded down: what is flagged from there on is never less than was promised."""
+    digit = 10.0 ** (math.floor(math.log10(abs(cut))) - 3) if cut else 0.0
+    return f"{cut:.4g}" if float(f"{cut:.4g}") <= cut else f"{cut - digit:.4g}"
 
 
 def _withdrawn(cut: float, leaked: Sequence[str], predictions: Sequence[Prediction]) -> str:
