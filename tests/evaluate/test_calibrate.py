@@ -49,9 +49,10 @@ def test_the_promise_in_words_and_numbers():
     made = calibrate(cases, target=0.1)
     assert made.threshold == MissedShares(list(patient_values(cases).values())).controlled(0.1)
     assert (made.patients, made.cases, made.promise) == (20, 32, True)
+    shown = _not_above(made.threshold)
     assert made.sentence == (
-        f"Flagging every instance with a score of at least {_not_above(made.threshold)} misses, on average over patients "
-        "with lesions, at most 10 % of a patient's lesion instances. Set by conformal risk control on 20 patients with "
+        f"Flagging every instance with a score of at least {shown} misses, on average over patients with lesions, "
+        "at most 10 % of a patient's lesion instances. Set by conformal risk control on 20 patients with "
         "lesions that the model had not seen."
     )
     assert "same population, scanner, staining" in made.conditions

@@ -23,6 +23,8 @@ from smmil.synthetic import synthetic_scans, synthetic_slides
 
 DATA = Path(os.environ.get("SMMIL_DATA", "/nowhere"))
 TARGETS = (0.05, 0.1, 0.2)
+# Hundreds of comparisons, some of promises that are exhausted exactly: three standard errors are passed by chance.
+ERRORS, SURE = 4, 0.9999
 
 
 def predictions_of(name, bags, n_train=12, n_val=8):
@@ -45,13 +47,13 @@ def check_promises(predictions, kind, runs, seed=0):
             order = rng.permutation(total)
             t = MissedShares([values[i] for i in order[:n]]).controlled(target)
             risks.append(losses[order[n:], np.searchsorted(scores, t)].mean())
-        assert np.mean(risks) <= target + 3 * np.std(risks) / math.sqrt(runs), (kind, target, np.mean(risks))
+        assert np.mean(risks) <= target + ERRORS * np.std(risks) / math.sqrt(runs), (kind, target, np.mean(risks))
     fails, delta, target = 0, 0.1, 0.2
     for _ in range(runs):
         chosen = MissedShares([values[i] for i in rng.integers(0, total, 40)])
         t = chosen.tested(target, delta, binary=kind == "patients")
         fails += t is not None and losses[:, np.searchsorted(scores, t)].mean() > target
-    assert fails <= binom.ppf(0.999, runs, delta), (kind, fails)
+    assert fails <= binom.ppf(SURE, runs, delta), (kind, fails)
 
 
 def slides(seed=0):

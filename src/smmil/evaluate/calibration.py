@@ -283,8 +283,8 @@ def _sentence(kind: str, target: float, delta: float | None, cut: float, n: int)
     method = "conformal risk control" if delta is None else "learn-then-test"
     misses = _MISSES[kind].format(share=f"{100 * target:.4g} %")
     return (
-        f"{start} every instance with a score of at least {_not_above(cut)} {misses}. Set by {method} on {n:,} patients "
-        "with lesions that the model had not seen."
+        f"{start} every instance with a score of at least {_not_above(cut)} {misses}. Set by {method} on {n:,} "
+        "patients with lesions that the model had not seen."
     )
 
 
