@@ -99,6 +99,7 @@ class Prediction:
                 "prob_sm_ap, or with --ensemble"
             )
         meta = {**self.meta, "score_kind": "standard deviation"}
+        meta.pop("calibration", None)  # its threshold is one of scores
         return replace(self, scores=self.uncertainty[:, None], uncertainty=None, meta=meta)
 
     def save(self, path: str | Path) -> None:

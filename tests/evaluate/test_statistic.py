@@ -38,7 +38,7 @@ def test_every_metric_equals_its_function_on_repeated_cases(name, pool):
         assert measured.value(weights) == pytest.approx(by_the_function(repeated, name, pool), rel=1e-12, nan_ok=True)
 
 
-@pytest.mark.parametrize("name", [n for n in METRIC_NAMES if n.startswith("bag_")])
+@pytest.mark.parametrize("name", [n for n in METRIC_NAMES if n.startswith("bag_") and "area" not in n])
 def test_every_bag_metric_of_four_classes_equals_its_function(name):
     rng = np.random.default_rng(0)
     some = bags(rng.dirichlet(np.ones(4), 40), rng.integers(0, 4, 40))

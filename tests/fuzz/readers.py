@@ -32,6 +32,7 @@ from smmil.data.splits import load_splits
 from smmil.data.tables import read_instance_labels, read_label_shares
 from smmil.encoders.networks import _read_tensors
 from smmil.errors import DataError
+from smmil.evaluate.calibration import Calibration, calibrate
 from smmil.experiments.datasets import _content_digest
 from smmil.experiments.run import FORMAT, _content_checksum, _finished
 from smmil.experiments.runner import _state
@@ -363,6 +364,12 @@ def first_slice(folder: Path) -> Path:
     return min(samples.ct_series()(folder).iterdir())
 
 
+def calibration(folder: Path) -> Path:
+    cases = [Prediction(f"c{i}", [i / 12], [i / 3, 1 - i], y=i % 2, y_inst=[1, 0]) for i in range(12)]
+    calibrate(cases, probabilities="isotonic").save(folder / "calibration.json")
+    return folder / "calibration.json"
+
+
 def whole_package(folder: Path) -> Path:
     return kept("packages/sm_ap")(folder)
 
@@ -478,6 +485,7 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("settings:study", text("s.yaml", STUDY), load_study, TEXT, 0.2, PLAIN),
     # predictions, weights, runs, packages
     FuzzReader("prediction", samples.prediction, Prediction.load, sealed=True),
+    FuzzReader("calibration", calibration, Calibration.load, TEXT, sealed=True),
     FuzzReader("weights:own", samples.weights, read_weights, sealed=True),
     FuzzReader("weights:encoder pth", samples.tensors("w.pth"), _read_tensors, BINARY, 0.1,
                "zip keeps a checksum of each part only", sealed=True),

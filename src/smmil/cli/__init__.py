@@ -20,6 +20,7 @@ VERBS = (
     "predict",
     "explain",
     "evaluate",
+    "calibrate",
     "report",
     "view",
     "export",

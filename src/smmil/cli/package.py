@@ -16,6 +16,9 @@ def package(
     predictions: Annotated[
         Path | None, Option(help="Predictions of these weights: their metrics go into the card.")
     ] = None,
+    calibration: Annotated[
+        Path | None, Option(help="calibration.json of smmil calibrate for these weights: its promise goes along.")
+    ] = None,
     onnx: Annotated[bool, Option("--onnx/--no-onnx", help="Also model.onnx, checked against the model.")] = False,
     licence: Annotated[str, Option(help="Licence you give it under, such as apache-2.0.")] = "other",
     checkpoint: Annotated[Checkpoint, Option(help="Weights to use.")] = Checkpoint.best,
@@ -47,6 +50,7 @@ def package(
         onnx=onnx,
         force=force,
         trust_code=trust_code,
+        calibration=calibration,
     )
     print(f"{out}: {', '.join(done.files)}")
     for note in done.notes:

@@ -10,7 +10,7 @@ from typer import Argument, Exit, Option
 from smmil.cli.options import Checkpoint, TrustCode, _CaseBar, _exit_on_failures
 
 if TYPE_CHECKING:
-    from smmil.predict.cases import Predicted
+    from smmil.predict.cases import ChosenCalibration, Predicted
 
 
 Part = StrEnum("Part", "train val test all")
@@ -43,6 +43,12 @@ def predict(
     mc_dropout: Annotated[
         int | None, Option(help="Mean and deviation of this many predictions with dropout at work.", min=2)
     ] = None,
+    calibration: Annotated[
+        Path | None, Option(help="calibration.json of smmil calibrate: threshold and promise go into the predictions.")
+    ] = None,
+    calibrated_probs: Annotated[
+        bool, Option("--calibrated-probs", help="Replace the probabilities of cases by the calibrated ones.")
+    ] = False,
     trust_code: TrustCode = False,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
@@ -60,6 +66,8 @@ def predict(
 
       smmil predict --model packages/first slide.svs --out predictions
 
+      smmil predict runs/first --out predictions_new --manifest new.csv --calibration calibration.json
+
     Go on with: smmil evaluate predictions --validation predictions_val
     """
     from smmil.errors import ConfigError
@@ -70,21 +78,27 @@ def predict(
     idle = of_images if model is None else of_a_run
     for option in (option for option, value in idle.items() if value is not None):
         raise ConfigError(f"--{option}: {'needs --model' if model is None else 'is for runs, not for --model'}")
+    chosen_calibration = _chosen(calibration, calibrated_probs, model)
     if model is not None:
-        done = _from_package(model, sources, of_images, trust_code, out=out, device=device)
+        options = {"out": out, "device": device, "calibration": chosen_calibration}
+        done = _from_package(model, sources, of_images, trust_code, **options)
     elif len(sources) > 1 and not ensemble:
         raise ConfigError(
             f"{sources[1]}: give one run, or a package with --model and what it should look at; several need --ensemble"
         )
     elif ensemble and mc_dropout:
         raise ConfigError("--mc-dropout: is for one run, not for --ensemble")
+    elif ensemble and calibration:
+        raise ConfigError("--calibration: was made for the scores of one run, not for those of --ensemble")
     else:
-        from smmil.predict.cases import predict_ensemble, predict_run
+        from smmil.predict.cases import predict_run
+        from smmil.predict.ensemble import predict_ensemble
 
         chosen: dict[str, Any] = {
             "part": part.value if part else None,
             "checkpoint": (checkpoint or Checkpoint.best).value,
             "trust_code": trust_code,
+            "calibration": chosen_calibration,
         }
         with _CaseBar("predicting") as bar:
             chosen |= {"manifest": manifest, "out": out, "device": device, "progress": bar.at}
@@ -93,7 +107,22 @@ def predict(
             else:
                 done = predict_run(sources[0], mc_dropout=mc_dropout or 0, **chosen)
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
+    if chosen_calibration is not None and done.paths:
+        print(f"{chosen_calibration.calibration.sentence} {chosen_calibration.calibration.conditions}".strip())
     _exit_on_failures(done.failed.values(), out / "failures.csv")
+
+
+def _chosen(path: Path | None, probs: bool, package: Path | None) -> "ChosenCalibration | None":
+    """The calibration that was asked for: in a file of its own, or in the package."""
+    from smmil.errors import ConfigError
+    from smmil.evaluate.calibration import Calibration
+    from smmil.predict.cases import ChosenCalibration
+
+    inside = None if package is None else package / "calibration.json"
+    place = path or (inside if inside is not None and inside.exists() else None)
+    if place is None and probs:
+        raise ConfigError("--calibrated-probs: needs --calibration, a file of smmil calibrate")
+    return None if place is None else ChosenCalibration(Calibration.load(place), probs, str(place))
 
 
 def _from_package(

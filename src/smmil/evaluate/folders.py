@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import DataError
+from smmil.evaluate.conformal import realised, shared_calibration
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import (
     _choose_threshold,
@@ -30,14 +31,18 @@ def summary(
 ) -> dict[str, Any]:
     """Bag metrics, instance metrics in every pool, energies, the position prior, and which threshold was used.
 
-    The threshold is the given one, else the best on `validation`, else none. Result: {"bag": ..., "instance":
-    {"all": ..., "per_bag": ..., "positive_bags": ...}, "energy": ..., "prior": ..., "threshold": {"value": ...,
-    "source": ...}}. prior: False leaves it out, a mapping holds options of `position_prior`. With a threshold, and
-    where predictions hold uncertainty, also {"uncertainty": ...}, without intervals.
+    The threshold is the given one, else the best on `validation`, else that of the calibration which the predictions
+    carry, else none. Result: {"bag": ..., "instance": {"all": ..., "per_bag": ..., "positive_bags": ...}, "energy":
+    ..., "prior": ..., "threshold": {"value": ..., "source": ...}}. prior: False leaves it out, a mapping holds options
+    of `position_prior`. With a threshold, and where predictions hold uncertainty, also {"uncertainty": ...}, without
+    intervals.
     """
     options = prior if isinstance(prior, Mapping) else {}
+    stated = shared_calibration(predictions, column) if threshold is None and validation is None else None
     if threshold is not None:
         cut = _Threshold(float(threshold), "given by the user")
+    elif stated is not None:
+        cut = _Threshold(stated.threshold, "calibrated" if stated.promise else "calibrated, without a promise")
     elif validation is None:
         cut = _Threshold(None, "no validation predictions were given")
     else:
@@ -50,6 +55,7 @@ def summary(
         **({"prior": position_prior(predictions, column=column, **options)} if prior is not False else {}),
         "threshold": cut._asdict(),
         **({"uncertainty": uncertainty_metrics(predictions, cut.value or 0.0, column, resamples=0)} if known else {}),
+        **({} if stated is None else {"notes": [stated.text, *filter(None, [realised(predictions, stated)])]}),
     }
 
 

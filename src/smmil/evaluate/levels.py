@@ -8,6 +8,7 @@ import numpy as np
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
 from smmil.evaluate.bags import _brier_of_cases, _ece, labelled_table, units_of
+from smmil.evaluate.conformal import area_notes
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_probability, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of
 from smmil.evaluate.ranking import OperatingPoints, _defined, _SortedScores, exact_mean
@@ -33,6 +34,7 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
     else:
         notes = _many_class_notes(probs, y) if many else _two_class_notes(y > 0, values["f1"])
         notes += [f"{left_out} cases without a label are left out"] if left_out else []
+        notes += area_notes(labelled)
     return {
         "n": len(y),
         "n_positive": int((y > 0).sum()),

@@ -25,7 +25,7 @@ from smmil.prediction import Prediction, load_predictions
 from smmil.train.loop import Interrupted
 from smmil.train.run import train
 
-FORMAT = 1  # of result.json; a new one has metrics computed again, without training
+FORMAT = 2  # of result.json; a new one has metrics computed again, without training
 PARTS = ("val", "test")
 BUSY, DONE, ALREADY, FULL = "busy", "done", "already", "full"
 # Errors of a model, a library or the file system that end one run only; the traceback is kept.

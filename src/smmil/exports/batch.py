@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
+from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
 from smmil.exports.case import ExportCase
 from smmil.exports.registry import FORMATS, ExportFormat
 from smmil.files import file_name, write_rows
@@ -87,13 +88,16 @@ def export(
            entry named like each case's id; for one or several, a CSV table with the columns id and slide (or image,
            path, file), and mpp if you like
     layer  score, or uncertainty: the standard deviations of the scores as a map of their own
+    threshold  of instances; unless given, that of the calibration which the predictions carry
     See `ExportCase` for the other options. A single case that cannot be read or written is an error; of several, the
     others go on.
     """
     format_ = FORMATS[check_choice(to, FORMATS, "--to")]
     original = image if isinstance(image, Original) or image is None else Original(Path(image))
     place = None if original is None else original.path
-    _check_options(format_, place, threshold, size, deidentify, keep_uids)
+    predictions = predictions if isinstance(predictions, Prediction | str | Path) else list(predictions)
+    own = threshold is None and format_.threshold == "needed" and _first_calibration(predictions) is not None
+    _check_options(format_, place, threshold, size, deidentify, keep_uids, own)
     check_choice(layer, LAYERS, "--layer")
     if layer != "score" and (threshold is not None or column is not None):
         raise ConfigError(f"--layer {layer}: --threshold and --column are about scores; leave them out")
@@ -149,6 +153,7 @@ def _case(
     options = dict(options)
     if options.pop("layer") == "uncertainty":
         prediction = prediction.uncertainty_map()
+    options = _at_promised_threshold(prediction, options)
     if table is None:
         return ExportCase(prediction, **options)
     if prediction.id not in table:
@@ -157,6 +162,25 @@ def _case(
             "--image a table of id,slide"
         )
     return ExportCase(prediction, table[prediction.id].path, mpp=table[prediction.id].mpp, **options)
+
+
+def _first_calibration(
+    predictions: Prediction | str | Path | list[str | Path],
+) -> AppliedCalibration | None:
+    """The calibration of the (first) prediction; None when there is none, or it cannot be read, which is said later."""
+    try:
+        one = predictions if isinstance(predictions, Prediction) else Prediction.load(_prediction_paths(predictions)[0])
+    except DataError:
+        return None
+    return applied_calibration(one)
+
+
+def _at_promised_threshold(prediction: Prediction, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the threshold of the calibration that was applied, where the user gave none."""
+    stated = applied_calibration(prediction)
+    if options["threshold"] is not None or stated is None or stated.column != options["column"]:
+        return options
+    return options | {"threshold": stated.threshold, "notes": [stated.text]}
 
 
 def _write(format_: ExportFormat, case: ExportCase, path: Path, done: Exported) -> None:
@@ -186,6 +210,7 @@ def _check_options(
     size: int | None,
     deidentify: bool,
     keep_uids: bool,
+    own_threshold: bool = False,
 ) -> None:
     """Refuse an option that would be ignored, one that is missing, and one that makes no sense."""
     to = format_.name
@@ -193,7 +218,7 @@ def _check_options(
         raise _unused(f"--threshold {threshold}", to, [f.name for f in FORMATS.values() if f.threshold != "never"])
     if size is not None and not format_.sized:
         raise _unused(f"--size {size}", to, [f.name for f in FORMATS.values() if f.sized])
-    if threshold is None and format_.threshold == "needed":
+    if threshold is None and format_.threshold == "needed" and not own_threshold:
         raise ConfigError(f"--to {to}: needs --threshold, a score above which an instance is positive")
     if image is None and format_.needs_image:
         raise ConfigError(f"--to {to}: needs --image, the DICOM or NIfTI source")

@@ -9,11 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.calibration import instance_probability as calibrated_probability
+from smmil.evaluate.conformal import applied_calibration
 from smmil.evaluate.instances import instance_probability, instance_score
 from smmil.images import Slide, Volume, open_slide, open_volume
 from smmil.images.matching import Difference, scan_difference, slide_difference
 from smmil.prediction import Prediction
-from smmil.redact import provenance
+from smmil.redact import plain, provenance
+
+_LONGEST_PROMISE = 800
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +57,17 @@ class ExportCase:
 
     @cached_property
     def probability(self) -> np.ndarray:
-        """(n,) probability of each instance, from log-odds or probabilities; else nan: attention weights are none."""
-        return instance_probability(self.prediction, self.column)
+        """(n,) probability of each instance: calibrated, from log-odds or probabilities; else nan."""
+        calibrated = calibrated_probability(self.prediction, self.column)
+        return instance_probability(self.prediction, self.column) if calibrated is None else calibrated
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """Where the scores come from, as plain texts."""
-        return provenance(self.prediction)
+        """Where the scores come from, as plain texts; with what was promised for the threshold."""
+        stated = applied_calibration(self.prediction)
+        if stated is None or stated.threshold != self.threshold:
+            return provenance(self.prediction)
+        return {**provenance(self.prediction), "promise": plain(stated.text, _LONGEST_PROMISE)}
 
     @property
     def axes(self) -> int:

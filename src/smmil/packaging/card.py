@@ -4,6 +4,8 @@ from typing import Any
 
 import yaml
 
+from smmil.evaluate.calibration import Calibration
+
 KINDS = {"ct": "ct", "slide": "pathology", "points": "pathology"}
 RAW_SOURCES = {"ct": "scans/", "slide": "slide.svs", "points": "image.png --points points.csv"}
 UNSTATED = "not stated"
@@ -46,7 +48,11 @@ WARNINGS = {
 
 
 def _model_card(
-    config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | None, onnx: list[str] | None
+    config: dict[str, Any],
+    numbers: dict[str, Any] | None,
+    kind: str | None,
+    onnx: list[str] | None,
+    promise: Calibration | None = None,
 ) -> str:
     """README.md from the content of config.json; kind is that of the recipe (slide, ct, points)."""
     hashes = {"weights": config["weights"], **config["training"]["hashes"], "recipe": config["features"]["recipe"]}
@@ -61,12 +67,19 @@ def _model_card(
         "## Intended use\n\n" + USE,
         "## Training\n\n" + _training(config),
         "## Evaluation\n\n" + _evaluation(numbers),
+        *([] if promise is None else [_promise(promise)]),
         "## What the scores mean\n\n" + SCORES.format(kind=score, columns=columns, meaning=meaning),
         "## How to use\n\n" + _how(config, kind, onnx),
         "## Limitations\n\n" + LIMITS,
         "## Provenance\n\n" + _table(("what", "SHA-256 (or its beginning)"), marks),
     ]
     return "\n".join(parts)
+
+
+def _promise(calibration: Calibration) -> str:
+    heading = "What is promised" if calibration.promise else "Nothing is promised"
+    text = " ".join(part for part in (calibration.sentence, calibration.conditions) if part)
+    return f"## {heading}\n\n{text}\n\nEvery prediction of this package carries the threshold and this sentence.\n"
 
 
 def _header(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | None) -> dict[str, Any]:

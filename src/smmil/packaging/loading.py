@@ -14,10 +14,11 @@ from torch import nn
 from smmil.data.manifest import Manifest
 from smmil.encoders.table import is_outside
 from smmil.errors import ConfigError, DataError, require_trust_code
+from smmil.evaluate.calibration import Calibration
 from smmil.files import read_json, write_text
 from smmil.formats import find_reader
 from smmil.packaging.facts import FORMAT
-from smmil.predict.cases import Origin, Predicted, predict_table
+from smmil.predict.cases import ChosenCalibration, Origin, Predicted, predict_table
 from smmil.predict.inference import TrainedModel, rebuilt
 from smmil.prepare.pipeline import PreparePlan, plan, run
 from smmil.prepare.recipe import Recipe, load_recipe
@@ -71,7 +72,8 @@ def _sum(path: Path) -> str:
 
 
 NEEDED = ("config.json", "model.safetensors")
-FILES = (*NEEDED, "README.md", "recipe.json", "model.onnx")
+CALIBRATION = "calibration.json"
+FILES = (*NEEDED, "README.md", "recipe.json", "model.onnx", CALIBRATION)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Package:
     trained: TrainedModel
     config: dict[str, Any]
     recipe: Recipe | None = None
+    calibration: Calibration | None = None  # applied to every prediction unless another is given
 
     @property
     def model(self) -> nn.Module:
@@ -125,7 +128,8 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
     trained = rebuilt(tensors, _facts(config), folder / "config.json", trust_code)
     if trained.weights != config["weights"]:
         raise DataError(f"{path}: not the weights that config.json names; copy the package again")
-    package = Package(folder, trained, config, recipe)
+    promise = Calibration.load(folder / CALIBRATION) if (folder / CALIBRATION).exists() else None
+    package = Package(folder, trained, config, recipe, promise)
     _ = package.origin  # what is missing is noticed now
     return package
 
@@ -190,14 +194,18 @@ def predict_package(
     device: str = "auto",
     on_case: Callable[[Any], Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    calibration: ChosenCalibration | None = None,
 ) -> Predicted:
     """One file per case in `out`, from slides, scans, folders of them, a manifest of bags, or bag files.
 
     Bags made from raw images are kept in out/prepared, so an interrupted call can simply be repeated; the predictions
     are those of preparing with the same recipe and predicting from the manifest, bit for bit.
+    calibration  applied to every prediction; unless given, that of the package
     """
     paths, images = [Path(source) for source in sources], images or Images()
-    options: dict[str, Any] = {"out": out, "device": device, "progress": progress}
+    if calibration is None and package.calibration is not None:
+        calibration = ChosenCalibration(package.calibration, where=str(package.folder / CALIBRATION))
+    options: dict[str, Any] = {"out": out, "device": device, "progress": progress, "calibration": calibration}
     table = _table_of_bags(paths)
     if table is not None:
         images.refuse_idle()

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.calibration import Calibration
 from smmil.files import read_json, remove_leftovers, temporary_path, write_json, write_text
 from smmil.packaging.card import _model_card
 from smmil.packaging.facts import RESAMPLES, _measure, _run_facts, _RunFacts
-from smmil.packaging.loading import SUMS, _write_sums
+from smmil.packaging.loading import CALIBRATION, SUMS, _write_sums
 from smmil.weights import save_weights
 
 _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,99}")
@@ -45,6 +46,7 @@ def write_package(
     force: bool = False,
     resamples: int = RESAMPLES,
     trust_code: bool = False,
+    calibration: str | Path | None = None,
 ) -> WrittenPackage:
     """Write the model of a run to the folder `out` in the layout of the Hugging Face hub.
 
@@ -53,14 +55,16 @@ def write_package(
     onnx         also model.onnx, checked against the model itself
     force        replace a package of the same run; anything else in `out` is never touched
     trust_code   the run may name a model outside smmil, which means running that code
+    calibration  file of smmil calibrate for these weights: its promise goes into the card and into every prediction
     """
     out = Path(out).absolute()
     _check_licence(licence)
     found = _run_facts(run_dir, checkpoint, name, licence, trust_code)
     _refuse_occupied(out, found.config["run"], force)
     numbers = None if predictions is None else _measure(predictions, found.trained.weights, resamples)
+    promise = None if calibration is None else _own_calibration(Path(calibration), found.config)
     with _replacing_folder(out) as folder:
-        _fill(folder, found, numbers, onnx)
+        _fill(folder, found, numbers, onnx, promise)
         files = tuple(sorted(path.name for path in folder.iterdir()))
     return WrittenPackage(out, files, found.notes, None if found.source.recipe is None else found.source.recipe.kind)
 
@@ -88,7 +92,18 @@ def _refuse_occupied(out: Path, run: str, force: bool) -> None:
         raise DataError(f"{out}: holds a package of this run already; choose another --out, or --force to replace it")
 
 
-def _fill(folder: Path, found: _RunFacts, numbers: dict[str, Any] | None, onnx: bool) -> None:
+def _own_calibration(path: Path, config: dict[str, Any]) -> Calibration:
+    """The calibration in a file; an error when it was made for another model than the one that is packaged."""
+    calibration, model = Calibration.load(path), config["model"]
+    meta = {"model": model["name"], "score_kind": model["score_kind"], "weights": config["weights"]}
+    meta |= {"config": config["training"]["hashes"]["config"], "features": config["features"]}
+    calibration.refuse_other(meta, path)
+    return calibration
+
+
+def _fill(
+    folder: Path, found: _RunFacts, numbers: dict[str, Any] | None, onnx: bool, promise: Calibration | None = None
+) -> None:
     config, trained, recipe = found.config, found.trained, found.source.recipe
     note = {"model": trained.facts["model"], "weights": trained.weights}
     if save_weights(folder / "model.safetensors", trained.model.state_dict(), note) != trained.weights:
@@ -108,7 +123,10 @@ def _fill(folder: Path, found: _RunFacts, numbers: dict[str, Any] | None, onnx: 
     config = config | {"onnx_inputs": inputs, "evaluation": numbers}
     write_json(folder / "config.json", config)
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # which is written for the owner alone
-    write_text(folder / "README.md", _model_card(config, numbers, None if recipe is None else recipe.kind, inputs))
+    if promise is not None:
+        promise.save(folder / CALIBRATION)
+    kind = None if recipe is None else recipe.kind
+    write_text(folder / "README.md", _model_card(config, numbers, kind, inputs, promise))
     _write_sums(folder)
 
 

@@ -2,16 +2,15 @@
 
 from smmil import make_callable
 from smmil.predict.cases import (
-    Explained,
     Origin,
     Predicted,
-    explain_run,
     feature_source,
-    predict_ensemble,
     predict_run,
     predict_table,
     run_config,
 )
+from smmil.predict.ensemble import predict_ensemble
+from smmil.predict.explained_cases import Explained, explain_run
 from smmil.predict.explanation import METHODS, Explanation, explain
 from smmil.predict.inference import TrainedModel, load_run, load_trained, predict, rebuilt
 from smmil.predict.removal import Faithfulness, faithfulness

@@ -1,6 +1,6 @@
 """Prediction files of the cases of a manifest; features must come from the recipe the model was trained on."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,18 +8,17 @@ from typing import Any
 
 import torch
 
-from smmil.bag import BagBatch
 from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.data.splits import run_split
 from smmil.data.tables import read_label_shares
 from smmil.errors import ConfigError, DataError, check_choice
+from smmil.evaluate.calibration import Calibration
 from smmil.files import file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
 from smmil.predict.explanation import Explanation
-from smmil.predict.inference import TrainedModel, _combined, _has_dropout, _in_use, _scale, load_trained, predict
-from smmil.predict.removal import Faithfulness, _CaseCurves, _row
-from smmil.prediction import Prediction, load_predictions
+from smmil.predict.inference import TrainedModel, _combined, _has_dropout, load_trained, predict
+from smmil.prediction import Prediction
 from smmil.runtime import choose_device, reproducible, versions
 
 SOURCE_KEYS = ("encoder", "recipe")
@@ -106,17 +105,19 @@ def predict_run(
     progress: Callable[[int, int], None] | None = None,
     trust_code: bool | str = False,
     mc_dropout: int = 0,
+    calibration: "ChosenCalibration | None" = None,
 ) -> Predicted:
     """Write one prediction file per case of a run into `out`; a case that cannot be read is reported and skipped.
 
     part  train, val or test as the run split them, or all; default: test, and all with another manifest.
     trust_code  the run may name a model outside smmil, which means running that code; a text: this model alone
     mc_dropout  mean of this many predictions with dropout at work, their deviation as uncertainty; 0: plain
+    calibration  applied to every prediction; refused when it was made for another model
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
     run = _OpenedRun.open(run_dir, manifest, part, checkpoint, trust_code)
     run = replace(run, origin=replace(run.origin, mc_dropout=mc_dropout))
-    return run.predict(out=out, device=device, progress=progress)
+    return run.predict(out=out, device=device, progress=progress, calibration=calibration)
 
 
 @dataclass(frozen=True)
@@ -147,175 +148,12 @@ class _OpenedRun:
 
 
 @dataclass(frozen=True)
-class Explained:
-    """Outcome of `explain_run`.
+class ChosenCalibration:
+    """A calibration to apply to predictions; probs: their probabilities are replaced by the calibrated ones."""
 
-    done          what was written per method
-    gap           largest relative gap of completeness among the integrated gradients
-    faithfulness  rows of the table, and in `unmeasured` the cases without curves and why
-    """
-
-    done: dict[str, Predicted] = field(default_factory=dict)
-    gap: float | None = None
-    faithfulness: list[dict[str, Any]] = field(default_factory=list)
-    unmeasured: dict[str, str] = field(default_factory=dict)
-
-
-def explain_run(
-    run_dir: str | Path,
-    explanations: Sequence[Explanation],
-    *,
-    out: str | Path,
-    manifest: str | Path | None = None,
-    part: str | None = None,
-    checkpoint: str = "best",
-    device: str = "auto",
-    measure: bool = False,
-    seed: int = 0,
-    repeats: int = 3,
-    progress: Callable[[int, int, str], None] | None = None,
-    trust_code: bool | str = False,
-) -> Explained:
-    """Write the maps of every method for the cases of a run, as predictions in a folder per method inside `out`.
-
-    measure  also deletion and insertion curves against `repeats` random orders: they are kept in the files of the maps,
-             and their areas, averaged over the cases, go to faithfulness.csv
-    Everything else is as in `predict_run`; what is done is kept when the call is repeated.
-    """
-    run = _OpenedRun.open(run_dir, manifest, part, checkpoint, trust_code)
-    folders, explained = {one.method: Path(out) / one.method for one in explanations}, Explained()
-
-    def told(words: str) -> Callable[[int, int], None] | None:
-        return None if progress is None else lambda count, total: progress(count, total, words)
-
-    for explanation in explanations:
-        name = explanation.method
-        options: dict[str, Any] = {"out": folders[name], "device": device, "progress": told(name)}
-        explained.done[name] = run.predict(**options, explanation=explanation)
-    if "integrated-gradients" in explained.done:
-        files = explained.done["integrated-gradients"].paths
-        gap = max((Prediction.load(path).meta.get("completeness_gap", 0.0) for path in files), default=None)
-        explained = replace(explained, gap=gap)
-    if not measure:
-        return explained
-    how, failed = {"seed": seed, "repeats": repeats}, explained.unmeasured
-    rows = _measured(run, folders, choose_device(device), how, failed, told("faithfulness"))
-    columns = list(rows[0]) if rows else []
-    write_rows(Path(out) / "faithfulness.csv", columns, ([row[key] for key in columns] for row in rows))
-    write_rows(Path(out) / "failures.csv", ("id", "reason"), failed.items())
-    return replace(explained, faithfulness=rows)
-
-
-def _measured(
-    run: _OpenedRun,
-    folders: Mapping[str, Path],
-    device: torch.device,
-    how: dict[str, int],
-    failed: dict[str, str],
-    progress: Callable[[int, int], None] | None,
-) -> list[dict[str, Any]]:
-    """Rows of the table of faithfulness; curves that a map's file holds already are not computed again."""
-    found: dict[str, list[tuple[Prediction, Faithfulness]]] = {name: [] for name in folders}
-    with reproducible(run.origin.threads), _in_use(run.trained.model):
-        for count, id_ in enumerate(run.ids, 1):
-            files = {name: folder / f"{file_name(id_)}.npz" for name, folder in folders.items()}
-            try:
-                for name, one in _case_curves(run, id_, files, device, how):
-                    found[name].append(one)
-            except DataError as problem:
-                failed[id_] = str(problem)
-            if progress is not None:
-                progress(count, len(run.ids))
-    model = run.trained.facts["model"]["name"]
-    return [{"model": model, **_row(name, cases)} for name, cases in found.items() if cases]
-
-
-def _case_curves(
-    run: _OpenedRun, id_: str, files: Mapping[str, Path], device: torch.device, how: dict[str, int]
-) -> Iterator[tuple[str, tuple[Prediction, Faithfulness]]]:
-    """Every map of a case with its curves, which go into its file."""
-    case: _CaseCurves | None = None
-    for name, path in files.items():
-        if not path.exists():
-            continue  # reported as failed when its map was made
-        prediction = Prediction.load(path)
-        curves = Faithfulness.stored(prediction, how)
-        if curves is None:
-            if case is None:
-                batch = BagBatch.pack([run.table.bag(id_)]).without_labels()
-                case = _CaseCurves(run.trained.model, batch, device, **how)
-            curves = case.of(prediction.scores)
-            prediction.meta["faithfulness"] = {**how, **curves.to_dict()}
-            prediction.save(path)
-        yield name, (prediction, curves)
-
-
-def predict_ensemble(
-    run_dirs: Sequence[str | Path],
-    *,
-    out: str | Path,
-    progress: Callable[[int, int], None] | None = None,
-    **options: Any,
-) -> Predicted:
-    """Write the predictions of several runs together: mean probabilities and scores, with the deviation of the scores.
-
-    Every run predicts into out/members, where its files are kept as `predict_run` keeps them (which takes the options).
-    Log-odds and probabilities are averaged as they are. Other scores, such as attention logits, have the scale of their
-    run: they are first brought to mean 0 and deviation 1 over all instances that this run scored here. The uncertainty
-    is the deviation over the runs (n - 1); of scores with several columns their root mean square.
-    """
-    if len(run_dirs) < 2:
-        raise ConfigError(f"{run_dirs[0]}: an ensemble needs at least two runs; name the others after it")
-    members: list[dict[str, Prediction]] = []
-    failed: dict[str, str] = {}
-    for number, run in enumerate(run_dirs):
-        place = Path(out) / "members" / f"{number + 1}_{file_name(Path(run).resolve().name)}"
-        report = _part_of(progress, number, len(run_dirs))
-        done = predict_run(run, out=place, progress=report, **options)
-        failed |= {id_: f"{Path(run).name}: {why}" for id_, why in done.failed.items()}
-        members.append({p.id: p for p in load_predictions(done.paths)} if done.paths else {})
-    _refuse_unlike(run_dirs, members, failed)
-    scales = [_scale(member.values()) for member in members]
-    done = Predicted(failed=failed)
-    for id_ in (id_ for id_ in members[0] if id_ not in failed):
-        try:
-            together = _combined([member[id_] for member in members], scales)
-        except DataError as problem:
-            done.failed[id_] = str(problem)
-            continue
-        path = Path(out) / f"{file_name(id_)}.npz"
-        kept = _is_done(path, id_, together.meta)
-        (done.kept if kept else done.written).append(path)
-        if not kept:
-            together.save(path)
-    done.write_failures(Path(out))
-    return done
-
-
-def _part_of(progress: Callable[[int, int], None] | None, part: int, parts: int) -> Callable[[int, int], None] | None:
-    return None if progress is None else lambda count, total: progress(part * total + count, parts * total)
-
-
-def _refuse_unlike(runs: Sequence[str | Path], members: Sequence[Mapping[str, Prediction]], failed: Any) -> None:
-    """Raise an error if the runs split the cases in other ways or give scores of different kinds."""
-    first = members[0]
-    for run, member in zip(runs[1:], members[1:], strict=True):
-        unlike = sorted((set(first) ^ set(member)) - set(failed))
-        parts = [id_ for id_ in first.keys() & member.keys() if _split_part(first[id_]) != _split_part(member[id_])]
-        for id_ in (*unlike, *sorted(parts)):
-            raise ConfigError(
-                f"{run}: {id_} belongs to another part of its split than in {runs[0]}, so that a run may have been "
-                "trained on it; give runs of the same split, or cases of neither with --manifest"
-            )
-    kinds = sorted({str(p.meta.get("score_kind")) for member in members for p in member.values()})
-    if len(kinds) > 1:
-        raise ConfigError(
-            f"{runs[0]}: the runs give scores of different kinds ({', '.join(kinds)}), which have no mean"
-        )
-
-
-def _split_part(prediction: Prediction) -> Any:
-    return prediction.meta["split"]["part"]
+    calibration: Calibration
+    probs: bool = False
+    where: str = "calibration"  # its file, for messages
 
 
 @dataclass(frozen=True)
@@ -341,6 +179,7 @@ def predict_table(
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
     explanation: Explanation | None = None,
+    calibration: ChosenCalibration | None = None,
 ) -> Predicted:
     """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures.
 
@@ -353,8 +192,12 @@ def predict_table(
     if draws and not _has_dropout(trained.model):
         name = trained.facts["model"]["name"]
         raise ConfigError(f"mc_dropout: model {name} has no layer of dropout at work; train several and use --ensemble")
+    if draws and calibration is not None:
+        raise ConfigError(f"{calibration.where}: was made for the scores of the model itself, not for --mc-dropout")
+    if calibration is not None:
+        calibration.calibration.refuse_other_model(_meta(trained, origin, None), calibration.where)
     done = Predicted(failed=dict(failed or {}))
-    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), done, draws, explanation)
+    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), done, draws, explanation, calibration)
     remove_leftovers(out)
     trained.model.to(predictor.device)
     with reproducible(origin.threads):
@@ -378,6 +221,7 @@ class _CasePredictor:
     done: Predicted
     draws: int = 0
     explanation: Explanation | None = None
+    calibration: ChosenCalibration | None = None
 
     def one(self, id_: str, meta: dict[str, Any]) -> None:
         """Predict one case, unless its file is complete; a problem with its data is recorded."""
@@ -385,7 +229,7 @@ class _CasePredictor:
             meta = {**meta, **self.explanation.facts}
         path = self.out / f"{file_name(id_)}.npz"
         meta = {**meta, **self._annotation_facts(id_)}
-        if _is_done(path, id_, meta):
+        if _is_done(path, id_, meta, self.calibration):
             self.done.kept.append(path)
             return
         try:
@@ -405,7 +249,9 @@ class _CasePredictor:
         meta = {**meta, **_image_facts(self.table.path_of(id_))}
         if not self.draws:
             maps = predict if self.explanation is None else self.explanation.predictions
-            return maps(self.trained.model, [bag], meta=meta, device=self.device)[0]
+            found = maps(self.trained.model, [bag], meta=meta, device=self.device)[0]
+            chosen = self.calibration
+            return found if chosen is None else chosen.calibration.applied(found, probs=chosen.probs)
         members = []
         for seed in range(self.draws):
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
@@ -438,16 +284,20 @@ def _patients(table: Manifest) -> dict[str, dict[str, str]]:
     return {id_: {"group": first[group]} for id_, group in named.items()}
 
 
-def _is_done(path: Path, id_: str, meta: dict[str, Any]) -> bool:
+def _is_done(path: Path, id_: str, meta: dict[str, Any], calibration: ChosenCalibration | None = None) -> bool:
     try:
         stored = Prediction.load(path)
     except DataError:
         return False  # absent or damaged
     same_patient = stored.meta.get("group", id_) == meta.get("group", id_)
     same_draws = stored.meta.get("mc_dropout") == meta.get("mc_dropout")
+    chosen = None if calibration is None else calibration.calibration.mark(calibration.probs)
+    found = stored.meta.get("calibration")
+    same_promise = found is None if chosen is None else isinstance(found, dict) and found == {**found, **chosen}
     # another coverage means other instance labels; files of earlier versions do not state theirs
     wanted = {key: value for key, value in meta.items() if key != "annotation" or key in stored.meta}
-    return stored.id == id_ and same_patient and same_draws and stored.meta == {**stored.meta, **wanted}
+    same = same_patient and same_draws and same_promise
+    return stored.id == id_ and same and stored.meta == {**stored.meta, **wanted}
 
 
 def run_config(run_dir: Path) -> TrainConfig | None:

@@ -25,7 +25,15 @@ from smmil.report.cases import _all_cases, _ReportCase
 from smmil.report.charts import SLOTS, _figures
 from smmil.report.numbers import Results, Section
 from smmil.report.pictures import _all_pictures, _CasePicture
-from smmil.report.sources import INTENDED_USE, _caveats, _data_card, _load_sources, _model_card, _PredictionSource
+from smmil.report.sources import (
+    INTENDED_USE,
+    _caveats,
+    _data_card,
+    _load_sources,
+    _model_card,
+    _PredictionSource,
+    _promises,
+)
 from smmil.web import render, script_bundle, static_text
 
 LARGEST_MB = 30.0
@@ -88,7 +96,7 @@ def write_report(
     damaged = {id_: picture.damage for id_, picture in pictures.items() if picture.damage is not None}
     reasons = _without_file_names({**missing, **damaged}, slides)
     text = _page(
-        _summary(sources, results),
+        _summary(sources, results) | {"promises": _promises(sources, column)},
         _page_data(sources, results, cases, pictures, column, reasons),
         title=safe_text(title or f"Report: {', '.join(models)}"),
         lead=lead,
@@ -283,6 +291,7 @@ def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | No
         "colours": list(canvas.limits_of(scores, None)[:2]),
         "range": [float(scores.min()), float(scores.max())],
         "threshold": found["threshold"]["value"],
+        "calibrated": str(found["threshold"]["source"]).startswith("calibrated"),
         "kind": str(source.predictions[0].meta.get("score_kind", "score"))[:60],
         "classes": source.predictions[0].n_classes,
     }

@@ -65,7 +65,8 @@ class _Row:
 def _metric_rows() -> list[_Row]:
     """Rows of a report from the registry of metrics: cases, instances, lesions, the position prior, then energies."""
     groups: dict[Level, str] = {"bag": CASES, "instance": INSTANCES, "lesion": INSTANCES, "energy": SMOOTH}
-    metrics = [(group, metric) for level, group in groups.items() for metric in metrics_of(level) if not metric.same_as]
+    known = [metric for level in groups for metric in metrics_of(level) if not metric.same_as]
+    metrics = [(group, m) for level, group in groups.items() for m in known if (m.listed or m.level) == level]
     rows = []
     for (group, metric), pool in ((entry, pool) for entry in metrics for pool in entry[1].pools):
         name = metric.with_pool(metric.title or metric.label, pool) + (" ↓" if metric.direction < 0 else "")

@@ -8,6 +8,7 @@ from typing import Any
 
 from smmil.errors import DataError
 from smmil.evaluate.bags import units_of
+from smmil.evaluate.conformal import applied_calibration, realised, shared_calibration
 from smmil.evaluate.folders import named_folders
 from smmil.files import read_json
 from smmil.prediction import Prediction, load_predictions
@@ -188,6 +189,7 @@ def _short(digest: Any) -> str | None:
 
 
 _MOST_NAMED = 10
+_LONGEST_PROMISE = 1000
 
 
 def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
@@ -200,6 +202,22 @@ def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
     mixed = "the predictions of {} come from {} different weights; its numbers describe none of them."
     found += [("Not one model", mixed.format(name, number)) for name, number in counts.items() if number > 1]
     return found + [("Not all cases", _lacking(source)) for source in sources if source.left_out]
+
+
+def _promises(sources: Sequence[_PredictionSource], column: int | None) -> list[tuple[str, str, str]]:
+    """(headline, sentence, conditions) of the calibration that was applied to each model's predictions."""
+    found = []
+    for source in sources:
+        stated = {applied_calibration(p) for p in source.predictions}
+        one = shared_calibration(source.predictions, column)
+        if one is not None:
+            headline = f"{'What is promised' if one.promise else 'Nothing is promised'} ({source.name})"
+            rest = " ".join(filter(None, [one.conditions, realised(source.predictions, one)]))
+            found.append((headline, safe_text(one.sentence, _LONGEST_PROMISE), safe_text(rest, _LONGEST_PROMISE)))
+        elif stated != {None}:
+            mixed = "the cases carry different calibrations, none, or one of another score column; predict them again"
+            found.append((f"Nothing is promised ({source.name})", f"{mixed} with one.", ""))
+    return found
 
 
 def _lacking(source: _PredictionSource) -> str:

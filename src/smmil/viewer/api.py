@@ -73,7 +73,7 @@ def _all_cases(study: "ViewerData") -> dict[str, Any]:
             {
                 "name": model.name,
                 "score_kind": model.score_kind,
-                "threshold": study.threshold,
+                "threshold": model.threshold if study.threshold is None else study.threshold,
                 "range": list(model.span),
                 "colours": list(model.colours),
             }
@@ -143,6 +143,8 @@ def _model_facts(study: "ViewerData", number: int, model: int, notes: list[str])
         notes.append(f"{study.models[model].name} cut this case into other instances; its map is not shown here")
     if not study.present(number, model):
         return {"present": False, "min": None, "max": None, "colours": None, "probability": probability}
+    if study.models[model].promise is not None:
+        notes.append(f"{study.models[model].name}: {study.models[model].promise}")
     scores = study.export_case((number, model)).score.astype(np.float64)
     spread = {
         "min": float(scores.min()),

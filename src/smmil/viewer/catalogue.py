@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smmil.errors import DataError
+from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
 from smmil.images.matching import Original
@@ -18,6 +19,8 @@ from smmil.prediction import Prediction, prediction_files
 from smmil.redact import safe_text
 from smmil.report.cases import verdict
 from smmil.report.sources import find_sources
+
+_LONGEST_PROMISE = 1000
 
 
 class _NotFound(DataError):  # noqa: N818
@@ -35,6 +38,8 @@ class _Model:
     score_kind: str = "score"
     span: tuple[float, float] = (0.0, 1.0)
     colours: tuple[float, float] = (0.0, 1.0)
+    threshold: float | None = None  # of the calibration that all its predictions share
+    promise: str | None = None  # what that promises
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,7 @@ class _ModelPredictions:
     scores: list[np.ndarray] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
     damaged: list[DataError] = field(default_factory=list)
+    calibrations: set[AppliedCalibration | None] = field(default_factory=set)
 
     @cached_property
     def spread(self) -> "_ModelPredictions":
@@ -145,13 +151,17 @@ class _ModelPredictions:
             self.spread.kinds["standard deviation"] = None
         self.scores.append(instance_score(prediction, column).astype(np.float32))
         self.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
+        stated = applied_calibration(prediction)
+        self.calibrations.add(None if stated is None or stated.column != column else stated)
 
     def model(self) -> _Model:
         """The spread of all scores, which are not needed afterwards."""
         scores = np.concatenate(self.scores).astype(np.float64)
         self.scores.clear()
         span = float(scores.min()), float(scores.max())
-        return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2])
+        one = next(iter(self.calibrations)) if len(self.calibrations) == 1 else None
+        promise = (None, None) if one is None else (one.threshold, safe_text(one.text, _LONGEST_PROMISE))
+        return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2], *promise)
 
     def note(self) -> str:
         """For the page, without names of files: these may name people."""

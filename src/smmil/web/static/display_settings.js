@@ -12,12 +12,12 @@ export function givenThreshold(model) {
 }
 
 /** The threshold in the scores of one model. It was set in those of `cutOf`; another model with a spread of its own is
- * cut at the same share of its spread over all cases. The given threshold is the same for all. */
+ * cut at the same share of its spread over all cases. A given threshold stands for that of each model. */
 export function thresholdFor(model) {
   const { cut, cutOf } = state;
   if (cut === null || model === cutOf) return cut;
   if (isSpread(model) !== isSpread(cutOf)) return null;
-  if (cut === givenThreshold(cutOf)) return cut;
+  if (cut === givenThreshold(cutOf) && givenThreshold(model) !== null) return givenThreshold(model);
   const [from, to] = [cutOf, model].map((m) => facts.models[m]?.range);
   if (!from || !to || from[1] === from[0]) return cut;
   return to[0] + ((cut - from[0]) / (from[1] - from[0])) * (to[1] - to[0]);

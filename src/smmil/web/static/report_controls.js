@@ -10,6 +10,15 @@ export const settings = {
   left: 0, right: null,
 };
 
+const calibrated = DATA.models.some((model) => model.calibrated);
+
+/** A model's own threshold. Scores on the page are rounded; a calibrated one is lowered by as much, so that whatever is
+ * flagged is shown. */
+function ownThreshold(model, cells) {
+  const rounding = (0.501 * (cells.high - cells.low)) / (2 ** cells.bits - 1);
+  return model.calibrated ? model.threshold - rounding : model.threshold;
+}
+
 /** Settings in the terms of one pane: colours, limits and a threshold in the model's own scores. */
 export function howFor(pane) {
   const model = DATA.models[pane.model];
@@ -20,7 +29,7 @@ export function howFor(pane) {
     ...settings,
     palette: PALETTES[settings.palette],
     limits: common ? model.colours : pane.cells.colours,
-    threshold: settings.exact && model.threshold !== null ? model.threshold : slid,
+    threshold: settings.exact && model.threshold !== null ? ownThreshold(model, pane.cells) : slid,
   };
 }
 
@@ -30,13 +39,14 @@ export function prepareControls() {
     models: DATA.models, palettes: Object.keys(PALETTES), change, zoom: zoomAll, whole: wholeAll,
     slide: (share) => change({ threshold: share, exact: false }), useThreshold: () => change({ exact: true }),
   });
+  if (calibrated) change({ exact: true });
 }
 
 export function change(some) {
   Object.assign(settings, some);
   showControls(settings);
   field("threshold-value").textContent =
-    settings.exact ? "from validation" : settings.threshold === 0 ? "off" : `${(settings.threshold * 100).toFixed(1)} %`;
+    settings.exact ? (calibrated ? "calibrated" : "from validation") : settings.threshold === 0 ? "off" : `${(settings.threshold * 100).toFixed(1)} %`;
   if ("palette" in some) repaintRows();
   if ("left" in some || "right" in some) drawPanes();
   else showPanes();
