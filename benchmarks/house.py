@@ -22,8 +22,8 @@ from scipy.sparse.csgraph import connected_components
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = "smmil"
 LIMITS = {
-    "files": ("<=", 200),
-    "lines": ("<=", 34_000),
+    "files": ("<=", 215),
+    "lines": ("<=", 38_000),
     "median lines of a file": (">=", 120),
     "import depth": ("<=", 14),
     "public names": ("<=", 500),

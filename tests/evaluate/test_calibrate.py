@@ -14,7 +14,7 @@ from smmil.cli import app
 from smmil.errors import ConfigError, DataError, SmmilError
 from smmil.evaluate import summary
 from smmil.evaluate.calibration import Calibration, ProbabilityMap, _not_above, calibrate, instance_probability
-from smmil.evaluate.conformal import MissedShares, applied_calibration, area_to_read, patient_values
+from smmil.evaluate.conformal import _MissedShares, _patient_values, applied_calibration, area_to_read
 from smmil.prediction import Prediction
 
 META = {
@@ -47,7 +47,7 @@ def in_part(part):
 def test_the_promise_in_words_and_numbers():
     cases = study()
     made = calibrate(cases, target=0.1)
-    assert made.threshold == MissedShares(list(patient_values(cases).values())).controlled(0.1)
+    assert made.threshold == _MissedShares(list(_patient_values(cases).values())).controlled(0.1)
     assert (made.patients, made.cases, made.promise) == (20, 32, True)
     shown = _not_above(made.threshold)
     assert made.sentence == (
@@ -61,7 +61,7 @@ def test_the_promise_in_words_and_numbers():
     assert sure.sentence.startswith("With a confidence of 95 %, flagging every instance with a score of at least ")
     assert "at most 20 % of a patient's lesions" in sure.sentence
     assert "learn-then-test" in sure.sentence
-    assert sure.threshold == MissedShares(list(patient_values(study(positive=60), "lesions").values())).tested(
+    assert sure.threshold == _MissedShares(list(_patient_values(study(positive=60), "lesions").values())).tested(
         0.2, 0.05
     )
 
@@ -76,7 +76,7 @@ def test_the_threshold_in_words_is_never_above_the_one_that_is_meant():
 def test_the_exact_test_is_used_where_losses_are_zero_or_one_by_meaning_only():
     cases = study(3, positive=80)
     found = calibrate(cases, kind="patients", target=0.2, delta=0.1)
-    missed = MissedShares(list(patient_values(cases, "patients").values()))
+    missed = _MissedShares(list(_patient_values(cases, "patients").values()))
     assert found.threshold == missed.tested(0.2, 0.1, binary=True) > missed.tested(0.2, 0.1)
 
 
@@ -104,7 +104,7 @@ def test_cases_that_the_model_has_seen_are_refused(part):
 def test_a_forced_leak_breaks_what_would_have_been_promised():
     """The model scores lesions of cases that trained it two higher than those of new cases."""
     rng, target = np.random.default_rng(5), 0.1
-    fresh = MissedShares(list(patient_values([case(f"new{i}", rng) for i in range(300)]).values()))
+    fresh = _MissedShares(list(_patient_values([case(f"new{i}", rng) for i in range(300)]).values()))
     leaked, honest = [], []
     for _ in range(30):
         seen = [case(f"p{i}", rng, meta=in_part("train"), fitted=2.0) for i in range(20)]

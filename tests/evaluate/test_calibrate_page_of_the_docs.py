@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from smmil.evaluate.conformal import needed_patients
+from smmil.evaluate.conformal import _needed_patients
 
 PAGE = (Path(__file__).parents[2] / "docs" / "calibrate.md").read_text(encoding="utf-8")
 
@@ -16,5 +16,5 @@ def test_the_example_of_the_page_holds(tmp_path, monkeypatch, capsys):
 
 
 def test_the_numbers_of_patients_on_the_page_are_right():
-    assert f"{needed_patients(0.1)} for 10 %,\n  {needed_patients(0.05)} for 5 %" in PAGE
-    assert f"{needed_patients(0.1, 0.05)} patients are needed for 10 % at 95 %" in PAGE
+    assert f"{_needed_patients(0.1)} for 10 %,\n  {_needed_patients(0.05)} for 5 %" in PAGE
+    assert f"{_needed_patients(0.1, 0.05)} patients are needed for 10 % at 95 %" in PAGE

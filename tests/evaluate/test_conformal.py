@@ -10,15 +10,15 @@ from smmil.errors import ConfigError, DataError
 from smmil.evaluate import bag_metrics
 from smmil.evaluate.bags import units_of
 from smmil.evaluate.conformal import (
-    MissedShares,
     _binomial_p,
+    _check_level,
+    _class_thresholds,
     _hoeffding_bentkus_p,
+    _lesion_values,
+    _MissedShares,
+    _needed_patients,
+    _patient_values,
     area_to_read,
-    check_level,
-    class_thresholds,
-    lesion_values,
-    needed_patients,
-    patient_values,
 )
 from smmil.prediction import Prediction
 
@@ -65,7 +65,7 @@ def test_the_controlled_threshold_is_that_of_the_definition(target, ties):
     rng = np.random.default_rng(3)
     for n in (3, 4, 5, 9, 10, 19, 24):
         values = [v[:6] for v in planted(rng, n, ties)]
-        missed = MissedShares(values)
+        missed = _MissedShares(values)
         assert missed.controlled(target) == literal_crc(values, target)
         others = [literal_crc(values[:i] + values[i + 1 :], target) for i in range(n if n < 12 else 3)]
         assert missed.controlled_by_others(target)[: len(others)] == others
@@ -76,7 +76,7 @@ def test_the_controlled_threshold_is_that_of_the_definition(target, ties):
 def test_no_threshold_between_or_above_the_chosen_one_keeps_the_definition():
     rng = np.random.default_rng(4)
     values = planted(rng, 30)
-    t = MissedShares(values).controlled(0.1)
+    t = _MissedShares(values).controlled(0.1)
     assert sum(literal_losses(values, t)) + 1 <= 3.1
     assert sum(literal_losses(values, np.nextafter(t, np.inf))) + 1 > 3.1
 
@@ -85,7 +85,7 @@ def test_the_loss_of_every_kind_only_grows_with_the_threshold():
     rng = np.random.default_rng(5)
     cases = [scan(f"c{i}", rng) for i in range(6)]
     for kind in ("instances", "lesions", "patients"):
-        missed = MissedShares(list(patient_values(cases, kind).values()))
+        missed = _MissedShares(list(_patient_values(cases, kind).values()))
         curve = np.array([missed.losses(t) for t in np.linspace(-4, 4, 50)])
         assert (np.diff(curve, axis=0) >= 0).all()
         assert curve[0].max() == 0
@@ -97,7 +97,7 @@ def test_over_many_calibrations_the_mean_risk_is_within_the_target(target):
     """And not far below it: at most 2 / (n + 1), as the theorem says for scores without ties."""
     rng, n = np.random.default_rng(6), 39
     population = Population(planted(rng, 4000))
-    risks = [population.risk(MissedShares(population.sample(rng, n)).controlled(target)) for _ in range(200)]
+    risks = [population.risk(_MissedShares(population.sample(rng, n)).controlled(target)) for _ in range(200)]
     error = np.std(risks) / math.sqrt(len(risks))
     assert np.mean(risks) <= target + 3 * error
     assert np.mean(risks) >= target - 2 / (n + 1) - 3 * error
@@ -111,7 +111,7 @@ def test_without_the_correction_the_promise_breaks():
     for _ in range(300):
         sample = Population(population.sample(rng, n))
         naive.append(population.risk(max(t for t in sample.scores if sample.risk(t) <= target)))
-        kept.append(population.risk(MissedShares(sample.values).controlled(target)))
+        kept.append(population.risk(_MissedShares(sample.values).controlled(target)))
     assert np.mean(naive) > target + 3 * np.std(naive) / math.sqrt(300)
     assert np.mean(kept) <= target
 
@@ -124,7 +124,7 @@ def test_the_tested_threshold_fails_at_most_as_often_as_was_said(target, delta, 
     population = Population([v[:1] for v in values] if binary else values)
     fails = 0
     for _ in range(runs):
-        t = MissedShares(population.sample(rng, n)).tested(target, delta, binary=binary)
+        t = _MissedShares(population.sample(rng, n)).tested(target, delta, binary=binary)
         fails += t is not None and population.risk(t) > target
     assert fails <= binom.ppf(0.999, runs, delta)
     if binary:  # an exact test wastes little: with losses that vary as much, it fails sometimes
@@ -135,7 +135,7 @@ def test_the_tested_threshold_is_that_of_testing_one_after_the_other():
     rng = np.random.default_rng(9)
     for n in (30, 45, 80):
         values = planted(rng, n, ties=4)
-        missed, last = MissedShares(values), None
+        missed, last = _MissedShares(values), None
         for t in sorted({v for patient in values for v in patient}):
             mean = math.fsum(literal_losses(values, t)) / n
             if literal_hoeffding_bentkus(mean, n, 0.2) > 0.1:
@@ -174,10 +174,10 @@ def test_p_values_are_those_of_their_formulas_and_never_too_small(a):
 
 @pytest.mark.parametrize(("target", "delta"), [(0.05, None), (0.1, None), (0.2, None), (0.1, 0.1), (0.1, 0.05)])
 def test_one_patient_less_than_needed_is_too_few(target, delta):
-    needed = needed_patients(target, delta)
+    needed = _needed_patients(target, delta)
 
     def threshold(n):
-        missed = MissedShares([np.ones(1)] * n)
+        missed = _MissedShares([np.ones(1)] * n)
         return missed.controlled(target) if delta is None else missed.tested(target, delta)
 
     assert threshold(needed) == 1.0
@@ -189,7 +189,7 @@ def test_the_order_of_patients_and_values_changes_nothing():
     rng = np.random.default_rng(10)
     values = planted(rng, 40, ties=3)
     turned = [rng.permutation(values[i]) for i in rng.permutation(40)]
-    one, other = MissedShares(values), MissedShares(turned)
+    one, other = _MissedShares(values), _MissedShares(turned)
     assert one.controlled(0.1) == other.controlled(0.1)
     assert one.tested(0.2, 0.2) == other.tested(0.2, 0.2)
 
@@ -206,29 +206,29 @@ def scan(name, rng, y=1, patient=None, shift=0.0, n=12):
 def test_values_by_hand():
     case = scan("a", np.random.default_rng(0))
     s = case.scores[:, 0]
-    assert lesion_values(case, "instances").tolist() == s[[2, 3, 4, 8]].tolist()
-    assert sorted(lesion_values(case, "lesions")) == sorted([s[[2, 3, 4]].max(), s[8]])
+    assert _lesion_values(case, "instances").tolist() == s[[2, 3, 4, 8]].tolist()
+    assert sorted(_lesion_values(case, "lesions")) == sorted([s[[2, 3, 4]].max(), s[8]])
     twin = scan("b", np.random.default_rng(1), patient="p")
     both = [Prediction("a", [0.8], s, edges=case.edges, y=1, y_inst=case.y_inst, meta={"group": "p"}), twin]
-    (joined,) = patient_values(both, "instances").values()
+    (joined,) = _patient_values(both, "instances").values()
     assert sorted(joined) == sorted([*s[[2, 3, 4, 8]], *twin.scores[[2, 3, 4, 8], 0]])
-    (worst,) = patient_values(both, "patients").values()
-    lesions = [*lesion_values(case, "lesions"), *lesion_values(twin, "lesions")]
+    (worst,) = _patient_values(both, "patients").values()
+    lesions = [*_lesion_values(case, "lesions"), *_lesion_values(twin, "lesions")]
     assert worst.tolist() == [min(lesions)]
-    assert patient_values([scan("n", np.random.default_rng(2), y=0)], "lesions") == {}
+    assert _patient_values([scan("n", np.random.default_rng(2), y=0)], "lesions") == {}
 
 
 def test_lesions_need_edges_and_unknown_labels_are_no_lesions():
     bare = Prediction("bare", [0.9], [1.0, 2.0, 3.0], y=1, y_inst=[1, -1, 0])
-    assert lesion_values(bare, "instances").tolist() == [1.0]
+    assert _lesion_values(bare, "instances").tolist() == [1.0]
     with pytest.raises(DataError, match=r"bare: lesions are connected positive instances.*no edges"):
-        lesion_values(bare, "lesions")
+        _lesion_values(bare, "lesions")
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, float("nan")])
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(ConfigError, match=r"--target .*: expected a share between 0 and 1"):
-        check_level(share, "--target")
+        _check_level(share, "--target")
 
 
 def study(rng, positive=30, negative=10):
@@ -245,7 +245,7 @@ def test_the_area_to_read_is_that_of_leaving_each_patient_out():
         for i, case in enumerate(cases):
             if (case.y > 0) == positive:
                 others = [c for j, c in enumerate(cases) if units[j] != units[i]]
-                values = [v.tolist() for v in patient_values(others).values()]
+                values = [v.tolist() for v in _patient_values(others).values()]
                 shares.append(np.mean(case.scores[:, 0].astype(float) >= literal_crc(values, 0.1)))
         assert area_to_read(cases, positive=positive) == pytest.approx(np.mean(shares), rel=1e-12)
 
@@ -272,7 +272,7 @@ def test_too_few_patients_for_the_area_are_noted():
 def test_each_patient_left_out_is_missed_within_the_target_on_average():
     rng, risks = np.random.default_rng(13), []
     for _ in range(150):
-        missed = MissedShares(planted(rng, 25))
+        missed = _MissedShares(planted(rng, 25))
         cuts = missed.controlled_by_others(0.1)
         risks.append(np.mean([np.searchsorted(v, t) / len(v) for v, t in zip(missed.values, cuts, strict=True)]))
     assert np.mean(risks) <= 0.1 + 3 * np.std(risks) / math.sqrt(150)
@@ -287,7 +287,7 @@ def test_sets_hold_the_true_class_of_each_class_by_itself(classes):
         logits = rng.normal(0, 1, (len(y), classes)) + np.eye(classes)[y] * np.arange(classes)  # class 0 is hard
         probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         new = rng.permutation(len(y)) < classes * 10
-        cuts, sizes = class_thresholds(probs[~new], y[~new], np.arange(len(y))[~new], target)
+        cuts, sizes = _class_thresholds(probs[~new], y[~new], np.arange(len(y))[~new], target)
         assert sizes == [(y[~new] == c).sum() for c in range(classes)]
         for c in range(classes):
             own = probs[new & (y == c), c]
@@ -300,7 +300,7 @@ def test_with_one_case_per_patient_sets_are_the_usual_conformal_ones():
     for n in (9, 10, 25, 38):
         p = rng.random(n)
         probs = np.stack([1 - p, p], 1)
-        cuts, _ = class_thresholds(probs, np.ones(n, dtype=int), np.arange(n), 0.1)
+        cuts, _ = _class_thresholds(probs, np.ones(n, dtype=int), np.arange(n), 0.1)
         rank = math.ceil(0.9 * (n + 1) - 1e-9)  # of the scores 1 - p, ascending
         assert cuts[1] == pytest.approx(1 - np.sort(1 - p)[rank - 1], abs=1e-15)
         assert cuts[0] is None

@@ -15,7 +15,7 @@ from support import prepare_makers as makers
 
 import smmil
 from smmil.data import Manifest
-from smmil.evaluate.conformal import MissedShares, patient_values
+from smmil.evaluate.conformal import _MissedShares, _patient_values
 from smmil.models import list_models
 from smmil.prediction import Prediction
 from smmil.prepare import load_recipe, plan, run
@@ -36,7 +36,7 @@ def predictions_of(name, bags, n_train=12, n_val=8):
 
 def check_promises(predictions, kind, runs, seed=0):
     """Mean realised risk within the target; a tested threshold above it in no more than delta of the calibrations."""
-    values, rng = list(patient_values(predictions, kind).values()), np.random.default_rng(seed)
+    values, rng = list(_patient_values(predictions, kind).values()), np.random.default_rng(seed)
     n, total = max(19, len(values) // 2), len(values)
     assert total > n + 5
     scores = np.unique(np.concatenate(values))
@@ -45,12 +45,12 @@ def check_promises(predictions, kind, runs, seed=0):
         risks = []
         for _ in range(runs):
             order = rng.permutation(total)
-            t = MissedShares([values[i] for i in order[:n]]).controlled(target)
+            t = _MissedShares([values[i] for i in order[:n]]).controlled(target)
             risks.append(losses[order[n:], np.searchsorted(scores, t)].mean())
         assert np.mean(risks) <= target + ERRORS * np.std(risks) / math.sqrt(runs), (kind, target, np.mean(risks))
     fails, delta, target = 0, 0.1, 0.2
     for _ in range(runs):
-        chosen = MissedShares([values[i] for i in rng.integers(0, total, 40)])
+        chosen = _MissedShares([values[i] for i in rng.integers(0, total, 40)])
         t = chosen.tested(target, delta, binary=kind == "patients")
         fails += t is not None and losses[:, np.searchsorted(scores, t)].mean() > target
     assert fails <= binom.ppf(SURE, runs, delta), (kind, fails)

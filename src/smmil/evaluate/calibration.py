@@ -18,13 +18,13 @@ from smmil.config import Count, checked
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
 from smmil.evaluate.bags import labelled_table, units_of
 from smmil.evaluate.conformal import (
-    LOSSES,
-    MissedShares,
+    _LOSSES,
+    _check_level,
+    _class_thresholds,
     _label_set,
-    check_level,
-    class_thresholds,
-    needed_patients,
-    patient_values,
+    _MissedShares,
+    _needed_patients,
+    _patient_values,
 )
 from smmil.evaluate.instances import KnownInstances, instance_score
 from smmil.files import digest, read_json, write_json
@@ -104,7 +104,7 @@ class ProbabilityMap(_Section):
         return cls(method="platt", x=[slope], y=[float(curve.intercept_[0]) - slope * middle])
 
 
-class ClassSets(_Section):
+class _ClassSets(_Section):
     """Sets of classes for whole cases: a class stays from its threshold on; None: it is in every set."""
 
     target: float
@@ -125,7 +125,7 @@ class Calibration(_Section):
     patients: Count  # with lesions
     cases: Count  # all that were given
     source: dict[str, str | None]
-    sets: ClassSets | None
+    sets: _ClassSets | None
     bag: ProbabilityMap | None
     instance: ProbabilityMap | None
     promise: bool  # False: forced although the model has seen the cases
@@ -219,11 +219,11 @@ def calibrate(
     seen           ids of cases known to have trained or selected the model, besides what the predictions say
     force          go on with such cases; the result makes no promise and says so
     """
-    check_choice(kind, LOSSES, "--kind")
+    check_choice(kind, _LOSSES, "--kind")
     check_choice(probabilities, METHODS, "--probabilities")
-    check_level(target, "--target")
+    _check_level(target, "--target")
     if delta is not None:
-        check_level(delta, "--delta")
+        _check_level(delta, "--delta")
     predictions = sorted(predictions, key=lambda p: p.id)
     source = _one_source(predictions)
     again = next((p.id for p in predictions if _probs_replaced(p)), None)
@@ -237,8 +237,8 @@ def calibrate(
         )
     if not any(p.y_inst is not None and (p.y_inst >= 0).any() for p in predictions):
         raise DataError("no case has instance labels; calibration needs cases in which lesions are marked")
-    values = patient_values(predictions, kind, column)
-    missed, needed = MissedShares(list(values.values())), needed_patients(target, delta)
+    values = _patient_values(predictions, kind, column)
+    missed, needed = _MissedShares(list(values.values())), _needed_patients(target, delta)
     if missed.n < needed:
         raise DataError(_too_few(missed.n, needed, target, delta))
     cut = missed.controlled(target) if delta is None else missed.tested(target, delta, binary=kind == "patients")
@@ -314,15 +314,15 @@ def _label_notes(predictions: Sequence[Prediction]) -> list[str]:
     return [f"{count} of {len(positive)} positive cases {words}" for count, words in notes if count]
 
 
-def _class_sets(predictions: Sequence[Prediction], target: float) -> tuple[ClassSets | None, list[str]]:
+def _class_sets(predictions: Sequence[Prediction], target: float) -> tuple[_ClassSets | None, list[str]]:
     labelled = [p for p in predictions if p.y is not None]
     if not labelled or any(p.meta.get("link") == "sigmoid" for p in labelled):
         return None, ["no sets of classes: no case has a label, or classes do not exclude each other"]
     probs, y = labelled_table(labelled)
-    cuts, sizes = class_thresholds(probs, y, units_of(labelled)[0], target)
+    cuts, sizes = _class_thresholds(probs, y, units_of(labelled)[0], target)
     short = [f"{c} ({n})" for c, (cut, n) in enumerate(zip(cuts, sizes, strict=True)) if cut is None]
-    few = f"too few patients of class {', '.join(short)} to ever exclude it; {needed_patients(target)} are needed"
-    return ClassSets(target=float(target), thresholds=cuts, patients=sizes), [few] if short else []
+    few = f"too few patients of class {', '.join(short)} to ever exclude it; {_needed_patients(target)} are needed"
+    return _ClassSets(target=float(target), thresholds=cuts, patients=sizes), [few] if short else []
 
 
 def _probability_maps(

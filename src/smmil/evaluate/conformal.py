@@ -36,11 +36,11 @@ from smmil.evaluate.bags import units_of
 from smmil.evaluate.instances import _components, instance_score
 from smmil.prediction import Prediction
 
-LOSSES = ("instances", "lesions", "patients")
+_LOSSES = ("instances", "lesions", "patients")
 _ROUNDING = 1e-9  # sums of shares such as 1/3 + 2/3 are not exact
 
 
-def needed_patients(target: float, delta: float | None = None) -> int:
+def _needed_patients(target: float, delta: float | None = None) -> int:
     """Smallest number of patients with which a target can be promised, if none of them is missed.
 
     On average (delta None) n >= 1 / target - 1; with confidence 1 - delta (1 - target)^n <= delta.
@@ -50,7 +50,7 @@ def needed_patients(target: float, delta: float | None = None) -> int:
     return max(1, math.ceil(math.log(delta) / math.log1p(-target) - _ROUNDING))
 
 
-class MissedShares:
+class _MissedShares:
     """Losses of patients as functions of the threshold: the share of each patient's values below it."""
 
     def __init__(self, values: Sequence[np.ndarray]):
@@ -118,7 +118,7 @@ def _hoeffding_bentkus_p(total: float, n: int, target: float) -> float:
     return min(1.0, math.exp(-n * divergence), bentkus)
 
 
-def lesion_values(prediction: Prediction, kind: str, column: int | None = None) -> np.ndarray:
+def _lesion_values(prediction: Prediction, kind: str, column: int | None = None) -> np.ndarray:
     """What can be missed in one case (see the module): a score per lesion instance, or per lesion; empty without."""
     if prediction.y_inst is None:
         return np.zeros(0)
@@ -136,14 +136,14 @@ def lesion_values(prediction: Prediction, kind: str, column: int | None = None) 
     return highest
 
 
-def patient_values(
+def _patient_values(
     predictions: Sequence[Prediction], kind: str = "instances", column: int | None = None
 ) -> dict[int, np.ndarray]:
     """{patient: values} of the patients with a lesion, all their cases together, numbered as `units_of` does."""
-    check_choice(kind, LOSSES, "kind")
+    check_choice(kind, _LOSSES, "kind")
     parts: dict[int, list[np.ndarray]] = {}
     for unit, prediction in zip(units_of(predictions)[0].tolist(), predictions, strict=True):
-        if len(values := lesion_values(prediction, kind, column)):
+        if len(values := _lesion_values(prediction, kind, column)):
             parts.setdefault(unit, []).append(values)
     joined = {unit: np.concatenate(parts[unit]) for unit in sorted(parts)}
     return {unit: values.min(keepdims=True) for unit, values in joined.items()} if kind == "patients" else joined
@@ -190,9 +190,9 @@ def shared_calibration(predictions: Sequence[Prediction], column: int | None = N
 
 def realised(predictions: Sequence[Prediction], stated: AppliedCalibration) -> str:
     """What was missed at the promised threshold in cases with marked lesions, in words; empty without such cases."""
-    if stated.kind not in LOSSES or (stated.kind != "instances" and any(p.edges is None for p in predictions)):
+    if stated.kind not in _LOSSES or (stated.kind != "instances" and any(p.edges is None for p in predictions)):
         return ""
-    missed = MissedShares(list(patient_values(predictions, stated.kind, stated.column).values()))
+    missed = _MissedShares(list(_patient_values(predictions, stated.kind, stated.column).values()))
     if not missed.n:
         return ""
     share, n = float(missed.losses(stated.threshold).mean()), missed.n
@@ -200,10 +200,10 @@ def realised(predictions: Sequence[Prediction], stated: AppliedCalibration) -> s
     return f"Measured on the {who} with lesions here: {share:.1%} missed.".replace("the one", "one").replace("%", " %")
 
 
-AREA_TARGET = 0.1
+_AREA_TARGET = 0.1
 
 
-def area_to_read(predictions: Sequence[Prediction], *, positive: bool, target: float = AREA_TARGET) -> float:
+def area_to_read(predictions: Sequence[Prediction], *, positive: bool, target: float = _AREA_TARGET) -> float:
     """Share of the instances flagged where at most `target` of the lesion instances are missed, averaged over cases.
 
     The threshold is that of the calibration the predictions carry, if it promises this. Else each patient is read at
@@ -219,8 +219,8 @@ def area_to_read(predictions: Sequence[Prediction], *, positive: bool, target: f
     if stated is not None and stated.promise and (stated.kind, stated.target) == ("instances", target):
         cuts: list[float | None] = [stated.threshold] * len(cases)
     else:
-        units, values = units_of(predictions)[0].tolist(), patient_values(predictions)
-        missed = MissedShares(list(values.values()))
+        units, values = units_of(predictions)[0].tolist(), _patient_values(predictions)
+        missed = _MissedShares(list(values.values()))
         own = dict(zip(values, missed.controlled_by_others(target), strict=True))
         everyone = missed.controlled(target)
         cuts = [own.get(units[i], everyone) for i in cases]
@@ -230,22 +230,22 @@ def area_to_read(predictions: Sequence[Prediction], *, positive: bool, target: f
     return math.fsum(shares) / len(shares)
 
 
-def area_notes(predictions: Sequence[Prediction]) -> list[str]:
+def _area_notes(predictions: Sequence[Prediction]) -> list[str]:
     """Why the area to read is undefined (with one patient less than needed in positive cases only)."""
     marked = [p for p in predictions if p.y_inst is not None and bool((p.y_inst > 0).any())]
-    n, needed = len(set(units_of(marked)[0].tolist())), needed_patients(AREA_TARGET) + 1
+    n, needed = len(set(units_of(marked)[0].tolist())), _needed_patients(_AREA_TARGET) + 1
     few = f"area to read: {n} patients have marked lesions, {needed} are needed"
     return [few] if 0 < n < needed and shared_calibration(predictions) is None else []
 
 
-def check_level(value: float, name: str) -> float:
+def _check_level(value: float, name: str) -> float:
     """A share between 0 and 1, neither of them; anything else is refused."""
     if not 0 < value < 1:
         raise ConfigError(f"{name} {value:g}: expected a share between 0 and 1, such as 0.1 for 10 %")
     return value
 
 
-def class_thresholds(
+def _class_thresholds(
     probs: np.ndarray, y: np.ndarray, units: np.ndarray, target: float
 ) -> tuple[list[float | None], list[int]]:
     """For each class the lowest probability at which it stays in a case's set, and its number of patients.
@@ -257,7 +257,7 @@ def class_thresholds(
     cuts: list[float | None] = []
     sizes = []
     for c in range(probs.shape[1]):
-        missed = MissedShares([probs[(units == u) & (y == c), c] for u in np.unique(units[y == c])])
+        missed = _MissedShares([probs[(units == u) & (y == c), c] for u in np.unique(units[y == c])])
         cuts.append(missed.controlled(target))
         sizes.append(missed.n)
     return cuts, sizes

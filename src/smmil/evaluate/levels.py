@@ -1,6 +1,7 @@
 """Metrics of each level from predictions: whole cases, instances, energies of maps, lesions, and the threshold."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,9 +9,9 @@ import numpy as np
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
 from smmil.evaluate.bags import _brier_of_cases, _ece, labelled_table, units_of
-from smmil.evaluate.conformal import area_notes
+from smmil.evaluate.conformal import _area_notes, area_to_read
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_probability, instance_score
-from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of
+from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
 from smmil.evaluate.ranking import OperatingPoints, _defined, _SortedScores, exact_mean
 from smmil.prediction import Prediction
 
@@ -34,7 +35,7 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
     else:
         notes = _many_class_notes(probs, y) if many else _two_class_notes(y > 0, values["f1"])
         notes += [f"{left_out} cases without a label are left out"] if left_out else []
-        notes += area_notes(labelled)
+        notes += _area_notes(labelled)
     return {
         "n": len(y),
         "n_positive": int((y > 0).sum()),
@@ -354,3 +355,22 @@ def froc(
         "score_kind": kind,
         "notes": [*left_out, *([] if n_lesions else ["no lesion is known: froc is undefined"]), *notes],
     }
+
+
+_AREA = (
+    "share of the instances of {} bags flagged where at most 10 % of a patient's lesion instances are missed on "
+    "average; threshold of the calibration, else for each patient that of the others (10 with lesions are needed)"
+)
+for _class in ("positive", "negative"):
+    register_metric(
+        Metric(
+            f"bag_area_to_read_{_class}",
+            "bag",
+            f"area to read at 90 %, {_class} bags",
+            -1,
+            _AREA.format(_class),
+            partial(area_to_read, positive=_class == "positive"),
+            listed="instance",
+            title=f"Area to read at guaranteed 90 % sensitivity, {_class} cases",
+        )
+    )

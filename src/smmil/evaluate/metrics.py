@@ -6,14 +6,13 @@ comparisons, packages, tables and figures read it; `python docs/metrics_table.py
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
 from smmil.evaluate import bags, instances, ranking
-from smmil.evaluate.conformal import area_to_read
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.ranking import Counts, OperatingPoints, _defined, exact_mean
 
@@ -261,10 +260,7 @@ def metrics_table() -> str:
 # Metrics of --ci and --compare unless others are asked for.
 USUAL = ("bag_auroc", "bag_f1", "inst_auroc", "inst_auroc@positive_bags", "inst_f1")
 _BEST = "at the threshold that is best on validation"
-_AREA = (
-    "share of the instances of {} bags flagged where at most 10 % of a patient's lesion instances are missed on "
-    "average; threshold of the calibration, else for each patient that of the others (10 with lesions are needed)"
-)
+
 
 for _metric in (
     Metric("bag_auroc", "bag", "bag AUROC", 1,
@@ -297,12 +293,6 @@ for _metric in (
            bags._ece, "arrays", title="Calibration error (ECE)"),
     Metric("bag_loss", "bag", "bag loss", -1, "cross-entropy: mean of -log P(true class)",
            bags._loss_of_cases, "arrays", per_case=True, vectorized=True, title="Cross-entropy"),
-    Metric("bag_area_to_read_positive", "bag", "area to read at 90 %, positive bags", -1, _AREA.format("positive"),
-           partial(area_to_read, positive=True), listed="instance",
-           title="Area to read at guaranteed 90 % sensitivity, positive cases"),
-    Metric("bag_area_to_read_negative", "bag", "area to read at 90 %, negative bags", -1, _AREA.format("negative"),
-           partial(area_to_read, positive=False), listed="instance",
-           title="Area to read at guaranteed 90 % sensitivity, negative cases"),
     Metric("inst_auroc", "instance", "instance AUROC", 1,
            "chance that a positive instance scores higher than a negative one",
            OperatingPoints.roc_area, "points", title="AUROC", pools=("all", "positive_bags"), interval=True,
