@@ -76,6 +76,8 @@ def _read(
             owners[series.uid] = _study_and_patient(series.files[0])
         for path, tags in zip(series.files, series.tags, strict=True):
             file = path.relative_to(folder).as_posix()
+            if "SOPInstanceUID" not in tags:
+                raise DataError(f"{path}: the slice has no SOPInstanceUID, it is damaged; copy it again")
             rows.append((file, sizes[file], str(tags["SOPInstanceUID"]), series.uid, *owners[series.uid]))
     return pd.DataFrame(rows, columns=COLUMNS, dtype=object)
 
