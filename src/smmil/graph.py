@@ -297,6 +297,9 @@ def join(graphs: Sequence[Graph]) -> Graph:
     return Graph(indptr, indices, weight, kinds.pop(), max(g.skew for g in graphs))
 
 
+_MOST_NEIGHBOURS = 1000  # on average, and at one place
+
+
 def chain_graph(n: int) -> Graph:
     """Each instance joined to the previous and the next one: the slices of a scan."""
     first = np.arange(n - 1)
@@ -306,14 +309,14 @@ def chain_graph(n: int) -> Graph:
 def radius_graph(coords: Any, radius: float) -> Graph:
     """Instances at most `radius` apart (Euclidean, in coordinate units)."""
     points = _points(coords)
-    return Graph.from_edges(cKDTree(points).query_pairs(radius, output_type="ndarray").T, n=len(points))
+    return Graph.from_edges(_near_pairs(points, radius), n=len(points))
 
 
 def knn_graph(coords: Any, k: int) -> Graph:
     """Each instance with its k nearest; joined when at least one of the two chose the other."""
     points = _points(coords)
-    if k < 1:
-        raise DataError(f"knn_graph: k must be at least 1, got {k}")
+    if not 1 <= k <= _MOST_NEIGHBOURS:
+        raise DataError(f"knn_graph: k must be at least 1 and at most {_MOST_NEIGHBOURS:,}, got {k}")
     k = min(k, len(points) - 1)
     _, near = cKDTree(points).query(points, k=np.arange(1, k + 2))
     chosen = near != np.arange(len(points))[:, None]
@@ -345,8 +348,22 @@ def grid_graph(coords: Any, step: Any, neighbours: int = 8) -> Graph:
         if graph is not None:
             return graph
     norm = np.inf if neighbours == 8 else 1
-    near = cKDTree(scaled).query_pairs(1.5 - 1e-6, p=norm, output_type="ndarray")
-    return Graph.from_edges(near.T, n=len(points))
+    return Graph.from_edges(_near_pairs(scaled, 1.5 - 1e-6, norm), n=len(points))
+
+
+def _near_pairs(points: np.ndarray, radius: float, norm: float = 2) -> np.ndarray:
+    """(2, pairs) points at most `radius` apart, counted before they are listed: coordinates may be anything."""
+    alike = int(np.unique(points, axis=0, return_counts=True)[1].max())  # a tree does not divide them
+    tree = cKDTree(points)
+    if alike <= _MOST_NEIGHBOURS:
+        alike = int(tree.count_neighbors(tree, radius, p=norm)) // len(points)
+    if alike > _MOST_NEIGHBOURS:
+        raise DataError(
+            f"graph: an instance would have {alike:,} neighbours, at most {_MOST_NEIGHBOURS:,} are joined; check its "
+            "coordinates, and the radius or step against their unit"
+        )
+    pairs: np.ndarray = tree.query_pairs(radius, p=norm, output_type="ndarray")
+    return pairs.T
 
 
 def _lattice_graph(cells: np.ndarray, shape: np.ndarray, neighbours: int) -> Graph | None:

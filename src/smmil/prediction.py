@@ -22,6 +22,7 @@ _ARRAYS = ("probs", "scores", "coords", "edges", "y_inst", "uncertainty")
 _LARGEST = 1 << 30
 # Bytes that a member may unpack to, for each instance of the case; the others have a fixed bound.
 _PER_INSTANCE = {"scores": 8192, "coords": 64, "edges": 8192, "y_inst": 8, "uncertainty": 8}
+_MOST_EDGES = 1024
 _FIXED = {"facts": 64 << 20, "probs": 1 << 20, "sha256": 1 << 12}
 _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, ArithmeticError,
            RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
@@ -195,6 +196,9 @@ class Prediction:
         edges = np.asarray(self.edges)
         if edges.ndim != 2 or len(edges) != 2:
             raise DataError(f"{self.id}: edges must have shape (2, e), got {edges.shape}")
+        if edges.shape[1] > _MOST_EDGES * self.n:
+            what = f"{edges.shape[1]:,} edges of {self.n:,} instances"
+            raise DataError(f"{self.id}: {what}, at most {_MOST_EDGES} for each")
         edges = self._labels("edges", edges, lowest=0)
         if edges.max(initial=-1) >= self.n:
             raise DataError(f"{self.id}: edges name instance {edges.max()} but there are only {self.n:,}")

@@ -1,7 +1,8 @@
 """Weight files: our own, safetensors with JSON metadata and a checksum over both, and those of other programs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from smmil.errors import DataError, brief
 from smmil.files import check_once, check_torch_archive, digest, need_file, replacing
@@ -95,3 +97,22 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 def _own(tensor: Tensor) -> Tensor:
     """A contiguous copy on the processor: safetensors refuses tensors that share memory."""
     return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+@contextmanager
+def few_parameters(most: int, entries: float = float("inf")) -> Iterator[None]:
+    """Inside the block a model with more parameters than this, or more numbers in them, is not built to its end."""
+    count, size = 0, 0
+
+    def refuse(_: Any, __: str, parameter: Tensor | None) -> None:
+        nonlocal count, size
+        count, size = count + 1, size + (0 if parameter is None else parameter.numel())
+        if count > most or size > entries:
+            what = f"{most:,} parameters" if count > most else f"{entries:,.0f} numbers in its parameters"
+            raise ValueError(f"it would have more than {what}")
+
+    hook = register_module_parameter_registration_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()

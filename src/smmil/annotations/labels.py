@@ -42,7 +42,7 @@ def _read_bytes(path: Path) -> bytes:
     """The content of a text file of sensible size."""
     if (size := need_file(path).stat().st_size) > _LARGEST_TEXT:
         raise DataError(f"{size:,} bytes; an annotation has at most {_LARGEST_TEXT:,}")
-    return path.read_bytes()
+    return need_file(path).read_bytes()
 
 
 ANY = "any"

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from smmil.encoders.table import EncoderInfo
 from smmil.errors import ConfigError, DataError, MissingExtra
-from smmil.weights import read_foreign_weights, tensors_digest
+from smmil.files import need_file
+from smmil.weights import few_parameters, read_foreign_weights, tensors_digest
 
 # What training programs put around the weights, and in front of their names.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "teacher")
@@ -145,11 +146,25 @@ def _local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, Any]:
             f"run `hf download {row.network}` where there is a network, or give its folder with weights="
         )
     try:
-        network = timm.create_model(f"local-dir:{config.parent}", pretrained=False, num_classes=0)
+        with few_parameters(_tensor_limit(path), 2 * path.stat().st_size + 10**6):  # before memory is asked for
+            network = timm.create_model(f"local-dir:{config.parent}", pretrained=False, num_classes=0)
     # a config of another library lacks what timm needs in many ways
     except (RuntimeError, KeyError, ValueError, TypeError, AssertionError) as problem:
         raise DataError(f"{config}: timm cannot build this network ({problem}); choose a model made for timm") from None
     return path, network
+
+
+def _tensor_limit(path: Path) -> int:
+    """A number of parameters that no network with these weights exceeds."""
+    if path.suffix != ".safetensors":
+        return 100_000
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(need_file(path), framework="pt") as file:
+            return 8 * len(file.keys()) + 1000
+    except (SafetensorError, OSError, ValueError) as problem:
+        raise DataError(f"{path}: not readable as safetensors ({problem}); fetch it again") from None
 
 
 def _given(weights: Path) -> tuple[Path | None, Path | None]:

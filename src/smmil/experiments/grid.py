@@ -14,7 +14,7 @@ from smmil.config import TrainConfig, checked
 from smmil.errors import ConfigError, suggest
 from smmil.experiments.datasets import _folds_to_train, _prepare, _PreparedSet
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
-from smmil.files import digest
+from smmil.files import digest, need_file
 from smmil.models import create_model, model_options
 
 # Options that make models large, with a size that is just enough; used where a model has the option and it is larger.
@@ -122,7 +122,7 @@ def _run(
         "fold": fold,
     }
     # The settings that decide what is learned, the content of the data and of a file of splits.
-    splits = Path(config.data.splits).read_bytes() if config.data.splits else b""
+    splits = need_file(Path(config.data.splits)).read_bytes() if config.data.splits else b""
     return _PlannedRun(digest(config.digest(), ready.digest, splits)[:20], label, config, facts)
 
 

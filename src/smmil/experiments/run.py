@@ -19,7 +19,7 @@ from smmil.evaluate.folders import summary, without_nan
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import metrics_of
-from smmil.files import digest, read_json, remove_leftovers, write_json, write_text
+from smmil.files import digest, need_file, read_json, remove_leftovers, write_json, write_text
 from smmil.predict.cases import predict_run
 from smmil.prediction import Prediction, load_predictions
 from smmil.train.loop import Interrupted
@@ -185,7 +185,7 @@ def _train_and_measure(job: _RunJob, folder: Path) -> None:
     }
     # result.json: the row, the digest of every prediction behind it, and a checksum over both
     paths = [path for part in PARTS for path in sorted((folder / part).glob("*.npz"))]
-    files = {f"{path.parent.name}/{path.name}": digest(path.read_bytes()) for path in paths}
+    files = {f"{path.parent.name}/{path.name}": digest(need_file(path).read_bytes()) for path in paths}
     content = {"format": FORMAT, "row": without_nan(row), "files": files}
     write_json(folder / "result.json", {**content, "seal": _content_checksum(content)})
     for name in ("failure.json", "traceback.txt"):

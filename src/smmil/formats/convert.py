@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, check_choice
-from smmil.files import digest, read_json, remove_leftovers, replacing, write_json, write_rows
+from smmil.files import digest, need_file, read_json, remove_leftovers, replacing, write_json, write_rows
 from smmil.formats import READERS, _choose_reader, _read_stored
 from smmil.formats.content import Stored, _as_int8, _frame_json, _WritePlan, begins_formula
 from smmil.formats.hdf5 import reader_errors
@@ -134,7 +134,7 @@ class _Conversion:
     def _put(self, relative: str, content: bytes) -> bool:
         path = self.out / relative
         if path.exists():
-            found = path.read_bytes()
+            found = need_file(path).read_bytes()
             if found == content:
                 self.ledger[relative] = digest(content)
                 return False

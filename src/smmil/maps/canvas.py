@@ -29,9 +29,12 @@ SMALL: dict[str, Any] = {"fontsize": 8, "color": INK, "parse_math": False}
 
 def new_figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> "Figure":
     """An empty figure in inches that draws itself without a screen."""
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    if Path(matplotlib.matplotlib_fname()).resolve().parent == Path.cwd():  # such settings may start programs
+        matplotlib.rcdefaults()
     figure = Figure(figsize=(width, height), dpi=150, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
     return figure

@@ -15,7 +15,7 @@ from smmil.data.manifest import Manifest
 from smmil.encoders.table import is_outside
 from smmil.errors import ConfigError, DataError, require_trust_code
 from smmil.evaluate.calibration import Calibration
-from smmil.files import read_json, write_text
+from smmil.files import read_json, read_text, write_text
 from smmil.formats import find_reader
 from smmil.packaging.facts import FORMAT
 from smmil.predict.cases import ChosenCalibration, Origin, Predicted, predict_table
@@ -54,11 +54,11 @@ _AGAIN = "copy the package again, or renew SHA256SUMS if you changed it on purpo
 
 def _listed(path: Path) -> dict[str, str]:
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except FileNotFoundError:
-        raise DataError(f"{path.parent}: no {SUMS} here; give a folder written by smmil package") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise DataError(f"{path}: not readable as text ({problem}); {_AGAIN}") from None
+        lines = [line for line in read_text(path).splitlines() if line.strip()]
+    except DataError as problem:
+        if not path.exists():
+            raise DataError(f"{path.parent}: no {SUMS} here; give a folder written by smmil package") from None
+        raise DataError(f"{problem}; {_AGAIN}") from None
     found = [_LINE.fullmatch(line) for line in lines]
     wrong = [line for line, match in zip(lines, found, strict=True) if match is None]
     if wrong:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from smmil.bag import Bag, BagBatch
 from smmil.config import Count, TrainConfig, checked, load_config
@@ -20,7 +18,7 @@ from smmil.files import digest
 from smmil.models import Output, create_model
 from smmil.prediction import Prediction
 from smmil.runtime import feature_dtype
-from smmil.weights import read_weights, tensors_digest
+from smmil.weights import few_parameters, read_weights, tensors_digest
 
 _DROPOUT = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _CHECKPOINTS = ("best", "lowest_loss")
@@ -65,7 +63,7 @@ def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path, tr
     shape = made.name, made.in_dim, made.n_classes
     try:
         if ":" not in made.name:  # sizes that do not fit the tensors are noticed before memory is asked for
-            with _few_parameters(8 * len(tensors) + 1000), torch.device("meta"):
+            with few_parameters(8 * len(tensors) + 1000), torch.device("meta"):
                 create_model(*shape, **made.options).load_state_dict(tensors, assign=True)
         model = create_model(*shape, **made.options)
         model.load_state_dict(tensors)
@@ -93,22 +91,6 @@ class _WeightFacts(BaseModel):
     epoch: int | None
     config: str | None
     split: str | None
-
-
-@contextmanager
-def _few_parameters(most: int) -> Iterator[None]:
-    """Inside the block a model with more parameters than this is not built to its end."""
-    numbers = count()
-
-    def refuse(*_: Any) -> None:
-        if next(numbers) >= most:
-            raise ValueError(f"it would have more than {most:,} parameters")
-
-    hook = register_module_parameter_registration_hook(refuse)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def predict(

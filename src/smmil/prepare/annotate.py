@@ -15,7 +15,7 @@ from smmil.annotations.polygons import is_boxes, read_asap, read_boxes, read_geo
 from smmil.bag import Bag
 from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.files import digest, replacing
+from smmil.files import digest, need_file, replacing
 from smmil.images.volume import Volume, open_volume
 
 SHAPES = {"asap": read_asap, "geojson": read_geojson, "boxes": read_boxes}
@@ -80,7 +80,11 @@ def annotate_case(
     labels = np.where(share > rule["coverage"], 1, 0 if complete else -1).astype(np.int8)
     chosen = {} if positive is None else {"positive": sorted(map(str, positive))}
     with annotation_errors(path, "an annotation"):
-        origin = {"annotation": path.name, "digest": digest(path.read_bytes()), "coords": _coords_digest(bag)}
+        origin = {
+            "annotation": path.name,
+            "digest": digest(need_file(path).read_bytes()),
+            "coords": _coords_digest(bag),
+        }
     about = {**origin, "kind": kind, "complete": complete, **rule, **more, **chosen}
     return InstanceLabels(labels, share, about)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from smmil.config import TrainConfig, load_config
 from smmil.errors import ConfigError, DataError, MissingExtra
-from smmil.files import read_json, remove_leftovers, write_json, write_text
+from smmil.files import read_json, read_text, remove_leftovers, write_json, write_text
 from smmil.weights import read_weights, save_weights, tensors_digest
 
 _MODEL, _OPTIMISER = "model/", "optimiser/"
@@ -195,7 +195,7 @@ class RunFolder:
     def add_timing(self, epoch: int, seconds: float) -> None:
         """Add a line to timing.csv, the only file with clock times, so the only one that differs between equal runs."""
         path = self.path / "timing.csv"
-        before = path.read_text(encoding="utf-8") if path.exists() else "epoch,seconds\n"
+        before = read_text(path) if path.exists() else "epoch,seconds\n"
         write_text(path, f"{before}{epoch},{seconds:.3f}\n")
 
 

@@ -17,7 +17,7 @@ from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
 from smmil.data.tables import _first_few, _relative, _stripped, as_text, read_text_table
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.files import digest, write_json
+from smmil.files import digest, need_file, write_json
 
 NAMES = ("camelyon16", "panda", "rsna_ich", "crchisto", "folder")
 TABLE, ABOUT = "labels.csv", "source.json"
@@ -132,7 +132,7 @@ class _DownloadedStudy:
             test = set(make_splits(table, folds=1, seed=seed)[0].test)
             return [row | {"split": "test" if row["id"] in test else "train"} for row in rows]
         file, parts, known = Path(split), _read_parts(split), {row["id"] for row in rows}
-        self.split_origin = f"given: {file.name} ({digest(file.read_bytes())[:16]})"
+        self.split_origin = f"given: {file.name} ({digest(need_file(file).read_bytes())[:16]})"
         if lost := set(parts) - known:
             self.notes += self.refuse([f"{len(lost)} cases of {file.name} are not there: {_some(lost)}"])
         if unused := known - set(parts):

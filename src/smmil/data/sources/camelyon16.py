@@ -6,6 +6,7 @@ from pathlib import Path
 from smmil.data.manifest import Manifest
 from smmil.data.sources import _by_stem, _count_lines, _DownloadedStudy
 from smmil.errors import DataError
+from smmil.files import need_file
 
 # normal_086 turned out to hold tumour and is tumor_111; test_049 is a copy of another slide. Both were withdrawn.
 WITHDRAWN = ("normal_086", "test_049")
@@ -44,7 +45,8 @@ def _reference(root: Path) -> dict[str, str]:
     if len(places) != 1:
         raise DataError(f"{root}: {len(places)} files reference.csv with the labels of the test slides, expected one")
     found: dict[str, str] = {}
-    for number, line in enumerate(places[0].read_text(encoding="utf-8-sig", errors="replace").splitlines(), 1):
+    text = need_file(places[0]).read_text(encoding="utf-8-sig", errors="replace")
+    for number, line in enumerate(text.splitlines(), 1):
         fields = [part.strip().strip('"') for part in line.split(",")]
         stem = fields[0].lower().removesuffix(".tif")
         if not re.fullmatch(_SLIDE, stem):

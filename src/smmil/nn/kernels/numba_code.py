@@ -20,8 +20,11 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import config
 from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import make_array
+
+config._config_fname = ""  # no file of the working folder is obeyed later on
 
 FUSED = ("contract",)  # a product and a sum may become one instruction; nothing may be reordered
 STRETCH = 64  # rows whose products are summed in the precision of the signal before they join a float64 sum

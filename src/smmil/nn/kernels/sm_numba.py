@@ -1,5 +1,7 @@
 """Sm on the CPU by compiled code, where numba is installed (the extra `fast`)."""
 
+import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ NARROW = 16  # a signal of fewer columns costs torch as much as one of these
 VECTOR_BYTES = (128, 64, 16)
 TILE = 64
 APART = 24  # rows between two rings: at a distance of a multiple of 4096 bytes a processor takes one for the other
+_NUMBA_SETTINGS = ".numba_config.yaml"  # read by numba in the working folder, now and at every compilation
 Factors = list[tuple[float, float, float]]
 
 
@@ -33,6 +36,10 @@ def is_applicable(u: Tensor, steps: int) -> bool:
 
 @cache
 def _kernel() -> Any:
+    if os.path.lexists(_NUMBA_SETTINGS):  # they can make numba import and unpickle what they name
+        what = "numba would obey it wherever it comes from; smoothing goes on without compiled code"
+        warnings.warn(f"{os.path.abspath(_NUMBA_SETTINGS)}: {what}", stacklevel=2)
+        return None
     try:
         from smmil.nn.kernels.numba_code import sweep
     except ImportError:  # no numba, or one that does not know this numpy
