@@ -35,7 +35,7 @@ EXEMPT = {
     "config.py:_apply": "text of the command line",
     "cli/source.py:source": "the file that the same command has just written",
     "encoders/networks.py:_prepare_torchvision": "a file of an installed package",
-    "encoders/networks.py:_tensor_limit": "counts tensors; the file is read by weights.py next (tests/hostile/test_attacks.py)",
+    "encoders/networks.py:_tensor_limit": "counts tensors of a file that weights.py reads next",
     "experiments/paper/__init__.py:paper_table": "a file of this package",
     "experiments/study.py:_protocol": "a file of this package",
     "web/__init__.py:static_text": "a file of this package",
