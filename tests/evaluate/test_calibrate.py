@@ -101,6 +101,13 @@ def test_cases_that_the_model_has_seen_are_refused(part):
         calibrate(study(), seen={"p03"})
 
 
+@pytest.mark.parametrize("key", ["ensemble", "mc_dropout", "explained"])
+def test_scores_that_no_later_prediction_has_are_refused(key):
+    cases = [replace(p, meta={**p.meta, key: {"method": "lrp"}}) for p in study()]
+    with pytest.raises(DataError, match="calibrate those of one run itself"):
+        calibrate(cases)
+
+
 def test_a_forced_leak_breaks_what_would_have_been_promised():
     """The model scores lesions of cases that trained it two higher than those of new cases."""
     rng, target = np.random.default_rng(5), 0.1

@@ -66,7 +66,7 @@ def calibrate(
         force=force,
     )
     made.save(out)
-    print(f"{out}: threshold {made.threshold:.6g}, {made.patients} patients with lesions, {made.cases} cases")
+    print(f"{out}: threshold {made.threshold!r}, {made.patients} patients with lesions, {made.cases} cases")
     print(f"{made.sentence} {made.conditions}".strip())
     if kind is Kind.instances and column is None:
         for positive, words in ((True, "positive"), (False, "negative")):

@@ -32,6 +32,7 @@ from smmil.prediction import Prediction
 
 FORMAT = 1
 METHODS = ("platt", "isotonic", "none")
+_OTHER_SCORES = {"ensemble": "made by --ensemble", "mc_dropout": "made by --mc-dropout", "explained": "made by explain"}
 _SOURCE = ("model", "weights", "config", "encoder", "recipe", "score_kind")
 _SEEN = ("train", "val")  # parts of a split that trained the model or selected its weights
 _CLIP = 1e-7  # of probabilities whose log-odds are taken
@@ -226,6 +227,10 @@ def calibrate(
         _check_level(delta, "--delta")
     predictions = sorted(predictions, key=lambda p: p.id)
     source = _one_source(predictions)
+    for other, what in _OTHER_SCORES.items():
+        made = next((p.id for p in predictions if other in p.meta), None)
+        if made is not None:
+            raise DataError(f"{made}: {what}; no later prediction has such scores, calibrate those of one run itself")
     again = next((p.id for p in predictions if _probs_replaced(p)), None)
     if again is not None:
         raise DataError(f"{again}: its probabilities were calibrated before; predict again without --calibrated-probs")
@@ -297,7 +302,7 @@ def _not_above(cut: float) -> str:
 def _withdrawn(cut: float, leaked: Sequence[str], predictions: Sequence[Prediction]) -> str:
     return (
         f"No promise: {len(leaked):,} of the {len(predictions):,} calibration cases trained the model or selected its "
-        f"weights, so more is missed at the threshold {cut:.4g} than was asked for."
+        f"weights, so more may be missed at the threshold {_not_above(cut)} than was asked for."
     )
 
 
