@@ -279,7 +279,8 @@ def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
         first: dict[str, str] = {}  # where a note stands first
         for where, part in _by_heading(found).items():
             first |= {note: where for note in part["notes"] if note not in first}
-        first |= {note: "position prior" for note in found["prior"]["notes"] if note not in first}
+        prior = found.get("prior", {"notes": [], "words": []})  # the demo does without
+        first |= {note: "position prior" for note in prior["notes"] if note not in first}
         lines += [f"  note ({where}): {note}" for note, where in first.items()]
-        lines += [f"  {words}" for words in found["prior"]["words"] if pooled["n_instances"]]
+        lines += [f"  {words}" for words in prior["words"] if pooled["n_instances"]]
     return lines
