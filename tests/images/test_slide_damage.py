@@ -4,6 +4,7 @@ import copy
 import resource
 import struct
 import zlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -159,6 +160,19 @@ def test_a_table_of_frames_that_points_elsewhere_is_refused(tmp_path, offset):
     with pytest.raises(DataError, match=r"level_0.dcm: its table of frames points beside them") as found:
         open_slide(folder)
     assert str(found.value).count("level_0") == 1
+
+
+@pytest.mark.parametrize("flavour", ["aperio", "generic", "leica"])
+def test_a_tile_of_two_widths_is_an_error_or_read(tmp_path, flavour):
+    path = slide_file(tmp_path, noise(64, 64), flavour, factors=(1,))
+    with tifffile.TiffFile(path) as file:
+        at = file.pages[0].tags["TileWidth"].offset + 4
+        assert file.byteorder == "<"
+    content = bytearray(path.read_bytes())
+    content[at] = 2  # values that it has, wherever they are then looked for
+    path.write_bytes(content)
+    with suppress(DataError), open_slide(path) as slide:
+        slide.read(0, 0, 64, 64)
 
 
 def test_a_reason_of_two_lines_becomes_one():

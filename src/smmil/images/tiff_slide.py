@@ -117,13 +117,17 @@ def _check_tile_table(path: Path) -> None:
     """Refuse a file that promises tiles larger than itself, or than any: OpenSlide would ask for memory and abort."""
     length = path.stat().st_size
     for largest, width, height in _of_pages(
-        path, lambda page: (max(page.databytecounts, default=0), page.tilewidth, page.tilelength)
+        path, lambda page: (max(page.databytecounts, default=0), *_tile_sides(page))
     ):
         _check_tile_size(path, width, height)
         if largest > length:
             raise DataError(
                 f"{path}: a tile claims to have {largest:,} bytes, the file has {length:,}; copy the slide again"
             )
+
+
+def _tile_sides(page: Any) -> tuple[float, float]:
+    return float(np.max(page.tilewidth)), float(np.max(page.tilelength))  # in a damaged file there may be several
 
 
 def _check_tile_size(path: Path, width: float, height: float) -> None:
