@@ -1,5 +1,7 @@
 """Truth that a coverage, an empty mask or the mask of another image would lose without a word."""
 
+from contextlib import suppress
+
 import nibabel
 import numpy as np
 import pytest
@@ -237,3 +239,11 @@ def test_evaluate_counts_the_loss_without_shares_and_is_silent_without_loss():
     notes = instance_metrics(lost, pool="positive_bags")["notes"]
     assert "1 of 2 positive cases keep no positive instance: nothing can be localized in them" in notes
     assert not any("keep no" in note for note in instance_metrics(lost[:1], pool="positive_bags")["notes"])
+
+
+@pytest.mark.parametrize("coverage", ["9" * 400, "-1", "1.5", "true_", '"0.5"'])
+def test_a_coverage_that_is_no_share_is_none(tmp_path, coverage):
+    file = tmp_path / "labels.csv"
+    file.write_text(f'label,share,about\n0,0.5,"{{""coverage"": {coverage.replace(chr(34), chr(34) * 2)}}}"\n')
+    with suppress(DataError):
+        assert read_label_shares(file) is None

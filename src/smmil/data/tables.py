@@ -281,7 +281,9 @@ def read_label_shares(path: str | Path) -> tuple[float, float] | None:
         raise DataError(f"{path}: not readable as instance labels with shares ({reason}); write it again") from None
     if not ((shares >= 0) & (shares <= 1)).all():
         raise DataError(f"{path}: a share lies outside 0 to 1; write the labels again")
-    return None if not isinstance(coverage, float | int) else (float(coverage), float(shares.max()))
+    if not isinstance(coverage, float | int) or not 0 <= coverage <= 1:
+        return None
+    return float(coverage), float(shares.max())
 
 
 def _read_npy(path: Path) -> np.ndarray:
