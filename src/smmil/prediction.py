@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from smmil.errors import DataError
+from smmil.errors import DataError, check_choice
 from smmil.files import digest, need_file, replacing
 from smmil.frame import Frame
 
@@ -26,6 +26,34 @@ _MOST_EDGES = 1024
 _FIXED = {"facts": 64 << 20, "probs": 1 << 20, "sha256": 1 << 12}
 _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, ArithmeticError,
            RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
+
+
+class MapLayer(NamedTuple):
+    """A number per instance that predictions may hold beside the scores, and that is shown as a map of its own.
+
+    name   the field of Prediction              title   what a reader looks it up for
+    kind   what the numbers are, for legends    low, high   what the ends of the scale mean, in words
+    source  how to get predictions that hold it
+    """
+
+    name: str
+    title: str
+    kind: str
+    low: str
+    high: str
+    source: str
+
+
+LAYERS = (
+    MapLayer(
+        "uncertainty",
+        "certainty",
+        "standard deviation",
+        "sure",
+        "unsure",
+        "predict with a model that knows it, such as prob_sm_ap, or with --ensemble",
+    ),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,16 +120,21 @@ class Prediction:
             raise DataError(f"{self.id}: {len(self.probs)} classes have no single positive one; use probs")
         return float(self.probs[-1])
 
-    def uncertainty_map(self) -> "Prediction":
-        """The same case with the standard deviations in place of the scores, for whatever draws or writes a map."""
-        if self.uncertainty is None:
-            raise DataError(
-                f"{self.id}: the prediction holds no uncertainty; predict with a model that knows it, such as "
-                "prob_sm_ap, or with --ensemble"
-            )
-        meta = {**self.meta, "score_kind": "standard deviation"}
+    @property
+    def layers(self) -> list[MapLayer]:
+        """The maps that it holds beside that of its scores."""
+        return [layer for layer in LAYERS if getattr(self, layer.name) is not None]
+
+    def layer_map(self, name: str) -> "Prediction":
+        """The same case with another layer in place of the scores, for whatever draws or writes a map."""
+        layer = {layer.name: layer for layer in LAYERS}[check_choice(name, [one.name for one in LAYERS], "layer")]
+        values = getattr(self, name)
+        if values is None:
+            raise DataError(f"{self.id}: the prediction holds no {name}; {layer.source}")
+        meta = {**self.meta, "score_kind": layer.kind}
         meta.pop("calibration", None)  # its threshold is one of scores
-        return replace(self, scores=self.uncertainty[:, None], uncertainty=None, meta=meta)
+        nothing: dict[str, Any] = {one.name: None for one in LAYERS}
+        return replace(self, scores=values[:, None], meta=meta, **nothing)
 
     def save(self, path: str | Path) -> None:
         """Write one .npz, atomically; the same content always gives the same bytes."""

@@ -153,7 +153,9 @@ def test_a_large_set_is_stored_coarser_rather_than_too_large(tmp_path):
     (tmp_path / "one").mkdir()
     from smmil.report import document
 
-    assert document._fitting_cases({"m": cases}, None, room=3000)[0].facts["verdicts"][0]["raster"]["bits"] == 8
+    assert (
+        document._fitting_cases({"m": cases}, None, room=3000)[0].facts["verdicts"][0]["rasters"]["score"]["bits"] == 8
+    )
     with pytest.raises(ConfigError, match="max_mb"):
         write_report([tmp_path / "m"], tmp_path / "r.html", max_mb=1)
 

@@ -35,7 +35,7 @@ def test_a_tile_of_the_slide_lies_where_the_picture_says(tmp_path, place, room):
 def test_the_picture_covers_all_tissue_and_stays_on_the_slide(tmp_path):
     case = _all_cases({"m": [slide_case("s", 2)]})[0]
     left, top, width, height = _case_picture(Original(write_slide_picture(tmp_path / "s.png", 2)), case, ROOM).area
-    extent = case.rasters[0].facts["extent"]
+    extent = case.rasters[0]["score"].facts["extent"]
     assert 0 <= left <= extent[0]
     assert 0 <= top <= extent[1]
     assert extent[2] <= left + width <= SIDE * TILE + 1

@@ -12,7 +12,7 @@ from smmil.exports.case import ExportCase
 from smmil.exports.registry import FORMATS, ExportFormat
 from smmil.files import file_name, write_rows
 from smmil.images.matching import Original, find_case_images, is_table
-from smmil.prediction import Prediction, prediction_files
+from smmil.prediction import LAYERS, Prediction, prediction_files
 
 
 def _prediction_paths(paths: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -54,7 +54,6 @@ def _refuse_surrogates(prediction: Prediction) -> Prediction:
     return prediction
 
 
-LAYERS = ("score", "uncertainty")
 _FAILURES = "export_failures.csv"
 
 
@@ -87,7 +86,7 @@ def export(
     image  slide or CT series of a single case (an Original gives its pixel size too); for several, a folder with an
            entry named like each case's id; for one or several, a CSV table with the columns id and slide (or image,
            path, file), and mpp if you like
-    layer  score, or uncertainty: the standard deviations of the scores as a map of their own
+    layer  score, or another map that predictions hold (uncertainty: the standard deviations of the scores)
     threshold  of instances; unless given, that of the calibration which the predictions carry
     See `ExportCase` for the other options. A single case that cannot be read or written is an error; of several, the
     others go on.
@@ -98,7 +97,7 @@ def export(
     predictions = predictions if isinstance(predictions, Prediction | str | Path) else list(predictions)
     own = threshold is None and format_.threshold == "needed" and _first_calibration(predictions) is not None
     _check_options(format_, place, threshold, size, deidentify, keep_uids, own)
-    check_choice(layer, LAYERS, "--layer")
+    check_choice(layer, ["score", *(one.name for one in LAYERS)], "--layer")
     if layer != "score" and (threshold is not None or column is not None):
         raise ConfigError(f"--layer {layer}: --threshold and --column are about scores; leave them out")
     options = {
@@ -151,8 +150,8 @@ def _case(
 ) -> ExportCase:
     """The case with the image that was found for it; an error when images were given and none is its own."""
     options = dict(options)
-    if options.pop("layer") == "uncertainty":
-        prediction = prediction.uncertainty_map()
+    if (layer := options.pop("layer")) != "score":
+        prediction = prediction.layer_map(layer)
     options = _at_promised_threshold(prediction, options)
     if table is None:
         return ExportCase(prediction, **options)

@@ -86,8 +86,7 @@ def _measurements(case: ExportCase) -> tuple[list[str], list[list[str]]]:
     found: dict[str, Any] = {"score": case.score, "percentile": case.percentile, "probability": case.probability}
     if case.prediction.scores.shape[1] > 1:
         found |= {f"score {k}": column for k, column in enumerate(case.prediction.scores.T)}
-    if case.prediction.uncertainty is not None:
-        found["uncertainty"] = case.prediction.uncertainty
+    found |= {layer.name: getattr(case.prediction, layer.name) for layer in case.prediction.layers}
     if case.prediction.y_inst is not None:
         found["label"] = np.where(case.prediction.y_inst < 0, np.nan, case.prediction.y_inst)
     return list(found), [[f"{v:.9g}" if v == v else '"NaN"' for v in column.tolist()] for column in found.values()]
@@ -201,8 +200,7 @@ def _instance_table(case: ExportCase) -> "DataFrame":
     }
     if prediction.scores.shape[1] > 1:
         columns |= {f"score_{k}": column for k, column in enumerate(prediction.scores.T)}
-    if prediction.uncertainty is not None:
-        columns["uncertainty"] = prediction.uncertainty
+    columns |= {layer.name: getattr(prediction, layer.name) for layer in prediction.layers}
     if case.positive is not None:
         columns["positive"] = case.positive
     return DataFrame({**columns, **_physical(case, columns)}, index=range(prediction.n))

@@ -42,6 +42,15 @@ class _Raster:
     packed: str
 
 
+def _packed_layers(prediction: Prediction, column: int | None, bits: int) -> dict[str, _Raster]:
+    """The rasters of a prediction by layer: its scores, and what else it holds for every instance.
+
+    No threshold cuts the other layers, so 8 bits, as many as there are colours, are enough for them.
+    """
+    others = {layer.name: _pack(prediction.layer_map(layer.name), bits=8) for layer in prediction.layers}
+    return {"score": _pack(prediction, column, bits), **others}
+
+
 def _pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> _Raster:
     """The raster of a prediction's scores; scores are stored with `bits` (8 or 16) between lowest and highest."""
     scores = instance_score(prediction, column)
@@ -141,17 +150,22 @@ CALLED_POSITIVE = 0.5
 
 @dataclass(frozen=True)
 class _ReportCase:
-    """A case of the page: plain facts, and the packed raster of each model (None: model without this case)."""
+    """A case of the page: plain facts, and for each model its rasters by layer (none: a model without this case)."""
 
     id: str
     facts: dict[str, Any]
-    rasters: list[_Raster | None]
+    rasters: list[dict[str, _Raster]]
     predictions: list[Prediction | None]
+
+    @property
+    def all_rasters(self) -> list[_Raster]:
+        """The rasters of all models and layers."""
+        return [raster for layers in self.rasters for raster in layers.values()]
 
     @property
     def kind(self) -> str:
         """The best that any model's prediction allows: map, points, strip or list."""
-        kinds = {r.facts["kind"] for r in self.rasters if r is not None}
+        kinds = {raster.facts["kind"] for raster in self.all_rasters}
         return next(kind for kind in ("map", "points", "strip", "list") if kind in kinds)
 
 
@@ -167,11 +181,11 @@ def _all_cases(
 
 
 def _case(id_: str, predictions: list[Prediction | None], column: int | None, bits: int) -> _ReportCase:
-    rasters = [None if p is None else _pack(p, column, bits) for p in predictions]
+    rasters = [{} if p is None else _packed_layers(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
     verdicts = [
-        None if p is None or r is None else {**verdict(p), "raster": r.facts}
-        for p, r in zip(predictions, rasters, strict=True)
+        None if p is None else {**verdict(p), "rasters": {name: raster.facts for name, raster in layers.items()}}
+        for p, layers in zip(predictions, rasters, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
     return _ReportCase(id_, facts, rasters, predictions)

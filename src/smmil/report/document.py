@@ -18,7 +18,7 @@ from smmil.files import write_text
 from smmil.images.matching import find_case_images
 from smmil.images.volume import Window
 from smmil.maps import canvas
-from smmil.prediction import Prediction
+from smmil.prediction import LAYERS, Prediction
 from smmil.redact import safe_text, without_names
 from smmil.report import numbers
 from smmil.report.cases import _all_cases, _ReportCase
@@ -39,6 +39,7 @@ from smmil.web import render, script_bundle, static_text
 LARGEST_MB = 30.0
 _SCORES_SHARE = 0.55  # of the file for scores; beyond this they are stored with 8 bits instead of 16
 _PAGE_BYTES = 1_000_000  # program, style and numbers
+_SCORES = {"name": "score", "title": "scores", "kind": "score", "low": "", "high": ""}
 _TILES = (
     ("Case AUROC", ("bag", "auroc"), "tells positive from negative cases"),
     ("Localisation AUROC", ("instance", "positive_bags", "auroc"), "finds the lesion within positive cases"),
@@ -132,7 +133,7 @@ def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | Non
 
 
 def _size(cases: Sequence[_ReportCase]) -> int:
-    return sum(len(r.packed) + 400 for case in cases for r in case.rasters if r is not None)
+    return sum(len(raster.packed) + 400 for case in cases for raster in case.all_rasters)
 
 
 def _without_file_names(reasons: dict[str, str], slides: str | Path | None) -> dict[str, str]:
@@ -280,16 +281,31 @@ def _page_data(
     return {
         "models": [_model(source, results[source.name], column) for source in sources],
         "cases": [{**case.facts, **_picture_facts(pictures.get(case.id), reasons.get(case.id))} for case in cases],
+        "layers": [_SCORES, *(layer._asdict() for layer in LAYERS if _held(sources, layer.name))],
         "palettes": {name: canvas.palette(name) for name in canvas.SCALES},
     }
 
 
+def _held(sources: Sequence[_PredictionSource], layer: str) -> bool:
+    return any(getattr(p, layer) is not None for source in sources for p in source.predictions)
+
+
+def _spread(values: list[np.ndarray]) -> dict[str, list[float]]:
+    """Ends of the colours and of the numbers over all cases of a model."""
+    numbers = np.concatenate(values)
+    return {
+        "colours": list(canvas.limits_of(numbers, None)[:2]),
+        "range": [float(numbers.min()), float(numbers.max())],
+    }
+
+
 def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | None) -> dict[str, Any]:
-    scores = np.concatenate([instance_score(p, column) for p in source.predictions])
+    layers = {"score": [instance_score(p, column) for p in source.predictions]}
+    for layer in (layer for layer in LAYERS if _held([source], layer.name)):
+        layers[layer.name] = [held for p in source.predictions if (held := getattr(p, layer.name)) is not None]
     return {
         "name": source.name,
-        "colours": list(canvas.limits_of(scores, None)[:2]),
-        "range": [float(scores.min()), float(scores.max())],
+        "layers": {name: _spread(values) for name, values in layers.items()},
         "threshold": found["threshold"]["value"],
         "calibrated": str(found["threshold"]["source"]).startswith("calibrated"),
         "kind": str(source.predictions[0].meta.get("score_kind", "score"))[:60],
@@ -310,8 +326,7 @@ def _picture_facts(picture: _CasePicture | None, reason: str | None) -> dict[str
 def _store(cases: Sequence[_ReportCase], pictures: Mapping[str, _CasePicture]) -> Iterator[tuple[str, str]]:
     """(element id, base64) of scores and pictures, which the browser does not decode before they are looked at."""
     for number, case in enumerate(cases):
-        for model, raster in enumerate(case.rasters):
-            if raster is not None:
-                yield f"s{number}-{model}", raster.packed
+        for model, layers in enumerate(case.rasters):
+            yield from ((f"s{number}-{model}-{name}", raster.packed) for name, raster in layers.items())
         if case.id in pictures:
             yield f"p{number}", pictures[case.id].jpeg

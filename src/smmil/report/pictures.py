@@ -194,7 +194,7 @@ def _case_picture(original: Original, case: _ReportCase, most_bytes: int) -> _Ca
 
 def _tissue_area(case: _ReportCase, size: tuple[int, int], unit: float) -> Area:
     """The rectangle around all maps of the case with a margin, inside the slide, in its pixels."""
-    facts = [r.facts for r in case.rasters if r is not None and r.facts["kind"] in ("map", "points")]
+    facts = [raster.facts for raster in case.all_rasters if raster.facts["kind"] in ("map", "points")]
     extents = np.array([f["extent"] for f in facts]) * unit
     (left, top), (right, bottom) = extents[:, :2].min(0).tolist(), extents[:, 2:].max(0).tolist()
     # tiles may hang over the edge, but not lie beyond it

@@ -73,6 +73,8 @@ def _all_cases(study: "ViewerData") -> dict[str, Any]:
             {
                 "name": model.name,
                 "score_kind": model.score_kind,
+                "layer": model.layer,
+                "ends": list(model.ends),
                 "threshold": model.threshold if study.threshold is None else study.threshold,
                 "range": list(model.span),
                 "colours": list(model.colours),

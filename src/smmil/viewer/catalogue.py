@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from smmil.files import digest
 from smmil.images.matching import Original
 from smmil.maps import canvas
 from smmil.maps.raster import scattered
-from smmil.prediction import Prediction, prediction_files
+from smmil.prediction import LAYERS, Prediction, prediction_files
 from smmil.redact import safe_text
 from smmil.report.cases import verdict
 from smmil.report.sources import find_sources
@@ -40,6 +39,8 @@ class _Model:
     colours: tuple[float, float] = (0.0, 1.0)
     threshold: float | None = None  # of the calibration that all its predictions share
     promise: str | None = None  # what that promises
+    layer: str = "score"
+    ends: tuple[str, str] = ("", "")  # what the ends of its scale mean
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class _ModelScores:
     content  digest of the prediction at the start
     kind     slide: patches on a lattice; points: places on none; scan: slices, or boxes in them; none: no places at all
     truth    whether instances have labels
-    layer    score, or uncertainty: the map that is shown of it
+    layer    score, or another map that the prediction holds (`smmil.prediction.LAYERS`)
     mapped   False when its instances are others than those of the case's first model: one map cannot show both
     """
 
@@ -83,7 +84,7 @@ class _ModelScores:
         prediction = Prediction.load(self.file)
         if _content(prediction) != self.content:
             raise DataError(f"{self.file}: the prediction has changed since smmil view was started; start it again")
-        return prediction if self.layer == "score" else prediction.uncertainty_map()
+        return prediction if self.layer == "score" else prediction.layer_map(self.layer)
 
 
 @dataclass(frozen=True)
@@ -125,16 +126,14 @@ class _ModelPredictions:
     """Facts collected from the predictions of one model."""
 
     name: str
+    layer: str = "score"
+    ends: tuple[str, str] = ("", "")
     found: dict[str, _ModelScores] = field(default_factory=dict)
     scores: list[np.ndarray] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
     damaged: list[DataError] = field(default_factory=list)
     calibrations: set[AppliedCalibration | None] = field(default_factory=set)
-
-    @cached_property
-    def spread(self) -> "_ModelPredictions":
-        """The uncertainty of the scores, a map beside theirs where predictions hold it."""
-        return _ModelPredictions(f"{self.name} uncertainty")
+    layers: dict[str, "_ModelPredictions"] = field(default_factory=dict)  # maps beside that of the scores, where held
 
     def add(self, file: Path, column: int | None) -> None:
         try:
@@ -145,10 +144,12 @@ class _ModelPredictions:
         if prediction.id in self.found:
             raise DataError(f"{file}: id {prediction.id!r} is already in {self.found[prediction.id].file}; remove one")
         found = self.found[prediction.id] = _ModelScores.of(prediction, file)
-        if prediction.uncertainty is not None:
-            self.spread.found[prediction.id] = replace(found, layer="uncertainty", probability=None, outcome=None)
-            self.spread.scores.append(prediction.uncertainty.astype(np.float32))
-            self.spread.kinds["standard deviation"] = None
+        for layer in prediction.layers:
+            title, ends = f"{self.name} {layer.name}", (layer.low, layer.high)
+            beside = self.layers.setdefault(layer.name, _ModelPredictions(title, layer.name, ends))
+            beside.found[prediction.id] = replace(found, layer=layer.name, probability=None, outcome=None)
+            beside.scores.append(getattr(prediction, layer.name).astype(np.float32))
+            beside.kinds[layer.kind] = None
         self.scores.append(instance_score(prediction, column).astype(np.float32))
         self.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
         stated = applied_calibration(prediction)
@@ -160,8 +161,10 @@ class _ModelPredictions:
         self.scores.clear()
         span = float(scores.min()), float(scores.max())
         one = next(iter(self.calibrations)) if len(self.calibrations) == 1 else None
-        promise = (None, None) if one is None else (one.threshold, safe_text(one.text, _LONGEST_PROMISE))
-        return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2], *promise)
+        promise = None if one is None else safe_text(one.text, _LONGEST_PROMISE)
+        threshold = None if one is None else one.threshold
+        colours, kinds = canvas.limits_of(scores, None)[:2], " + ".join(self.kinds)
+        return _Model(self.name, kinds, span, colours, threshold, promise, self.layer, self.ends)
 
     def note(self) -> str:
         """For the page, without names of files: these may name people."""
@@ -183,19 +186,19 @@ def _read_catalogue(
         for name, where, _ in sources
     ]
     total, done = sum(len(files) for _, files in found), 0
-    models, gathered = [], []
+    models: list[_Model] = []
+    gathered: list[_ModelPredictions] = []
     for table, files in found:
         for file in files:
             table.add(file, column)
             done += 1
             if progress is not None:
                 progress(done, total)
-        for layer in (table, table.spread):
-            if layer.found:
-                models.append(layer.model())
-                gathered.append(layer)
+        shown = [one for one in (table, *table.layers.values()) if one.found]
+        models += [one.model() for one in shown]
+        gathered += shown
     problems = [problem for table, _ in found for problem in table.damaged]
-    if not models and problems:
+    if not gathered and problems:
         raise problems[0]
     ids = sorted({id_ for table in gathered for id_ in table.found})
     notes = tuple(table.note() for table, _ in found if table.damaged)
@@ -211,7 +214,8 @@ def _layout(prediction: Prediction) -> str:
 
 def _content(prediction: Prediction) -> str:
     """Digest of everything in a prediction."""
-    arrays = (prediction.probs, prediction.scores, prediction.y_inst, prediction.edges, prediction.uncertainty)
+    more = [getattr(prediction, layer.name) for layer in LAYERS]
+    arrays = (prediction.probs, prediction.scores, prediction.y_inst, prediction.edges, *more)
     parts = [b"-" if a is None else f"{a.dtype}{a.shape}".encode() + np.ascontiguousarray(a).tobytes() for a in arrays]
     facts = json.dumps([prediction.id, prediction.y, prediction.meta], sort_keys=True)
     frame = None if prediction.frame is None else prediction.frame.to_dict()

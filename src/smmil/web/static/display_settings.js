@@ -3,11 +3,11 @@ import { facts } from "./facts.js";
 import { state } from "./state.js";
 import { aboveText } from "./dom_helpers.js";
 
-/** Whether the map shows how sure the scores of a model are, which no threshold of scores is about. */
-const isSpread = (model) => facts.models[model]?.score_kind === "standard deviation";
+/** The layer that is shown of a model; a threshold of scores is about no other. */
+const layerOf = (model) => facts.models[model]?.layer ?? "score";
 
 export function givenThreshold(model) {
-  if (isSpread(model)) return null;
+  if (layerOf(model) !== "score") return null;
   return facts.models[model]?.threshold ?? facts.threshold ?? null;
 }
 
@@ -16,7 +16,7 @@ export function givenThreshold(model) {
 export function thresholdFor(model) {
   const { cut, cutOf } = state;
   if (cut === null || model === cutOf) return cut;
-  if (isSpread(model) !== isSpread(cutOf)) return null;
+  if (layerOf(model) !== layerOf(cutOf)) return null;
   if (cut === givenThreshold(cutOf) && givenThreshold(model) !== null) return givenThreshold(model);
   const [from, to] = [cutOf, model].map((m) => facts.models[m]?.range);
   if (!from || !to || from[1] === from[0]) return cut;
@@ -41,6 +41,7 @@ export function howFor(model, scores) {
   const common = state.scale === "all" && known.range;
   return {
     palette: facts.palettes[state.palette],
+    ends: known.ends,
     limits: common && known.colours ? known.colours : scores.colours,
     threshold: thresholdFor(model) ?? -Infinity,
     opacity: state.opacity,

@@ -86,9 +86,9 @@ export function labelText(label) {
   return { 1: "lesion", 0: "no lesion" }[label] ?? "unknown";
 }
 
-/** Score, rank and known label of one instance; label -1: unknown. */
-export function scoreText(score, rank, count, label) {
-  return `score ${shortNumber(score)} · rank ${rank} of ${count}${label >= 0 ? ` · ${labelText(label)}` : ""}`;
+/** Score (or `kind` of number), rank and known label of one instance; label -1: unknown. */
+export function scoreText(score, rank, count, label, kind = "score") {
+  return `${kind} ${shortNumber(score)} · rank ${rank} of ${count}${label >= 0 ? ` · ${labelText(label)}` : ""}`;
 }
 
 /** How many instances reach the threshold; nothing without one. */

@@ -133,6 +133,7 @@ export function paintLegend(legend, how) {
   const image = pen.createImageData(256, 1);
   for (let i = 0; i < 256; i++) image.data.set([...how.palette.slice(3 * i, 3 * i + 3), 255], 4 * i);
   pen.putImageData(image, 0, 0);
-  legend.querySelector(".low").textContent = shortNumber(how.limits[0]);
-  legend.querySelector(".high").textContent = shortNumber(how.limits[1]);
+  const [low, high] = how.ends ?? ["", ""];
+  legend.querySelector(".low").textContent = `${low} ${shortNumber(how.limits[0])}`.trim();
+  legend.querySelector(".high").textContent = `${shortNumber(how.limits[1])} ${high}`.trim();
 }

@@ -1,7 +1,7 @@
 // One case, large: one or two panes and the keys to move around.
 import { makeLegend, paintLegend } from "./paint.js";
-import { change, howFor, nextPalette, settings } from "./report_controls.js";
-import { DATA, cellsOf } from "./report_data.js";
+import { change, howFor, nextLayer, nextPalette, settings } from "./report_controls.js";
+import { DATA, cellsOf, layerOf } from "./report_data.js";
 import { PointsPane, SlidePane, isFlat } from "./report_slide.js";
 import { StripPane } from "./report_strip.js";
 import { body, table } from "./report_table.js";
@@ -43,7 +43,7 @@ export async function drawPanes() {
   const entry = DATA.cases[shown.number];
   const models = [settings.left, settings.right].filter((m, i) => m !== null && (i === 0 || m !== settings.left));
   const present = models.filter((m) => entry.verdicts[m] !== null);
-  const loaded = await Promise.all(present.map((m) => cellsOf(shown.number, m)));
+  const loaded = await Promise.all(present.map((m) => cellsOf(shown.number, m, settings.layer)));
   if (turn !== shown.turn) return;
   closePanes();
   field("case-facts").textContent = caseText(entry);
@@ -59,12 +59,24 @@ export async function drawPanes() {
   dialog.dataset.ready = `${shown.number}:${present.join(",")}`;
 }
 
+/** Another layer in the same panes, which keep their place and zoom. */
+export async function drawLayer() {
+  if (shown.number === null) return;
+  if (!dialog.dataset.ready) return drawPanes();
+  const turn = ++shown.turn;
+  const loaded = await Promise.all(shown.panes.map((pane) => cellsOf(shown.number, pane.model, settings.layer)));
+  if (turn !== shown.turn) return;
+  shown.panes.forEach((pane, i) => pane.use(loaded[i]));
+  drawNotes(DATA.cases[shown.number], shown.panes.map((pane) => pane.model));
+  showPanes();
+}
+
 function hostOf(model) {
   const host = make("section", "pane");
   const head = make("header");
   const legend = makeLegend();
   legend.append(make("span", "above"));
-  head.append(make("h3", "", DATA.models[model].name), legend);
+  head.append(make("h3", "", DATA.models[model].name), make("span", "score-kind"), legend);
   host.append(head);
   field("panes").append(host);
   return host;
@@ -78,15 +90,24 @@ function paneOf(host, model, cells) {
 function drawNotes(entry, models) {
   const missing = models.filter((m) => entry.verdicts[m] === null).map((m) => `${DATA.models[m].name} has no prediction of this case`);
   const picture = [...(entry.missing ? [`no picture: ${entry.missing}`] : []), ...(entry.damage ? [entry.damage] : [])];
-  const notes = [...picture, ...shown.panes.flatMap((pane) => pane.cells.notes)];
+  const held = shown.panes.filter((pane) => pane.cells.layer !== settings.layer).map((pane) =>
+    `${DATA.models[pane.model].name} holds no ${layerOf(settings.layer).title} of this case: its scores are shown`);
+  const notes = [...picture, ...held, ...shown.panes.flatMap((pane) => pane.cells.notes)];
   const truth = shown.panes.some((pane) => pane.cells.truth) ? [] : ["no instance label is known: no outline"];
   field("case-notes").replaceChildren(...[...new Set([...missing, ...notes, ...truth])].map((n) => make("li", "", n)));
+}
+
+/** What the numbers of a pane are. */
+function kindText(pane) {
+  const layer = layerOf(pane.cells.layer);
+  return layer.name === "score" ? DATA.models[pane.model].kind : `${layer.title}: ${layer.kind}`;
 }
 
 export function showPanes() {
   for (const pane of shown.panes) {
     const how = howFor(pane);
     pane.show(how);
+    pane.host.querySelector(".score-kind").textContent = kindText(pane);
     paintLegend(pane.host.querySelector(".colour-legend"), how);
     pane.host.querySelector(".above").textContent = aboveText(how.threshold, pane.shown, pane.cells.cells);
   }
@@ -116,7 +137,7 @@ export function caseKeys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("select")) return;
   const actions = {
     n: () => step(1), p: () => step(-1), h: () => change({ heat: !settings.heat }),
-    t: () => change({ truth: !settings.truth }), c: nextPalette,
+    t: () => change({ truth: !settings.truth }), c: nextPalette, l: nextLayer,
     "+": () => zoomAll(1.5), "=": () => zoomAll(1.5), "-": () => zoomAll(1 / 1.5), 0: wholeAll,
   };
   if (!(event.key in actions)) return;

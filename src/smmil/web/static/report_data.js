@@ -12,15 +12,22 @@ async function unzipped(bytes) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-export function rasterOf(number, model) {
-  return DATA.cases[number].verdicts[model]?.raster ?? null;
+export function rasterOf(number, model, layer = "score") {
+  return DATA.cases[number].verdicts[model]?.rasters[layer] ?? null;
+}
+
+/** What a layer is and what its ends mean. */
+export function layerOf(name) {
+  return DATA.layers.find((layer) => layer.name === name);
 }
 
 const unpackedCells = remembered(MOST_UNPACKED, unpacked);
 
-/** Scores and truth of one case by one model, cell by cell; NaN and -1 where there is no tissue. */
-export function cellsOf(number, model) {
-  return unpackedCells(`s${number}-${model}`, rasterOf(number, model));
+/** A layer and the truth of one case by one model, cell by cell; NaN and -1 where there is no tissue. A prediction
+ * without this layer gives its scores. */
+export function cellsOf(number, model, layer) {
+  const held = rasterOf(number, model, layer) ? layer : "score";
+  return unpackedCells(`s${number}-${model}-${held}`, { ...rasterOf(number, model, held), layer: held });
 }
 
 async function unpacked(key, raster) {

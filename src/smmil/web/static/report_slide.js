@@ -1,6 +1,6 @@
 // A zoomable slide with its heat map, or with one dot per instance where instances lie on no lattice.
 import { colourOf, dotRadius, freshCanvas, makeOutline, paintDots, paintHeat, paintTissue } from "./paint.js";
-import { DATA, pictureOf } from "./report_data.js";
+import { DATA, layerOf, pictureOf } from "./report_data.js";
 import { make, scoreText, themeColour } from "./dom_helpers.js";
 import { ZoomPane, around } from "./zoom_pane.js";
 
@@ -11,7 +11,7 @@ function worldOf(number) {
     const [x, y, width, height] = entry.picture;
     return { x, y, width, height };
   }
-  const extents = entry.verdicts.filter((verdict) => verdict && isFlat(verdict.raster)).map((verdict) => verdict.raster.extent);
+  const extents = entry.verdicts.filter((verdict) => verdict && isFlat(verdict.rasters.score)).map((verdict) => verdict.rasters.score.extent);
   return around([Math.min, Math.min, Math.max, Math.max].map((end, i) => end(...extents.map((extent) => extent[i]))));
 }
 
@@ -44,6 +44,11 @@ export class SlidePane extends ZoomPane {
     if (this.cells.truth) this.outline.append(makeOutline(this.cells, this.cells.labels));
     this.cover(this.heat, this.cells.extent);
     this.cover(this.outline, this.cells.extent);
+  }
+
+  /** Other numbers for the same cells. */
+  use(cells) {
+    this.cells = cells;
   }
 
   show(how) {
@@ -151,5 +156,5 @@ export function cellText(cells, cell) {
   const score = cells.scores[cell];
   if (Number.isNaN(score)) return "no tissue";
   const above = cells.scores.reduce((count, other) => count + (other > score), 0);
-  return scoreText(score, above + 1, cells.cells, cells.truth ? cells.labels[cell] : -1);
+  return scoreText(score, above + 1, cells.cells, cells.truth ? cells.labels[cell] : -1, layerOf(cells.layer).kind);
 }

@@ -10,8 +10,8 @@ const LAYOUT = { top: 16, below: 36, band: 16, gap: 10, labelled: [0, 0.5, 1], f
 export class StripPane extends BarStrip {
   constructor(host, number, model, cells) {
     super("strip", LAYOUT);
-    Object.assign(this, { host, number, model, cells });
-    this.series = { values: cells.scores, low: cells.low, high: cells.high, labels: cells.truth ? cells.labels : null };
+    Object.assign(this, { host, number, model });
+    this.use(cells);
     this.canvas.setAttribute("aria-label", `Scores of ${DATA.cases[number].id} by ${DATA.models[model].name}`);
     this.canvas.tabIndex = 0;
     this.canvas.addEventListener("keydown", (event) => this.keys(event));
@@ -21,9 +21,15 @@ export class StripPane extends BarStrip {
     this.picture = cells.kind === "strip" && DATA.cases[number].slices ? new SliceView(row, number) : null;
     host.append(row, this.readout);
     this.ready = this.picture ? this.picture.ready : Promise.resolve();
-    this.places = this.order();
     this.span = this.places.length;
     this.chosen = cells.scores.reduce((best, score, i) => (score > (cells.scores[best] ?? -Infinity) ? i : best), -1);
+  }
+
+  /** Other numbers for the same places. */
+  use(cells) {
+    this.cells = cells;
+    this.series = { values: cells.scores, low: cells.low, high: cells.high, labels: cells.truth ? cells.labels : null };
+    this.places = this.order();
   }
 
   order() {
@@ -41,7 +47,7 @@ export class StripPane extends BarStrip {
   drawAbove(pen, height) {
     pen.fillStyle = themeColour("--soft");
     pen.textAlign = "center";
-    const words = this.cells.kind === "strip" ? "slices" : "instances, hottest first";
+    const words = this.cells.kind === "strip" ? "slices" : "instances, highest first";
     const [first, last] = [this.label(this.from), this.label(this.from + this.span - 1)];
     pen.fillText(`${words}: ${first} to ${last}`, (this.area.left + this.area.right) / 2, height - 10);
     if (!this.picture) return;

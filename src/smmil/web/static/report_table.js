@@ -110,11 +110,12 @@ async function paintRow(row) {
   const number = Number(row.dataset.case);
   seen.unobserve(row);
   if (!rasterOf(number, table.model)) return;
-  const cells = await cellsOf(number, table.model);
+  const cells = await cellsOf(number, table.model, settings.layer);
   const canvas = row.querySelector("canvas");
   if (!canvas.isConnected) return;
   paintThumbnail(canvas, cells, { limits: cells.colours, palette: PALETTES[settings.palette], threshold: -Infinity });
   canvas.dataset.painted = settings.palette;
+  canvas.dataset.layer = cells.layer;
 }
 
 /** Paint the small maps again as they come into view. */
