@@ -36,6 +36,8 @@ EXPORTED = [
     ("deep_graph_surv", {"variant": "gin"}),
     ("gtp", {"score": "attention"}),
     ("iib_mil", {}),
+    ("prob_smooth", {"gated": True}),
+    ("bayes_mil", {"crf": 0.38}),
 ]
 
 
@@ -64,6 +66,9 @@ VARIANTS = [
     ("deep_graph_surv", {"variant": "gin"}),
     ("patch_gcn", {}),
     ("gtp", {"score": "attention"}),
+    ("prob_smooth", {}),
+    ("bayes_mil", {}),
+    ("bayes_mil", {"crf": 0.38}),
 ]
 
 
