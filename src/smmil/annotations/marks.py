@@ -16,7 +16,7 @@ from smmil.annotations.labels import _read_bytes, annotation_errors
 from smmil.annotations.masks import polygon_share
 from smmil.annotations.polygons import _geometries, _joined, _polygons, _RawPolygon, _ring, read_table
 from smmil.errors import DataError
-from smmil.files import escape_formula, file_name, write_rows
+from smmil.files import escape_formula, file_name
 
 WANTED = "to be marked"  # class of the regions that smmil suggest proposes; no mark until the expert changes it
 _CLASSES = {
@@ -26,7 +26,6 @@ _CLASSES = {
 }
 _AXES = {1: ("z",), 2: ("x", "y"), 3: ("x", "y", "z")}
 _COVERAGE = 0.5  # an instance is marked when more than this share of it is, as in annotations
-_COLUMNS = ("id", "instance", "x", "y", "z", "label")
 
 
 class _Mark(NamedTuple):
@@ -35,6 +34,7 @@ class _Mark(NamedTuple):
     label: int
     instance: int | None
     place: dict[str, float]
+    of: int | None  # how many instances the case had; None: not stated
     where: str  # file and row, for messages
 
 
@@ -97,16 +97,6 @@ def find_marks(where: str | Path, ids: Iterable[str]) -> tuple[dict[str, CaseMar
     return found, strays
 
 
-def write_marks(path: str | Path, id_: str, labels: np.ndarray, coords: np.ndarray | None = None) -> None:
-    """Write the marked instances of a case (labels 0 and 1) as a table, atomically; without any the file is removed."""
-    axes = () if coords is None else _AXES[coords.shape[1]]
-    rows = []
-    for index in np.flatnonzero(labels >= 0).tolist():
-        place = {} if coords is None else dict(zip(axes, coords[index].tolist(), strict=True))
-        rows.append([escape_formula(id_), index, *(place.get(axis) for axis in "xyz"), int(labels[index])])
-    write_rows(Path(path), _COLUMNS, rows, exact=True)
-
-
 def _label(text: str, where: str) -> int:
     """1, 0, or -1 for a class that is no mark; any other class is refused, since it could mean both."""
     plain = text.strip().lower()
@@ -135,7 +125,7 @@ def _rows(path: Path) -> list[tuple[str, _Mark]]:
             place = {axis: _decimal(row[axis], line) for axis in "xyz" if row.get(axis, "").strip()}
             if instance is None and not place:
                 raise DataError(f"{line}: has a label but neither instance nor place")
-            found.append((_plain_id(row["id"]), _Mark(label, instance, place, line)))
+            found.append((_plain_id(row["id"]), _Mark(label, instance, place, _whole(row.get("of", ""), line), line)))
         return found
 
 
@@ -185,6 +175,10 @@ class _Instances:
 
     def of(self, mark: _Mark) -> np.ndarray:
         """The instance that a row of a table means."""
+        if mark.of is not None and mark.of != self.n:
+            raise DataError(
+                f"{mark.where}: marks of another tiling ({mark.of:,} instances; {self.id!r} has {self.n:,}); mark it again"
+            )
         if mark.instance is not None and mark.instance >= self.n:
             raise DataError(f"{mark.where}: instance {mark.instance}, but {self.id!r} has only {self.n:,}")
         if not mark.place or (self.coords is None and mark.instance is not None):
