@@ -44,8 +44,8 @@ Parts = tuple[list[Bag], list[Bag], list[Bag]]
 def parts_of(manifest: Path | None, seed: int) -> Parts:
     """Training, validation and test bags of one seed; another seed draws others."""
     if manifest is None:
-        bags = synthetic_slides(120, seed=seed, **HARD)
-        return bags[:50], bags[50:70], bags[70:]
+        bags = synthetic_slides(200, seed=seed, **HARD)
+        return bags[:60], bags[60:110], bags[110:]
     table = Manifest.read(manifest)
     split = make_splits(table, folds=5, seed=seed, val_share=0.2, test_share=0.2)[0]
     train, val, test = ([table.bag(id_) for id_ in ids] for ids in (split.train, split.val, split.test))

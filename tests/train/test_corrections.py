@@ -8,15 +8,23 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import smmil
+from smmil.annotations.marks import WANTED
 from smmil.config import load_config
 from smmil.data import Manifest
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate import instance_metrics
+from smmil.packaging import load_package, write_package
 from smmil.predict import predict_run
 from smmil.prediction import Prediction, corrections_text
+from smmil.redact import provenance
+from smmil.report import write_report
 from smmil.train import Interrupted, Progress, train
 from smmil.train.run import _choose_split
+from smmil.viewer.api import _one_case
+from smmil.viewer.data import ViewerData
 from smmil.weights import read_weights
 
 WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "checkpoints/last.safetensors")
@@ -171,3 +179,61 @@ def test_marks_and_weight_go_together_and_both_kinds_of_marks_are_needed(setting
     with pytest.raises(DataError, match=r"no mark in training cases \(1 marked cases validate or test\)"):
         train(taught(settings, tmp_path / "val.csv"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_loop_closes_predict_suggest_mark_train(settings, study, split, tmp_path):
+    """As an expert does it: regions of one case are classed in QuPath, those of the others labelled in the table."""
+    from smmil.cli import app
+
+    train(settings("training.epochs=1"), tmp_path / "first")
+    predict_run(tmp_path / "first", out=tmp_path / "predictions", part="all")
+    words = ["suggest", tmp_path / "predictions", "--out", tmp_path / "marks", "--patches", 20, "--manifest", study]
+    done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code == 0, done.output
+    assert f"note: {len(split.val) + len(split.test)} cases validate or test" in done.output
+    assert "20 patches in" in done.output
+    table = pd.read_csv(tmp_path / "marks" / "marks.csv", dtype={"id": str})
+    manifest = Manifest.read(study)
+    assert len(table) == 20
+    assert set(table["id"]) <= {i for i in split.train if manifest.labels[i]}
+    with pytest.raises(DataError, match="no mark in training cases"):  # nothing is marked yet
+        train(taught(settings, tmp_path / "marks"), tmp_path / "second")
+    truth = {id_: manifest.bag(id_).y_inst for id_ in set(table["id"])}
+    first = table["id"][0]
+    drawn = json.loads((tmp_path / "marks" / f"{first}.geojson").read_text())
+    for feature in drawn["features"]:
+        assert feature["properties"]["classification"]["name"] == WANTED
+        feature["properties"]["classification"]["name"] = "Normal"
+    (tmp_path / "marks" / f"{first}.geojson").write_text(json.dumps(drawn))
+    by_hand = table["id"] != first
+    labels = ["lesion" if truth[i][n] else "not lesion" for i, n in zip(table["id"], table["instance"], strict=True)]
+    table["label"] = np.where(by_hand, labels, "")
+    table.to_csv(tmp_path / "marks" / "marks.csv", index=False)
+    if "lesion" not in set(table["label"]):
+        table.loc[by_hand.idxmax(), "label"] = "lesion"
+        table.to_csv(tmp_path / "marks" / "marks.csv", index=False)
+    train(taught(settings, tmp_path / "marks", "training.epochs=1"), tmp_path / "second")
+    facts = json.loads((tmp_path / "second" / "run.json").read_text())["corrections"]
+    assert facts["instances"] == 20  # the regions of the drawing are those of the table, patch by patch
+    again = CliRunner().invoke(app, list(map(str, words)))
+    assert isinstance(again.exception, DataError)
+    assert "is there already, maybe with your marks" in str(again.exception)
+
+
+def test_every_page_says_that_marks_were_seen(run, study, tmp_path):
+    folder, _ = run
+    sentence = corrections_text(json.loads((folder / "run.json").read_text())["corrections"])
+    done = predict_run(folder, out=tmp_path / "sm_ap")
+    one = Prediction.load(done.paths[0])
+    notes = instance_metrics([Prediction.load(p) for p in done.paths])["notes"]
+    assert f"the model also learned from {sentence}" in notes
+    assert provenance(one)["corrections"] == sentence
+    write_report([tmp_path / "sm_ap"], tmp_path / "report.html")
+    assert sentence in (tmp_path / "report.html").read_text()
+    write_package(folder, tmp_path / "package", name="taught", licence="mit")
+    assert sentence in (tmp_path / "package" / "README.md").read_text()
+    loaded = load_package(tmp_path / "package")
+    assert loaded.trained.facts["corrections"]["instances"] == one.meta["corrections"]["instances"]
+    shown = ViewerData.read([tmp_path / "sm_ap"])
+    assert any(sentence in note for note in _one_case(shown, 0)["notes"])
+    shown.close()

@@ -177,7 +177,7 @@ class _Instances:
         """The instance that a row of a table means."""
         if mark.of is not None and mark.of != self.n:
             raise DataError(
-                f"{mark.where}: marks of another tiling ({mark.of:,} instances; {self.id!r} has {self.n:,}); mark it again"
+                f"{mark.where}: marks of another tiling ({mark.of:,} instances, {self.id!r} has {self.n:,}); mark again"
             )
         if mark.instance is not None and mark.instance >= self.n:
             raise DataError(f"{mark.where}: instance {mark.instance}, but {self.id!r} has only {self.n:,}")

@@ -1,6 +1,6 @@
 """Which regions an expert should mark next: uncertain, large and unlike each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ class Region(NamedTuple):
     gain: float
 
 
-def middle_threshold(scores: np.ndarray) -> float:
+def _middle_threshold(scores: np.ndarray) -> float:
     """The cut that parts scores into the two groups of least spread (Otsu); of equal scores, that score."""
     ordered = np.sort(scores.astype(np.float64))
     n, total = len(ordered), ordered.sum()
@@ -35,7 +35,7 @@ def middle_threshold(scores: np.ndarray) -> float:
     return float((ordered[best] + ordered[min(best + 1, n - 1)]) / 2)
 
 
-def doubts(predictions: Sequence[Prediction], threshold: float, column: int | None = None) -> list[np.ndarray]:
+def _doubts(predictions: Sequence[Prediction], threshold: float, column: int | None = None) -> list[np.ndarray]:
     """(n,) per case, from 0 to 1: how near each score is to the threshold, in units of its own uncertainty.
 
     With uncertainty in all predictions: twice the probability that a normal score with this deviation lies on the other
@@ -65,8 +65,9 @@ def suggest_regions(
 ) -> list[Region]:
     """Regions worth marking, best first, with at most `patches` instances together; the same input, the same regions.
 
-    region     most instances of one region          threshold  score that parts lesion from not; else the calibrated
-                                                     one, else the middle between high and low scores
+    region     most instances of one region
+    threshold  score that parts lesion from not; else the calibrated one, else the middle between marked lesions and
+               marked others, else, before any marks, that between high and low scores
     marked     {id: (n,) labels}: instances that are not -1 are marked already and not proposed again
     features   {id: (n, d)}: what instances look like; else place and score stand for it
 
@@ -74,17 +75,14 @@ def suggest_regions(
     """
     if patches < 1 or region < 1:
         raise ConfigError(f"suggest: patches={patches}, region={region}; expected at least 1")
-    cases = [p for p in predictions if p.y != 0]
+    cases = sorted((p for p in predictions if p.y != 0), key=lambda p: p.id)
     if not cases:
         raise DataError("suggest: all cases are labelled negative, so nothing in them can be a lesion; give others")
-    stated = shared_calibration(cases, column)
-    cut = threshold if threshold is not None else None if stated is None else stated.threshold
-    if cut is None:
-        cut = middle_threshold(np.concatenate([instance_score(p, column) for p in cases]))
     known = marked or {}
+    cut = _threshold(cases, known, column) if threshold is None else threshold
     free = [np.ones(p.n, bool) if p.id not in known else known[p.id] < 0 for p in cases]
     looks = _looks(cases, features, column)
-    pool = _Pool(cases, doubts(cases, cut, column), free, looks)
+    pool = _Pool(cases, _doubts(cases, cut, column), free, looks)
     for number, p in enumerate(cases):
         if p.id in known:
             pool.seen(number, np.flatnonzero(~free[number]))
@@ -94,6 +92,17 @@ def suggest_regions(
         found.append(best)
         left -= len(best.instances)
     return found
+
+
+def _threshold(cases: Sequence[Prediction], marked: Mapping[str, np.ndarray], column: int | None) -> float:
+    """The score at which the model is taken to be undecided; see `suggest_regions`."""
+    if (stated := shared_calibration(cases, column)) is not None:
+        return stated.threshold
+    scores = np.concatenate([instance_score(p, column) for p in cases])
+    labels = np.concatenate([marked.get(p.id, np.full(p.n, -1)) for p in cases])
+    if (labels == 1).any() and (labels == 0).any():
+        return float(scores[labels == 1].mean() + scores[labels == 0].mean()) / 2
+    return _middle_threshold(scores)
 
 
 def _looks(
@@ -169,7 +178,8 @@ class _Pool:
         return np.array(sorted(chosen))
 
 
-def _neighbours(p: Prediction):  # type: ignore[no-untyped-def]
+def _neighbours(p: Prediction) -> Callable[[int], np.ndarray]:
+    """The instances next to one, by its number."""
     edges = np.zeros((2, 0), int) if p.edges is None else np.hstack([p.edges, p.edges[::-1]])
     order = np.argsort(edges[0], kind="stable")
     ends, cuts = edges[1][order], np.searchsorted(edges[0][order], np.arange(p.n + 1))

@@ -15,7 +15,7 @@ from smmil.files import digest
 from smmil.images.matching import Original
 from smmil.maps import canvas
 from smmil.maps.raster import scattered
-from smmil.prediction import Prediction, prediction_files
+from smmil.prediction import Prediction, corrections_text, prediction_files
 from smmil.redact import safe_text
 from smmil.report.cases import verdict
 from smmil.report.sources import find_sources
@@ -40,6 +40,7 @@ class _Model:
     colours: tuple[float, float] = (0.0, 1.0)
     threshold: float | None = None  # of the calibration that all its predictions share
     promise: str | None = None  # what that promises
+    taught: str | None = None  # how many marks of experts it learned from
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ class _ModelPredictions:
     kinds: dict[str, None] = field(default_factory=dict)
     damaged: list[DataError] = field(default_factory=list)
     calibrations: set[AppliedCalibration | None] = field(default_factory=set)
+    taught: dict[str, None] = field(default_factory=dict)
 
     @cached_property
     def spread(self) -> "_ModelPredictions":
@@ -151,6 +153,8 @@ class _ModelPredictions:
             self.spread.kinds["standard deviation"] = None
         self.scores.append(instance_score(prediction, column).astype(np.float32))
         self.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
+        if (text := corrections_text(prediction.meta.get("corrections"))) is not None:
+            self.taught[text] = None
         stated = applied_calibration(prediction)
         self.calibrations.add(None if stated is None or stated.column != column else stated)
 
@@ -161,7 +165,9 @@ class _ModelPredictions:
         span = float(scores.min()), float(scores.max())
         one = next(iter(self.calibrations)) if len(self.calibrations) == 1 else None
         promise = (None, None) if one is None else (one.threshold, safe_text(one.text, _LONGEST_PROMISE))
-        return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2], *promise)
+        taught = "; ".join(self.taught) or None
+        kinds, colours = " + ".join(self.kinds), canvas.limits_of(scores, None)[:2]
+        return _Model(self.name, kinds, span, colours, *promise, taught=taught)
 
     def note(self) -> str:
         """For the page, without names of files: these may name people."""
