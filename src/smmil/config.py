@@ -27,7 +27,7 @@ class _ConfigSection(BaseModel):
 
 
 class DataConfig(_ConfigSection):
-    """Which bags, and which part of them trains, selects and tests."""
+    """Which bags, which part of them trains, selects and tests, and where experts' marks are (`instance_loss`)."""
 
     manifest: PathText
     fold: Whole = 0
@@ -36,6 +36,7 @@ class DataConfig(_ConfigSection):
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.2
     split_seed: Whole = 0
     splits: PathText | None = None
+    corrections: PathText | None = None
 
 
 class ModelConfig(_ConfigSection):
@@ -68,6 +69,8 @@ class TrainingConfig(_ConfigSection):
 
     The paper's batch size depends on the data (32, 4 or 1 bags); 4, its value for slides without a transformer, fits
     bags of any size into memory and is the default here.
+
+    instance_loss  weight of the loss on instances that experts marked (data.corrections); 0: no model sees any
     """
 
     epochs: Count = 50
@@ -82,6 +85,7 @@ class TrainingConfig(_ConfigSection):
     early_stopping: Count | None = None
     class_weights: bool = False
     penalty: PenaltyConfig = PenaltyConfig()
+    instance_loss: NotNegative = 0.0
     select: Literal["auroc", "loss"] = "auroc"
     autocast: bool = False
     seed: Whole = 0
@@ -94,8 +98,13 @@ class TrainingConfig(_ConfigSection):
 
 # Where files lie and how often to save does not change what is learned: free to differ between start and resume.
 FREE_KEYS = frozenset(
-    ("data.manifest", "data.splits", "training.workers", "training.checkpoint_minutes", "training.tensorboard")
+    (
+        *("data.manifest", "data.splits", "data.corrections"),
+        *("training.workers", "training.checkpoint_minutes", "training.tensorboard"),
+    )
 )
+# Settings that earlier versions did not have; unset, they are no part of the digest, so that their runs go on.
+_LATER_KEYS = (("training.instance_loss", 0.0),)
 
 
 class TrainConfig(_ConfigSection):
@@ -104,6 +113,14 @@ class TrainConfig(_ConfigSection):
     data: DataConfig
     model: ModelConfig
     training: TrainingConfig = TrainingConfig()
+
+    @model_validator(mode="after")
+    def _marks_and_their_weight(self) -> "TrainConfig":
+        if self.data.corrections is not None and not self.training.instance_loss:
+            raise ValueError("data.corrections is given, but training.instance_loss is 0; set its weight, such as 1")
+        if self.data.corrections is None and self.training.instance_loss and self.data.manifest != IN_MEMORY:
+            raise ValueError("training.instance_loss needs marks to learn from; give data.corrections, their folder")
+        return self
 
     def anchored(self) -> "TrainConfig":
         """The same settings with relative paths made absolute, to be stored."""
@@ -117,7 +134,8 @@ class TrainConfig(_ConfigSection):
 
     def digest(self) -> str:
         """Digest of the settings that decide what is learned."""
-        return digest(repr(sorted((k, v) for k, v in _flatten(self).items() if k not in FREE_KEYS)))
+        told = {k: v for k, v in _flatten(self).items() if k not in FREE_KEYS}
+        return digest(repr(sorted((k, v) for k, v in told.items() if (k, v) not in _LATER_KEYS)))
 
     def differing_keys(self, now: "TrainConfig") -> list[str]:
         """Dotted keys, with both values, in which other settings differ and would learn something else."""
@@ -274,7 +292,7 @@ def _merged(below: Any, above: Any) -> Any:
 
 def _resolve_paths(content: dict[str, Any], folder: Path) -> None:
     data = content.get("data")
-    for key in ("manifest", "splits"):
+    for key in ("manifest", "splits", "corrections"):
         if isinstance(data, dict) and isinstance(data.get(key), str):
             data[key] = str((folder / data[key]).expanduser().resolve())
 

@@ -1,10 +1,11 @@
-"""Losses: cross-entropy of bags, class weights, and smoothness penalties on the scores of neighbouring instances."""
+"""Losses: cross-entropy of bags, class weights, smoothness penalties on neighbours, and experts' marks on instances."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from smmil.bag import BagBatch
@@ -12,7 +13,7 @@ from smmil.config import PenaltyConfig
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.graph import Graph
 from smmil.models import Output
-from smmil.nn.segment import segment_mean, segment_softmax, segment_sum
+from smmil.nn.segment import segment_ids, segment_mean, segment_softmax, segment_sum
 
 PENALTIES = ("scores", "attention", "attention_squared", "sa_mil", "sa_mil_squared")
 
@@ -85,16 +86,17 @@ def total_loss(
     y: Tensor,
     *,
     bag_weight: float = 1.0,
+    marks: Tensor | None = None,
     penalty: Tensor | None = None,
     rest: float = 1.0,
     pos_weight: Tensor | None = None,
     class_weight: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Sum of the bag loss and the model's own terms, times `rest`, plus the penalty; and these terms by name."""
+    """Sum of the bag loss, the model's own terms and the marks, times `rest`, plus the penalty; and these by name."""
     bag = bag_loss(output.logits, y, pos_weight=pos_weight, class_weight=class_weight)
-    for name in {"bag", "penalty"} & output.losses.keys():
+    for name in {"bag", "marks", "penalty"} & output.losses.keys():
         raise DataError(f"a model's own loss must not be called {name!r}, which is the name of a term of every model")
-    parts = {"bag": bag_weight * bag, **output.losses}
+    parts = {"bag": bag_weight * bag, **output.losses, **({} if marks is None else {"marks": marks})}
     if penalty is not None:
         parts = {name: rest * part for name, part in parts.items()} | {"penalty": penalty}
     return torch.stack([part.reshape(()) for part in parts.values()]).sum(), parts
@@ -108,3 +110,67 @@ def penalty_terms(output: Output, batch: BagBatch, settings: PenaltyConfig) -> d
         raise ConfigError("training.penalty: the scores of this model carry no gradient, so a penalty cannot train it")
     value = _smoothness_penalty(output.scores, batch.need("graph"), batch.offsets, settings.kind)
     return {"penalty": settings.weight * value, "rest": 1 - settings.weight if settings.convex else 1.0}
+
+
+# Kinds of scores: log-odds have a zero of their own; attention weights sum to 1 over a case; others are logits.
+_LOG_ODDS, _WEIGHTS = ("instance logit", "instance log-odds"), ("class token attention", "GraphCAM")
+_BEND = 10.0  # attention of a tenth of the average and less counts by its size, more of it by its logarithm
+
+
+class InstanceLoss(nn.Module):
+    """Binary cross-entropy of the scores of marked instances, for experts' corrections; unmarked ones take no part.
+
+    marks  {id of a training bag: (n,) labels, 1 lesion, 0 none, -1 not marked}
+    kind   what the scores are (`score_kind` of a model); decides how a score becomes log-odds z:
+           log-odds with one column   z = s
+           attention weights          z = asinh(10 n s) - offset: like log(20 n s), but finite for weights of 0
+           any other                  z = s - offset
+
+    An attention logit has no zero: adding a number to all of a case changes nothing but the map. So the offset is
+    learned, one for all cases: marks on both sides of it are what a single threshold on maps needs. Its unit is fixed,
+    because a difference of attention logits is the log of the ratio of two weights: odds that grow as the weights do.
+
+    The loss of a bag is the mean over the marks of each class, then over the classes that were marked in it; that of a
+    batch the mean over its bags, 0 for those without marks. So every bag carries its bag loss plus `weight` times this,
+    however many marks it has, and batches accumulate to the loss of the whole.
+    """
+
+    def __init__(self, weight: float, kind: str, marks: Mapping[str, Tensor]):
+        super().__init__()
+        self.weight, self.kind, self.marks = weight, kind, marks
+        start = math.asinh(_BEND) if kind in _WEIGHTS else 0.0  # the weight of an average instance
+        self.offset = nn.Parameter(torch.tensor(start))
+
+    def terms(self, output: Output, batch: BagBatch) -> dict[str, Tensor]:
+        """Weighted loss of a batch, as keyword arguments of `total_loss`."""
+        if not output.scores.requires_grad:
+            raise ConfigError(
+                "training.instance_loss: the scores of this model carry no gradient, so marks cannot train"
+            )
+        unknown = (torch.full((n,), -1) for n in batch.sizes)
+        labels = torch.cat([self.marks.get(id_, rest) for id_, rest in zip(batch.ids, unknown, strict=True)])
+        return {"marks": self.weight * self(output.scores, labels.to(output.scores.device), batch.offsets)}
+
+    def forward(self, scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:
+        """Loss of scores (n, k) of packed bags against labels (n,), of which -1 are unknown."""
+        rows = (labels >= 0).nonzero().flatten()
+        bag = segment_ids(offsets)[rows]
+        z = self._log_odds(scores if scores.dtype == torch.float64 else scores.float(), offsets, rows, bag)
+        each = F.binary_cross_entropy_with_logits(z, labels[rows].to(z.dtype), reduction="none")
+        bags, group = len(offsets) - 1, 2 * bag + labels[rows]  # group: the marks of one class in one bag
+        count = torch.bincount(group, minlength=2 * bags)
+        classes = (count.view(-1, 2) > 0).sum(1)
+        return (each / (count[group] * classes[bag] * bags)).sum()
+
+    def _log_odds(self, scores: Tensor, offsets: Tensor, rows: Tensor, bag: Tensor) -> Tensor:
+        if scores.shape[1] > 2:
+            raise ConfigError(
+                f"training.instance_loss: the model has {scores.shape[1]} maps, one per class, and marks say lesion or "
+                "not; train it on two classes"
+            )
+        s = scores[rows, -1]  # the column that evaluation reads
+        if self.kind in _LOG_ODDS and scores.shape[1] == 1:
+            return s
+        if self.kind in _WEIGHTS:
+            s = torch.asinh(_BEND * offsets.diff()[bag] * s)
+        return s - self.offset

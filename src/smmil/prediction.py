@@ -246,6 +246,18 @@ class Prediction:
         return label
 
 
+def corrections_text(facts: Any) -> str | None:
+    """How many marks of experts taught a model, in words, from meta["corrections"] of its predictions; None: none."""
+    if not isinstance(facts, dict):
+        return None
+    counts = [facts.get(key) for key in ("instances", "lesions", "cases")]
+    if not all(isinstance(count, int) and 0 <= count < 10**12 for count in counts):
+        return None
+    marked, lesions, cases = (int(count) for count in counts if count is not None)
+    cases_text = "1 training case" if cases == 1 else f"{cases:,} training cases"
+    return f"{marked:,} patches marked by hand ({lesions:,} lesion, {marked - lesions:,} not) in {cases_text}"
+
+
 def load_predictions(
     where: str | Path | Iterable[str | Path], left_out: dict[Path, str] | None = None
 ) -> list[Prediction]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from smmil import __version__
 from smmil.errors import DataError
-from smmil.prediction import Prediction
+from smmil.prediction import Prediction, corrections_text
 
 _FOLDERS = re.compile(r"(?:(?<![\w/\\:.~-])(?:~\w*|[A-Za-z]:)?|file://)[/\\](?:[^\s/\\'\"<>|]+[/\\])+(?=[^\s/\\])")
 
@@ -114,6 +114,7 @@ def provenance(prediction: Prediction) -> dict[str, str]:
     features = prediction.meta.get("features")
     facts = [(key, prediction.meta.get(key)) for key in _MODEL_KEYS]
     facts += [(key, features.get(key)) for key in _FEATURE_KEYS] if isinstance(features, dict) else []
+    facts.append(("corrections", corrections_text(prediction.meta.get("corrections"))))
     known = {key: plain(value) for key, value in facts if isinstance(value, str) and plain(value)}
     return {"software": f"smmil {__version__}", **known, "use": RESEARCH}
 

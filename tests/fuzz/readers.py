@@ -22,6 +22,7 @@ from support.mutations import BINARY, TEXT, Mutation
 from fuzz import samples
 from fuzz.samples import CELLS, OLD, X, json_file, kept, put, table, text
 from smmil.annotations.labels import read_slice_labels
+from smmil.annotations.marks import find_marks
 from smmil.annotations.masks import PANDA
 from smmil.config import load_config
 from smmil.data import Manifest
@@ -126,6 +127,16 @@ def voxels(path: Path) -> Any:
 
 PATCHES = drawings.lattice(6, 6, 8)
 SCAN = drawings.lattice(3, 1, 8)
+
+
+MARKS = "id,instance,x,y,label\n" + "".join(f"case,{n},,,{n % 2}\n" for n in range(6)) + "case,,9,17,not lesion\n"
+
+
+def marked(path: Path) -> Any:
+    """Labels by marks of experts."""
+    found, strays = find_marks(path, ["case"])
+    coords, patch = PATCHES.coords.numpy(), PATCHES.frame.patch
+    return {id_: marks.labels(PATCHES.n, coords, patch) for id_, marks in found.items()}, strays
 
 
 def labelled(kind: str, **options: Any) -> Callable[[Path], Any]:
@@ -441,6 +452,8 @@ READERS: tuple[FuzzReader, ...] = (
                lambda p: annotate_case(SCAN, p, kind="volume").labels, sealed=True),
     FuzzReader("annotation:rsna", samples.slice_labels, labelled("rsna", slices=["ID_0", "ID_1", "ID_2"]), TEXT, 0.15,
                PLAIN),
+    FuzzReader("marks:drawing", samples.geojson("case.geojson"), marked, TEXT, 0.15, PLAIN),
+    FuzzReader("marks:table", text("m.csv", MARKS), marked, TEXT, 0.45, PLAIN),
     FuzzReader("labels:slices", samples.slice_labels, read_slice_labels, TEXT, 0.15, PLAIN),
     FuzzReader("labels:sidecar", sidecar, read_sidecar, TEXT, 0.25, PLAIN),
     FuzzReader("labels:shares", shares, read_label_shares, TEXT, 0.55, PLAIN),

@@ -21,6 +21,7 @@ VERBS = (
     "explain",
     "evaluate",
     "calibrate",
+    "suggest",
     "report",
     "view",
     "export",

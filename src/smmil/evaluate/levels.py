@@ -13,7 +13,7 @@ from smmil.evaluate.conformal import _area_notes, area_to_read
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_probability, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
 from smmil.evaluate.ranking import OperatingPoints, _defined, _SortedScores, exact_mean
-from smmil.prediction import Prediction
+from smmil.prediction import Prediction, corrections_text
 
 
 def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def instance_metrics(
         "n_instances": n_instances,
         "n_positive": n_positive,
         "n_bags_used": len(used),
-        "notes": notes + kind_notes,
+        "notes": notes + kind_notes + _correction_notes(predictions),
     }
 
 
@@ -126,6 +126,12 @@ def _instance_values(parts: _Parts, threshold: float | None) -> dict[str, float]
         return pooled.value(metric) if len(known.truth) else float("nan")
 
     return {m.key: value(m) for m in metrics_of("instance") if threshold is not None or not m.needs_threshold}
+
+
+def _correction_notes(predictions: Sequence[Prediction]) -> list[str]:
+    """That the model saw instance labels in training, which others did not: to be known when they are compared."""
+    found = dict.fromkeys(corrections_text(p.meta.get("corrections")) for p in predictions)
+    return [f"the model also learned from {text}" for text in found if text is not None]
 
 
 def _instance_notes(total: int, positive: int, values: dict[str, float]) -> list[str]:

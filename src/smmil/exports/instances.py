@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,14 @@ from uuid import UUID
 
 import numpy as np
 
-from smmil.errors import MissingExtra
+from smmil.annotations.marks import WANTED
+from smmil.errors import DataError, MissingExtra
+from smmil.evaluate.suggestion import Region
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import SlideFacts, boxes, slide_facts
 from smmil.exports.registry import ExportFormat, register_export
-from smmil.files import digest, escape_formula, replacing
+from smmil.files import digest, escape_formula, file_name, replacing, write_rows, write_text
+from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -24,6 +27,7 @@ _SIZES = {"x": "width", "y": "height", "z": "depth"}
 _POSITIVE = {"name": "smmil positive", "color": [200, 30, 40]}
 _NEGATIVE = {"name": "smmil negative", "color": [70, 110, 190]}
 _UNDECIDED = {"name": "smmil tile", "color": [130, 130, 130]}
+_TO_MARK = {"name": WANTED, "color": [250, 190, 40]}
 
 
 def _write_geojson(case: ExportCase, path: Path) -> None:
@@ -50,6 +54,73 @@ register_export(ExportFormat(
     "one tile per instance; with a threshold merged regions and classes", "QuPath 0.4 and later, shapely",
     slide="optional", threshold="optional", extra="slides",
 ))  # fmt: skip
+
+
+def write_suggestions(
+    out: str | Path,
+    regions: Sequence[Region],
+    cases: Mapping[str, Prediction],
+    images: Mapping[str, Path] | None = None,
+) -> list[Path]:
+    """Write regions worth marking into a folder: marks.csv with a row per patch, and of slides <id>.geojson for QuPath.
+
+    The column label of the table is empty: filled in, and with the regions classed, the folder is one of corrections.
+    A file that is there is refused, since an expert may have worked on it.
+    """
+    by_case: dict[str, dict[int, Region]] = {}
+    for rank, region in enumerate(regions, 1):
+        by_case.setdefault(region.id, {})[rank] = region
+    table, out = Path(out) / "marks.csv", Path(out)
+    drawings = {id_: out / f"{file_name(id_)}.geojson" for id_ in by_case if _on_slide(cases[id_])}
+    for path in (table, *drawings.values()):
+        if path.exists():
+            raise DataError(f"{path}: is there already, maybe with your marks; give another folder with --out")
+    for id_, path in drawings.items():
+        _write_wanted(ExportCase(cases[id_], (images or {}).get(id_)), by_case[id_], path)
+    rows = [row for rank, region in enumerate(regions, 1) for row in _patch_rows(rank, region, cases[region.id])]
+    write_rows(table, ("rank", "id", "instance", "x", "y", "z", "score", "doubt", "label"), rows)
+    return [table, *drawings.values()]
+
+
+def _on_slide(prediction: Prediction) -> bool:
+    return prediction.coords is not None and prediction.coords.shape[1] == 2 and prediction.frame is not None
+
+
+def _patch_rows(rank: int, region: Region, prediction: Prediction) -> Iterator[list[Any]]:
+    coords = prediction.coords
+    names = () if coords is None else {1: "z", 2: "xy", 3: "xyz"}[coords.shape[1]]
+    for index in region.instances.tolist():
+        place = {} if coords is None else dict(zip(names, coords[index].tolist(), strict=True))
+        score = float(prediction.scores[index, -1])
+        yield [rank, region.id, index, *(place.get(axis) for axis in "xyz"), score, round(region.doubt, 4), None]
+
+
+def _write_wanted(case: ExportCase, regions: Mapping[int, Region], path: Path) -> None:
+    """Write the regions of a slide as annotations of QuPath, one each, free to be classed and redrawn."""
+    shapely, facts = _shapely(), slide_facts(case)
+    shown = boxes(case, facts) - np.tile(facts.offset, 2)
+    features = []
+    for rank, region in sorted(regions.items()):
+        tiles = shown[region.instances]
+        properties = {
+            "objectType": "annotation",
+            "name": f"mark {rank}",
+            "classification": _TO_MARK,
+            "isLocked": False,
+            "measurements": {"patches": len(tiles), "doubt": region.doubt},
+        }
+        geometry = json.loads(shapely.to_geojson(shapely.union_all(shapely.box(*tiles.T))))
+        identifier = _identifier(digest(case.id, tiles.tobytes()), f"wanted {rank}")
+        features.append({"type": "Feature", "id": identifier, "geometry": geometry, "properties": properties})
+    write_text(path, json.dumps({"type": "FeatureCollection", "smmil": _about(case, facts), "features": features}))
+
+
+def _shapely() -> Any:
+    try:
+        import shapely
+    except ModuleNotFoundError:
+        raise MissingExtra("shapely", "slides", "merging tiles into regions") from None
+    return shapely
 
 
 def _about(case: ExportCase, facts: SlideFacts) -> dict[str, Any]:
@@ -96,10 +167,7 @@ def _regions(case: ExportCase, rectangles: np.ndarray, facts: SlideFacts, key: s
     """Positive tiles that touch or overlap, merged into one annotation each, holes kept; hottest first."""
     if case.positive is None or not case.positive.any():
         return
-    try:
-        import shapely
-    except ModuleNotFoundError:
-        raise MissingExtra("shapely", "slides", "merging tiles into regions") from None
+    shapely = _shapely()
     hot, scores = rectangles[case.positive], case.score[case.positive].astype(np.float64)
     tiles = shapely.box(*hot.T)
     parts = shapely.get_parts(shapely.union_all(tiles))

@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from smmil.evaluate.calibration import Calibration
+from smmil.prediction import corrections_text
 
 KINDS = {"ct": "ct", "slide": "pathology", "points": "pathology"}
 RAW_SOURCES = {"ct": "scans/", "slide": "slide.svs", "points": "image.png --points points.csv"}
@@ -139,6 +140,8 @@ def _training(config: dict[str, Any]) -> str:
         f"\nWeights `{training['checkpoint']}`, selected at epoch {training['epoch']} on the validation part "
         f"(AUROC {_number(chosen['auroc'])}, loss {_number(chosen['loss'])})."
     )
+    taught = corrections_text(training.get("corrections"))
+    text += "" if taught is None else f" It also learned from {taught}; all else it learned from labels of whole cases."
     settings = ", ".join(f"{key}={value}" for key, value in training["settings"].items())
     return _table(("part", "cases", "patients", "cases per label"), rows) + text + f"\n\nSettings: {settings}.\n"
 

@@ -173,6 +173,7 @@ def _training(
                 "manifest": _mapping(run.get("manifest")).get("digest"),
             },
             "versions": facts.get("versions"),
+            **({"corrections": facts["corrections"]} if "corrections" in facts else {}),
         }
     )
 

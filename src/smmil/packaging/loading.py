@@ -143,6 +143,7 @@ def _facts(config: dict[str, Any]) -> dict[str, Any]:
         "epoch": config["training"]["epoch"],
         "config": hashes["config"],
         "split": hashes["split"],
+        **{key: value for key, value in config["training"].items() if key == "corrections"},
     }
 
 

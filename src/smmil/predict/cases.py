@@ -344,5 +344,6 @@ def _meta(trained: TrainedModel, origin: Origin, part: str | None) -> dict[str, 
         "split": {"part": part, "fold": origin.fold, "digest": facts["split"]},
         "seed": origin.seed,
         "versions": versions(),
+        **({"corrections": facts["corrections"]} if "corrections" in facts else {}),
         **({"mc_dropout": origin.mc_dropout} if origin.mc_dropout else {}),
     }

@@ -16,7 +16,7 @@ from smmil.config import Count, TrainConfig, checked, load_config
 from smmil.errors import DataError, SmmilError, check_choice, require_trust_code
 from smmil.files import digest
 from smmil.models import Output, create_model
-from smmil.prediction import Prediction
+from smmil.prediction import Prediction, corrections_text
 from smmil.runtime import feature_dtype
 from smmil.weights import few_parameters, read_weights, tensors_digest
 
@@ -241,6 +241,8 @@ def _combined(members: Sequence[Prediction], scales: Sequence[tuple[float, float
     meta["model"] = f"ensemble of {len(members)}: {' + '.join(dict.fromkeys(map(str, facts['model'])))}"
     meta["weights"] = digest(*map(str, facts["weights"]))
     meta["ensemble"] = {**facts, "scales": [list(s) for s in scales], "probs_deviation": probs.std(0, ddof=1).tolist()}
+    if taught := [p.meta["corrections"] for p in members if corrections_text(p.meta.get("corrections")) is not None]:
+        meta["corrections"] = max(taught, key=lambda facts: facts["instances"])
     if any(s != (0.0, 1.0) for s in scales):
         meta["score_kind"] = kind if kind.startswith("standardised") else f"standardised {kind}"
     scores = scores.mean(0).astype(np.float32)

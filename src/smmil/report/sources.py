@@ -11,7 +11,7 @@ from smmil.evaluate.bags import units_of
 from smmil.evaluate.conformal import applied_calibration, realised, shared_calibration
 from smmil.evaluate.folders import named_folders
 from smmil.files import read_json
-from smmil.prediction import Prediction, load_predictions
+from smmil.prediction import Prediction, corrections_text, load_predictions
 from smmil.redact import safe_text, without_names
 
 
@@ -204,10 +204,16 @@ def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
     return found + [("Not all cases", _lacking(source)) for source in sources if source.left_out]
 
 
+_TAUGHT = "Models without corrections saw labels of whole cases only; comparing them with this one compares both."
+
+
 def _promises(sources: Sequence[_PredictionSource], column: int | None) -> list[tuple[str, str, str]]:
-    """(headline, sentence, conditions) of the calibration that was applied to each model's predictions."""
+    """(headline, sentence, conditions) of the calibration and the corrections behind each model's predictions."""
     found = []
     for source in sources:
+        taught = {corrections_text(p.meta.get("corrections")) for p in source.predictions} - {None}
+        for text in sorted(filter(None, taught)):
+            found.append((f"Learned from corrections ({source.name})", f"{text}.", _TAUGHT))
         stated = {applied_calibration(p) for p in source.predictions}
         one = shared_calibration(source.predictions, column)
         if one is not None:

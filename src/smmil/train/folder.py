@@ -17,7 +17,7 @@ from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.files import read_json, read_text, remove_leftovers, write_json, write_text
 from smmil.weights import read_weights, save_weights, tensors_digest
 
-_MODEL, _OPTIMISER = "model/", "optimiser/"
+_MODEL, _LOSS, _OPTIMISER = "model/", "loss/", "optimiser/"
 _SELECTED = {"epoch": int, "auroc": float, "loss": float, "weights": str}
 
 
@@ -46,10 +46,16 @@ class State:
 
 
 def _save_checkpoint(
-    path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, state: State, identity: dict[str, Any]
+    path: Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    state: State,
+    identity: dict[str, Any],
+    loss: nn.Module | None = None,
 ) -> None:
-    """Write everything needed to resume exactly from here."""
-    tensors = {_MODEL + name: tensor for name, tensor in model.state_dict().items()}
+    """Write everything needed to resume exactly from here; loss: one that learns along with the model."""
+    learning = _learning(model, loss).items()
+    tensors = {key + name: tensor for key, module in learning for name, tensor in module.state_dict().items()}
     numbers: dict[str, Any] = {}
     for index, memory in optimiser.state_dict()["state"].items():
         for key, value in memory.items():
@@ -58,15 +64,24 @@ def _save_checkpoint(
     save_weights(path, tensors, {"state": asdict(state), "optimiser": numbers, "identity": identity})
 
 
+def _learning(model: nn.Module, loss: nn.Module | None) -> dict[str, nn.Module]:
+    """What learns, by the prefix of its tensors."""
+    return {_MODEL: model} if loss is None else {_MODEL: model, _LOSS: loss}
+
+
 def _read_state(path: Path) -> State:
     """Read the state in a checkpoint, without a model."""
     return _state(path, read_weights(path)[1])
 
 
 def _load_checkpoint(
-    path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, identity: dict[str, Any]
+    path: Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    identity: dict[str, Any],
+    loss: nn.Module | None = None,
 ) -> tuple[State, dict[str, Any]]:
-    """Restore model and optimiser; returns the state and the identity under which it was saved.
+    """Restore model, optimiser and loss; returns the state and the identity under which it was saved.
 
     A checkpoint of another config or another split is refused.
     """
@@ -75,7 +90,8 @@ def _load_checkpoint(
     try:
         saved = note["identity"]
         _refuse_other(path, saved, identity)
-        model.load_state_dict({k.removeprefix(_MODEL): v for k, v in tensors.items() if k.startswith(_MODEL)})
+        for key, module in _learning(model, loss).items():
+            module.load_state_dict({k.removeprefix(key): v for k, v in tensors.items() if k.startswith(key)})
         _restore_optimiser(optimiser, {**tensors, **note["optimiser"]})
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as problem:
         reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
@@ -101,8 +117,8 @@ def _refuse_other(path: Path, saved: dict[str, Any], now: dict[str, Any]) -> Non
         raise ConfigError(f"{path}: belongs to another config; use another --out folder")
     if saved["split"] != now["split"]:
         raise DataError(
-            f"{path}: ids or labels of the training and validation bags have changed since this run began; "
-            "restore the manifest or use another --out folder"
+            f"{path}: ids or labels of the training and validation bags, or their corrections, have changed since this "
+            "run began; restore them or use another --out folder"
         )
 
 

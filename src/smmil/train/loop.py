@@ -35,7 +35,7 @@ from smmil.config import TrainingConfig
 from smmil.data.loader import BagDataset, batches, epoch_order
 from smmil.errors import DataError
 from smmil.evaluate.levels import bag_metrics
-from smmil.losses import bag_loss, penalty_terms, total_loss
+from smmil.losses import InstanceLoss, bag_loss, penalty_terms, total_loss
 from smmil.models import QUICK, Output, step_seconds
 from smmil.predict.inference import predict
 from smmil.runtime import feature_dtype, seed_step
@@ -220,6 +220,7 @@ class Trainer:
     save             writes the checkpoint of a state
     save_selected    stores the weights of this epoch under a name, and returns the row that describes them
     loss_weights     class weights, as keyword arguments of the loss
+    instance_loss    of the instances that experts marked; None: no instance label is seen
     """
 
     settings: TrainingConfig
@@ -231,6 +232,7 @@ class Trainer:
     save: Callable[[State], None]
     save_selected: Callable[[str, dict[str, Any]], dict[str, Any]]
     loss_weights: dict[str, Tensor] = field(default_factory=dict)
+    instance_loss: InstanceLoss | None = None
     progress: Progress = field(default_factory=Progress)
     stop: _StopRequest = field(default_factory=_StopRequest)
     timed: list[int] = field(default_factory=list)
@@ -291,6 +293,8 @@ class Trainer:
         self.announce(batch)
         output = self.forward(state, batch)
         terms: dict[str, Any] = {**penalty_terms(output, batch, self.settings.penalty), **self.loss_weights}
+        if self.instance_loss is not None:
+            terms |= self.instance_loss.terms(output, batch)
         loss, parts = total_loss(output, batch.need("y"), bag_weight=_bag_weight(self.model), **terms)
         _refuse_nonfinite_forward(batch, output, parts, where)
         torch.autograd.backward(loss * share)
@@ -360,7 +364,10 @@ class Trainer:
         losses = {f"train_{name}": total / bags for name, total in state.sums.items() if name != "bags"}
         lr = self.optimiser.param_groups[0]["lr"]
         measured = {f"val_{name}": value for name, value in validation.items()}
-        return {"epoch": state.epoch + 1, "lr": lr, **losses, **measured, **_learned_alphas(self.model)}
+        learned = _learned_alphas(self.model)
+        if self.instance_loss is not None:
+            learned["marks/offset"] = float(self.instance_loss.offset.detach())
+        return {"epoch": state.epoch + 1, "lr": lr, **losses, **measured, **learned}
 
 
 def _learned_alphas(model: nn.Module) -> dict[str, float]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from smmil.annotations.marks import find_marks
 from smmil.bag import Bag
 from smmil.config import IN_MEMORY, DataConfig, ModelConfig, TrainConfig, TrainingConfig, checked
 from smmil.data.loader import BagDataset
@@ -17,10 +18,12 @@ from smmil.data.manifest import Manifest
 from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split
 from smmil.errors import ConfigError, DataError
 from smmil.files import digest
-from smmil.losses import class_weights
+from smmil.formats import read_provenance
+from smmil.losses import InstanceLoss, class_weights
 from smmil.models import create_model
 from smmil.predict.cases import SOURCE_KEYS, feature_source
 from smmil.predict.inference import load_trained, outputs
+from smmil.prediction import corrections_text
 from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
 from smmil.train.folder import RunFolder, State, _load_checkpoint, _outcome, _save_checkpoint, _TensorBoardLog
 from smmil.train.loop import (
@@ -79,6 +82,7 @@ def fit(
     options: Mapping[str, Any] | None = None,
     n_classes: int | None = None,
     out: str | Path | None = None,
+    corrections: Mapping[str, Tensor] | None = None,
     progress: Progress | None = None,
     **training: Any,
 ) -> FitResult:
@@ -86,11 +90,16 @@ def fit(
 
     model      a module, trained in place, or the name of a model, created for these bags with `options` and `n_classes`
     out        folder of the run: checkpoints, logs, and resuming when the call is repeated; the model must be a name
+    corrections  {id of a training bag: (n,) labels of instances that experts marked, -1 elsewhere}; they teach with the
+               weight `instance_loss`. The bags' own y_inst are never seen
     training   settings of `smmil.config.TrainingConfig`: epochs=50, batch_size=4, lr=1e-4, seed=0, device="auto", …
 
     The seeds of torch, numpy and random are set at every step, so equal calls give equal weights.
     """
-    bags, settings = _MemoryBags(train_bags, val_bags), checked(TrainingConfig, training, "smmil.fit")
+    settings = checked(TrainingConfig, training, "smmil.fit")
+    if bool(corrections) != bool(settings.instance_loss):
+        raise ConfigError("smmil.fit: corrections= and their weight instance_loss= go together; give both or neither")
+    bags = _MemoryBags(train_bags, val_bags, corrections or {})
     progress = progress or Progress()
     if not isinstance(model, str):
         for name, value in {"options": options, "n_classes": n_classes, "out": out}.items():
@@ -151,9 +160,10 @@ class _RunBags(Protocol):
     split: Split
     train_set: BagDataset
     val_set: BagDataset
+    corrections: "_Corrections | None"
 
     def digest(self) -> str:
-        """Digest of the ids and labels that train and validate."""
+        """Digest of the ids and labels that train and validate, and of the corrections."""
 
     def check(self, progress: Progress) -> None:
         """Read every bag once before a new run starts."""
@@ -175,9 +185,23 @@ class _ManifestBags:
         self.path = data.manifest
         parts = (self.split.train, self.split.val)
         self.train_set, self.val_set = (BagDataset(self.manifest, ids, instance_labels=False) for ids in parts)
+        self.corrections = None if data.corrections is None else self._corrections(data.corrections)
+
+    def _corrections(self, where: str) -> "_Corrections":
+        """What was marked in training cases; marks in others are counted, and left out."""
+        found, strays = find_marks(where, self.manifest.ids)
+        marks = {}
+        for bag in (self.train_set[n] for n, id_ in enumerate(self.train_set.ids) if id_ in found):
+            bounds = read_provenance(self.manifest.path_of(bag.id)).get("bounds") or (0, 0)
+            coords = None if bag.coords is None else bag.coords.numpy()
+            patch = None if bag.frame is None else bag.frame.patch
+            marks[bag.id] = torch.from_numpy(found[bag.id].labels(bag.n, coords, patch, bounds[:2]))
+        held_out = [id_ for id_ in (*self.split.val, *self.split.test) if id_ in found]
+        unknown = [*(id_ for id_ in found if id_ not in self.manifest.labels), *strays]
+        return _Corrections.of(marks, held_out, unknown, where)
 
     def digest(self) -> str:
-        return _split_digest(self.manifest.labels, self.split)
+        return _split_digest(self.manifest.labels, self.split, self.corrections)
 
     def check(self, progress: Progress) -> None:
         """Read every bag once. Test bags are never opened, but it is said now if their files are missing."""
@@ -200,7 +224,7 @@ class _ManifestBags:
 class _MemoryBags:
     """Training and validation bags in memory."""
 
-    def __init__(self, train: Sequence[Bag], val: Sequence[Bag]):
+    def __init__(self, train: Sequence[Bag], val: Sequence[Bag], corrections: Mapping[str, Tensor]):
         for name, given in (("train_bags", train), ("val_bags", val)):
             if not len(given):
                 raise DataError(f"smmil.fit: {name} is empty")
@@ -213,9 +237,22 @@ class _MemoryBags:
             for n in range(len(bags)):
                 bags[n]  # compares the widths, and leaves nothing for worker processes to read
         self.train_set, self.val_set = sets
+        self.corrections = self._corrections(corrections) if corrections else None
+
+    def _corrections(self, given: Mapping[str, Tensor]) -> "_Corrections":
+        sizes = {bag.id: bag.n for bag in (self.train_set[n] for n in range(len(self.train_set)))}
+        marks = {id_: torch.as_tensor(labels).long() for id_, labels in given.items()}
+        for id_, labels in marks.items():
+            if id_ not in sizes:
+                raise DataError(f"smmil.fit: corrections of {id_!r}, which is no training bag; only those may teach")
+            if labels.shape != (sizes[id_],) or bool(((labels < -1) | (labels > 1)).any()):
+                raise DataError(
+                    f"smmil.fit: corrections of {id_!r} must be {sizes[id_]} labels 1, 0 or -1 (not marked)"
+                )
+        return _Corrections.of(marks, (), (), "smmil.fit: corrections")
 
     def digest(self) -> str:
-        return _split_digest(self.labels, self.split)
+        return _split_digest(self.labels, self.split, self.corrections)
 
     def check(self, progress: Progress) -> None:
         """Nothing to read: a Bag has checked itself, and the width is compared when batches are made."""
@@ -225,6 +262,49 @@ class _MemoryBags:
 
     def source(self) -> dict[str, Any]:
         return {"path": None, "digest": self.digest()}
+
+
+@dataclass(frozen=True)
+class _Corrections:
+    """Marks of experts in training cases: (n,) labels by id, and which other cases were left out."""
+
+    marks: dict[str, Tensor]
+    held_out: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, marks: dict[str, Tensor], held_out: Sequence[str], unknown: Sequence[str], where: str
+    ) -> "_Corrections":
+        """Marks of both kinds in at least one case, or an error: a threshold between lesion and not needs both."""
+        found = cls({id_: m for id_, m in marks.items() if bool((m >= 0).any())}, tuple(held_out), tuple(unknown))
+        lesions, clear = (sum(int((m == label).sum()) for m in found.marks.values()) for label in (1, 0))
+        if not lesions or not clear:
+            marked = f"{lesions or clear} marks of {'lesions' if lesions else 'places without lesion'} only"
+            what = marked if lesions + clear else "no mark"
+            left = f" ({len(held_out)} marked cases validate or test)" if held_out else ""
+            raise DataError(f"{where}: {what} in training cases{left}; mark lesions and places without lesion in them")
+        return found
+
+    def facts(self, weight: float) -> dict[str, Any]:
+        """For run.json, the weights and every prediction: how much was marked, without names of cases."""
+        marked = [int(m[m >= 0].numel()) for m in self.marks.values()]
+        lesions = sum(int((m == 1).sum()) for m in self.marks.values())
+        return {"instances": sum(marked), "lesions": lesions, "cases": len(marked), "weight": weight}
+
+    def message(self, weight: float) -> str:
+        """What is learned from, and what is not, in words."""
+        text = f"learns from {corrections_text(self.facts(weight))}"
+        if self.held_out:
+            text += (
+                f"; marks in {len(self.held_out)} validation and test cases are not used, such as {self.held_out[0]}"
+            )
+        if self.unknown:
+            text += f"; {len(self.unknown)} marked cases are not in the manifest, such as {self.unknown[0]}"
+        return text
+
+    def digest(self) -> str:
+        return digest(*(part for id_ in sorted(self.marks) for part in (id_, self.marks[id_].numpy().tobytes())))
 
 
 class _BagTable:
@@ -255,6 +335,9 @@ class _Run:
             "split": bags.digest(),
             "versions": versions() | {"source": source_digest()},
         }
+        self.taught = (
+            {} if bags.corrections is None else {"corrections": bags.corrections.facts(config.training.instance_loss)}
+        )
         self.board: _TensorBoardLog | None = None
         self.since = time.monotonic()
 
@@ -289,19 +372,22 @@ class _Run:
         hooks = {"progress": self.progress, "stop": self.stop}
         trainer = _trainer(self.model, training, self.bags, self._save, self._save_selected, **hooks)
         self.optimiser = trainer.optimiser
+        self.instance_loss = trainer.instance_loss
+        if self.bags.corrections is not None:
+            self.progress.message(self.bags.corrections.message(training.instance_loss))
         state = self._restored() if resumes else State()
         self.folder.bind(self.config, self.bags.split.to_dict())
         return trainer, state
 
     def _restored(self) -> State:
-        state, saved = _load_checkpoint(self.folder.last, self.model, self.optimiser, self.identity)
+        state, saved = _load_checkpoint(self.folder.last, self.model, self.optimiser, self.identity, self.instance_loss)
         self.progress.message(f"{self.folder.path}: goes on at epoch {state.epoch + 1}, batch {state.step + 1}")
         if (versions := saved.get("versions")) != self.identity["versions"]:
             self.progress.message(f"begun with {versions}, now {self.identity['versions']}: bits may differ")
         return state
 
     def _save(self, state: State) -> None:
-        _save_checkpoint(self.folder.last, self.model, self.optimiser, state, self.identity)
+        _save_checkpoint(self.folder.last, self.model, self.optimiser, state, self.identity, self.instance_loss)
         if state.step == 0:
             self._log_epoch(state)
 
@@ -314,7 +400,8 @@ class _Run:
             self.board.add(state.history[-1])
 
     def _save_selected(self, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
-        facts = {"model": self.shape, "features": self.features, "selected_by": name, **chosen, **self.identity}
+        known = {"model": self.shape, "features": self.features, **self.taught}
+        facts = {**known, "selected_by": name, **chosen, **self.identity}
         return {**chosen, "weights": save_weights(self.folder.weights(name), _lasting_state(self.model), facts)}
 
     def _write_facts(self, state: State, status: str) -> None:
@@ -325,9 +412,13 @@ class _Run:
             "features": self.features,
             "manifest": self.bags.source(),
             "bags": {part: len(ids) for part, ids in self.bags.split.to_dict().items()},
+            **self.taught,
             **self.identity,
         }
         self.folder.write_facts(facts)
+
+
+_OFFSET_LR = 100.0  # a single number that has to follow all scores: it learns as much quicker than the weights
 
 
 def _trainer(
@@ -340,7 +431,12 @@ def _trainer(
 ) -> Trainer:
     """The trainer of a model that is on its device."""
     device = choose_device(settings.device)
-    optimiser = _make_optimiser(_parameter_groups(model), settings)
+    groups = _parameter_groups(model)
+    if bags.corrections is not None:
+        kind = getattr(model, "score_kind", "attention logit")
+        hooks["instance_loss"] = loss = InstanceLoss(settings.instance_loss, kind, bags.corrections.marks).to(device)
+        groups.append({"params": [loss.offset], "lr_scale": _OFFSET_LR, "weight_decay": 0.0})
+    optimiser = _make_optimiser(groups, settings)
     weights = _loss_weights(model, bags, device) if settings.class_weights else {}
     sets = bags.train_set, bags.val_set
     return Trainer(settings, model, optimiser, *sets, device, save, save_selected, loss_weights=weights, **hooks)
@@ -358,6 +454,8 @@ def check_settings(config: TrainConfig) -> None:
     manifest = Manifest.read(config.data.manifest)
     manifest.check_table()
     _choose_split(manifest, config.data)
+    if config.data.corrections is not None:
+        find_marks(config.data.corrections, manifest.ids)
 
 
 def _choose_split(manifest: Manifest, data: DataConfig) -> Split:
@@ -373,10 +471,10 @@ def _choose_split(manifest: Manifest, data: DataConfig) -> Split:
     return splits[data.fold]
 
 
-def _split_digest(labels: Mapping[str, int | None], split: Split) -> str:
-    """Digest of the ids that train and validate with their labels; labels of the test set play no part."""
+def _split_digest(labels: Mapping[str, int | None], split: Split, corrections: _Corrections | None = None) -> str:
+    """Digest of the ids that train and validate with their labels and marks; labels of the test set play no part."""
     used = [(part, id_, labels[id_]) for part in ("train", "val") for id_ in getattr(split, part)]
-    return digest(repr(used), repr(split.test))
+    return digest(repr(used), repr(split.test), *([] if corrections is None else [corrections.digest()]))
 
 
 def _model_shape(model: ModelConfig, bags: _RunBags) -> dict[str, Any]:

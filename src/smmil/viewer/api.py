@@ -147,6 +147,8 @@ def _model_facts(study: "ViewerData", number: int, model: int, notes: list[str])
         return {"present": False, "min": None, "max": None, "colours": None, "probability": probability}
     if study.models[model].promise is not None:
         notes.append(f"{study.models[model].name}: {study.models[model].promise}")
+    if study.models[model].taught is not None:
+        notes.append(f"{study.models[model].name} also learned from {study.models[model].taught}")
     scores = study.export_case((number, model)).score.astype(np.float64)
     spread = {
         "min": float(scores.min()),

@@ -14,7 +14,7 @@ from smmil.files import digest
 from smmil.images.matching import Original
 from smmil.maps import canvas
 from smmil.maps.raster import scattered
-from smmil.prediction import LAYERS, Prediction, prediction_files
+from smmil.prediction import LAYERS, Prediction, corrections_text, prediction_files
 from smmil.redact import safe_text
 from smmil.report.cases import verdict
 from smmil.report.sources import find_sources
@@ -41,6 +41,7 @@ class _Model:
     promise: str | None = None  # what that promises
     layer: str = "score"
     ends: tuple[str, str] = ("", "")  # what the ends of its scale mean
+    taught: str | None = None  # how many marks of experts it learned from
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class _ModelPredictions:
     damaged: list[DataError] = field(default_factory=list)
     calibrations: set[AppliedCalibration | None] = field(default_factory=set)
     layers: dict[str, "_ModelPredictions"] = field(default_factory=dict)  # maps beside that of the scores, where held
+    taught: dict[str, None] = field(default_factory=dict)
 
     def add(self, file: Path, column: int | None) -> None:
         try:
@@ -152,6 +154,8 @@ class _ModelPredictions:
             beside.kinds[layer.kind] = None
         self.scores.append(instance_score(prediction, column).astype(np.float32))
         self.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
+        if (text := corrections_text(prediction.meta.get("corrections"))) is not None:
+            self.taught[text] = None
         stated = applied_calibration(prediction)
         self.calibrations.add(None if stated is None or stated.column != column else stated)
 
@@ -164,7 +168,8 @@ class _ModelPredictions:
         promise = None if one is None else safe_text(one.text, _LONGEST_PROMISE)
         threshold = None if one is None else one.threshold
         colours, kinds = canvas.limits_of(scores, None)[:2], " + ".join(self.kinds)
-        return _Model(self.name, kinds, span, colours, threshold, promise, self.layer, self.ends)
+        taught = "; ".join(self.taught) or None
+        return _Model(self.name, kinds, span, colours, threshold, promise, self.layer, self.ends, taught)
 
     def note(self) -> str:
         """For the page, without names of files: these may name people."""

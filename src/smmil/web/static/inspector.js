@@ -1,5 +1,6 @@
 // One instance, closely: its scores, its pixels, its neighbours and what looks like it.
 import { facts } from "./facts.js";
+import { markButtons } from "./marks.js";
 import { announce } from "./messages.js";
 import { Problem, addressed, askJson, report } from "./server.js";
 import { goTo } from "./case_panes.js";
@@ -12,6 +13,7 @@ let waiting = 0;
 
 export function prepareInspector() {
   onChange(["patch", "opened", "models"], look);
+  onChange(["marked"], () => field("inspector").querySelector(".marking")?.replaceWith(markButtons(state.opened, state.patch)));
   look();
 }
 
@@ -42,7 +44,7 @@ async function ask(mine, opened, patch) {
 
 function draw(opened, answer) {
   const host = field("inspector");
-  const parts = [headOf(opened, answer), scoresOf(answer)];
+  const parts = [headOf(opened, answer), markButtons(opened, answer.index), scoresOf(answer)];
   if (opened.info.image) parts.unshift(pictureOf(opened, answer.index));
   parts.push(...rowOf("Neighbours", opened, answer.neighbours, () => ""));
   if (answer.similar) parts.push(...rowOf("Most similar with a high score", opened, answer.similar, (one) => `${Math.round(one.similarity * 100)} %`));

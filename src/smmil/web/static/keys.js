@@ -1,5 +1,6 @@
 // Keys that work everywhere on the page; the same as in the report where both have them.
 import { step } from "./list.js";
+import { mark } from "./marks.js";
 import { jump } from "./panel.js";
 import { whole, zoomBy } from "./case_panes.js";
 import { change, state } from "./state.js";
@@ -9,6 +10,7 @@ import { field } from "./dom_helpers.js";
 const ACTIONS = {
   n: () => step(1), p: () => step(-1),
   h: () => change({ heat: !state.heat }), t: () => change({ truth: !state.truth }), c: nextPalette,
+  l: () => mark(1), o: () => mark(0),
   m: nextModel, x: swapModels, w: nextWindow,
   "+": () => zoomBy(1.5), "=": () => zoomBy(1.5), "-": () => zoomBy(1 / 1.5), 0: whole,
   "/": () => field("search").focus(), "?": () => field("keys").showModal(),

@@ -4,6 +4,7 @@ import { facts, loadFacts } from "./facts.js";
 import { prepareInspector } from "./inspector.js";
 import { prepareKeys } from "./keys.js";
 import { firstCase, prepareList, step } from "./list.js";
+import { prepareMarks } from "./marks.js";
 import { note } from "./messages.js";
 import { preparePanel } from "./panel.js";
 import { report } from "./server.js";
@@ -23,6 +24,7 @@ async function start() {
   prepareControls();
   preparePanel();
   prepareInspector();
+  prepareMarks();
   prepareList();
   prepareKeys();
   prepareAddress(firstCase);

@@ -1,7 +1,7 @@
 // What the reader has chosen. Parts of the page listen to changes and draw themselves.
 export const state = {
   case: null, left: 0, right: null, layers: {}, patch: null, slice: null, view: null, window: null,
-  opened: null, models: [], refreshed: 0,
+  opened: null, models: [], refreshed: 0, marked: 0,
   palette: "viridis", opacity: 0.65, cut: null, cutOf: 0, heat: true, truth: true, scale: "case",
 };
 const listeners = [];
