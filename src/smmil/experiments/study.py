@@ -86,6 +86,7 @@ def _names(study: "Study") -> Iterator[str]:
     specs: list[TableSpec | FigureSpec] = [*study.tables, *study.figures]
     asked = [name for spec in specs for name in spec.variants or []]
     asked += [study.reference] if study.reference else []
+    asked += [study.selection.default] if study.selection else []
     for name in (*asked, *study.pairs, *study.pairs.values()):
         if name not in known:
             yield f"unknown variant {name!r}; {suggest(name, known)}"
@@ -253,11 +254,26 @@ class FigureSpec(_StudySection):
         return self.variants is None or variant in self.variants
 
 
+class Selection(_StudySection):
+    """A choice among the variants, made in every split from its validation cases.
+
+    criterion  of validation: bag_auroc or bag_loss, which need no instance labels; inst_auroc, which needs them
+    default    the variant that would be used without choosing
+    options    of the models that differ between the variants: how often each value is chosen is reported
+    """
+
+    criterion: Literal["bag_auroc", "bag_loss", "inst_auroc"] = "bag_auroc"
+    default: str
+    options: list[str] = ["where", "alpha"]
+    metrics: Metrics = ["bag_auroc", "inst_auroc"]
+
+
 class Study(_StudySection):
     """Description of a study: data sets, variants, grid, tables and figures; runs of equal content are trained once.
 
     caveat  stands before the title of every table, page and figure, such as "Preliminary"
     pairs   variants that are tested against a partner of their own, such as {SmCLAM: CLAM}
+    selection  choose a variant in every split by validation, and report the choices and what choosing costs
     """
 
     name: FileName
@@ -273,6 +289,7 @@ class Study(_StudySection):
     reference: str | None = None
     pairs: dict[str, str] = {}
     tests: Metrics = ["inst_auroc", "bag_auroc"]
+    selection: Selection | None = None
     tables: list[TableSpec] = []
     figures: list[FigureSpec] = []
 

@@ -13,6 +13,7 @@ from smmil.experiments.position import _position_markdown, _position_note, _posi
 from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks, _rank_rows, _with_paper
 from smmil.experiments.results import _aggregate, _choose_learning_rates, _coverage, _missing_run_notes, _with_plan
 from smmil.experiments.runner import _finished_results, _StudyFolder
+from smmil.experiments.selection import _selection_markdown, _selection_rows
 from smmil.experiments.study import FAMILIES, Study, TableSpec
 from smmil.experiments.variant_tests import RESAMPLES, _comparisons, _pair_differences
 from smmil.experiments.writing import (
@@ -132,6 +133,10 @@ def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), res
     if positions:
         page = _position_markdown(positions, study.headline("Localization beside the position prior"))
         paths += _write_page(folder, "prior", DataFrame(positions), page)
+    if study.selection is not None:
+        rows = _selection_rows(study, results, out)
+        page = _selection_markdown(study, rows, results, out, resamples) + _missing_runs(results, plan)
+        paths += _write_page(folder, "selection", rows, page)
     rates: dict[str, dict[str, float]] = {}  # of each variant, by data set
     for (set_, variant), lr in _choose_learning_rates(results).items():
         rates.setdefault(set_, {})[variant] = lr
