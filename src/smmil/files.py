@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -32,7 +33,8 @@ _LONGEST_NAME = 180
 _MOST_BYTES = 1 << 28
 # Clocks of file systems are coarse: what was written less than this many nanoseconds ago may change unseen.
 _SETTLED = 2 * 10**9
-_CHECKED: set[tuple[object, ...]] = set()
+_CHECKED: dict[tuple[object, ...], Any] = {}
+_LARGEST_PACKING = 1100  # times that zlib can make something smaller
 
 
 @contextmanager
@@ -233,14 +235,19 @@ def need_file(path: Path) -> Path:
     return path
 
 
-def check_once(path: Path, check: Callable[..., object], *options: object) -> None:
-    """Call `check(path, *options)`, which raises on damage, unless it passed in this process and nothing changed."""
+def check_once(path: Path, check: Callable[..., Any], *options: object, opened: Any = None) -> Any:
+    """What `check(path, *options)` gives, which raises on damage; called once in this process while nothing changes.
+
+    opened  given to `check` in place of the path: the same file, open already
+    """
     found = need_file(path).stat()
     mark = (check, options, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    if mark not in _CHECKED:
-        check(path, *options)
-        if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > _SETTLED:
-            _CHECKED.add(mark)
+    if mark in _CHECKED:
+        return _CHECKED[mark]
+    answer = check(path if opened is None else opened, *options)
+    if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > _SETTLED:
+        _CHECKED[mark] = answer
+    return answer
 
 
 def check_torch_archive(path: Path) -> None:
@@ -259,14 +266,14 @@ def open_hdf5(path: Path) -> Iterator[Any]:
     """An HDF5 file open for reading; one that would read from other files is refused before anything is followed."""
     import h5py
 
-    check_once(path, check_hdf5)
-    with h5py.File(path, "r", locking=False) as file:
+    with h5py.File(need_file(path), "r", locking=False) as file:
+        check_once(path, _check_links, opened=file)
         yield file
 
 
-def check_hdf5(path: Path) -> None:
+def _check_links(file: Any) -> None:
     """External links, external storage and virtual datasets let an HDF5 file show what lies in any other file."""
-    from h5py import File, h5d, h5l, h5o
+    from h5py import h5d, h5l, h5o
 
     own: list[bytes] = []
 
@@ -274,15 +281,33 @@ def check_hdf5(path: Path) -> None:
         own.extend([name] if link.type == h5l.TYPE_HARD else [])
         return None if link.type in (h5l.TYPE_HARD, h5l.TYPE_SOFT) else name
 
-    with File(path, "r", locking=False) as file:
-        if (link := file.id.links.visit(look, info=True)) is not None:
-            raise DataError(f"{link.decode(errors='replace')!r} is a link into another file; copy the content into it")
-        for name in own:
-            if isinstance(found := h5o.open(file.id, name), h5d.DatasetID):
-                made = found.get_create_plist()
-                if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
-                    shown = name.decode(errors="replace")
-                    raise DataError(f"{shown!r} lies in other files (virtual or external); copy the content into it")
+    if (link := file.id.links.visit(look, info=True)) is not None:
+        raise DataError(f"{link.decode(errors='replace')!r} is a link into another file; copy the content into it")
+    for name in own:
+        if isinstance(found := h5o.open(file.id, name), h5d.DatasetID):
+            made = found.get_create_plist()
+            if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
+                shown = name.decode(errors="replace")
+                raise DataError(f"{shown!r} lies in other files (virtual or external); copy the content into it")
+
+
+def check_dataset(found: Any) -> Any:
+    """A dataset of an open HDF5 file; one that claims more than the file can hold, or lacks parts, is refused.
+
+    HDF5 reads what was never written as zeros, and gigabytes of them take no space in the file.
+    """
+    size, chunk, shape = found.nbytes, found.chunks, found.shape
+    if chunk is None and found.id.get_storage_size() >= size:
+        return found
+    name, stored = found.name.lstrip("/"), found.id.get_num_chunks() if chunk else 0
+    wanted = math.prod(-(-length // side) for length, side in zip(shape, chunk or shape, strict=True)) if size else 0
+    claimed = max(size, stored * math.prod(chunk or ()) * found.dtype.itemsize)
+    if claimed > _LARGEST_PACKING * Path(found.file.filename).stat().st_size:
+        raise DataError(f"{name} claims {claimed:,} bytes, more than the file can hold; the file is damaged")
+    if stored < wanted:
+        missing = f"{wanted - stored:,} of {wanted:,} parts were never written and would read as zeros"
+        raise DataError(f"{name}: {missing}; extract this case again")
+    return found
 
 
 def file_name(id_: str) -> str:

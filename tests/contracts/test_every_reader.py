@@ -27,7 +27,7 @@ REGISTRIES = {
 PARSER = re.compile(
     r"read_(csv|excel|parquet|table|json|text|feather|pickle|xml|html|hdf|sql)|(np|torch|nibabel|nib|yaml)\.(\w*load\w*)|"
     r"loads|safe_open|load_file|dcmread|TiffFile|imread|Image\.open|OpenSlide|detect_format|h5py\.File|open_group|ZipFile|"
-    r"parse_yaml|\w*parser\.Parse|fromfile|memmap|load_workbook"
+    r"parse_yaml|\w*parser\.Parse|fromfile|memmap|load_workbook|timm\.create_model"
 )
 # Functions that call a parser on nothing a stranger could have written, each with the reason.
 EXEMPT = {
@@ -35,7 +35,7 @@ EXEMPT = {
     "config.py:_apply": "text of the command line",
     "cli/source.py:source": "the file that the same command has just written",
     "encoders/networks.py:_prepare_torchvision": "a file of an installed package",
-    "encoders/networks.py:_tensor_limit": "counts tensors of a file that weights.py reads next",
+    "encoders/networks.py:_timm_network": "builds a network by its name; its weights are read by _read_tensors",
     "experiments/paper/__init__.py:paper_table": "a file of this package",
     "experiments/study.py:_protocol": "a file of this package",
     "web/__init__.py:static_text": "a file of this package",

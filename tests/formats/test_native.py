@@ -2,6 +2,7 @@ import contextlib
 import json
 import os
 import random
+import tracemalloc
 from dataclasses import replace
 
 import h5py
@@ -199,6 +200,39 @@ def test_a_dataset_that_claims_more_than_the_file_can_hold_is_refused_before_mem
         file.create_dataset("features", shape=(10**9, 512), dtype="f4", chunks=(1000, 512))
     with pytest.raises(DataError, match="more than the file can hold"):
         read_bag(tmp_path / "bomb.h5")
+
+
+@pytest.mark.parametrize("chunks", [None, (1, 16), (7, 16), (20, 5)])
+@pytest.mark.parametrize("rows", [0, 3, 19, 20])
+def test_parts_that_were_never_written_are_no_features(tmp_path, chunks, rows):
+    """An extraction that reserved the space and died: HDF5 reads the rest as zeros, without a word."""
+    x = np.random.default_rng(0).standard_normal((20, 16)).astype(np.float32)
+    path = foreign(tmp_path / "t.h5", x[:1], lattice().numpy(), **TRIDENT)
+    with h5py.File(path, "r+") as file:
+        del file["features"]
+        made = file.create_dataset("features", x.shape, "f4", chunks=chunks, compression=chunks and "gzip")
+        if rows:
+            made[:rows] = x[:rows]
+    touched = -(-rows // chunks[0]) * chunks[0] if chunks else 20 * bool(rows)  # writing a row writes all of its parts
+    if touched >= 20:
+        np.testing.assert_array_equal(read_bag(path).x[:rows], x[:rows])
+    else:
+        with pytest.raises(DataError, match=r"t\.h5: features: .* never written .*extract this case again"):
+            read_bag(path)
+
+
+def test_gigabytes_of_nothing_are_refused_before_memory_is_taken(tmp_path):
+    """300,000 x 2,048 numbers in 3 MB: the size alone could be true, if they were well packed."""
+    path = foreign(tmp_path / "t.h5", np.ones((1, 2048), "f4"), lattice().numpy(), **TRIDENT)
+    with h5py.File(path, "r+") as file:
+        del file["features"]
+        file.create_dataset("features", (300_000, 2_048), "f4", chunks=(1000, 2_048), compression="gzip")
+        file["ballast"] = np.zeros(3_000_000, np.uint8)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="300 of 300 parts were never written"):
+        read_bag(path)
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
 
 
 def written(tmp_path):

@@ -31,6 +31,7 @@ from smmil.data.manifest import _CHECKED
 from smmil.data.sources import write_source
 from smmil.data.splits import load_splits
 from smmil.data.tables import read_instance_labels, read_label_shares
+from smmil.encoders import load_encoder
 from smmil.encoders.networks import _read_tensors
 from smmil.errors import DataError
 from smmil.evaluate.calibration import Calibration, calibrate
@@ -360,6 +361,11 @@ def occupied(folder: Path) -> Any:
     return _refuse_occupied(folder, read_json(OLD / "packages/sm_ap/config.json")["run"], force=True)
 
 
+def hub_encoder(folder: Path) -> Any:
+    made = load_encoder("hf-hub:lab/net", weights=folder, device="cpu")
+    return made.id, made.dim, made.pixels, made.mean, made.std, made.licence, made.network
+
+
 def header(path: Path) -> Any:
     case = ExportCase(Prediction("case", [0.9], X[:, 0]), path)
     return [str(element) for element in _source_header(case, path)]
@@ -403,6 +409,9 @@ READERS: tuple[FuzzReader, ...] = (
     # feature files
     FuzzReader("format:native", samples.native, lambda p: (*bag_of(p), describe(p)), sealed=True),
     FuzzReader("format:trident", lambda f: foreign.trident_file(f, X, CELLS * 512, 512), bag_of, BINARY, 0.25, ARRAYS),
+    FuzzReader("format:trident in chunks", lambda f: foreign.trident_file(
+                   f, X, CELLS * 512, 512, chunks=(4, 2), maxshape=(None, 4), compression="gzip", shuffle=True),
+               bag_of, BINARY, 0.25, ARRAYS),
     FuzzReader("format:clam", lambda f: foreign.clam_files(f, X, CELLS * 512), bag_of, BINARY, 0.3, ARRAYS,
                damage=("h5_files/*", "patches/*")),
     FuzzReader("format:clam_pt", samples.clam_pt, bag_of, BINARY, 0.1, "zip keeps a checksum of each part only",
@@ -504,6 +513,7 @@ READERS: tuple[FuzzReader, ...] = (
                "zip keeps a checksum of each part only", sealed=True),
     FuzzReader("weights:encoder safetensors", samples.tensors("w.safetensors"), _read_tensors, BINARY, 0.3,
                "safetensors of other programs have no checksum"),
+    FuzzReader("weights:encoder hub", samples.hub_model, hub_encoder, TEXT, 0.1, PLAIN, damage=("config.json",)),
     *(FuzzReader(f"weights:{name}", samples.published(name), lambda p, n=name: _imported(p, n), BINARY, 0.1,
                  "zip keeps a checksum of each part only", True) for name in PROGRAMS),
     FuzzReader("run:texts", samples.run_folder, run_content, TEXT, 0.25, PLAIN,

@@ -256,6 +256,22 @@ def tensors(name: str) -> Callable[[Path], Path]:
     return make
 
 
+def hub_model(folder: Path) -> Path:
+    """A small network of timm as it lies in the hub's cache."""
+    from safetensors.torch import save_file
+
+    from smmil.encoders.networks import _prepare_torchvision
+
+    _prepare_torchvision("this sample")
+    import timm
+
+    made = timm.create_model("test_vit", img_size=32, depth=1, num_classes=2)
+    save_file(made.state_dict(), folder / "model.safetensors")
+    stated = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.25] * 3, "classifier": "head", "license": "mit"}
+    model = {"architecture": "test_vit", "num_classes": 2, "model_args": {"img_size": 32, "depth": 1}}
+    return put(folder / "config.json", json.dumps({**model, "pretrained_cfg": stated}, indent=1)).parent
+
+
 def json_file(name: str, value: Any) -> Callable[[Path], Path]:
     return lambda folder: put(folder / name, json.dumps(value, indent=1))
 

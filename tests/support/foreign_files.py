@@ -25,11 +25,11 @@ def degrees(places: np.ndarray) -> list[int]:
     return [sum((x + a, y + b) in taken for a, b in around) for x, y in places.tolist()]
 
 
-def trident_file(folder, x, coords, level0, *, name="case", target=256, overlap=0, power=40):
+def trident_file(folder, x, coords, level0, *, name="case", target=256, overlap=0, power=40, **storage):
     path = folder / f"20x_{target}px_{overlap}px_overlap" / "features_uni_v1" / f"{name}.h5"
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
-        file.create_dataset("features", data=x).attrs.update(name=name, encoder="uni_v1")
+        file.create_dataset("features", data=x, **storage).attrs.update(name=name, encoder="uni_v1")
         file.create_dataset("coords", data=coords.astype(np.int64)).attrs.update(
             patch_size=target,
             patch_size_level0=level0,

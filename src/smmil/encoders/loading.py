@@ -68,11 +68,12 @@ def _from_table(name: str, weights: str | Path | None, device: str, autocast: bo
     assert full.pixels is not None  # the builders fill these in
     assert full.mean is not None
     assert full.std is not None
+    where = name if weights is None or pixels is not None else f"{name} ({weights})"
     if full.pixels < _SMALLEST:
-        raise ConfigError(f"encoder {name}: pixels={full.pixels} is too small; use at least {_SMALLEST}")
+        raise ConfigError(f"encoder {where}: pixels={full.pixels} is too small; use at least {_SMALLEST}")
     return Encoder(
         id=f"{name}@{digest[:_REVISION]}" + ("" if pixels in (None, row.pixels) else f"/{pixels}px"),
-        dim=_dim(network, name, full.pixels, full.dim, chosen),
+        dim=_dim(network, where, full.pixels, full.dim, chosen),
         pixels=full.pixels,
         mean=full.mean,
         std=full.std,
@@ -98,7 +99,9 @@ def _dim(network: nn.Module, name: str, pixels: int, expected: int | None, devic
         with torch.inference_mode():
             features = network(torch.zeros(1, 3, pixels, pixels, device=device))
     except (RuntimeError, AssertionError, ValueError) as problem:
-        raise ConfigError(f"encoder {name}: cannot take pixels={pixels} ({problem}); leave pixels out") from None
+        raise ConfigError(
+            f"encoder {name}: cannot take pixels={pixels} ({problem}); leave pixels out, or choose another"
+        ) from None
     shape = tuple(getattr(features, "shape", ()))
     if len(shape) != 2 or shape[0] != 1:
         raise DataError(f"encoder {name}: gives {shape}, not one vector per tile; choose another")

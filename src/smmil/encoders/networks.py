@@ -3,6 +3,7 @@
 Nothing is downloaded, and nothing in a file of weights is executed.
 """
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from smmil.encoders.table import EncoderInfo
-from smmil.errors import ConfigError, DataError, MissingExtra
+from smmil.errors import ConfigError, DataError, MissingExtra, brief
 from smmil.files import need_file
 from smmil.weights import few_parameters, read_foreign_weights, tensors_digest
 
@@ -111,6 +112,7 @@ def _declare() -> None:
 
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_LARGEST = 2048  # pixels a side: a network that sees more takes minutes for a tile
 
 
 def _timm_network(row: EncoderInfo, weights: Path | None) -> tuple[Path, Any]:
@@ -252,15 +254,30 @@ def _build_timm(row: EncoderInfo, weights: Path | None) -> Built:
         weights, network = _local_copy(row, weights)
     else:
         weights, network = _timm_network(row, weights)
+    try:
+        row, head = _stated(row, network)
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError) as problem:
+        where = weights.with_name(_CONFIG) if row.name.startswith("hf-hub:") else row.name
+        raise DataError(f"{where}: does not state what this network sees ({problem}); fetch it again") from None
+    return network, row, _fit(network, _read_tensors(weights), head, weights)
+
+
+def _stated(row: EncoderInfo, network: Any) -> tuple[EncoderInfo, list[str]]:
+    """The row with side, normalisation and licence as the settings of a network state them; names of its classifier."""
     from timm.data import resolve_model_data_config
 
     usual, stated = resolve_model_data_config(network), network.pretrained_cfg
     names = stated.get("classifier") or ()
-    head = [f"{name}." for name in ((names,) if isinstance(names, str) else names)]
     colours: Any = {key: tuple(map(float, usual[key])) for key in ("mean", "std")}
+    if not all(len(numbers) == 3 and all(map(math.isfinite, numbers)) for numbers in colours.values()):
+        raise ValueError("mean and std are three numbers each")
+    if min(colours["std"]) <= 0:
+        raise ValueError(f"std {colours['std']} is not above 0")
     pixels, licence = row.pixels or int(usual["input_size"][-1]), str(stated.get("license") or row.licence)
+    if pixels > _LARGEST and row.pixels is None:
+        raise ValueError(f"images of {brief(pixels)} pixels a side, at most {_LARGEST:,}")
     row = replace(row, pixels=pixels, licence=licence, **colours)
-    return network, row, _fit(network, _read_tensors(weights), head, weights)
+    return row, [f"{name}." for name in ((names,) if isinstance(names, str) else names)]
 
 
 BUILDERS = {"lite": _build_lite, "torchvision": _build_torchvision, "timm": _build_timm}

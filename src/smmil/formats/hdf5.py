@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
-from smmil.files import check_hdf5, check_once, open_hdf5
+from smmil.files import check_dataset, check_once, open_hdf5
 from smmil.formats.content import Stored, _stored_type, _WritePlan
 from smmil.frame import Frame
 
@@ -49,7 +49,6 @@ def reader_errors(path: Path) -> Iterator[None]:
 OURS = ("smmil_format", "id", "frame", "graph", "provenance", "sha256")
 ENDINGS = (".h5", ".hdf5")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_LARGEST_PACKING = 1100
 
 
 def _is_hdf5(path: Path) -> bool:
@@ -70,8 +69,14 @@ def _layout(path: Path) -> str:
 
     Only names are looked at: in a damaged file, HDF5 can search for the text of an attribute for ever.
     """
+    layout: str = check_once(path, _find_layout)
+    return layout
+
+
+def _find_layout(path: Path) -> str:
     with open_hdf5(path) as file:
-        if any(name in file.attrs for name in OURS):
+        attributes = file.attrs
+        if any(name in attributes for name in OURS):
             return "native"
         if "feats" in file:
             return "stamp"
@@ -90,8 +95,7 @@ def _dataset(file: h5py.File, name: str, like: str | None = None) -> np.ndarray 
     found, like = file[name], like or name
     if found.dtype.kind not in "fiu" or (like == "features" and found.dtype.kind != "f"):
         raise DataError(f"{name} must hold {'floating point ' * (like == 'features')}numbers, got {found.dtype}")
-    if found.nbytes > _LARGEST_PACKING * Path(file.filename).stat().st_size:
-        raise DataError(f"{name} claims {found.nbytes:,} bytes, more than the file can hold; the file is damaged")
+    check_dataset(found)
     array = np.empty(found.shape, dtype=found.dtype.newbyteorder("="))
     if array.size:
         found.read_direct(array)
@@ -140,7 +144,8 @@ def _number(attributes: Any, name: str) -> float | None:
 @contextmanager
 def _open_for_texts(path: Path) -> Iterator[h5py.File]:
     """An HDF5 file whose attributes may be read as text even when it is damaged: it fails then, and never hangs."""
-    check_once(path, check_hdf5)
+    with open_hdf5(path):
+        pass  # is it a file that shows nothing of others?
     with _HeapGuard(path, "rb") as raw, h5py.File(raw, "r") as file:
         yield file
 

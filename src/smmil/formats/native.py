@@ -59,12 +59,13 @@ class _NativeReader(Reader):
 
 def _texts(file: h5py.File) -> dict[str, Any]:
     """The texts in the attributes of the file; an error when one is missing or the format is another."""
-    missing = [name for name in OURS if name not in file.attrs]
+    attributes = file.attrs
+    missing = [name for name in OURS if name not in attributes]
     if missing:
         raise DataError(f"attribute {missing[0]!r} is missing, the file is damaged")
-    if (version := _number(file.attrs, "smmil_format")) != FORMAT:
+    if (version := _number(attributes, "smmil_format")) != FORMAT:
         raise DataError(f"written in format {version:g}, this smmil reads format {FORMAT}; upgrade smmil")
-    return {name: _text(file.attrs, name) for name in OURS[1:]}
+    return {name: _text(attributes, name) for name in OURS[1:]}
 
 
 def _to_bag(stored: Stored, graph: Graph | None) -> Bag:

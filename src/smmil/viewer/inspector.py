@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import SlideFacts, boxes, slide_facts
-from smmil.files import need_file, open_hdf5
+from smmil.files import check_dataset, need_file, open_hdf5
 from smmil.frame import Frame
 from smmil.prediction import Prediction
 
@@ -203,7 +203,7 @@ def _hot_patches(path: Path, prediction: Prediction, scores: np.ndarray) -> _Hot
             raise DataError(f"{path}: has {len(features):,} rows, the prediction {prediction.n:,}; give its own bags")
         file = getattr(features, "file", {})
         if prediction.coords is not None and "coords" in file:  # the same coordinates: the same order of instances
-            places = file["coords"]
+            places = check_dataset(file["coords"])
             if places.shape != prediction.coords.shape or not np.allclose(places[()], prediction.coords):
                 raise DataError(
                     f"{path}: its patches have other coordinates than those of the prediction; give the bags it was "
@@ -225,7 +225,7 @@ def _features(path: Path) -> Iterator[Any]:
             name = next((n for n in ("features", "feats") if n in file), None)
             if name is None:
                 raise DataError("there is no dataset 'features'; is this a feature file?")
-            yield _checked(file[name])
+            yield _checked(check_dataset(file[name]))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check the path column of --bags") from None
     except DataError as problem:
