@@ -248,18 +248,18 @@ def _learned(model, batch, bags, name):
 
 
 def _train_on_planted_bags(name, steps):
-    """After every 40 of these steps: whether the task is learned."""
+    """After every 10 of these steps: whether the task is learned."""
     bags = planted_bags()
     batch, alone = pack(*bags), [pack(bag) for bag in bags]
     start = {"seed": 0, "lr": 1e-3, **PLANTED_START.get(plain(name), {})}
     model = build(name, seed=start["seed"]).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=start["lr"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=start["lr"], fused=True)
     for step in range(steps):
         torch.manual_seed(step)
         optimizer.zero_grad()
         loss_of(model, batch if plain(name) in TOGETHER else alone[5 * step % 8]).backward()
         optimizer.step()
-        if step % 40 == 39:
+        if step % 10 == 9:
             yield _learned(model, batch, bags, name)
 
 
@@ -271,13 +271,18 @@ def test_eight_planted_bags_can_be_learned_and_the_planted_instance_comes_first(
 @pytest.mark.parametrize("name", ["abmil", "sm_ap"])
 def test_what_was_learned_stays_learned(name):
     """Training goes on to a fixed end, however early the task was learned."""
-    assert list(_train_on_planted_bags(name, 480))[-4:] == [True] * 4
+    assert list(_train_on_planted_bags(name, 300))[-16:] == [True] * 16
+
+
+# Their largest tensors hold some thousand numbers per instance: n² stands out from them at larger sizes only.
+WIDE = ("camil", "set_mil", "trans_mil")
 
 
 @every_model
 def test_instances_never_meet_all_pairs(name):
     """No tensor of n² entries exists on the way: seen at a size where it would stand out."""
-    assert _largest_tensor(build(name).eval(), 6000) < 6000**2 / 2
+    n = 6000 if plain(name) in WIDE else 3000
+    assert _largest_tensor(build(name).eval(), n) < n**2 / 2
 
 
 def _largest_tensor(model, n):

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,11 @@ def test_the_glossary_is_found_in_names():
     assert banned_words("replaces", BANNED) == banned_words("set_places_once", BANNED) == []
 
 
+@cache
+def _tree(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def _modules():
     return {path.relative_to(ROOT / "src" / "smmil"): path for path in HOUSE.modules().values()}
 
@@ -63,7 +69,7 @@ def test_no_function_or_class_is_named_by_a_word_the_glossary_replaces():
     found = [
         f"{name}: {node.name}"
         for name, path in _modules().items()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in _tree(path).body
         if isinstance(node, kinds) and banned_words(node.name, BANNED)
     ]
     assert found == []
@@ -90,7 +96,7 @@ def test_names_with_an_underscore_stay_in_their_room():
     found = {
         str(name): names
         for name, path in _modules().items()
-        if (names := private_imports(name.with_suffix("").parts[:1], ast.parse(path.read_text(encoding="utf-8"))))
+        if (names := private_imports(name.with_suffix("").parts[:1], _tree(path)))
     }
     assert found == {}
 

@@ -1,5 +1,8 @@
 """Synthetic stained slides: real files, known truth, and a lesion that colour does not give away."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -36,6 +39,11 @@ def test_the_same_arguments_give_the_same_bytes_with_any_number_of_workers(slide
     again = stained_slides(tmp_path, 4, seed=1, patches=(10, 14), workers=2)
     for path in sorted((slides.parent / "slides").iterdir()):
         assert path.read_bytes() == (again.parent / "slides" / path.name).read_bytes()
+
+
+def test_processes_that_draw_slides_load_no_torch():
+    code = "import sys, smmil.synthetic.slides; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_slides_of_another_set_are_not_taken_for_these(slides):

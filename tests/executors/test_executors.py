@@ -23,6 +23,15 @@ def place(request):
     return request.param
 
 
+@pytest.fixture(scope="module")
+def cluster():
+    """Address of a running Dask cluster: two workers, threads of this process."""
+    distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
+    size = {"n_workers": 2, "threads_per_worker": 1, "processes": False}
+    with distributed.LocalCluster(**size, dashboard_address=None, silence_logs=40) as running:
+        yield running.scheduler_address
+
+
 def test_every_executor_gives_the_same_outcomes_in_the_order_of_the_tasks(place):
     heard = []
     outcomes = run_tasks(tasks.square_or_complain, range(7), place, workers=2, on_done=heard.append)
@@ -36,10 +45,9 @@ def test_every_executor_gives_the_same_outcomes_in_the_order_of_the_tasks(place)
 
 
 @pytest.mark.parametrize("where", PLACES[1:])
-def test_outcomes_are_heard_when_they_end_but_returned_in_order(tmp_path, where):
+def test_outcomes_are_heard_when_they_end_but_returned_in_order(tmp_path, where, request):
     """The first task ends only after the second has been heard."""
-    if where == "dask":
-        pytest.importorskip("distributed", reason="the extra dask is not installed")
+    address = request.getfixturevalue("cluster") if where == "dask" else None
     heard, gate = [], tmp_path / "second was heard"
 
     def hear(outcome):
@@ -47,7 +55,7 @@ def test_outcomes_are_heard_when_they_end_but_returned_in_order(tmp_path, where)
         if outcome.index == 1:
             gate.touch()
 
-    outcomes = run_tasks(tasks.waits_for, [str(gate), None], where, workers=2, on_done=hear)
+    outcomes = run_tasks(tasks.waits_for, [str(gate), None], where, workers=2, on_done=hear, address=address)
     assert [o.value for o in outcomes] == [True, True]
     assert [o.index for o in outcomes] == [0, 1]
     assert heard == [1, 0]
@@ -58,9 +66,10 @@ def test_each_outcome_is_heard_before_the_next_task_begins_here():
     assert [o.value for o in run_tasks(lambda _: len(heard), range(3), on_done=heard.append)] == [0, 1, 2]
 
 
-def test_a_bug_in_a_task_is_raised_not_listed(place):
+def test_a_bug_in_a_task_is_raised_not_listed(place, request):
+    address = request.getfixturevalue("cluster") if place == "dask" else None
     with pytest.raises((IndexError, RuntimeError)):
-        run_tasks(tasks.has_a_bug, [0, 1, 2], place, workers=1)
+        run_tasks(tasks.has_a_bug, [0, 1, 2], place, workers=1, address=address)
 
 
 @pytest.mark.parametrize("where", PLACES[1:])
@@ -108,13 +117,10 @@ def test_an_address_where_no_scheduler_answers_is_told():
         run_tasks(tasks.square, [1], "dask", address="nonsense")
 
 
-def test_a_cluster_that_is_already_running_is_used_and_left_running():
-    distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
-    options = {"n_workers": 1, "processes": False, "dashboard_address": None, "silence_logs": 40}
-    with distributed.LocalCluster(**options) as cluster:
-        for _ in range(2):
-            outcomes = run_tasks(tasks.square, [2, 2, 3], "dask", address=cluster.scheduler_address)
-            assert [o.value for o in outcomes] == [4, 4, 9]
+def test_a_cluster_that_is_already_running_is_used_and_left_running(cluster):
+    for _ in range(2):
+        outcomes = run_tasks(tasks.square, [2, 2, 3], "dask", address=cluster)
+        assert [o.value for o in outcomes] == [4, 4, 9]
 
 
 PROGRAM = """

@@ -1,6 +1,5 @@
 """DICOM maps over DICOM slides, read back with highdicom."""
 
-import highdicom
 import numpy as np
 import pydicom
 import pytest
@@ -14,6 +13,8 @@ from smmil.prediction import Prediction
 
 
 def matrix(path, **options):
+    import highdicom
+
     made = highdicom.imread(path)
     return made, made.get_total_pixel_matrix(**options)
 

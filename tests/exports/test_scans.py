@@ -2,7 +2,6 @@
 
 import json
 
-import highdicom
 import nibabel
 import numpy as np
 import pydicom
@@ -100,6 +99,8 @@ def test_the_hot_pixel_of_the_dicom_map_is_the_planted_pixel_of_its_source_slice
 
 @pytest.mark.parametrize("name", ORIENTATIONS)
 def test_slice_scores_fill_the_frame_of_their_own_source_slice(tmp_path, name):
+    import highdicom
+
     folder, file, prediction = scan_case(tmp_path / "ct", ORIENTATIONS[name], PLANTED)
     export(prediction, "dicom-pm", tmp_path / "a.dcm", image=folder)
     made = highdicom.pm.ParametricMap.from_file(tmp_path / "a.dcm")
@@ -145,6 +146,8 @@ def test_a_segmentation_where_nothing_reaches_the_threshold_is_empty_and_says_so
 
 
 def test_the_segment_names_the_model_and_its_weights(tmp_path):
+    import highdicom
+
     folder, _, prediction = scan_case(tmp_path / "ct")
     export(prediction, "dicom-seg", tmp_path / "a.dcm", image=folder, threshold=1)
     made = highdicom.seg.segread(tmp_path / "a.dcm")

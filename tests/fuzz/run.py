@@ -60,14 +60,19 @@ class Result:
         return self.failures + over * (share > self.reader.ceiling) + flipped * (self.reader.sealed and bits > 0)
 
 
-def fuzz(reader: FuzzReader, folder: Path, count: int, seed: int = 0) -> Result:
-    """Read `count` damaged copies of the reader's sample, each in a limit of time and memory."""
+def fuzz(reader: FuzzReader, folder: Path, count: int = 0, seed: int = 0, rounds: int = 0) -> Result:
+    """Read damaged copies of the reader's sample, each in a limit of time and memory.
+
+    There are `count` of them, or so many `rounds` of all kinds of damage, and at least one round for each file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target = reader.make(folder)
     truth = content(reader.read(target))
     if content(reader.read(target)) != truth:
         raise AssertionError(f"{reader.name}: the sample is not read twice alike, so damage cannot be seen")
-    damaged, begun = Damaged(reader.files(folder, target), count, seed, reader.kinds), time.monotonic()
+    files = reader.files(folder, target)
+    count = count or max(rounds, len(files)) * len(reader.kinds)
+    damaged, begun = Damaged(files, count, seed, reader.kinds), time.monotonic()
     found = outcomes(lambda _: content(reader.read(target)), damaged, truth, named=reader.named(folder, target))
     return Result(reader, found, [damaged.kind(n) for n in range(count)], time.monotonic() - begun)
 

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,11 @@ from smmil.models import create_model
 from smmil.packaging import load_package, onnx_export, write_package
 from smmil.packaging.onnx_export import _export_onnx
 
-for library in ("onnx", "onnxscript", "onnxruntime"):
-    pytest.importorskip(library, reason="the extra onnx is not installed")
+# Looked for, not imported: that takes seconds, and only the process that runs these tests needs them.
+pytestmark = pytest.mark.skipif(
+    not all(find_spec(library) for library in ("onnx", "onnxscript", "onnxruntime")),
+    reason="the extra onnx is not installed",
+)
 
 EXPORTED = [
     ("max_pool", {}),
