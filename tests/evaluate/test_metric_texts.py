@@ -19,6 +19,10 @@ def test_less_is_better_for_errors_and_ranks_and_neither_for_energies():
         "bag_brier",
         "bag_ece",
         "bag_loss",
+        "inst_brier",
+        "inst_ece",
+        "inst_risk_coverage",
+        "inst_risk_coverage_distance",
         "inst_rank",
         "bag_rank",
     }

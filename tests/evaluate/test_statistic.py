@@ -1,5 +1,7 @@
 """Metrics by name: the same numbers as the functions, also when cases count several times."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.metric_cases import bags, random_cases
@@ -10,7 +12,11 @@ from smmil.evaluate.bootstrap import Settings, statistic
 from smmil.evaluate.metrics import _full_name
 from smmil.prediction import Prediction
 
-SOME = random_cases(24, levels=2)
+_DOUBTS = np.random.default_rng(3)
+SOME = [
+    replace(p, uncertainty=_DOUBTS.integers(1, 4, p.n) / 2, meta={**p.meta, "score_kind": "instance logit"})
+    for p in random_cases(24, levels=2)
+]
 
 
 def by_the_function(predictions, name, pool):

@@ -276,6 +276,7 @@ def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
                 f"  wrong calls told by uncertainty: AUROC {by[0]}, with the distance from the threshold {by[1]}, "
                 f"by that distance alone {by[2]} (docs/evaluate.md)"
             )
+            lines.append(f"  uncertainty {worth['verdict']}")
         first: dict[str, str] = {}  # where a note stands first
         for where, part in _by_heading(found).items():
             first |= {note: where for note in part["notes"] if note not in first}

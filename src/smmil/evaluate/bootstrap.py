@@ -90,6 +90,9 @@ def _of_instances(metric: Metric, cases: list[Prediction], settings: Settings) -
     pairs = [(p, KnownInstances.of(p, settings.column)) for p in bags_of_pool(cases, settings.pool)]
     single = metric.per_case or settings.pool == "per_bag"
     pairs = [(p, k) for p, k in pairs if (k.both_classes if single else len(k.truth))]
+    if metric.rows is not None:
+        rows = ((p, metric.rows(p, k, cut, settings.column)) for p, k in pairs)
+        pairs = [(p, own) for p, own in rows if own is not None]
     cases, known = [p for p, _ in pairs], [k for _, k in pairs]
     if metric.basis == "predictions":
         each = _averaged([metric.function([p]) for p in cases]) if single else _repeated(cases, metric.function)

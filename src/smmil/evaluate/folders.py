@@ -28,14 +28,15 @@ def summary(
     threshold: float | None = None,
     column: int | None = None,
     prior: Mapping[str, Any] | bool = True,
+    resamples: int = 200,
 ) -> dict[str, Any]:
     """Bag metrics, instance metrics in every pool, energies, the position prior, and which threshold was used.
 
     The threshold is the given one, else the best on `validation`, else that of the calibration which the predictions
     carry, else none. Result: {"bag": ..., "instance": {"all": ..., "per_bag": ..., "positive_bags": ...}, "energy":
     ..., "prior": ..., "threshold": {"value": ..., "source": ...}}. prior: False leaves it out, a mapping holds options
-    of `position_prior`. With a threshold, and where predictions hold uncertainty, also {"uncertainty": ...}, without
-    intervals.
+    of `position_prior`. With a threshold, and where predictions hold uncertainty, also {"uncertainty": ...}, its
+    intervals and verdict from `resamples` of the patients.
     """
     options = prior if isinstance(prior, Mapping) else {}
     stated = shared_calibration(predictions, column) if threshold is None and validation is None else None
@@ -48,13 +49,14 @@ def summary(
     else:
         cut = _choose_threshold(validation, column)
     known = cut.value is not None and any(p.uncertainty is not None and p.y_inst is not None for p in predictions)
+    worth = uncertainty_metrics(predictions, cut.value or 0.0, column, resamples=resamples) if known else {}
     return {
         "bag": bag_metrics(predictions),
         "instance": {pool: instance_metrics(predictions, cut.value, pool, column) for pool in POOLS},
         "energy": energies(predictions, column),
         **({"prior": position_prior(predictions, column=column, **options)} if prior is not False else {}),
         "threshold": cut._asdict(),
-        **({"uncertainty": uncertainty_metrics(predictions, cut.value or 0.0, column, resamples=0)} if known else {}),
+        **({"uncertainty": worth} if known else {}),
         **({} if stated is None else {"notes": [stated.text, *filter(None, [realised(predictions, stated)])]}),
     }
 

@@ -1,6 +1,6 @@
 """Metrics of each level from predictions: whole cases, instances, energies of maps, lesions, and the threshold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ import numpy as np
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
 from smmil.evaluate.bags import _brier_of_cases, _ece, labelled_table, units_of
+from smmil.evaluate.calibration import instance_probability as calibrated_probability
 from smmil.evaluate.conformal import _area_notes, area_to_read
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_probability, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
@@ -87,15 +88,15 @@ def instance_metrics(
     used = [(p, known) for p, known in parts if known.both_classes] if pool == "per_bag" else parts
     n_instances, n_positive = sum(len(k.truth) for _, k in used), sum(int(k.truth.sum()) for _, k in used)
     if pool == "per_bag":
-        values, notes = _averaged(used, threshold)
+        values, notes = _averaged(used, threshold, column)
     else:
-        values = _instance_values(used, threshold)
+        values = _instance_values(used, threshold, column)
         notes = _instance_notes(n_instances, n_positive, values)
     notes += _pool_notes(len(bags), len(parts), len(used), pool)
     if pool == "positive_bags" and (lost := _lost_truth(parts)) is not None:
         notes.insert(0, lost)
     if threshold is None:
-        *first, last = [metric.key for metric in metrics_of("instance") if metric.needs_threshold]
+        *first, last = [metric.key for metric in metrics_of("instance") if metric.basis == "counts"]
         notes.append(f"{', '.join(first)} and {last} are left out: no threshold was given (choose it on validation)")
     kind, kind_notes = instances._score_kind(predictions)
     return {
@@ -113,19 +114,26 @@ def instance_metrics(
 _Parts = Sequence[tuple[Prediction, KnownInstances]]
 
 
-def _instance_values(parts: _Parts, threshold: float | None) -> dict[str, float]:
-    """Values by key of the instances of several bags together; without threshold only those that need none."""
+def _instance_values(parts: _Parts, threshold: float | None, column: int | None) -> dict[str, float]:
+    """Values by key of the instances of several bags together; without threshold only those that need none.
+
+    Metrics with rows of their own, such as probabilities, are absent where no bag has such rows.
+    """
     known = KnownInstances.together([known for _, known in parts])
     pooled = _ScoredLabels(known.scores, known.truth, threshold)
 
-    def value(metric: Metric) -> float:
+    def value(metric: Metric) -> float | None:
+        if metric.rows is not None:
+            rows = [own for p, k in parts if (own := metric.rows(p, k, threshold, column)) is not None]
+            return _ScoredLabels(*KnownInstances.together(rows), threshold).value(metric) if rows else None
         if metric.per_case:
             return exact_mean(_defined(metric.function(*known) for _, known in parts if known.both_classes))
         if metric.basis == "predictions":
-            return metric.function([p for p, _ in parts]) if parts else float("nan")
+            return float(metric.function([p for p, _ in parts])) if parts else float("nan")
         return pooled.value(metric) if len(known.truth) else float("nan")
 
-    return {m.key: value(m) for m in metrics_of("instance") if threshold is not None or not m.needs_threshold}
+    possible = [m for m in metrics_of("instance") if threshold is not None or not m.needs_threshold]
+    return {metric.key: found for metric in possible if (found := value(metric)) is not None}
 
 
 def _correction_notes(predictions: Sequence[Prediction]) -> list[str]:
@@ -146,13 +154,13 @@ def _instance_notes(total: int, positive: int, values: dict[str, float]) -> list
     return notes
 
 
-def _averaged(parts: _Parts, threshold: float | None) -> tuple[dict[str, float], list[str]]:
-    rows = [_instance_values([part], threshold) for part in parts]
+def _averaged(parts: _Parts, threshold: float | None, column: int | None) -> tuple[dict[str, float], list[str]]:
+    rows = [_instance_values([part], threshold, column) for part in parts]
     if not rows:
-        return _instance_values([], threshold), ["no bag has known instances of both classes"]
+        return _instance_values([], threshold, column), ["no bag has known instances of both classes"]
     values, notes = {}, []
-    for name in rows[0]:
-        numbers = _defined(row[name] for row in rows)
+    for name in dict.fromkeys(name for row in rows for name in row):
+        numbers = _defined(row[name] for row in rows if name in row)
         values[name] = exact_mean(numbers)
         if len(numbers) < len(rows):
             notes.append(f"{name} is averaged over the {len(numbers)} of {len(rows)} bags where it is defined")
@@ -228,7 +236,9 @@ def uncertainty_metrics(
                           taken in every order alike
     …_combined, …_baseline; …_difference and …_combined_difference from the baseline, and their …_interval by resampling
     patients (left out with resamples=0)
+    error_auroc_own_interval   of error_auroc itself
     brier, ece            of instance probabilities, nan where scores are none; ece has ten bins of equal width
+    verdict               what these numbers say, in words
     Cases without uncertainty or without known instance labels are left out and counted in `notes`.
     """
     usable = [p for p in predictions if p.uncertainty is not None and p.y_inst is not None and (p.y_inst >= 0).any()]
@@ -242,7 +252,7 @@ def uncertainty_metrics(
     def values(weights: np.ndarray | None) -> np.ndarray:
         """(3, 2): AUROC and area of the uncertainty, of it combined with the distance, of the baseline."""
         points = [r.points(None if weights is None else weights[case[r.order]]) for r in rankings]
-        return np.array([[p.roc_area(), _risk_coverage_area(p)] for p in points])
+        return np.array([[p.roc_area(), p.risk_coverage_area()] for p in points])
 
     measured = values(None)
     draws = _patient_weights(usable, resamples, seed) if len(wrong) else []
@@ -254,12 +264,39 @@ def uncertainty_metrics(
             gaps = drawn[:, row, k] - drawn[:, 2, k]
             if not np.isnan(gaps).all():
                 found[f"{name}_interval"] = np.nanquantile(gaps, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    own = drawn[:, 0, 0]
+    if not np.isnan(own).all():
+        found["error_auroc_own_interval"] = np.nanquantile(own, [(1 - level) / 2, (1 + level) / 2]).tolist()
     truth = np.concatenate([np.zeros(0), *(p.y_inst[p.y_inst >= 0] > 0 for p in usable if p.y_inst is not None)])
     known = bool(len(probs)) and not np.isnan(probs).any()
-    two = np.stack([1 - probs, probs], 1)
+    two = _two_columns(probs)
     found["brier"] = exact_mean(_brier_of_cases(two, truth.astype(int)).tolist()) if known else float("nan")
     found["ece"] = _ece(two, truth.astype(int)) if known else float("nan")
+    found["verdict"] = _uncertainty_verdict(found)
     return {**found, "notes": notes if len(usable) < len(predictions) else []}
+
+
+def _uncertainty_verdict(found: Mapping[str, Any]) -> str:
+    """What `uncertainty_metrics` found, in words: by its intervals where there are some, else by values."""
+    auroc, errors = found["error_auroc"], found["n_errors"]
+    if np.isnan(auroc):
+        few = "no call is wrong" if not errors else "every call is wrong"
+        return f"cannot be judged: {few}" if found["n_instances"] else "cannot be judged: no instance has both"
+    low, high = found.get("error_auroc_own_interval", (auroc, auroc))
+    bounds = f"AUROC of wrong calls {auroc:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low < high else ", without interval")
+    if high < 0.5:
+        return f"ranks backwards: wrong calls are the more certain ones ({bounds}); do not read it as certainty"
+    if low <= 0.5:
+        return f"no better than chance at telling wrong calls ({bounds}); do not read it as certainty"
+    gains = [
+        found.get(f"error_auroc{end}_interval", [found[f"error_auroc{end}_difference"]])[0] for end in ("", "_combined")
+    ]
+    distance = f"the distance from the threshold, which every map has ({found['error_auroc_baseline']:.3f})"
+    if gains[0] > 0:
+        return f"tells wrong calls better than {distance} ({bounds})"
+    if gains[1] > 0:
+        return f"tells wrong calls ({bounds}), no better than {distance}, but better together with it"
+    return f"tells wrong calls ({bounds}), but no better than {distance}"
 
 
 def _calls(prediction: Prediction, threshold: float, column: int | None) -> np.ndarray:
@@ -270,18 +307,40 @@ def _calls(prediction: Prediction, threshold: float, column: int | None) -> np.n
     wrong = (score >= threshold) != (prediction.y_inst > 0)
     near, spread = -np.abs(score - threshold), prediction.uncertainty.astype(np.float64)
     combined = near / np.maximum(spread, np.finfo(np.float32).tiny)
-    rows = (wrong, spread, combined, near, instance_probability(prediction, column))
+    rows = (wrong, spread, combined, near, _probabilities(prediction, column))
     return np.stack([np.asarray(row, np.float64)[known] for row in rows])
 
 
-def _risk_coverage_area(points: OperatingPoints) -> float:
-    """Mean over k of the share of errors among the k most certain; `points` count from the least certain on."""
-    errors, total = np.append(0, points.true_positives), np.append(0, points.true_positives + points.false_positives)
-    if not total[-1]:
-        return float("nan")
-    kept = np.arange(1, total[-1] + 1)
-    left = errors[-1] - np.interp(total[-1] - kept, total, errors)
-    return float(np.mean(left / kept))
+def _probabilities(prediction: Prediction, column: int | None) -> np.ndarray:
+    """Probability of each instance: calibrated where a calibration was applied, else what its score says, else nan."""
+    calibrated = calibrated_probability(prediction, column)
+    return instance_probability(prediction, column) if calibrated is None else calibrated
+
+
+def _probability_rows(
+    prediction: Prediction, known: KnownInstances, threshold: float | None, column: int | None
+) -> KnownInstances | None:
+    """Probabilities of the known instances and their truth."""
+    assert prediction.y_inst is not None
+    probs = _probabilities(prediction, column)[prediction.y_inst >= 0]
+    return None if np.isnan(probs).any() else KnownInstances(probs, known.truth)
+
+
+def _doubt_rows(
+    prediction: Prediction, known: KnownInstances, threshold: float | None, column: int | None, *, own: bool = True
+) -> KnownInstances | None:
+    """Doubt about the call of each known instance, its uncertainty or (own=False) its nearness to the threshold, and
+    whether the call is wrong; of cases that hold uncertainty, so that both are about the same calls.
+    """
+    if prediction.uncertainty is None or prediction.y_inst is None or threshold is None:
+        return None
+    wrong = (known.scores >= threshold) != known.truth
+    doubt = prediction.uncertainty[prediction.y_inst >= 0] if own else -np.abs(known.scores - threshold)
+    return KnownInstances(doubt.astype(np.float64), wrong)
+
+
+def _two_columns(probs: np.ndarray) -> np.ndarray:
+    return np.stack([1 - probs, probs], 1)
 
 
 def _patient_weights(predictions: Sequence[Prediction], resamples: int, seed: int) -> list[np.ndarray]:
@@ -380,3 +439,32 @@ for _class in ("positive", "negative"):
             title=f"Area to read at guaranteed 90 % sensitivity, {_class} cases",
         )
     )
+
+
+_NEAR = partial(_doubt_rows, own=False)
+_NEARNESS = "nearness of the score to the threshold in place of the uncertainty: what every map has"
+for _metric in (
+    Metric("inst_brier", "instance", "instance Brier score", -1,
+           "mean squared error of instance probabilities, calibrated ones where there are; attention has none",
+           lambda probs, truth: exact_mean(np.square(probs - truth)), "arrays", rows=_probability_rows,
+           title="Brier score of probabilities"),
+    Metric("inst_ece", "instance", "instance ECE", -1,
+           "expected calibration error of instance probabilities: mean gap between said probability and observed share",
+           lambda probs, truth: _ece(_two_columns(probs), truth.astype(int)), "arrays", rows=_probability_rows,
+           title="Calibration error (ECE) of probabilities"),
+    Metric("inst_error_auroc", "instance", "error AUROC of uncertainty", 1,
+           "chance that a wrong call is less certain than a right one; 0.5 is chance, below it ranks backwards",
+           OperatingPoints.roc_area, "points", rows=_doubt_rows, of_calls=True,
+           title="Wrong calls told by uncertainty (AUROC)"),
+    Metric("inst_error_auroc_distance", "instance", "error AUROC of distance", 1, f"the same with {_NEARNESS}",
+           OperatingPoints.roc_area, "points", rows=_NEAR, of_calls=True,
+           title="Wrong calls told by the distance from the threshold (AUROC)"),
+    Metric("inst_risk_coverage", "instance", "risk-coverage area", -1,
+           "mean share of wrong calls among the k most certain ones, over all k",
+           OperatingPoints.risk_coverage_area, "points", rows=_doubt_rows, of_calls=True,
+           title="Risk-coverage area of uncertainty"),
+    Metric("inst_risk_coverage_distance", "instance", "risk-coverage area of distance", -1,
+           f"the same with {_NEARNESS}", OperatingPoints.risk_coverage_area, "points", rows=_NEAR, of_calls=True,
+           title="Risk-coverage area of the distance from the threshold"),
+):  # fmt: skip
+    register_metric(_metric)

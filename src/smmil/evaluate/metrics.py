@@ -34,6 +34,8 @@ class Metric:
                  arrays: of bags probabilities (b, C) and labels (b,); of instances scores and truth; of energies
                  scores and undirected pairs of a case; of lesions false alarms per bag and share of lesions found
     multiclass   for counts of bags: value from the Counts of each class; None: mean over classes where defined
+    rows         of instances: what takes the place of their scores and truth, from the prediction, its known instances,
+                 the threshold and the score column; None where a case has it not
     """
 
     name: str  # begins with bag_, inst_ or energy_ as its level says; those of lesions have no prefix
@@ -52,6 +54,8 @@ class Metric:
     same_as: str | None = None  # a metric with the same value; tables list that one only
     listed: Level | None = None  # heading of another level below which reports list it
     vectorized: bool = False  # with per_case, of bags: all cases at once give their values (b,)
+    rows: Callable[..., instances.KnownInstances | None] | None = None
+    of_calls: bool = False  # its rows depend on which side of the threshold a score lies
 
     @property
     def key(self) -> str:
@@ -60,7 +64,7 @@ class Metric:
 
     @property
     def needs_threshold(self) -> bool:
-        return self.basis == "counts"
+        return self.basis == "counts" or self.of_calls
 
     def with_pool(self, text: str, pool: str) -> str:
         """The text, followed by the pool of instances where several are listed."""

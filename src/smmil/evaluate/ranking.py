@@ -73,6 +73,18 @@ class OperatingPoints(NamedTuple):
         called = np.maximum(hits + self.false_positives, 1)
         return float(np.sum(np.diff(hits, prepend=0) * (hits / called)) / hits[-1])
 
+    def risk_coverage_area(self) -> float:
+        """Where positives are errors and scores doubts: mean over k of the share of errors among the k least doubtful.
+
+        Ties are taken in every order alike.
+        """
+        errors, total = np.append(0, self.true_positives), np.append(0, self.true_positives + self.false_positives)
+        if not total[-1]:
+            return float("nan")
+        kept = np.arange(1, total[-1] + 1)
+        left = errors[-1] - np.interp(total[-1] - kept, total, errors)
+        return float(np.mean(left / kept))
+
     def sensitivity_at(self, specificity: float) -> float:
         """The highest sensitivity of a threshold that leaves at least this specificity; nan with one class."""
         if not self.both_classes:

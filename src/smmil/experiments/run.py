@@ -25,7 +25,7 @@ from smmil.prediction import Prediction, load_predictions
 from smmil.train.loop import Interrupted
 from smmil.train.run import train
 
-FORMAT = 2  # of result.json; a new one has metrics computed again, without training
+FORMAT = 3  # of result.json; a new one has metrics computed again, without training
 PARTS = ("val", "test")
 BUSY, DONE, ALREADY, FULL = "busy", "done", "already", "full"
 # Errors of a model, a library or the file system that end one run only; the traceback is kept.
@@ -62,7 +62,7 @@ def _measured_row(validation: Sequence[Prediction], test: Sequence[Prediction]) 
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):  # sums of several threads differ in the last digits
-        found = summary(test, validation=validation, prior=False)
+        found = summary(test, validation=validation, prior=False, resamples=0)
         lesions = froc(test)
     row: dict[str, Any] = {
         "n_test": found["bag"]["n"],

@@ -122,6 +122,7 @@ def _remarks(results: Results) -> list[str]:
             found["energy"],
             found.get("froc", {}),
             found.get("prior", {}),
+            *({"notes": [f"uncertainty {worth['verdict']}"]} for worth in [found.get("uncertainty")] if worth),
         ]
         for part in [*parts, *found.get("ci", {}).values(), found]:
             for note in part.get("notes", []):
