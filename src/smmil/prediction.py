@@ -125,15 +125,17 @@ class Prediction:
         """The maps that it holds beside that of its scores."""
         return [layer for layer in LAYERS if getattr(self, layer.name) is not None]
 
-    def layer_map(self, name: str) -> "Prediction":
+    def layer(self, name: str) -> "Prediction":
         """The same case with another layer in place of the scores, for whatever draws or writes a map."""
-        layer = {layer.name: layer for layer in LAYERS}[check_choice(name, [one.name for one in LAYERS], "layer")]
-        values = getattr(self, name)
+        if name == "score":
+            return self
+        named = {layer.name: layer for layer in LAYERS}
+        layer, values = named[check_choice(name, ("score", *named), "layer")], getattr(self, name)
         if values is None:
             raise DataError(f"{self.id}: the prediction holds no {name}; {layer.source}")
         meta = {**self.meta, "score_kind": layer.kind}
         meta.pop("calibration", None)  # its threshold is one of scores
-        nothing: dict[str, Any] = {one.name: None for one in LAYERS}
+        nothing: dict[str, Any] = dict.fromkeys(named)
         return replace(self, scores=values[:, None], meta=meta, **nothing)
 
     def save(self, path: str | Path) -> None:

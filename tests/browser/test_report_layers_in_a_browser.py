@@ -46,7 +46,7 @@ def test_every_tile_of_the_second_layer_has_the_colour_of_its_deviation(page):
     scores = painted(page)
     page.select_option("#controls select.layer", label="certainty")
     says(page, ".pane .score-kind", ["certainty: standard deviation"])
-    expected = expected_colours(CASES[0].layer_map("uncertainty"))
+    expected = expected_colours(CASES[0].layer("uncertainty"))
     shown = painted(page)
     assert np.abs(shown.astype(int) - expected).max() <= 4  # 8 bits of numbers: a step of colour at most
     assert np.abs(shown.astype(int) - scores).max() > 100

@@ -288,6 +288,29 @@ def test_a_sentence_commands_no_terminal():
     assert applied_calibration(replace(one, meta={**one.meta, "calibration": facts})).text == "a [2Jb c"
 
 
+def test_cases_that_set_the_threshold_are_no_check_of_it():
+    held, new = study(0), study(1)
+    made = calibrate(held)
+    own, other = [made.applied(p) for p in held], [made.applied(p) for p in new]
+    no_check = "The lesions here are those that the threshold was set on: they are no check of what is missed in others."
+    assert summary(own)["notes"][2] == no_check
+    assert "Measured" not in " ".join(summary(own)["notes"])
+    alone, mixed = summary(other)["notes"][2], summary([*(replace(p, id=f"own {p.id}") for p in own), *other])["notes"][2]
+    assert mixed == f"{alone} 20 that the threshold was set on are left out."
+    assert not any(p.meta["calibration"]["own_case"] for p in other)
+
+
+def test_the_file_tells_its_cases_again_without_naming_them(tmp_path):
+    held = study(0)
+    calibrate(held).save(tmp_path / "c.json")
+    text = (tmp_path / "c.json").read_text()
+    assert not any(p.id in text for p in held)
+    made = Calibration.load(tmp_path / "c.json")
+    renamed = replace(held[0], id="another name", meta={**held[0].meta, "group": "another patient"})
+    assert made.applied(renamed).meta["calibration"]["own_case"] is True
+    assert made.applied(replace(held[0], scores=held[0].scores + 1)).meta["calibration"]["own_case"] is False
+
+
 def test_numbers_are_taken_at_the_calibrated_threshold_and_repeat_the_sentence():
     held, new = study(0), study(1)
     made = calibrate(held)
@@ -295,10 +318,9 @@ def test_numbers_are_taken_at_the_calibrated_threshold_and_repeat_the_sentence()
     assert found["threshold"] == {"value": made.threshold, "source": "calibrated"}
     missed = np.mean([np.mean(p.scores[p.y_inst > 0, 0] < made.threshold) for p in new if p.y])
     measured = f"Measured on the 20 patients with lesions here: {100 * missed:.1f} % missed."
-    assert found["notes"] == [f"{made.sentence} {made.conditions}", measured]
-    (alone,) = summary([made.applied(new[-1])])["notes"]  # a negative case
-    assert alone == f"{made.sentence} {made.conditions}"
-    assert summary([made.applied(new[0])])["notes"][1].startswith("Measured on one patient with lesions here: ")
+    assert found["notes"] == [made.sentence, made.conditions, measured]
+    assert summary([made.applied(new[-1])])["notes"] == [made.sentence, made.conditions]  # a negative case
+    assert summary([made.applied(new[0])])["notes"][2].startswith("Measured on one patient with lesions here: ")
     flagged = [np.mean(p.scores[:, 0].astype(float) >= made.threshold) for p in new if p.y]
     assert found["bag"]["area_to_read_positive"] == pytest.approx(np.mean(flagged))
     assert found["instance"]["all"]["threshold"] == made.threshold

@@ -1,5 +1,7 @@
 """Energies by hand, against dense matrices and against the graph's own roughness."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,33 @@ def test_rayleigh_forgets_scale_and_minmax_forgets_scale_and_shift():
     graph, f = chain_graph(6), np.array([1.0, 3, 2, 5, 5, 0])
     assert _bag_energies(on(graph, -4 * f))["rayleigh"] == pytest.approx(_bag_energies(on(graph, f))["rayleigh"])
     assert _bag_energies(on(graph, 10 - 4 * f))["minmax"] == pytest.approx(_bag_energies(on(graph, f))["minmax"])
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(0, -4), (100, 1), (-7, 0.01)])
+def test_geary_forgets_level_and_scale(shift, scale):
+    graph, f = chain_graph(6), np.array([1.0, 3, 2, 5, 5, 0])
+    found, moved = (_bag_energies(on(graph, scores)) for scores in (f, shift + scale * f))
+    assert moved["geary"] == pytest.approx(found["geary"], rel=1e-9)
+    if shift:
+        assert abs(moved["rayleigh"] / found["rayleigh"] - 1) > 0.05  # the level decides there
+
+
+def test_geary_of_the_same_scores_in_every_order_is_one_on_average():
+    graph, f = grid_graph(np.array([[0, 0], [0, 1], [1, 0], [1, 1], [2, 1], [5, 5]]), 1), [0.3, -1.0, 4, 4, 0, 2]
+    orders = [_bag_energies(on(graph, order))["geary"] for order in permutations(f)]
+    assert np.mean(orders) == pytest.approx(1, rel=1e-9)
+
+
+def test_geary_is_the_energy_of_standardised_scores_and_grows_with_roughness():
+    graph = chain_graph(20)
+    f = np.sin(np.arange(20) / 4)
+    z = (f - f.mean()) / f.std(ddof=1)
+    plain = float(graph.roughness(torch.from_numpy(z)))  # each pair once
+    assert _bag_energies(on(graph, f))["geary"] == pytest.approx(plain / (2 * 19), rel=1e-9)
+    alternating = _bag_energies(on(graph, np.arange(20) % 2))["geary"]
+    assert _bag_energies(on(graph, f))["geary"] < 0.2 < 1 < alternating
+    assert np.isnan(_bag_energies(on(graph, np.ones(20)))["geary"])
+    assert np.isnan(_bag_energies(Prediction("a", [0.5], [1.0, 2.0], edges=np.zeros((2, 0), int)))["geary"])
 
 
 def test_edges_may_be_listed_once_twice_or_with_loops():

@@ -36,13 +36,17 @@ def _froc_table(results: dict[str, dict[str, Any]]) -> Any:
 
 def _comparison_table(results: dict[str, dict[str, Any]]) -> Any:
     """A row per model and metric: both values, difference with interval, p values."""
+    from smmil.evaluate.resampling import p_text
+
     numbers = ["model's", "other's", "difference", "p", "p (Holm)", "p (DeLong)"]
     table = _table("Paired comparison", ["model", "against", "metric"], numbers)
     for name, found in results.items():
         for row in found["comparisons"]:
-            test = _p(row["delong"]["p"]) if row["delong"] else "–"
+            test, bound = p_text(row["delong"]["p"]) if row["delong"] else "–", row["p"] <= row["p_least"]
             values = [_number(row["a"]), _number(row["b"]), _with_interval(row, "difference")]
-            table.add_row(name, row["other"], row["measure"], *values, _p(row["p"]), _p(row["p_holm"]), test)
+            table.add_row(
+                name, row["other"], row["measure"], *values, p_text(row["p"], bound), p_text(row["p_holm"], bound), test
+            )
     return table
 
 
@@ -62,23 +66,33 @@ def _prior_table(results: dict[str, dict[str, Any]]) -> Any:
 
 
 def _prior_cell(block: dict[str, Any] | None, name: str) -> str:
+    from smmil.evaluate.resampling import p_text
+
     if block is None or f"{name}_low" not in block:
         return "–" if block is None else _number(block[name])
-    p = f", p {_p(block[f'{name}_p'])}" if f"{name}_p" in block else ""
+    p = ""
+    if f"{name}_p" in block:
+        p = f", p {p_text(block[f'{name}_p'], block[f'{name}_p'] <= block[f'{name}_p_least'])}"
     ends = f"{_number(block[f'{name}_low'])} to {_number(block[f'{name}_high'])}"
     return f"{_number(block[name])} ({ends}{p})"
 
 
 def _evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Every note of intervals, comparisons and FROC, once per model."""
+    """Every note of intervals, comparisons and FROC, once per model; what all models share, such as the conditions of
+    their promises, once."""
+    shared = set.intersection(*(set(found.get("notes", [])) for found in results.values()))
     lines: dict[str, None] = {}
     for name, found in results.items():
-        lines |= {f"{name}: note: {note}": None for note in found.get("notes", [])}
+        lines |= {f"{name}: note: {note}": None for note in found.get("notes", []) if note not in shared}
         parts = [found.get("froc"), *found.get("ci", {}).values(), *found.get("comparisons", [])]
         for part in (p for p in parts if p):
             what = part.get("measure") or part.get("metric", "froc")
             lines |= {f"{name}: note ({what}): {note}": None for note in part["notes"]}
-    return list(lines)
+    who = "every model" if len(results) > 1 else next(iter(results), "")
+    return [
+        *lines,
+        *(f"{who}: note: {note}" for note in next(iter(results.values())).get("notes", []) if note in shared),
+    ]
 
 
 def _number(value: float | None) -> str:
@@ -88,10 +102,6 @@ def _number(value: float | None) -> str:
 
 def _with_interval(found: dict[str, Any] | None, key: str) -> str:
     return "–" if found is None else f"{_number(found[key])} ({_number(found['low'])} to {_number(found['high'])})"
-
-
-def _p(value: float) -> str:
-    return "<0.001" if value < 0.001 else _number(value)
 
 
 _POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "mean over bags"}

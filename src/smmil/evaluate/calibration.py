@@ -133,6 +133,7 @@ class Calibration(_Section):
     sentence: str
     conditions: str
     notes: list[str]
+    own_cases: list[str] = []  # fingerprints of the cases it rests on: of their scores, not of who they are
 
     def save(self, path: str | Path) -> None:
         """Write the file, atomically."""
@@ -186,7 +187,7 @@ class Calibration(_Section):
         self.refuse_other(prediction.meta, prediction.id)
         facts = self.model_dump(include={"kind", "target", "delta", "threshold", "column", "patients"})
         facts |= self.model_dump(include={"promise", "sentence", "conditions", "instance"})
-        facts |= self.mark(probs)
+        facts |= {**self.mark(probs), "own_case": _fingerprint(prediction) in self.own_cases}
         table = labelled_table([replace(prediction, y=0)])[0]
         if self.sets is not None:
             facts["set"] = _label_set(table[0], self.sets.thresholds)
@@ -269,7 +270,13 @@ def calibrate(
         sentence=_sentence(kind, target, delta, cut, missed.n) if promise else _withdrawn(cut, leaked, predictions),
         conditions=_conditions(predictions) if promise else "",
         notes=[*_label_notes(predictions), *units_of(predictions)[1], *notes, *more],
+        own_cases=[_fingerprint(p) for p in predictions],
     )
+
+
+def _fingerprint(prediction: Prediction) -> str:
+    """What tells a case again without naming it: some digits of the digest of its scores by the calibrated model."""
+    return digest(np.ascontiguousarray(prediction.scores, dtype="<f4").tobytes())[:16]
 
 
 def _too_few(n: int, needed: int, target: float, delta: float | None) -> str:

@@ -109,6 +109,7 @@ def compare(
         "low": found.low,
         "high": found.high,
         "p": found.p,
+        "p_least": found.p_least,
         "delong": test,
         **facts,
         "only_in_a": only_in_a,

@@ -163,10 +163,16 @@ class AppliedCalibration(NamedTuple):
     digest: str
 
     @property
+    def texts(self) -> tuple[str, str]:
+        """The sentence and its conditions, each as one printable line."""
+        sentence, conditions = ("".join(c if c.isprintable() else " " for c in text)
+                                for text in (self.sentence, self.conditions))  # fmt: skip
+        return sentence, conditions
+
+    @property
     def text(self) -> str:
-        """The sentence with its conditions, as one printable line."""
-        text = f"{self.sentence} {self.conditions}".strip()
-        return "".join(c if c.isprintable() else " " for c in text)
+        """The sentence with its conditions."""
+        return " ".join(self.texts).strip()
 
 
 def applied_calibration(prediction: Prediction) -> AppliedCalibration | None:
@@ -189,7 +195,19 @@ def shared_calibration(predictions: Sequence[Prediction], column: int | None = N
 
 
 def realised(predictions: Sequence[Prediction], stated: AppliedCalibration) -> str:
-    """What was missed at the promised threshold in cases with marked lesions, in words; empty without such cases."""
+    """What was missed at the promised threshold in cases with marked lesions, in words; empty without such cases.
+
+    Cases that the threshold was set on are no check of it and take no part.
+    """
+    lesions = [p for p in predictions if p.y_inst is not None and bool((p.y_inst > 0).any())]
+    others = [p for p in predictions if p.meta["calibration"].get("own_case") is not True]
+    own = sum(p.meta["calibration"].get("own_case") is True for p in lesions)
+    if lesions and own == len(lesions):
+        return (
+            "The lesions here are those that the threshold was set on: they are no check of what is missed in others."
+        )
+    left_out = f" {own} that the threshold was set on are left out." if own else ""
+    predictions = others
     if stated.kind not in _LOSSES or (stated.kind != "instances" and any(p.edges is None for p in predictions)):
         return ""
     missed = _MissedShares(list(_patient_values(predictions, stated.kind, stated.column).values()))
@@ -197,7 +215,10 @@ def realised(predictions: Sequence[Prediction], stated: AppliedCalibration) -> s
         return ""
     share, n = float(missed.losses(stated.threshold).mean()), missed.n
     who = f"{n:,} patients" if n > 1 else "one patient"
-    return f"Measured on the {who} with lesions here: {share:.1%} missed.".replace("the one", "one").replace("%", " %")
+    return (
+        f"Measured on the {who} with lesions here: {share:.1%} missed.".replace("the one", "one").replace("%", " %")
+        + left_out
+    )
 
 
 _AREA_TARGET = 0.1

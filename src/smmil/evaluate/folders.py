@@ -57,7 +57,7 @@ def summary(
         **({"prior": position_prior(predictions, column=column, **options)} if prior is not False else {}),
         "threshold": cut._asdict(),
         **({"uncertainty": worth} if known else {}),
-        **({} if stated is None else {"notes": [stated.text, *filter(None, [realised(predictions, stated)])]}),
+        **({} if stated is None else {"notes": list(filter(None, [*stated.texts, realised(predictions, stated)]))}),
     }
 
 
@@ -89,11 +89,24 @@ def summarize_models(
                 f"{name}: {len(both)} cases are both judged and used to choose the threshold ({', '.join(both[:3])}); "
                 "give predictions of the validation part"
             )
+        if held_out is not None:
+            _refuse_other_scores(name, cases, held_out)
         result[name] = summary(cases, validation=held_out, threshold=threshold, column=column, prior=prior)
     if len({tuple(p.id for p in cases) for cases in models.values()}) > 1:
         for found in result.values():
             found["bag"]["notes"].append("the models were not given the same cases; their numbers are not comparable")
     return result
+
+
+def _refuse_other_scores(name: str, cases: Sequence[Prediction], held_out: Sequence[Prediction]) -> None:
+    """Raise an error where validation holds scores of another kind: their threshold says nothing about these."""
+    kinds = [{str(p.meta["score_kind"]) for p in part if "score_kind" in p.meta} for part in (cases, held_out)]
+    if all(kinds) and kinds[0] != kinds[1]:
+        ours, theirs = (" and ".join(sorted(found)) for found in kinds)
+        raise DataError(
+            f"{name}: its scores are {ours}, those of validation {theirs}; a threshold of one kind says nothing about "
+            "the other: give validation predictions of the same map"
+        )
 
 
 def named_folders(places: Sequence[str | Path]) -> dict[str, list[Path]]:

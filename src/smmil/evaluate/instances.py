@@ -107,6 +107,18 @@ def _laplacian_form(f: np.ndarray, pairs: np.ndarray) -> float:
     return float(np.square(scaled[a] - scaled[b]).sum())
 
 
+def _geary_energy(f: np.ndarray, pairs: np.ndarray) -> float:
+    """Geary's C: mean squared step between neighbours over that between any two instances; nan where either has none.
+
+    (N - 1) sum (f_i - f_j)^2 / (2 E sum (f - mean f)^2) over the E pairs: the plain Dirichlet energy of the
+    standardised scores. The mean over all orders of the same scores is exactly 1.
+    """
+    a, b = pairs
+    spread = float(np.square(f - f.mean()).sum())
+    steps = float(np.square(f[a] - f[b]).sum())
+    return (len(f) - 1) * steps / (2 * len(a) * spread) if spread and len(a) else float("nan")
+
+
 def _rayleigh_energy(f: np.ndarray, pairs: np.ndarray) -> float:
     """f'L~f / f'f in [0, 2]; nan for f = 0."""
     size = float(f @ f)

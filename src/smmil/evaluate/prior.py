@@ -29,7 +29,7 @@ from smmil.evaluate.bags import _patient_of, units_of
 from smmil.evaluate.bootstrap import Settings, _averaged, _Statistic, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.ranking import _count_below, _ratio
-from smmil.evaluate.resampling import FEW, _resampling_plan, interval, subtract
+from smmil.evaluate.resampling import FEW, _resampling_plan, interval, p_text, subtract
 from smmil.prediction import Prediction
 
 CELLS = {1: 32, 2: 16, 3: 8}  # cells along an axis, by the number of axes
@@ -251,7 +251,7 @@ def _in_pool(maps: PriorMaps, pool: str, with_intervals: bool, draws: dict[str, 
         block[key] = float(subtract(block[a], block[b]))
         gaps = subtract(columns[a], columns[b])
         ends = interval(gaps, block[key], list, "percentile", draws["level"])
-        block |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p}
+        block |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p, f"{key}_p_least": ends.p_least}
     few = [f"only {plan.n_units} units ({draws['unit']}): an interval from so few is a guess"]
     return block | {"n_units": plan.n_units, "notes": [*notes, *(few if plan.n_units < FEW else [])]}
 
@@ -304,7 +304,7 @@ def _in_words(inside: dict[str, Any], better: bool | None) -> list[str]:
     source = {"truth": "of the position prior", "own": "of its own mean map of other patients"}[DIFFERENCES[closest][1]]
     numbers = f"AUROC within cases {number('model')}, {source} {number(DIFFERENCES[closest][1])}, difference "
     p = inside[f"{closest}_p"]
-    sure = f", p {'<0.001' if p < 0.001 else f'{p:.3f}'}"
+    sure = f", p {p_text(p, p <= inside[f'{closest}_p_least'])}"
     words = [f"This map is {verdict} knowing {_WHERE}: {numbers}{number(closest, '+')}{sure}."]
     if inside["truth_low"] <= 0.5 <= inside["truth_high"]:
         words.append(

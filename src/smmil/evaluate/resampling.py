@@ -1,5 +1,6 @@
 """Resampling of patients: draws, bootstrap intervals (BCa and percentile) and their p values."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,8 @@ class _Interval(NamedTuple):
     high: float
     method: str
     notes: list[str]
-    p: float  # two-sided, of 0: below 1 - level exactly where the interval excludes 0; at least 2 / (draws + 1)
+    p: float  # two-sided, of 0: below 1 - level exactly where the interval excludes 0; at least `p_least`
+    p_least: float = float("nan")  # 2 / (draws + 1): what p is when all draws lie on one side; more could only lower it
 
 
 class _BcaCorrection(NamedTuple):
@@ -95,12 +97,19 @@ def interval(
         notes.append(f"percentile interval instead of BCa: {reason}")
     tail = (1 - level) / 2
     low, high = np.quantile(values, [correction.adjusted(tail), correction.adjusted(1 - tail)])
-    return _Interval(float(low), float(high), method, notes, _bootstrap_p_value(values, correction))
-
-
-def _bootstrap_p_value(values: np.ndarray, correction: _BcaCorrection) -> float:
-    """Two-sided p value of 0, the inversion of the interval with its interpolation; draws of 0 count on both sides."""
     least = 2 / (len(values) + 1)
+    return _Interval(float(low), float(high), method, notes, _bootstrap_p_value(values, correction, least), least)
+
+
+def p_text(p: float, bound: bool = False) -> str:
+    """A p value with three digits; `bound`: it is only known to be lower, and is rounded up. A dash where undefined."""
+    if p != p:
+        return "–"
+    return f"<{max(1, math.ceil(p * 1000 - 1e-9)) / 1000:.3f}" if bound or p < 0.001 else f"{p:.3f}"
+
+
+def _bootstrap_p_value(values: np.ndarray, correction: _BcaCorrection, least: float) -> float:
+    """Two-sided p value of 0, the inversion of the interval with its interpolation; draws of 0 count on both sides."""
     above, below = correction.inverted(_share(values, "right")), 1 - correction.inverted(_share(values, "left"))
     return min(1.0, max(least, 2 * min(above, below)))
 

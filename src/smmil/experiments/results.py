@@ -9,6 +9,7 @@ from pandas import DataFrame, concat
 
 from smmil.errors import DataError
 from smmil.evaluate.ranking import spread
+from smmil.evaluate.resampling import p_text
 from smmil.files import replacing, write_text
 from smmil.prediction import Prediction, load_predictions
 
@@ -185,4 +186,4 @@ def _first_predictions(results: DataFrame, out: Path, variants: Sequence[str]) -
 
 def _p_text(p: float) -> str:
     """A p value with three digits, never 0."""
-    return "–" if math.isnan(p) else ("<0.001" if p < 0.001 else f"{p:.3f}")
+    return p_text(p)

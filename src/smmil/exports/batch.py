@@ -150,8 +150,7 @@ def _case(
 ) -> ExportCase:
     """The case with the image that was found for it; an error when images were given and none is its own."""
     options = dict(options)
-    if (layer := options.pop("layer")) != "score":
-        prediction = prediction.layer_map(layer)
+    prediction = prediction.layer(options.pop("layer"))
     options = _at_promised_threshold(prediction, options)
     if table is None:
         return ExportCase(prediction, **options)

@@ -47,7 +47,7 @@ def _packed_layers(prediction: Prediction, column: int | None, bits: int) -> dic
 
     No threshold cuts the other layers, so 8 bits, as many as there are colours, are enough for them.
     """
-    others = {layer.name: _pack(prediction.layer_map(layer.name), bits=8) for layer in prediction.layers}
+    others = {layer.name: _pack(prediction.layer(layer.name), bits=8) for layer in prediction.layers}
     return {"score": _pack(prediction, column, bits), **others}
 
 

@@ -207,9 +207,10 @@ def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
 _TAUGHT = "Models without corrections saw labels of whole cases only; comparing them with this one compares both."
 
 
-def _promises(sources: Sequence[_PredictionSource], column: int | None) -> list[tuple[str, str, str]]:
-    """(headline, sentence, conditions) of the calibration and the corrections behind each model's predictions."""
-    found = []
+def _promises(sources: Sequence[_PredictionSource], column: int | None) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """(headline, sentence, more) of the calibration and the corrections of each model, and the conditions, once."""
+    found: list[tuple[str, str, str]] = []
+    conditions: dict[str, None] = {}
     for source in sources:
         taught = {corrections_text(p.meta.get("corrections")) for p in source.predictions} - {None}
         for text in sorted(filter(None, taught)):
@@ -218,12 +219,14 @@ def _promises(sources: Sequence[_PredictionSource], column: int | None) -> list[
         one = shared_calibration(source.predictions, column)
         if one is not None:
             headline = f"{'What is promised' if one.promise else 'Nothing is promised'} ({source.name})"
-            rest = " ".join(filter(None, [one.conditions, realised(source.predictions, one)]))
-            found.append((headline, safe_text(one.sentence, _LONGEST_PROMISE), safe_text(rest, _LONGEST_PROMISE)))
+            texts = one.sentence, realised(source.predictions, one), one.conditions
+            sentence, measured, limits = (safe_text(text, _LONGEST_PROMISE) for text in texts)
+            found.append((headline, sentence, measured))
+            conditions |= {limits: None} if limits else {}
         elif stated != {None}:
             mixed = "the cases carry different calibrations, none, or one of another score column; predict them again"
             found.append((f"Nothing is promised ({source.name})", f"{mixed} with one.", ""))
-    return found
+    return found, list(conditions)
 
 
 def _lacking(source: _PredictionSource) -> str:

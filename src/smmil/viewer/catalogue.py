@@ -85,7 +85,7 @@ class _ModelScores:
         prediction = Prediction.load(self.file)
         if _content(prediction) != self.content:
             raise DataError(f"{self.file}: the prediction has changed since smmil view was started; start it again")
-        return prediction if self.layer == "score" else prediction.layer_map(self.layer)
+        return prediction.layer(self.layer)
 
 
 @dataclass(frozen=True)

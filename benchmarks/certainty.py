@@ -1,0 +1,332 @@
+"""The published tables on certainty: which calls are wrong, area to read, position prior, faithfulness of maps.
+
+    python benchmarks/certainty.py --crchisto smmil-study/bags/manifest.csv    (part of `make study`; resumable)
+
+On every data set each model is trained once per fold of a cross-validation by patient, so that every case is judged by
+a model that has not seen it. The scores of a fold are moved and scaled so that its threshold, chosen on the fold's
+validation cases, is 0 and their deviation there is 1; then all cases are judged together, and patients are resampled.
+What is done is kept: repeating the command goes on. Tables go to docs/evidence/certainty-*.md and .csv.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.model_selection import StratifiedGroupKFold
+
+from smmil.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
+from smmil.data import Manifest, Split, save_splits
+from smmil.errors import ConfigError
+from smmil.evaluate import best_f1_threshold, bootstrap_ci, instance_metrics, position_prior, uncertainty_metrics
+from smmil.evaluate.conformal import area_to_read
+from smmil.evaluate.instances import instance_score
+from smmil.predict import METHODS, Explanation, explain_run, predict_ensemble, predict_run
+from smmil.prediction import Prediction, load_predictions
+from smmil.synthetic import synthetic_scans, synthetic_slides, write_synthetic
+from smmil.train import train
+
+HERE = Path(__file__).parent.parent
+FOLDS = 5
+EXPLAINED_FOLDS = (0,)
+MEMBERS = 3
+DROPOUTS = 20
+RESAMPLES = 1000
+AREA_RESAMPLES = 200
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model as the tables name it; `members`: an ensemble of as many; `dropouts`: the mean of as many passes."""
+
+    model: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    members: int = 1
+    dropouts: int = 0
+    explained: bool = False
+
+
+NARROW = {"dim": 128}
+# The order of the tables. A model with the same settings is trained once, whichever rows use it.
+VARIANTS = {
+    "ABMIL": Variant("abmil", NARROW, explained=True),
+    "SmAP-early": Variant("sm_ap", {**NARROW, "where": "early"}, explained=True),
+    "SmAP-late": Variant("sm_ap", {**NARROW, "where": "late"}),
+    "ProbSmAP": Variant("prob_sm_ap", NARROW, explained=True),
+    "DSMIL": Variant("dsmil", explained=True),
+    "CLAM": Variant("clam", NARROW, explained=True),
+    "PatchGCN": Variant("patch_gcn", {"dim": 64}, explained=True),
+    f"{MEMBERS} x ABMIL": Variant("abmil", NARROW, members=MEMBERS),
+    f"{MEMBERS} x SmAP-early": Variant("sm_ap", {**NARROW, "where": "early"}, members=MEMBERS),
+    "CLAM, dropout": Variant("clam", NARROW, dropouts=DROPOUTS),
+    "PatchGCN, dropout": Variant("patch_gcn", {"dim": 64}, dropouts=DROPOUTS),
+}
+SETS: dict[str, dict[str, Any]] = {
+    "crchisto": {"epochs": 15, "lr": 5e-4, "warmup_epochs": 2},
+    "slides": {"epochs": 15, "lr": 5e-4, "warmup_epochs": 2},
+    "scans": {"epochs": 15, "lr": 5e-4, "warmup_epochs": 2},
+}
+TITLES = {"crchisto": "Colon images (nuclei)", "slides": "Synthetic slides", "scans": "Synthetic scans"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs and predictions of one data set below a folder."""
+
+    name: str
+    manifest: Path
+    folder: Path
+
+    def splits(self) -> Path:
+        """A cross-validation: of each fold's cases a quarter of the rest validates."""
+        path, table = self.folder / "splits.json", Manifest.read(self.manifest)
+        if path.exists():
+            return path
+        ids = np.array(table.ids)
+        y = np.array([table.labels[i] for i in ids])
+        patient = np.array([table.groups.get(i) or i for i in ids])
+        everyone, splits = np.arange(len(ids)), []
+        for fold, (rest, test) in enumerate(_folds(FOLDS, 0, everyone, y, patient)):
+            kept, val = next(_folds(4, fold, rest, y, patient))
+            splits.append(Split(*(tuple(sorted(ids[part].tolist())) for part in (kept, val, test))))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_splits(path, splits)
+        return path
+
+    def run(self, variant: Variant, fold: int, member: int) -> Path:
+        """The folder of a training, done now unless it was before."""
+        options = (
+            json.dumps(dict(variant.options), sort_keys=True).translate(str.maketrans("", "", '{}" ')).replace(":", "-")
+        )
+        out = self.folder / "runs" / f"{variant.model} {options}".strip() / f"{fold}-{member}"
+        config = TrainConfig(
+            data=DataConfig(manifest=str(self.manifest), splits=str(self.splits()), fold=fold),
+            model=ModelConfig(name=variant.model, options=dict(variant.options)),
+            training=TrainingConfig(seed=FOLDS * member + fold, threads=1, **SETS[self.name]),
+        )
+        train(config, out)
+        return out
+
+    def predictions(self, name: str, variant: Variant, fold: int, part: str) -> list[Prediction]:
+        out = self.folder / "predictions" / name / f"{fold}-{part}"
+        runs = [self.run(variant, fold, member) for member in range(variant.members)]
+        if len(runs) > 1:
+            done = predict_ensemble(runs, out=out, part=part)
+        else:
+            done = predict_run(runs[0], out=out, part=part, mc_dropout=variant.dropouts)
+        return load_predictions(done.paths)
+
+    def judged(self, name: str, variant: Variant) -> list[Prediction]:
+        """Every case once, by the model that did not see it, with 0 as the threshold."""
+        cases = []
+        for fold in range(FOLDS):
+            val = self.predictions(name, variant, fold, "val")
+            cases += aligned(self.predictions(name, variant, fold, "test"), val)
+        return cases
+
+    def explained(self, variant: Variant) -> Iterator[tuple[str, list[Prediction]]]:
+        """(method, maps with their curves) of the folds that are explained; methods a model refuses are left out."""
+        for method in METHODS:
+            maps: list[Prediction] = []
+            for fold in EXPLAINED_FOLDS:
+                run = self.run(variant, fold, 0)
+                try:
+                    explain_run(run, [Explanation(method)], out=run / "explained", part="test", measure=True)
+                except ConfigError as problem:
+                    print(f"{self.name}, {variant.model}, {method}: {problem}")
+                    break
+                maps += load_predictions(run / "explained" / method)
+            else:
+                yield method, maps
+
+
+def _folds(
+    n: int, seed: int, cases: np.ndarray, y: np.ndarray, patient: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(the rest, one part) of the cases, n times; no patient is in two parts."""
+    maker = StratifiedGroupKFold(n, shuffle=True, random_state=seed)
+    for rest, part in maker.split(cases, y[cases], patient[cases]):
+        yield cases[rest], cases[part]
+
+
+def aligned(test: Sequence[Prediction], val: Sequence[Prediction]) -> list[Prediction]:
+    """Scores with the best threshold on validation at 0 and deviation 1 there, so that folds can be judged together."""
+    cut, scale = best_f1_threshold(val), float(np.concatenate([instance_score(p) for p in val]).std()) or 1.0
+    assert cut is not None
+    cases = []
+    for p in test:
+        spread = None if p.uncertainty is None else p.uncertainty / scale
+        cases.append(replace(p, scores=((instance_score(p) - cut) / scale)[:, None], uncertainty=spread))
+    return cases
+
+
+def number(value: float, low: float | None = None, high: float | None = None, sign: bool = False) -> str:
+    """A number with its interval; an en dash where it is undefined."""
+    if not math.isfinite(value):
+        return "–"
+    form = "{:+.3f}" if sign else "{:.3f}"
+    known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
+    return form.format(value) + (f" [{form.format(low)}, {form.format(high)}]" if known else "")
+
+
+def errors_row(cases: Sequence[Prediction]) -> dict[str, str] | None:
+    """Does the uncertainty tell which calls are wrong, better than the distance from the threshold does?"""
+    if all(p.uncertainty is None for p in cases):
+        return None
+    found = uncertainty_metrics(cases, 0.0, resamples=RESAMPLES)
+    ends = {key: found[f"{key}_interval"] for key in ("error_auroc", "error_auroc_combined", "risk_coverage_area")}
+    return {
+        "errors": f"{found['n_errors']:,} of {found['n_instances']:,}",
+        "AUROC by uncertainty": number(found["error_auroc"]),
+        "by distance": number(found["error_auroc_baseline"]),
+        "uncertainty − distance": number(found["error_auroc_difference"], *ends["error_auroc"], sign=True),
+        "distance / uncertainty − distance": number(
+            found["error_auroc_combined_difference"], *ends["error_auroc_combined"], sign=True
+        ),
+        "risk-coverage area": number(found["risk_coverage_area"]),
+        "by distance ": number(found["risk_coverage_area_baseline"]),
+        "difference": number(found["risk_coverage_area_difference"], *ends["risk_coverage_area"], sign=True),
+    }
+
+
+def area_row(cases: Sequence[Prediction]) -> dict[str, str]:
+    """Share of the instances to read for 90 % sensitivity, and what the threshold-free numbers say."""
+    row = {}
+    for positive in (True, False):
+        share = bootstrap_ci(cases, partial(area_to_read, positive=positive), method="percentile", n=AREA_RESAMPLES)
+        row["positive cases" if positive else "negative cases"] = number(share["value"], share["low"], share["high"])
+    for metric, pool in (("inst_auroc", "all"), ("bag_auroc", "all")):
+        found = bootstrap_ci(cases, metric, pool=pool, n=RESAMPLES)
+        row[{"inst_auroc": "instance AUROC", "bag_auroc": "case AUROC"}[metric]] = number(
+            found["value"], found["low"], found["high"]
+        )
+    return row
+
+
+def prior_row(cases: Sequence[Prediction]) -> dict[str, str]:
+    """The map beside what position alone reaches, within cases."""
+    inside = position_prior(cases, n=RESAMPLES)["per_bag"]
+
+    def told(key: str, sign: bool = False) -> str:
+        return number(inside[key], inside.get(f"{key}_low"), inside.get(f"{key}_high"), sign)
+
+    return {
+        "map": told("model"),
+        "lesions of others": told("truth"),
+        "map − lesions of others": told("difference", sign=True),
+        "own mean map": told("own"),
+        "map − own mean map": told("own_difference", sign=True),
+        "map without its mean map": told("residual"),
+    }
+
+
+def faith_row(maps: Sequence[Prediction]) -> dict[str, str]:
+    """How much earlier than in random order the prediction falls and rises, and how well the map finds lesions."""
+    curves = [p.meta["faithfulness"] for p in maps]
+    row: dict[str, str] = {"cases": str(len(maps))}
+    for name, sign in (("deletion", -1), ("insertion", 1)):
+        gains = np.array([sign * area(c["removed"], np.subtract(c[name], c["random"])) for c in curves])
+        drawn = np.random.default_rng(0).integers(len(gains), size=(RESAMPLES, len(gains)))
+        low, high = np.quantile(gains[drawn].mean(1), [0.025, 0.975])
+        row[f"{name} gain"] = number(float(gains.mean()), float(low), float(high), sign=True)
+    row["localization AUROC"] = number(instance_metrics(maps, None, "per_bag")["auroc"])
+    return row
+
+
+def area(at: Sequence[float], values: np.ndarray) -> float:
+    return float(np.trapezoid(values, at))
+
+
+def publish(docs: Path, name: str, title: str, words: str, rows: list[dict[str, str]]) -> None:
+    """A table as Markdown and CSV."""
+    table = pd.DataFrame(rows)
+    docs.mkdir(parents=True, exist_ok=True)
+    table.to_csv(docs / f"certainty-{name}.csv", index=False)
+    lines = [" | ".join(map(str, row)) for row in table.fillna("").itertuples(index=False)]
+    rule = "|".join(["---"] * len(table.columns))
+    body = "\n".join(f"| {line} |" for line in [" | ".join(table.columns)])
+    (docs / f"certainty-{name}.md").write_text(
+        f"# {title}\n\n{words}\n\n{body}\n|{rule}|\n" + "\n".join(f"| {line} |" for line in lines) + "\n"
+    )
+
+
+TABLES: dict[str, tuple[str, str, Callable[[Sequence[Prediction]], dict[str, str] | None]]] = {
+    "errors": (
+        "Which calls are wrong?",
+        "AUROC with which the uncertainty of a score, and the distance of the score from the threshold, tell wrong "
+        "calls of instances from right ones; area under the risk-coverage curve (lower is better). 95 % intervals of "
+        "the differences: patients resampled.",
+        errors_row,
+    ),
+    "area": (
+        "Area to read at 90 % sensitivity",
+        "Share of instances flagged when at most 10 % of a patient's lesion instances may be missed on average; each "
+        "patient is read at the threshold that the other patients give. Lower is better. 95 % intervals: patients "
+        "resampled.",
+        area_row,
+    ),
+    "prior": (
+        "Position prior beside the model",
+        "Instance AUROC within cases, averaged over the cases with both kinds. 95 % intervals: patients resampled; "
+        "differences are paired.",
+        prior_row,
+    ),
+}
+
+
+def tables(studies: Sequence[Study], docs: Path) -> None:
+    """Train what is missing, judge everything, write the tables."""
+    rows: dict[str, list[dict[str, str]]] = {name: [] for name in (*TABLES, "faithfulness")}
+    for study in studies:
+        for name, variant in VARIANTS.items():
+            cases = study.judged(name, variant)
+            for table, (_, _, row) in TABLES.items():
+                found = row(cases)
+                if found is not None:
+                    rows[table].append({"data": TITLES[study.name], "model": name, **found})
+            print(f"{study.name}: {name} is judged", flush=True)
+        for name, variant in ((name, v) for name, v in VARIANTS.items() if v.explained):
+            for method, maps in study.explained(variant):
+                facts = {"data": TITLES[study.name], "model": name, "method": method}
+                rows["faithfulness"].append({**facts, **faith_row(maps)})
+            print(f"{study.name}: {name} is explained", flush=True)
+    for table, (title, words, _) in TABLES.items():
+        publish(docs, table, title, words, rows[table])
+    words = (
+        "Area between the probability of the predicted class when instances are removed (deletion) or put in "
+        "(insertion) in the order of the map and in random order; higher is more faithful. Localization: instance AUROC "
+        "within cases, of the same maps. Test cases of one fold; 95 % intervals: patients resampled."
+    )
+    publish(docs, "faithfulness", "Faithfulness of maps by method", words, rows["faithfulness"])
+
+
+def synthetic(folder: Path) -> dict[str, Path]:
+    """Manifests of the synthetic sets, written once."""
+    makers = {"slides": partial(synthetic_slides, 100), "scans": partial(synthetic_scans, 150)}
+    found = {}
+    for name, maker in makers.items():
+        path = folder / name / "bags" / "manifest.csv"
+        found[name] = path if path.exists() else write_synthetic(path.parent, maker(seed=1))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--crchisto", type=Path, help="manifest.csv of the prepared colon images; without: synthetic only"
+    )
+    parser.add_argument("--out", type=Path, default=Path("smmil-study") / "certainty", help="where runs are kept")
+    parser.add_argument("--docs", type=Path, default=HERE / "docs" / "evidence", help="where tables go")
+    args = parser.parse_args()
+    manifests = {**({"crchisto": args.crchisto} if args.crchisto else {}), **synthetic(args.out)}
+    tables([Study(name, path.resolve(), args.out.resolve() / name) for name, path in manifests.items()], args.docs)
+
+
+if __name__ == "__main__":
+    main()
