@@ -63,7 +63,7 @@ WHOLE = {
 }
 
 
-@pytest.fixture(params=["train", "prepare", "experiment run", "experiment status"])
+@pytest.fixture(params=["train", "prepare", "experiment run"])
 def call(request, tmp_path, refused):
     """Put a text into the file of a command; it must be refused in one line that names the file, at once."""
     (tmp_path / "images").mkdir()
