@@ -260,6 +260,18 @@ def test_a_jpeg_whose_end_was_lost_is_refused(tmp_path):
         slide_content(path)
 
 
+@pytest.mark.parametrize("taller", [49, 2_000_000])
+def test_a_picture_that_claims_more_rows_than_its_parts_hold_is_refused(tmp_path, taller):
+    """Pillow shows the rest black; of two million rows it takes gigabytes for a file of 7 kB."""
+    path = tmp_path / "slide.tiff"
+    Image.fromarray(noise(48, 48)).save(path)
+    slide_content(path)
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        file.pages[0].tags["ImageLength"].overwrite(taller, dtype="I")
+    with pytest.raises(DataError, match=rf"slide\.tiff: its parts do not cover its 48 × {taller} pixels"):
+        slide_content(path)
+
+
 def test_a_jpeg_with_restarts_out_of_order_is_refused(tmp_path):
     path = tmp_path / "slide.jpg"
     Image.fromarray(noise(160, 160)).save(path, restart_marker_rows=1)

@@ -100,7 +100,7 @@ def _opened(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = Image.open(need_file(path))
-            check_picture(path, image.format)
+            check_picture(path, image.format, image)
     except Image.DecompressionBombError as problem:
         raise DataError(str(problem)) from None
     if image.width * image.height > MAX_PIXELS:

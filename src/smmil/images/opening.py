@@ -96,7 +96,7 @@ def _opened(path: Path) -> Any:
     with _image_errors(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of sizes that are allowed here, and of odd but harmless tags
         image = Image.open(need_file(path))
-        check_picture(path, image.format)
+        check_picture(path, image.format, image)
     if image.width * image.height > MAX_PIXELS:
         raise DataError(
             f"{path}: {image.width} × {image.height} pixels in one plain image, at most {MAX_PIXELS} are decoded; "
@@ -107,11 +107,15 @@ def _opened(path: Path) -> Any:
     return image
 
 
-def check_picture(path: Path, kind: str | None) -> None:
-    """Refuse a PNG whose checksums do not match and a JPEG without its end, which Pillow shows nevertheless.
+def check_picture(path: Path, kind: str | None, image: Any = None) -> None:
+    """Refuse what Pillow shows nevertheless: a PNG with wrong checksums, a JPEG without its end, a TIFF without parts.
 
-    kind  what Pillow calls the format
+    kind   what Pillow calls the format
+    image  opened by Pillow: what its parts do not cover would be black
     """
+    covered = {part[1][2:] for part in getattr(image, "tile", ())}
+    if covered and (max(x for x, _ in covered), max(y for _, y in covered)) != image.size:
+        raise DataError(f"its parts do not cover its {image.width} × {image.height} pixels; copy or export it again")
     if kind == "PNG":
         check_once(path, _check_png)
     elif kind in ("JPEG", "MPO"):

@@ -107,7 +107,7 @@ def _read_image(path: Path) -> np.ndarray:
     """Pixels of a PNG or TIFF mask; an error of the reading library becomes a DataError."""
     try:
         with Image.open(need_file(path)) as image:
-            check_picture(path, image.format)
+            check_picture(path, image.format, image)
             return np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "PA", "CMYK") else image)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check where the tissue masks lie") from None
