@@ -164,10 +164,10 @@ class _ModelPredictions:
         self.scores.clear()
         span = float(scores.min()), float(scores.max())
         one = next(iter(self.calibrations)) if len(self.calibrations) == 1 else None
-        promise = (None, None) if one is None else (one.threshold, safe_text(one.text, _LONGEST_PROMISE))
+        threshold, promise = (None, None) if one is None else (one.threshold, safe_text(one.text, _LONGEST_PROMISE))
         taught = "; ".join(self.taught) or None
         kinds, colours = " + ".join(self.kinds), canvas.limits_of(scores, None)[:2]
-        return _Model(self.name, kinds, span, colours, *promise, taught=taught)
+        return _Model(self.name, kinds, span, colours, threshold, promise, taught)
 
     def note(self) -> str:
         """For the page, without names of files: these may name people."""
