@@ -37,7 +37,7 @@ MODEL = {
     "batch_size": 8,
     "threads": 1,
 }
-HARD = {"size": (60, 120), "dim": 32, "contrast": 0.6, "distractors": 0.05}
+HARD = {"size": (60, 120), "dim": 32, "contrast": 0.8, "distractors": 0.05}
 Parts = tuple[list[Bag], list[Bag], list[Bag]]
 
 
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where rounds are kept")
     parser.add_argument("--manifest", type=Path, help="bags of crchisto; without it synthetic slides")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--weight", type=float, default=1.0, help="training.instance_loss")
+    parser.add_argument("--weight", type=float, default=0.3, help="training.instance_loss")
     args = parser.parse_args()
     name = "synthetic" if args.manifest is None else "crchisto"
     args.out.mkdir(parents=True, exist_ok=True)

@@ -117,7 +117,7 @@ class TrainConfig(_ConfigSection):
     @model_validator(mode="after")
     def _marks_and_their_weight(self) -> "TrainConfig":
         if self.data.corrections is not None and not self.training.instance_loss:
-            raise ValueError("data.corrections is given, but training.instance_loss is 0; set its weight, such as 1")
+            raise ValueError("data.corrections is given, but training.instance_loss is 0; set its weight, such as 0.3")
         if self.data.corrections is None and self.training.instance_loss and self.data.manifest != IN_MEMORY:
             raise ValueError("training.instance_loss needs marks to learn from; give data.corrections, their folder")
         return self

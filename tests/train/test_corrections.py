@@ -168,7 +168,7 @@ def test_marks_in_memory_teach_as_those_in_files_do(run, settings, marks, study,
 
 
 def test_marks_and_weight_go_together_and_both_kinds_of_marks_are_needed(settings, marks, split, tmp_path):
-    with pytest.raises(ConfigError, match=r"but training\.instance_loss is 0; set its weight"):
+    with pytest.raises(ConfigError, match=r"but training\.instance_loss is 0; set its weight, such as 0.3"):
         settings(f"data.corrections={marks}")
     with pytest.raises(ConfigError, match=r"give data\.corrections, their folder"):
         settings("training.instance_loss=1.0")

@@ -48,7 +48,7 @@ def suggest(
     mark.
 
       smmil train --manifest bags/manifest.csv --model sm_ap --set data.corrections=marks_wanted --set
-      training.instance_loss=1 --out runs/second
+      training.instance_loss=0.3 --out runs/second
 
     Cases labelled negative are not suggested: none of their patches is a lesion. Only training cases may teach.
     """
@@ -83,7 +83,7 @@ def suggest(
     echo(f"{count} patches in {len(regions)} regions of {where} cases are worth marking: {written[0]}")
     if len(written) > 1:
         echo(f"for QuPath: {len(written) - 1} files such as {written[1]}")
-    echo(f"then: smmil train … --set data.corrections={out} --set training.instance_loss=1")
+    echo(f"then: smmil train … --set data.corrections={out} --set training.instance_loss=0.3")
 
 
 def _features(manifest: Path, cases: "dict[str, Prediction]") -> "dict[str, np.ndarray]":

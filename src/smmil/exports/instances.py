@@ -109,7 +109,7 @@ def _write_wanted(case: ExportCase, regions: Mapping[int, Region], path: Path) -
             "isLocked": False,
             "measurements": {"patches": len(tiles), "doubt": region.doubt},
         }
-        geometry = json.loads(shapely.to_geojson(shapely.union_all(shapely.box(*tiles.T))))
+        geometry = shapely.geometry.mapping(shapely.union_all(shapely.box(*tiles.T)))
         identifier = _identifier(digest(case.id, tiles.tobytes()), f"wanted {rank}")
         features.append({"type": "Feature", "id": identifier, "geometry": geometry, "properties": properties})
     write_text(path, json.dumps({"type": "FeatureCollection", "smmil": _about(case, facts), "features": features}))
