@@ -28,6 +28,7 @@ VERBS = (
     "convert",
     "convert-weights",
     "models",
+    "encoders",
     "inspect",
     "doctor",
 )
