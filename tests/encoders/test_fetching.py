@@ -11,6 +11,7 @@ from support.tiny_encoders import tiles
 from typer.testing import CliRunner
 
 from smmil.cli import app
+from smmil.cli.prepare import _fetch_once
 from smmil.encoders import encoder_info, fetch_weights, find_weights, load_encoder, table
 from smmil.errors import ConfigError, DataError
 
@@ -191,9 +192,7 @@ def test_without_a_network_the_error_is_one_line_with_the_command(served, monkey
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DataError, match=r"could not be fetched .* put lab--small/model.safetensors into"):
         fetch_weights("small")
-    words = (
-        r"no weights; put lab--small/model\.safetensors into .*, or run `smmil encoders fetch small` where there is"
-    )
+    words = r"no weights; put lab--small/model\.safetensors into .*, or run `smmil encoders fetch small` where there is"
     with pytest.raises(DataError, match=words + r" a network \(ask for access to huggingface\.co/lab/small"):
         load_encoder("small", device="cpu")
     assert not served.ranges  # loading never asks
@@ -232,3 +231,12 @@ def test_the_verb_lists_shows_and_fetches(served):
     assert FILE in fetched.output
     with pytest.raises(ConfigError, match="no name"):
         run(app, ["encoders", "fetch"], catch_exceptions=False)
+
+
+def test_prepare_fetches_what_is_missing_and_nothing_else(served, tmp_path):
+    for _ in range(2):
+        _fetch_once("small", None)
+    assert len(served.ranges) == 1
+    _fetch_once("efficientnet-lite0", None)
+    with pytest.raises(ConfigError, match="--fetch: the weights are given"):
+        _fetch_once("small", tmp_path)

@@ -110,6 +110,7 @@ def transformers_shapes(row, patch, tokens, registers, gated, scaled):
         shapes["embeddings.mask_token"] = (1, d)
     norms, first, second = ("norm1", "norm2"), "mlp.fc1", "mlp.fc2"
     if not scaled:
+        shapes |= {"pooler.dense.weight": (d, d), "pooler.dense.bias": (d,)}
         norms, first, second = ("layernorm_before", "layernorm_after"), "intermediate.dense", "output.dense"
     if gated:
         first, second = "mlp.weights_in", "mlp.weights_out"

@@ -130,7 +130,8 @@ def _fetch_once(encoder: str, weights: Path | None) -> None:
 
     if weights is not None:
         raise ConfigError("--fetch: the weights are given with --weights; leave one out")
-    if find_weights(encoder_info(encoder)) is None:
+    row = encoder_info(encoder)
+    if (row.hub or row.url) and find_weights(row) is None:
         print(f"fetched: {fetch_weights(encoder)}", file=sys.stderr)
 
 

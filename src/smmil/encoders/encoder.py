@@ -148,8 +148,8 @@ class Encoder:
 
     def provenance(self) -> dict[str, Any]:
         """What a feature file should remember about its encoder, as plain values."""
-        names = ("id", "dim", "pixels", "mean", "std", "mpp", "licence", "source", "autocast")
-        names += ("pooling", "gate", "commit", "precision")
+        names = ["id", "dim", "pixels", "mean", "std", "mpp", "licence", "source", "autocast"]
+        names += ["pooling", "gate", "commit", "precision"]
         name, _, revision = self.id.partition("@")
         values = {one: getattr(self, one) for one in names} | {"name": name, "revision": revision.partition("/")[0]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ def find_weights(row: EncoderInfo, given: Path | None = None) -> Path | None:
     places = (folder / name for folder in _weight_folders() for name in row.files)
     path = next((path for path in places if path.is_file()), None)
     if path is None and row.family == "hub":
-        path = _cached(row.hub, names, row.revision)
+        with suppress(MissingExtra):  # without the library there is no cache of its
+            path = _cached(row.hub, names, row.revision)
     if path is not None and path.with_name(_RECORD).is_file():
         check_once(path, _check_record)
     return path

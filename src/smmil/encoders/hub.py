@@ -56,9 +56,10 @@ class _AttentionPooled(nn.Module):
 class _ConvStem(nn.Module):
     """The first layers of CTransPath: two convolutions halve the image, a third one mixes channels."""
 
-    def __init__(self, img_size: int, embed_dim: int, norm_layer: Any, patch_size: int = 4, **_: Any):
+    def __init__(self, img_size: int | tuple[int, int], embed_dim: int, norm_layer: Any, **_: Any):
         super().__init__()
-        self.grid_size = (img_size // patch_size,) * 2
+        sides = img_size if isinstance(img_size, tuple) else (img_size, img_size)
+        self.grid_size = sides[0] // 4, sides[1] // 4
         self.proj, last = nn.Sequential(), 3
         for channels in (embed_dim // 8, embed_dim // 4):
             self.proj.append(nn.Conv2d(last, channels, 3, 2, 1, bias=False))
@@ -213,7 +214,7 @@ def _build_hub(row: EncoderInfo, weights: Path | None) -> Built:
     path = find_weights(row, weights)
     if path is None:
         raise _no_weights(row)
-    tensors = {name: tensor.float() for name, tensor in _read_tensors(path).items()}
+    tensors = {name: value.float() for name, value in _read_tensors(path).items() if not name.startswith(row.head)}
     # without memory for random weights first; Swin computes some of its tables when it is built
     with torch.device("cpu" if row.layout == "swin" else "meta"):
         network = _hub_network(row, **_feed_forward(row, tensors))
