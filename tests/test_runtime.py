@@ -75,3 +75,26 @@ def test_the_description_knows_versions_cores_and_memory():
     assert facts["cores"] >= 1
     assert facts["memory_gb"] > 0
     assert facts["free_disk_gb"] >= 0
+
+
+def test_worker_processes_share_several_cards_in_turn(monkeypatch):
+    from types import SimpleNamespace
+
+    from smmil.cli.prepare import PrepareExecutor, _place
+    from smmil.runtime import cards, own_card
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert own_card("auto") == "auto"  # the main process takes the first, as always
+    taken = []
+    for number in (1, 2, 3):
+        process = SimpleNamespace(_identity=(number,))
+        monkeypatch.setattr("smmil.runtime.multiprocessing.current_process", lambda process=process: process)
+        taken.append(own_card("cuda"))
+    assert taken == ["cuda:0", "cuda:1", "cuda:0"]
+    assert own_card("cuda:1") == "cuda:1"
+    assert own_card("cpu") == "cpu"
+    assert [cards(name) for name in ("auto", "cuda:1", "cpu")] == [2, 1, 0]
+    assert _place(PrepareExecutor.auto, None, None, 10, "auto") == ("processes", 2)
+    assert _place(PrepareExecutor.auto, None, None, 10, "cuda:1") == ("serial", None)
+    assert _place(PrepareExecutor.auto, 5, None, 10, "auto") == ("processes", 5)

@@ -1,6 +1,7 @@
 """Device, precision, threads, seeds and determinism: the only module that asks about hardware."""
 
 import hashlib
+import multiprocessing
 import os
 import platform
 import random
@@ -31,6 +32,20 @@ def choose_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device: {name!r} was asked for but no CUDA card is visible; use auto or cpu")
     return device
+
+
+def cards(device: str = "auto") -> int:
+    """Number of CUDA cards that a device name leaves to choose from; 0: the processor."""
+    if device not in ("auto", "cuda"):
+        return int(device.startswith("cuda"))
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def own_card(device: str) -> str:
+    """The name of a device; in a worker process among several cards that of its own, in turn."""
+    number = multiprocessing.current_process()._identity
+    several = cards(device)
+    return f"cuda:{(number[0] - 1) % several}" if several > 1 and number else device
 
 
 def feature_dtype(model: torch.nn.Module, stored: torch.dtype) -> torch.dtype:

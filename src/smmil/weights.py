@@ -89,7 +89,7 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """Digest of names, types, shapes and values."""
     parts: list[str | memoryview] = []
     for name in sorted(tensors):
-        tensor = _own(tensors[name])
+        tensor = tensors[name].detach().cpu().contiguous()
         parts += [name, str(tensor.dtype), str(tuple(tensor.shape)), tensor.reshape(-1).view(torch.uint8).numpy().data]
     return digest(*parts)
 

@@ -98,4 +98,6 @@ def test_provenance_is_plain_and_complete():
     assert facts == {
         "id": "tiny@0", "dim": 3, "pixels": 8, "mean": [0.0] * 3, "std": [1.0] * 3,
         "mpp": 0.5, "licence": "none", "source": "here", "autocast": False,
+        "name": "tiny", "revision": "0", "pooling": "not stated", "gate": "none", "commit": None,
+        "precision": "float32",
     }  # fmt: skip

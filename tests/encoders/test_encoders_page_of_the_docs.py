@@ -22,4 +22,6 @@ def test_the_table_on_the_page_has_the_rows_of_the_program():
     for row in map(encoder_info, list_encoders()):
         line = next(line for line in text.splitlines() if line.startswith(f"| `{row.name}` "))
         assert f"| {row.dim} |" in line
-        assert row.name == "efficientnet-lite0" or row.files[0] in line
+        assert row.name == "efficientnet-lite0" or (row.hub or row.files[0]) in line
+        assert row.licence.partition(":")[0] in line
+        assert row.gate == "none" or row.gate in line

@@ -1,31 +1,40 @@
+import re
+
 import numpy as np
 import pytest
 
 from smmil.encoders import encoder_info, list_encoders
 from smmil.errors import ConfigError
 
+HUB = [name for name in list_encoders() if encoder_info(name).family == "hub"]
+
 
 def test_the_promised_encoders_are_there_with_their_lengths():
     assert {name: encoder_info(name).dim for name in list_encoders()} == {
-        "efficientnet-lite0": 1280,
-        "resnet18": 512,
-        "resnet50": 2048,
-        "vit_b_32": 768,
-        "resnet50-bt": 2048,
-    }
+        "efficientnet-lite0": 1280, "resnet18": 512, "resnet50": 2048, "vit_b_32": 768, "resnet50-bt": 2048,
+        "uni": 1024, "uni2-h": 1536, "conch": 512, "conch-v1.5": 768, "virchow": 2560, "virchow2": 2560,
+        "h-optimus-0": 1536, "h-optimus-1": 1536, "gigapath": 1536, "phikon": 768, "phikon-v2": 1024, "hibou-b": 768,
+        "hibou-l": 1024, "kaiko-vits8": 384, "kaiko-vitb8": 768, "kaiko-vitl14": 1024, "ctranspath": 768,
+        "lunit-vits8": 384, "dinov2-b": 768, "dinov2-l": 1024, "rad-dino": 768,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list_encoders())
 def test_every_row_says_what_a_user_must_know(name):
     row = encoder_info(name)
-    assert row.pixels == 224
+    assert row.pixels == {"conch": 448, "conch-v1.5": 448, "rad-dino": 518}.get(name, 224)
     assert len(row.mean) == len(row.std) == 3
     assert all(0 < value < 1 for value in row.mean + row.std)
-    assert row.licence
-    assert row.source
-    assert row.citation
-    assert row.files
+    assert all((row.licence, row.source, row.citation, row.files, row.pooling))
+    assert row.gate in ("none", "terms", "approval")
     assert "://" not in row.source + row.citation + row.licence
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_revision_is_a_whole_commit_or_left_open(name):
+    row = encoder_info(name)
+    assert row.revision is None or re.fullmatch("[0-9a-f]{40}", row.revision)
+    assert row.files[0].startswith(row.hub.replace("/", "--") + "/")
 
 
 def test_normalisations_are_those_of_each_release():

@@ -29,6 +29,7 @@ VERBS = (
     "convert",
     "convert-weights",
     "models",
+    "encoders",
     "inspect",
     "doctor",
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Exit, Option
 
 from smmil.cli.options import TrustCode, _check_place, _print_line, _table
+from smmil.errors import ConfigError
 
 if TYPE_CHECKING:
     from smmil.prepare.pipeline import PreparePlan, Summary
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 ImageKind = StrEnum("ImageKind", "auto slide ct points")
 PrepareExecutor = StrEnum("PrepareExecutor", "auto serial processes dask")
+Precision = StrEnum("Precision", "float32 float16 bfloat16")
 
 
 def prepare(
@@ -31,6 +33,10 @@ def prepare(
     weights: Annotated[Path | None, Option(help="File with the encoder's weights, where it needs one.")] = None,
     encoder_pixels: Annotated[
         int | None, Option(help="Side at which the encoder looks; default: as it was trained. Less is faster.")
+    ] = None,
+    fetch: Annotated[bool, Option("--fetch", help="Download the encoder's weights if they are not here.")] = False,
+    precision: Annotated[
+        Precision | None, Option(help="Numbers of the encoder (float32); 16 bits are faster on a graphics card.")
     ] = None,
     tile_um: Annotated[float | None, Option(help="Width of a tile in micrometres (256).")] = None,
     tile_px: Annotated[int | None, Option(help="Or: width in pixels, together with --tile-mpp.")] = None,
@@ -85,6 +91,7 @@ def prepare(
         "kind": None if kind is ImageKind.auto else kind.value,
         "encoder": encoder,
         "encoder_pixels": encoder_pixels,
+        "autocast": None if precision is None else precision is not Precision.float32 and precision.value,
         "tile_um": tile_um,
         "tile_px": tile_px,
         "tile_mpp": tile_mpp,
@@ -94,10 +101,13 @@ def prepare(
         "triplets": triplets or None,
         "crop_px": crop_px,
     }
+    choices = load_recipe(recipe, chosen, trust_code=trust_code)
+    if fetch:
+        _fetch_once(choices.encoder, weights)
     todo = plan(
         sources,
         out,
-        load_recipe(recipe, chosen, trust_code=trust_code),
+        choices,
         labels=labels,
         points=points,
         mpp=mpp,
@@ -111,19 +121,31 @@ def prepare(
     if dry_run:
         _show_dry(todo)
         return
-    place, count = _place(executor, workers, dask, len(todo.jobs))
+    place, count = _place(executor, workers, dask, len(todo.jobs), device)
     _finish(_run(todo, executor=place, workers=count, address=dask, overwrite=overwrite), todo)
 
 
-def _place(executor: PrepareExecutor, workers: int | None, dask: str | None, cases: int) -> tuple[str, int | None]:
-    """Where to work: one process per core, unless there is one case or core only, or the user chose otherwise."""
-    from smmil.runtime import available_cores
+def _fetch_once(encoder: str, weights: Path | None) -> None:
+    from smmil.encoders import encoder_info, fetch_weights, find_weights
+
+    if weights is not None:
+        raise ConfigError("--fetch: the weights are given with --weights; leave one out")
+    row = encoder_info(encoder)
+    if (row.hub or row.url) and find_weights(row) is None:
+        print(f"fetched: {fetch_weights(encoder)}", file=sys.stderr)
+
+
+def _place(
+    executor: PrepareExecutor, workers: int | None, dask: str | None, cases: int, device: str = "cpu"
+) -> tuple[str, int | None]:
+    """Where to work: one process per graphics card, else per core, unless one is enough or the user chose otherwise."""
+    from smmil.runtime import available_cores, cards
 
     if executor is not PrepareExecutor.auto:
         return executor.value, workers
     if dask is not None:
         return "dask", workers
-    workers = min(workers or available_cores(), cases)
+    workers = min(workers or cards(device) or available_cores(), cases)
     return ("serial", None) if workers == 1 else ("processes", workers)
 
 

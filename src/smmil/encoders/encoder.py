@@ -96,7 +96,10 @@ class Encoder:
     mean      subtracted from colours in [0, 1] …
     std       … before dividing by this
     mpp       micrometres per pixel it was trained at; None: natural images, any
-    autocast  whether the network computes in 16 bits: faster on many devices, differs in the third digit
+    autocast  whether the network computes in 16 bits, or in which: faster on many devices, differs in the third digit
+    pooling   how the vector is made of the last layer
+    gate      what the owner of the weights asks before they can be fetched: none, terms, approval
+    commit    of the repository that the weights came from, where it is known
     """
 
     id: str
@@ -109,7 +112,16 @@ class Encoder:
     source: str
     network: nn.Module
     device: torch.device
-    autocast: bool = False
+    autocast: bool | str = False
+    pooling: str = "not stated"
+    gate: str = "none"
+    commit: str | None = None
+
+    @property
+    def precision(self) -> str:
+        """Type of the numbers in which the network computes."""
+        usual = "bfloat16" if self.device.type == "cpu" else "float16"
+        return (usual if self.autocast else "float32") if isinstance(self.autocast, bool) else self.autocast
 
     @property
     def group(self) -> int:
@@ -136,20 +148,23 @@ class Encoder:
 
     def provenance(self) -> dict[str, Any]:
         """What a feature file should remember about its encoder, as plain values."""
-        names = ("id", "dim", "pixels", "mean", "std", "mpp", "licence", "source", "autocast")
-        values = {name: getattr(self, name) for name in names}
+        names = ["id", "dim", "pixels", "mean", "std", "mpp", "licence", "source", "autocast"]
+        names += ["pooling", "gate", "commit", "precision"]
+        name, _, revision = self.id.partition("@")
+        values = {one: getattr(self, one) for one in names} | {"name": name, "revision": revision.partition("/")[0]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def _features(self, tiles: np.ndarray) -> np.ndarray:
         """float16 (n, dim) of at most `group` tiles; what does not fit is an error, not an infinity in a file."""
-        kind = torch.bfloat16 if self.device.type == "cpu" else torch.float16
-        with torch.inference_mode(), torch.autocast(self.device.type, dtype=kind, enabled=self.autocast):
+        kind = getattr(torch, self.precision) if self.autocast else None
+        with torch.inference_mode(), torch.autocast(self.device.type, dtype=kind, enabled=bool(self.autocast)):
             features = self.network(self._images(tiles))
         with np.errstate(over="ignore"):
             half = features[: len(tiles)].float().cpu().numpy().astype(np.float16)
         if not np.isfinite(half).all():
             raise DataError(
-                f"encoder {self.id}: some features are not finite in 16 bits; check the weights, or use autocast=False"
+                f"encoder {self.id}: some features are not finite in 16 bits; check the weights, "
+                "or use autocast=False (--precision float32)"
             )
         return half
 

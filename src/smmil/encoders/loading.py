@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from smmil.encoders.encoder import Encoder
-from smmil.encoders.networks import BUILDERS
+from smmil.encoders.fetching import _commit_of, find_weights
+from smmil.encoders.hub import BUILDERS
 from smmil.encoders.table import Colour, encoder_info, is_outside
-from smmil.errors import ConfigError, DataError, suggest
+from smmil.errors import ConfigError, DataError, check_choice, suggest
 from smmil.runtime import choose_device
 from smmil.weights import tensors_digest
 
@@ -21,7 +22,7 @@ Network = Callable[[Tensor], Tensor]
 _REVISION = 12
 # Networks of the table halve their input five times.
 _SMALLEST = 32
-_FACTS = ("name", "revision", "dim", "pixels", "mean", "std", "mpp", "licence", "source")
+_FACTS = ("name", "revision", "dim", "pixels", "mean", "std", "mpp", "licence", "source", "pooling")
 
 
 def load_encoder(
@@ -29,7 +30,7 @@ def load_encoder(
     *,
     weights: str | Path | None = None,
     device: str = "auto",
-    autocast: bool = False,
+    autocast: bool | str = False,
     pixels: int | None = None,
     **facts: Any,
 ) -> Encoder:
@@ -39,11 +40,13 @@ def load_encoder(
               is annotated to return an encoder or a network (or is one, with facts as attributes), or such a class; or
               such an object itself: any callable or nn.Module from images (n, 3, pixels, pixels) to features (n, dim)
     weights   a file of weights (or the folder of a hub model) instead of the usual places
-    autocast  compute in 16 bits
+    autocast  compute in 16 bits: True, float16 or bfloat16
     pixels    another input side than the usual one: smaller is faster; not every network allows it
     facts     of your own network, else taken from its attributes: pixels, mean, std (needed), name, mpp, licence,
               source, dim (compared with what it gives), revision (needed if it has no weights to identify it by)
     """
+    if isinstance(autocast, str):
+        check_choice(autocast, ("float16", "bfloat16"), "autocast")
     if isinstance(encoder, str) and not is_outside(encoder):
         if facts:
             raise ConfigError(f"encoder {encoder}: its {next(iter(facts))} is in the table; leave the argument out")
@@ -59,11 +62,15 @@ def load_encoder(
     return _own_encoder(encoder, choose_device(device), autocast, given)
 
 
-def _from_table(name: str, weights: str | Path | None, device: str, autocast: bool, pixels: int | None) -> Encoder:
+def _from_table(
+    name: str, weights: str | Path | None, device: str, autocast: bool | str, pixels: int | None
+) -> Encoder:
     row = encoder_info(name)
     chosen = choose_device(device)
     usual = row if pixels is None else replace(row, pixels=pixels)
-    network, full, digest = BUILDERS[row.family](usual, None if weights is None else Path(weights).expanduser())
+    given = None if weights is None else Path(weights).expanduser()
+    network, full, digest = BUILDERS[row.family](usual, given)
+    place = find_weights(row, given) if row.hub else None
     network = _ready(network, chosen)
     assert full.pixels is not None  # the builders fill these in
     assert full.mean is not None
@@ -83,6 +90,9 @@ def _from_table(name: str, weights: str | Path | None, device: str, autocast: bo
         network=network,
         device=chosen,
         autocast=autocast,
+        pooling=full.pooling,
+        gate=full.gate,
+        commit=None if place is None else _commit_of(place),
     )
 
 
@@ -153,7 +163,9 @@ class _FunctionModule(nn.Module):
         return self.function(images)
 
 
-def _own_encoder(found: Encoder | Network, device: torch.device, autocast: bool, given: dict[str, Any]) -> Encoder:
+def _own_encoder(
+    found: Encoder | Network, device: torch.device, autocast: bool | str, given: dict[str, Any]
+) -> Encoder:
     """An encoder from a network and its facts: given by keyword, else attributes of the object."""
     for name in given:
         if name not in _FACTS:
@@ -190,6 +202,7 @@ def _own_encoder(found: Encoder | Network, device: torch.device, autocast: bool,
         network=network,
         device=device,
         autocast=autocast,
+        pooling=str(stated["pooling"] or "not stated"),
     )
 
 

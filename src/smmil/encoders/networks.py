@@ -4,7 +4,6 @@ Nothing is downloaded, and nothing in a file of weights is executed.
 """
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smmil.encoders.fetching import _cached, _no_weights, _weight_folders, find_weights
 from smmil.encoders.table import EncoderInfo
 from smmil.errors import ConfigError, DataError, MissingExtra, brief
 from smmil.files import need_file
@@ -26,27 +26,6 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "teacher")
 _PREFIXES = ("module.", "backbone.")
 _COUNTER = "num_batches_tracked"
 _MOST_NAMES = 5
-
-
-def _weight_folders() -> list[Path]:
-    """Where weights are looked for: $SMMIL_WEIGHTS when it is set, then torch's own folder of checkpoints."""
-    own = os.environ.get("SMMIL_WEIGHTS")
-    return ([Path(own).expanduser()] if own else []) + [Path(torch.hub.get_dir()) / "checkpoints"]
-
-
-def _find_weights(row: EncoderInfo) -> Path | None:
-    """The first file of this encoder in those folders."""
-    places = (folder / name for folder in _weight_folders() for name in row.files)
-    return next((path for path in places if path.is_file()), None)
-
-
-def _no_weights(row: EncoderInfo, more: str = "") -> DataError:
-    """An error that says which file belongs where; smmil downloads nothing by itself."""
-    folders = " or ".join(map(str, _weight_folders()))
-    return DataError(
-        f"encoder {row.name}: no weights; put {row.files[0]} into {folders} (set SMMIL_WEIGHTS to use another folder)"
-        f"{more}, or give the file with weights="
-    )
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -61,10 +40,13 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _fit(network: nn.Module, tensors: Mapping[str, Tensor], head: Sequence[str], path: Path) -> str:
+def _fit(
+    network: nn.Module, tensors: Mapping[str, Tensor], head: Sequence[str], path: Path, assign: bool = False
+) -> str:
     """Put the weights into the network, all of them or none; gives the digest of what the network then holds.
 
-    Names that begin with one of `head` belong to a classifier that was cut off.
+    Names that begin with one of `head` belong to a classifier that was cut off. `assign`: the network takes the tensors
+    themselves, not copies.
     """
     own = network.state_dict()
     used = {name: tensor for name, tensor in tensors.items() if name in own or not name.startswith(tuple(head))}
@@ -76,7 +58,7 @@ def _fit(network: nn.Module, tensors: Mapping[str, Tensor], head: Sequence[str],
             rest = len(names) - _MOST_NAMES
             listed = ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
             raise DataError(f"{path}: weights of another network: {what} {listed}; give the file of this encoder")
-    network.load_state_dict(used, strict=False)
+    network.load_state_dict(used, strict=False, assign=assign)
     return tensors_digest({name: value for name, value in network.state_dict().items() if not name.endswith(_COUNTER)})
 
 
@@ -127,7 +109,7 @@ def _timm_network(row: EncoderInfo, weights: Path | None) -> tuple[Path, Any]:
     except RuntimeError as problem:  # an unknown variant after the dot
         raise ConfigError(f"encoder {row.name}: {problem}") from None
     hub = network.pretrained_cfg.get("hf_hub_id")
-    path = weights or _find_weights(row) or (_cached(hub, _WEIGHTS) if hub else None)
+    path = find_weights(row, weights) or (_cached(hub, _WEIGHTS) if hub else None)
     if path is None:
         raise _no_weights(row, f", or run `hf download {hub}` where there is a network" if hub else "")
     return path, network
@@ -145,7 +127,7 @@ def _local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, Any]:
         places = " or ".join(str(place / folder) for place in _weight_folders())
         raise DataError(
             f"encoder {row.name}: no local copy ({_CONFIG}, {_WEIGHTS[0]}) in {weights or places} or the hub's cache; "
-            f"run `hf download {row.network}` where there is a network, or give its folder with weights="
+            f"run `smmil encoders fetch {row.name}` where there is a network, or give its folder with weights="
         )
     try:
         with few_parameters(_tensor_limit(path), 2 * path.stat().st_size + 10**6):  # before memory is asked for
@@ -182,20 +164,6 @@ def _found(row: EncoderInfo) -> tuple[Path | None, Path | None]:
         if own.is_dir():
             return _given(own)
     return _cached(row.network, (_CONFIG,)), _cached(row.network, _WEIGHTS)
-
-
-def _cached(hub: str, names: tuple[str, ...]) -> Path | None:
-    """A file of the hub's cache on this machine; asks no server."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ModuleNotFoundError as problem:
-        raise MissingExtra(str(problem.name), "timm", f"looking for {hub}") from None
-    try:
-        found = [try_to_load_from_cache(hub, name) for name in names]
-    except HFValidationError as problem:
-        raise ConfigError(f"encoder: {hub!r} is not a name on the hub ({problem}); write hf-hub:owner/name") from None
-    return next((Path(path) for path in found if isinstance(path, str)), None)
 
 
 def _timm(row: EncoderInfo) -> Any:
@@ -236,7 +204,7 @@ def _build_lite(row: EncoderInfo, weights: Path | None) -> Built:
 
 def _build_torchvision(row: EncoderInfo, weights: Path | None) -> Built:
     _prepare_torchvision(f"encoder {row.name}")
-    path = weights or _find_weights(row)
+    path = find_weights(row, weights)
     if path is None:
         raise _no_weights(row)
     import torchvision
@@ -280,4 +248,4 @@ def _stated(row: EncoderInfo, network: Any) -> tuple[EncoderInfo, list[str]]:
     return row, [f"{name}." for name in ((names,) if isinstance(names, str) else names)]
 
 
-BUILDERS = {"lite": _build_lite, "torchvision": _build_torchvision, "timm": _build_timm}
+_BUILDERS = {"lite": _build_lite, "torchvision": _build_torchvision, "timm": _build_timm}

@@ -23,7 +23,7 @@ from smmil.prediction import Prediction, load_predictions
 from smmil.prepare.recipe import Recipe, load_recipe
 from smmil.redact import redacted, refuse_folders
 
-_ENCODER_FACTS = ("dim", "pixels", "mean", "std", "mpp", "source", "autocast")
+_ENCODER_FACTS = ("dim", "pixels", "mean", "std", "mpp", "source", "autocast", "pooling", "gate", "commit", "precision")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from smmil.prepare.selection import (
 )
 from smmil.prepare.table import PreparedCase, PrepareJob
 from smmil.prepare.tissue import _TissueMask
-from smmil.runtime import versions
+from smmil.runtime import own_card, versions
 
 _SIDE = 1024
 _OUTLINE, _TILE, _DAMAGED = (0, 90, 200), (0, 130, 60), (220, 0, 0)
@@ -177,7 +177,7 @@ class _CaseMaker:
     def make(self) -> dict[str, Any] | None:
         """Read, encode, draw, and write the bag last: a bag that is there has its preview. None: there is no tissue."""
         job, recipe = self.job, self.recipe
-        options = job.weights, job.device, recipe.autocast, recipe.encoder_pixels
+        options = job.weights, own_card(job.device), recipe.autocast, recipe.encoder_pixels
         encoder = job.encoder or _encoder_of(recipe.encoder, *options)
         if recipe.kind == "ct":
             return self._make_scan(encoder)

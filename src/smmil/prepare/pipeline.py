@@ -199,8 +199,19 @@ def plan(
     common |= {"positive": None if positive is None else tuple(positive), "encoder": own}
     jobs = tuple(PrepareJob(_absolute(case), recipe, digest, out.resolve(), **common) for case in cases.cases)
     strays = [] if points is None else _stray_images(points, [case.source.stem for case in cases.cases])
-    notes = () if note is None else (note,)
+    notes = tuple(text for text in (note, _scale_note(recipe, used)) if text is not None)
     return PreparePlan(jobs, recipe, used.id, out, (*cases.missing, *strays), cases.unlisted, notes)
+
+
+def _scale_note(recipe: Recipe, encoder: Encoder) -> str | None:
+    """How far the tiles are from the scale the encoder was trained at; None: a quarter at most, or it has none."""
+    if recipe.kind != "slide" or encoder.mpp is None or 0.75 < recipe.tile_um / encoder.pixels / encoder.mpp < 4 / 3:
+        return None
+    name, side = encoder.id.partition("@")[0], encoder.pixels
+    return (
+        f"{recipe.tile_um:g} µm on {side} pixels are {recipe.tile_um / side:.2f} µm/px, but {name} was trained at "
+        f"{encoder.mpp:g}; --tile-um {encoder.mpp * side:g} fits it"
+    )
 
 
 def _check_annotations(

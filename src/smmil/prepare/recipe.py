@@ -64,7 +64,7 @@ class Recipe(_Part):
     windows      CT: three windows as colours, or one
     triplets     CT: the slice below, itself and the slice above as colours, through a single window
     encoder      name of an encoder, or `package.module:function` that gives one
-    autocast     encoder in 16 bits
+    autocast     encoder in 16 bits: true, float16 or bfloat16
     encoder_pixels  side at which the encoder looks at an instance; None: what it was trained on. Less is faster
     """
 
@@ -83,7 +83,7 @@ class Recipe(_Part):
     windows: tuple[str, ...] = ("brain", "subdural", "stroke")
     triplets: bool = False
     encoder: str = "efficientnet-lite0"
-    autocast: bool = False
+    autocast: bool | Literal["float16", "bfloat16"] = False
     encoder_pixels: Side | None = None
 
     @model_validator(mode="before")

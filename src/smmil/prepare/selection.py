@@ -240,7 +240,9 @@ def _square(channels: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=1)
-def _encoder_of(name: str, weights: Path | None, device: str, autocast: bool, pixels: int | None = None) -> Encoder:
+def _encoder_of(
+    name: str, weights: Path | None, device: str, autocast: bool | str, pixels: int | None = None
+) -> Encoder:
     """The encoder of a recipe, loaded once per process."""
     return load_encoder(name, weights=weights, device=device, autocast=autocast, pixels=pixels)
 

@@ -1,0 +1,194 @@
+"""Where the weights of encoders lie on this machine, and how they get there when the user asks for it.
+
+Beside fetched weights lies a record of the commit and the checksum they came with; weights that differ from it are
+refused. Nothing here asks a server but `fetch_weights`.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smmil.encoders.table import EncoderInfo, encoder_info
+from smmil.errors import ConfigError, DataError, MissingExtra
+from smmil.files import check_once, read_json, write_json
+
+_RECORD = "fetched.json"
+_CONFIG = "config.json"
+
+
+def _weight_folders() -> list[Path]:
+    """Where weights are looked for: $SMMIL_WEIGHTS when it is set, then torch's own folder of checkpoints."""
+    own = os.environ.get("SMMIL_WEIGHTS")
+    return ([Path(own).expanduser()] if own else []) + [Path(torch.hub.get_dir()) / "checkpoints"]
+
+
+def find_weights(row: EncoderInfo, given: Path | None = None) -> Path | None:
+    """The file of weights of this row: the given one (or in the given folder), in our folders, or in the hub's cache.
+
+    Fetched weights are compared with the record of their checksum.
+    """
+    names = tuple(Path(file).name for file in row.files)
+    if given is not None:
+        inside = [given / name for name in names if (given / name).is_file()] if given.is_dir() else []
+        return next(iter(inside), given)
+    places = (folder / name for folder in _weight_folders() for name in row.files)
+    path = next((path for path in places if path.is_file()), None)
+    if path is None and row.family == "hub":
+        with suppress(MissingExtra):  # without the library there is no cache of its
+            path = _cached(row.hub, names, row.revision)
+    if path is not None and path.with_name(_RECORD).is_file():
+        check_once(path, _check_record)
+    return path
+
+
+def _commit_of(path: Path) -> str | None:
+    """The commit of the hub that a file of weights came from: from its record, or its place in the hub's cache."""
+    record = path.with_name(_RECORD)
+    if record.is_file():
+        return str(read_json(record, dict).get("revision"))
+    return path.parent.name if path.parent.parent.name == "snapshots" else None
+
+
+def _no_weights(row: EncoderInfo, more: str = "") -> DataError:
+    """An error that says which file belongs where, and the command that fetches it; nothing is fetched by itself."""
+    folders = " or ".join(map(str, _weight_folders()))
+    if row.hub or row.url:
+        more = f", or run `smmil encoders fetch {row.name}` where there is a network{_access(row)}{more}"
+    return DataError(
+        f"encoder {row.name}: no weights; put {row.files[0]} into {folders} (set SMMIL_WEIGHTS to use another folder)"
+        f"{more}, or give the file with weights="
+    )
+
+
+def _access(row: EncoderInfo) -> str:
+    """What the owner of the weights asks first."""
+    ask = {"approval": "ask for access to", "terms": "accept the terms of"}.get(row.gate)
+    return "" if ask is None else f" ({ask} huggingface.co/{row.hub} first, then set HF_TOKEN)"
+
+
+def _cached(hub: str, names: tuple[str, ...], revision: str | None = None) -> Path | None:
+    """A file of the hub's cache on this machine; asks no server."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ModuleNotFoundError as problem:
+        raise MissingExtra(str(problem.name), "timm", f"looking for {hub}") from None
+    try:
+        found = [try_to_load_from_cache(hub, name, revision=revision) for name in names]
+    except HFValidationError as problem:
+        raise ConfigError(f"encoder: {hub!r} is not a name on the hub ({problem}); write hf-hub:owner/name") from None
+    return next((Path(path) for path in found if isinstance(path, str)), None)
+
+
+def fetch_weights(name: str, *, token: str | None = None) -> Path:
+    """Download the weights of an encoder into the first of our folders; the path of the file.
+
+    An interrupted transfer is resumed, the checksum compared, and commit and checksum written beside the weights; a
+    second call finds them there. Weights that the hub changes afterwards are refused, not replaced.
+
+    token  access token of the hub for gated weights; None: $HF_TOKEN, or what `hf auth login` stored
+    """
+    row = encoder_info(name)
+    if not (row.hub or row.url):
+        raise ConfigError(f"encoder {name}: its weights cannot be fetched by name; see the page about encoders")
+    folder = _weight_folders()[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    with _explained(row):
+        return _fetch_from_hub(row, folder / row.hub.replace("/", "--"), token) if row.hub else _fetch_url(row, folder)
+
+
+def _fetch_from_hub(row: EncoderInfo, folder: Path, token: str | None) -> Path:
+    from huggingface_hub import HfApi, hf_hub_download
+
+    record = read_json(folder / _RECORD, dict) if (folder / _RECORD).is_file() else {}
+    revision = row.revision or record.get("revision") or "main"
+    info: Any = HfApi(token=token).model_info(row.hub, revision=revision, files_metadata=True)
+    there = {entry.rfilename: entry for entry in info.siblings}
+    wanted = (
+        [Path(file).name for file in row.files] if row.family == "hub" else ["model.safetensors", "pytorch_model.bin"]
+    )
+    file = next((file for file in wanted if file in there), None)
+    if file is None:
+        raise DataError(
+            f"encoder {row.name}: {row.hub} at {info.sha} has none of {', '.join(wanted)}; tell us about it"
+        )
+    stated = getattr(there[file].lfs, "sha256", None)
+    if record and (record.get("revision"), record.get("sha256")) != (info.sha, stated or record.get("sha256")):
+        raise DataError(
+            f"encoder {row.name}: {row.hub} now has other weights than were fetched (commit {info.sha}, then "
+            f"{record.get('revision')}); keep yours, or remove {folder} to take the new ones"
+        )
+    for one in (*([_CONFIG] if row.family == "timm" else []), file):
+        hf_hub_download(row.hub, one, revision=info.sha, local_dir=folder, token=token)
+    path = folder / file
+    found = _sha256(path)
+    if stated is not None and found != stated:
+        path.unlink()
+        raise DataError(f"{path}: checksum {found[:16]}…, but {row.hub} states {stated[:16]}…; removed, fetch it again")
+    content = {"hub": row.hub, "file": file, "revision": info.sha, "sha256": found, "bytes": path.stat().st_size}
+    write_json(folder / _RECORD, content | {"licence": row.licence, "gate": row.gate})
+    return path
+
+
+def _fetch_url(row: EncoderInfo, folder: Path) -> Path:
+    """A single file; torchvision's have the beginning of their checksum in their name."""
+    path, mark = folder / row.files[0], re.search(r"-([0-9a-f]{8})\.", row.files[0])
+    if not path.is_file():
+        torch.hub.download_url_to_file(row.url, str(path), None if mark is None else mark[1])
+    return path
+
+
+@contextmanager
+def _explained(row: EncoderInfo) -> Iterator[None]:
+    """Errors of the network in one line that says what to do."""
+    try:
+        from huggingface_hub import errors
+    except ModuleNotFoundError as problem:
+        raise MissingExtra(str(problem.name), "timm", f"fetching {row.name}") from None
+    where = row.hub or row.url
+    try:
+        yield
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError) as problem:
+        status = getattr(problem.response, "status_code", "refused")
+        raise DataError(
+            f"encoder {row.name}: {where} does not let you in ({status}); ask for access on huggingface.co/{where}, "
+            "then set HF_TOKEN to a token of your account (or run `hf auth login`) and repeat the command"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise DataError(
+            f"encoder {row.name}: {where} no longer has the commit {row.revision}; tell us about it"
+        ) from None
+    except DataError:
+        raise
+    except Exception as problem:  # the libraries below share no class of errors for a lost connection
+        if not _of_network(problem):
+            raise
+        cause = " ".join(str(problem).split())[:160] or type(problem).__name__
+        raise DataError(
+            f"encoder {row.name}: {where} could not be fetched ({cause}); check the network and repeat the command, "
+            f"which goes on where it stopped; or fetch it elsewhere and put {row.files[0]} into {_weight_folders()[0]}"
+        ) from None
+
+
+def _of_network(problem: Exception) -> bool:
+    """Whether an exception is one of the network: an OSError, one of the HTTP library, or torch's wrong checksum."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(problem).__mro__}
+    return isinstance(problem, OSError) or bool(modules & {"httpx", "requests", "urllib3"}) or "hash" in str(problem)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_record(path: Path) -> None:
+    """Fetched weights are still what was fetched."""
+    record = read_json(path.with_name(_RECORD), dict)
+    if record.get("file") == path.name and record.get("sha256") != _sha256(path):
+        raise DataError(f"{path}: changed since it was fetched (see {_RECORD} beside it); remove it and fetch it again")
