@@ -10,6 +10,7 @@ import pytest
 from smmil.annotations.labels import read_slice_labels
 from smmil.cli.source import Name, source
 from smmil.data import Manifest
+from smmil.data.foreign_tables import PROJECTS
 from smmil.data.sources import NAMES, write_source
 from smmil.data.sources.camelyon16 import EXPECTED, WITHDRAWN
 from smmil.errors import ConfigError, DataError
@@ -301,7 +302,7 @@ def test_unknown_sets_and_options_are_refused_by_name(tmp_path):
 
 
 def test_the_verb_prints_what_was_found(tmp_path, capsys):
-    assert tuple(Name) == NAMES
+    assert tuple(Name) == (*NAMES, *PROJECTS)
     source(Name.camelyon16, camelyon(tmp_path / "c16"), tmp_path / "out", allow_missing=True)
     told = capsys.readouterr().out.splitlines()
     assert told[0] == f"{tmp_path / 'out' / 'labels.csv'}: 5 cases (label 0: 2, label 1: 3); split official"

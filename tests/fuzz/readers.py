@@ -268,6 +268,12 @@ def read_source(name: str) -> Callable[[Path], Any]:
     return lambda root: write_source(name, root, root.parent / "out", **choose(root.parent / "split.csv")).table
 
 
+def read_patches(target: Path) -> Any:
+    """From a table of patches; the tables of cases lie beside it."""
+    root = target.parents[1]
+    return write_source("patches", root / "images/patches.csv", root / "out", split=root / "split.csv").table
+
+
 def read_rsna(root: Path) -> Any:
     """With the headers read anew."""
     (root.parent / "out/dicom_index.csv").unlink(missing_ok=True)
@@ -440,6 +446,9 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("slide:pillow webp", samples.plain("a.webp", lossless=True), lambda p: pixels(p, mpp=0.5), BINARY, 0.7,
                PIXELS),
     FuzzReader("slide:pillow ppm", samples.plain("a.ppm"), lambda p: pixels(p, mpp=0.5), BINARY, 1, PIXELS),
+    FuzzReader("slide:pillow patches", samples.patches, lambda p: pixels(p, mpp=0.5), TEXT, 0.3, PLAIN,
+               damage=("slides/*.patches.csv",)),
+    FuzzReader("scan:pictures", samples.picture_stack, voxels, sealed=True),
     FuzzReader("scan:dicom", samples.ct_series(), voxels, BINARY, 0.4, PIXELS),
     FuzzReader("scan:dicom rle", samples.ct_series("rle"), voxels, BINARY, 0.55, PIXELS),
     FuzzReader("scan:dicom jpeg2000", samples.ct_series("jpeg2000"), voxels, BINARY, 0.6, PIXELS),
@@ -500,6 +509,7 @@ READERS: tuple[FuzzReader, ...] = (
                damage=("out/dicom_index.csv",)),
     FuzzReader("source:crchisto", crchisto, read_source("crchisto"), TEXT, 0.2, PLAIN,
                damage=("images/nuclei.csv", "split.csv")),
+    FuzzReader("source:patches", samples.patches, read_patches, TEXT, 0.4, PLAIN, damage=("images/patches.csv",)),
     FuzzReader("source:folder", images_and_table, read_source("folder"), TEXT, 0.4, PLAIN, damage=("split.csv",)),
     # settings
     FuzzReader("settings:config", text("c.yaml", CONFIG), load_config, TEXT, 0.25, PLAIN),

@@ -113,6 +113,24 @@ def plain(name: str, **options: Any) -> Callable[[Path], Path]:
     return make
 
 
+def patches(folder: Path) -> Path:
+    """Four patches of two cases, their common table, and the table of one case."""
+    rows = "".join(f"{k}.png,{48 * (k % 2)},0,c{k // 2},{k % 2}\n" for k in range(4))
+    put(folder / "images/patches.csv", "path,x,y,id,label\n" + rows)
+    for k in range(4):
+        Image.fromarray(picture()).save(folder / f"images/{k}.png")
+    put(folder / "split.csv", "id,split\nc0,train\nc1,test\n")
+    table = "path,x,y,label\n../images/0.png,0,0,0\n../images/1.png,48,0,1\n"
+    return put(folder / "slides/c0.patches.csv", table)
+
+
+def picture_stack(folder: Path) -> Path:
+    for k in range(3):
+        put(folder / f"scan/{k}.png", b"")
+        Image.fromarray(picture(16)[..., k]).save(folder / f"scan/{k}.png")
+    return folder / "scan"
+
+
 def pyramid(flavour: str, compression: str) -> Callable[[Path], Path]:
     return lambda folder: pyramids.slide_file(
         folder, picture(128), flavour, compression=compression, factors=(1, 4), tile=64

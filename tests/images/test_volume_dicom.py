@@ -193,7 +193,7 @@ def test_several_series_are_listed_with_counts_and_one_can_be_chosen(tmp_path):
     uid = pydicom.dcmread(paths[0]).SeriesInstanceUID
     assert np.array_equal(open_volume(tmp_path, series=str(uid)).hu, two)
     assert str(uid) not in str(error.value)
-    with pytest.raises(ConfigError, match="not here; there are"):
+    with pytest.raises(DataError, match="not here; there are"):
         open_volume(tmp_path, series="nonsense")
 
 

@@ -6,6 +6,7 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support import ct_makers, drawings
 from support import prepare_makers as makers
 from torch import nn
@@ -186,12 +187,36 @@ def test_a_mask_at_other_heights_or_of_other_sizes_is_refused(tmp_path):
         annotate_case(bag, path, scan=scan)
 
 
-def test_a_mask_beside_its_scan_is_told(tmp_path):
+def test_a_mask_beside_its_scan_is_refused(tmp_path):
     bag, path, scan = scan_and_mask(tmp_path, moved(x=6))
-    found = annotate_case(bag, path, scan=scan)
-    assert found.about["warnings"] == ["the mask lies up to 3 mm beside the scan; check that it belongs to it"]
+    with pytest.raises(DataError, match="lies up to 3 mm beside the scan"):
+        annotate_case(bag, path, scan=scan)
     bag, path, scan = scan_and_mask(tmp_path / "b", moved(x=0.5))
     assert "warnings" not in annotate_case(bag, path, scan=scan).about
+
+
+def test_a_mask_of_instances_needs_any_and_then_equals_the_mask_of_all(tmp_path):
+    bag, path, scan = scan_and_mask(tmp_path)
+    image = nibabel.load(path)
+    values = np.asarray(image.dataobj).astype(np.int16)
+    values[1, 1, 2] = 1
+    nibabel.save(nibabel.Nifti1Image(values, image.affine), path)
+    values[1, 1, 2] = 2  # a second lesion, with a number of its own
+    nibabel.save(nibabel.Nifti1Image(values, image.affine), tmp_path / "numbered.nii.gz")
+    with pytest.raises(DataError, match="--positive any"):
+        annotate_case(bag, tmp_path / "numbered.nii.gz", scan=scan)
+    found = annotate_case(bag, tmp_path / "numbered.nii.gz", scan=scan, positive=["any"])
+    expected = annotate_case(bag, path, scan=scan)
+    assert (found.share == expected.share).all()
+    assert found.labels.tolist() == [0, 0, 1, 0, 1, 0]
+    picture = np.zeros((48, 48), np.uint8)
+    picture[:16, :16], picture[16:40, 16:40] = 1, 7
+    Image.fromarray(picture).save(tmp_path / "m.png")
+    Image.fromarray((picture > 0).astype(np.uint8)).save(tmp_path / "all.png")
+    patches = drawings.lattice(6, 6, 8)
+    shares = [annotate_case(patches, tmp_path / name, positive=["any"]).share for name in ("m.png", "all.png")]
+    assert (shares[0] == shares[1]).all()
+    assert shares[0].sum() == 4 + 9
 
 
 def test_a_scan_with_the_mask_of_another_fails_alone_in_a_batch(tmp_path):

@@ -14,7 +14,7 @@ from smmil.formats import read_bag, read_provenance
 from smmil.graph import chain_graph, knn_graph
 from smmil.images.volume import open_volume, window
 from smmil.prepare import prepare_case
-from smmil.prepare.selection import _check_classes, _read_points, _slice_pictures
+from smmil.prepare.selection import _check_classes, _read_points, _SlicePictures
 
 POINTS = "image,x,y,label\nother,1,1,0\na,14,14,0\na,40.3,30.6,1\na,60,50,\na.png,20,60,1\n"
 
@@ -70,7 +70,7 @@ def ct(windows=("brain", "subdural", "40/400"), **options):
 def test_three_windows_of_a_slice_become_its_colours(tmp_path):
     series(tmp_path / "scan")
     volume = open_volume(tmp_path / "scan")
-    pictures = list(_slice_pictures(volume, ct()))
+    pictures = list(_SlicePictures(volume, ct()))
     for hu, picture in zip(volume.hu, pictures, strict=True):
         assert picture.shape == (9, 9, 3)
         assert not picture[:, [0, 8]].any()  # 9 rows, 7 columns: one black column on either side
@@ -82,8 +82,8 @@ def test_one_window_is_grey_and_a_triplet_shows_the_neighbours(tmp_path):
     series(tmp_path / "scan")
     volume = open_volume(tmp_path / "scan")
     shades = [window(hu, 40, 400) for hu in volume.hu]
-    grey = list(_slice_pictures(volume, ct(("40/400",))))
-    three = list(_slice_pictures(volume, ct(("40/400",), triplets=True)))
+    grey = list(_SlicePictures(volume, ct(("40/400",))))
+    three = list(_SlicePictures(volume, ct(("40/400",), triplets=True)))
     for i in range(6):
         below, above = max(i - 1, 0), min(i + 1, 5)
         for channel, index in enumerate((below, i, above)):

@@ -102,7 +102,7 @@ def test_a_refusal_is_one_plain_sentence(content, message):
         ({"tile_px": 9}, "points", "--tile-px: is for slides"),
         ({"tissue": {"share": 0.1}}, "points", "--tissue-share: is for slides"),
         ({"crop_px": 9}, "slide", "--crop-px: is for crops around points, but these are slides"),
-        ({"mpp": 0.5}, "ct", "--mpp: is for slides and crops around points, but these are CT scans"),
+        ({"mpp": 0.5}, "ct", "--mpp: is for slides and crops around points and patch files, but these are CT scans"),
         ({"coverage": 0.5}, "ct", "--coverage: is for slides"),
     ],
 )

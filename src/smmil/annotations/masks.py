@@ -36,7 +36,7 @@ class _LabelImage:
     path: Path
     width: int
     height: int
-    positive: tuple[int, ...] | None  # codes that mean lesion; None: all but 0
+    positive: tuple[int, ...] | None  # codes that mean lesion; None: the only one but 0; (): all but 0
     codes: tuple[int, ...] | None = None  # those that may occur; None: any besides 0
     first_channel: bool = False  # codes are in the red channel, as in PANDA
 
@@ -49,7 +49,7 @@ class _LabelImage:
                 codes = self._plain(block)
                 seen |= set(np.unique(codes).tolist())
                 self._refuse_strange(seen)
-                lesion = codes != 0 if self.positive is None else np.isin(codes, self.positive)
+                lesion = codes != 0 if not self.positive else np.isin(codes, self.positive)
                 for y in range(0, lesion.shape[0], _SIDE):
                     for x in range(0, lesion.shape[1], _SIDE):
                         yield left + x, top + y, lesion[y : y + _SIDE, x : x + _SIDE]
@@ -74,11 +74,11 @@ class _LabelImage:
             )
         if self.positive is None and len(seen - {0}) > 1:
             listed = ", ".join(map(str, sorted(seen)[:10]))
-            raise DataError(f"holds the codes {listed}; say which of them are lesions (--positive)")
+            raise DataError(f"holds the codes {listed}; say which of them are lesions (--positive, or --positive any)")
 
 
 def open_mask(path: str | Path, kind: str = "label-image", positive: Collection[int] | None = None) -> _LabelImage:
-    """Open a label image; `kind` is one of PANDA's providers or label-image, `positive` the codes of lesions."""
+    """Open a label image; `kind` is label-image or a provider of PANDA, `positive` the codes of lesions ([]: any)."""
     path = Path(path)
     chosen = None if positive is None else tuple(int(code) for code in positive)
     with annotation_errors(path, "a label image"):
@@ -87,7 +87,9 @@ def open_mask(path: str | Path, kind: str = "label-image", positive: Collection[
             width, height = map(int, size)  # in a damaged TIFF they may be anything
         if kind in PANDA:
             codes, cancer = PANDA[kind]
-            return _LabelImage(path, width, height, chosen or cancer, tuple(codes), first_channel=True)
+            return _LabelImage(
+                path, width, height, cancer if chosen is None else chosen, tuple(codes), first_channel=True
+            )
         return _LabelImage(path, width, height, chosen)
 
 

@@ -19,6 +19,9 @@ def convert(
     out: Annotated[Path, Option(help="Folder for the result; files of others in it are never overwritten.")],
     mpp: Annotated[float | None, Option(help="Micrometres per level-0 pixel, if the files do not say.")] = None,
     encoder: Annotated[str | None, Option(help="Name of the encoder, if the files do not say.")] = None,
+    graph: Annotated[
+        str | None, Option(help="To native: neighbours are knn, knn:8, radius:900 or grid from now on.")
+    ] = None,
     labels: Annotated[Path | None, Option(help="Table id,label, for torchmil's folder of labels.")] = None,
 ) -> None:
     """Turn feature files of TRIDENT, CLAM, STAMP, torchmil, LazySlide or WSInfer into those of another project.
@@ -33,6 +36,8 @@ def convert(
 
       smmil convert stamp_features --to trident --mpp 0.25 --out trident
 
+      smmil convert sampled_patches --to native --graph knn --out bags
+
       smmil convert bags --to torchmil --labels labels.csv --out torchmil
     """
     from smmil.data.foreign_tables import ManifestLabels, read_labels
@@ -43,6 +48,7 @@ def convert(
     _refuse_other_files(source, out)
     with _CaseBar("converting") as bar:
         options: dict[str, Any] = {"mpp": mpp, "encoder": encoder, "labels": known, "beside": found}
+        options["graph"] = None if graph is None else _graph_rule(graph)
         done = convert_files(source, to=to.value, out=out, progress=bar.at, **options)
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
     if found.manifest is not None:
@@ -53,6 +59,21 @@ def convert(
     for reason, files in Counter(done.others.values()).most_common():
         print(f"not converted: {files} {'file' if files == 1 else 'files'}, {reason}")
     _exit_on_failures(done.failed.values(), out / "convert_failures.csv")
+
+
+def _graph_rule(text: str) -> dict[str, Any]:
+    """The rule that knn, knn:8, radius:900 or grid means."""
+    from smmil.errors import ConfigError
+
+    kind, _, number = text.partition(":")
+    options = {"knn": ("k", int), "radius": ("radius", float)}
+    if not number:
+        return {"kind": kind}
+    try:
+        name, read = options[kind]
+        return {"kind": kind, name: read(number)}
+    except (KeyError, ValueError):
+        raise ConfigError(f"--graph {text}: expected knn, knn:8, radius:900 or grid") from None
 
 
 def _refuse_other_files(source: Path, out: Path) -> None:

@@ -83,7 +83,7 @@ def _image(path: Path) -> str | None:
         found = find_sources([path])[0]
     except SmmilError:
         return None
-    what = "CT scans" if found.kind == "ct" else "slides"
+    what = {"ct": "CT scans", "mr": "MR scans", "stack": "scans"}.get(found.kind or "", "slides")
     return f"{path}: pixels of {what}, not features; use smmil prepare {path} --out study --dry-run"
 
 

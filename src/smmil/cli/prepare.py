@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from smmil.prepare.pipeline import PreparePlan, Summary
 
 
-ImageKind = StrEnum("ImageKind", "auto slide ct points")
+ImageKind = StrEnum("ImageKind", "auto slide ct mr stack points patches")
+PatchGraph = StrEnum("PatchGraph", "grid knn")
 PrepareExecutor = StrEnum("PrepareExecutor", "auto serial processes dask")
 Precision = StrEnum("Precision", "float32 float16 bfloat16")
 
@@ -25,7 +26,8 @@ def prepare(
     ],
     out: Annotated[Path, Option(help="Folder for bags/, previews/, manifest.csv, cases.csv, failures.csv.")],
     labels: Annotated[
-        Path | None, Option(help="Table id,label with optional columns patient, split, path, annotation, tissue, mpp.")
+        Path | None,
+        Option(help="Table id,label with optional columns patient, split, path, annotation, tissue, mpp, series."),
     ] = None,
     kind: Annotated[ImageKind, Option(help="What the images are; auto: from the files.")] = ImageKind.auto,
     recipe: Annotated[Path | None, Option(help="YAML file with the choices below; options win over it.")] = None,
@@ -46,10 +48,19 @@ def prepare(
     mpp: Annotated[
         float | None, Option(help="Micrometres per pixel at full resolution, for files that do not say.")
     ] = None,
-    window: Annotated[list[str] | None, Option(help="CT window by name or centre/width; once or three times.")] = None,
-    triplets: Annotated[bool, Option(help="CT: a slice with its neighbours as colours (one --window).")] = False,
+    window: Annotated[
+        list[str] | None,
+        Option(help="Scans: window by name, centre/width or percentiles (p1/99); once or three times."),
+    ] = None,
+    series: Annotated[
+        str | None, Option(help="DICOM: most-slices, description:TEXT, or a key, where a folder holds several series.")
+    ] = None,
+    triplets: Annotated[bool, Option(help="Scans: a slice with its neighbours as colours (one --window).")] = False,
     points: Annotated[Path | None, Option(help="Table image,x,y[,label]: a crop around every point.")] = None,
     crop_px: Annotated[int | None, Option(help="Side of a crop around a point, in pixels (27).")] = None,
+    graph: Annotated[
+        PatchGraph | None, Option(help="Patch files: neighbours touch (grid), or are the nearest (knn), if sparse.")
+    ] = None,
     coverage: Annotated[float | None, Option(help="Annotated share above which an instance is positive (0.5).")] = None,
     positive: Annotated[
         list[str] | None,
@@ -79,6 +90,10 @@ def prepare(
 
       smmil prepare scans --labels labels.csv --window brain --window subdural --window stroke --out ct
 
+      smmil prepare head_mr --kind mr --series description:axial --labels labels.csv --out mr
+
+      smmil prepare folders_of_png --kind stack --labels labels.csv --out scans
+
       smmil prepare png --points nuclei.csv --crop-px 27 --positive epithelial --labels labels.csv --out nuclei
 
       smmil train --manifest study/manifest.csv --model sm_ap --out run
@@ -100,6 +115,7 @@ def prepare(
         "windows": tuple(window) if window else None,
         "triplets": triplets or None,
         "crop_px": crop_px,
+        "graph": None if graph is None else graph.value,
     }
     choices = load_recipe(recipe, chosen, trust_code=trust_code)
     if fetch:
@@ -111,6 +127,7 @@ def prepare(
         labels=labels,
         points=points,
         mpp=mpp,
+        series=series,
         weights=weights,
         device=device,
         coverage=coverage,

@@ -21,8 +21,11 @@ def report(
     resamples: Annotated[int, Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
     title: Annotated[str | None, Option(help="Title of the page.")] = None,
     window: Annotated[
-        str, Option(help="How slices of CT scans are shown: brain, lung, bone, … or centre/width in HU, as 40/80.")
-    ] = "brain",
+        str | None,
+        Option(
+            help="How slices are shown: brain, lung, bone, …, centre/width or p1/99; default: as they were prepared."
+        ),
+    ] = None,
     max_mb: Annotated[float, Option(help="Largest size of the page; pictures are made to fit.")] = 30.0,
 ) -> None:
     """One self-contained page about one or several models: numbers, curves, every case with its map.

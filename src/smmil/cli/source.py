@@ -1,27 +1,49 @@
 """smmil source"""
 
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-Name = StrEnum("Name", "camelyon16 panda rsna_ich crchisto folder")
+if TYPE_CHECKING:
+    from smmil.data.manifest import Manifest
+
+Name = StrEnum("Name", "camelyon16 panda rsna_ich crchisto folder patches clam stamp torchmil features")
 
 
 def source(
-    name: Annotated[Name, Argument(help="The data set.")],
-    root: Annotated[Path, Argument(help="The folder it was downloaded to.")],
-    out: Annotated[Path, Option(help="Folder for labels.csv and source.json.")],
+    name: Annotated[Name, Argument(help="The data set, or whose features and tables these are.")],
+    root: Annotated[Path, Argument(help="Its folder; patches: also a table of them.")],
+    out: Annotated[Path, Option(help="Folder for labels.csv and source.json; of features for manifest.csv.")],
     split: Annotated[Path | None, Option(help="Table id,split; else a test set is drawn and marked so.")] = None,
     patients: Annotated[Path | None, Option(help="PANDA: table image_id,patient.")] = None,
     task: Annotated[str | None, Option(help="PANDA: cancer or isup.")] = None,
-    table: Annotated[Path | None, Option(help="folder: table id,label of the images.")] = None,
+    table: Annotated[
+        Path | None, Option(help="Table of images (id,label), patches (path,x,y,patient,label), or features.")
+    ] = None,
+    slides: Annotated[
+        Path | None, Option(help="stamp: table PATIENT,FILENAME; --table is its table of patients.")
+    ] = None,
+    label: Annotated[str | None, Option(help="stamp: column of the table of patients that is the label.")] = None,
+    classes: Annotated[
+        list[str] | None, Option("--class", help="Features: labels that are words, in the order 0, 1, …")
+    ] = None,
+    encoder: Annotated[str | None, Option(help="torchmil: which folder features_<encoder>.")] = None,
+    labels: Annotated[
+        Path | None, Option(help="patches: table id,label of the cases; else any positive patch.")
+    ] = None,
+    pattern: Annotated[str | None, Option(help="patches: form of the file names, with groups id, x, y, label.")] = None,
+    step: Annotated[int | None, Option(help="patches: pixels per unit, where x and y count patches.")] = None,
     annotations: Annotated[Path | None, Option(help="folder: annotation files named like the images.")] = None,
     seed: Annotated[int | None, Option(help="Seed of a split that is drawn.")] = None,
     allow_missing: Annotated[bool, Option(help="Go on with what is there; the rest is listed.")] = False,
 ) -> None:
-    """Check a public data set that you downloaded and write the table that `smmil prepare --labels` takes.
+    """Check a data set that you have and write the table that `smmil prepare --labels` takes.
+
+    For features that exist already (clam, stamp, torchmil; features: of anybody, TRIDENT too), write the manifest
+    that `smmil train` takes.
 
     [bold]Examples[/bold]
 
@@ -30,19 +52,39 @@ def source(
       smmil source panda ~/PANDA --split partition.csv --out panda
 
       smmil source folder slides --table labels.csv --annotations xml --out study
-    """
-    from collections import Counter
 
+      smmil source patches IDC_regular_ps50_idx5 --out idc
+
+      smmil prepare idc/slides --labels idc/labels.csv --out study
+
+      smmil source clam features --table dataset.csv --split splits_0.csv --class normal --class tumor --out study
+
+      smmil source stamp features/ctranspath --table clini.csv --slides slides.csv --label MSI --out study
+
+      smmil source features trident/20x_256px_0px_overlap/features_uni_v1 --table labels.csv --out study
+    """
+    from smmil.data.foreign_tables import PROJECTS, write_foreign_manifest
     from smmil.data.sources import write_source
     from smmil.files import read_json
 
     given: dict[str, Any] = {"split": split, "patients": patients, "task": task, "table": table}
-    given |= {"annotations": annotations, "seed": seed}
+    given |= {"annotations": annotations, "seed": seed, "labels": labels, "pattern": pattern, "step": step}
+    given |= {"slides": slides, "label": label, "classes": classes or None, "encoder": encoder}
     options = {option: value for option, value in given.items() if value is not None}
+    if name.value in PROJECTS:
+        made, others = write_foreign_manifest(name.value, root, out, **options)
+        print(f"{out / 'manifest.csv'}: {len(made)} cases ({_counted(made)})")
+        for reason, files in Counter(others.values()).most_common():
+            print(f"note: {files} {'file' if files == 1 else 'files'} left out: {reason}")
+        return
     manifest = write_source(name.value, root, out, allow_missing=allow_missing, **options)
     about = read_json(out / "source.json")
-    counted = Counter("none" if label is None else str(label) for label in manifest.labels.values())
-    labels = ", ".join(f"label {label}: {count}" for label, count in sorted(counted.items()))
-    print(f"{out / 'labels.csv'}: {len(manifest)} cases ({labels}); split {about['split']}")
+    print(f"{out / 'labels.csv'}: {len(manifest)} cases ({_counted(manifest)}); split {about['split']}")
     for remark in (*about["missing"], *about["notes"]):
         print(f"note: {remark}")
+
+
+def _counted(manifest: "Manifest") -> str:
+    """How many cases have each label."""
+    counted = Counter("none" if label is None else str(label) for label in manifest.labels.values())
+    return ", ".join(f"label {label}: {count}" for label, count in sorted(counted.items()))

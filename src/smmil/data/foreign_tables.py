@@ -1,9 +1,11 @@
 """Tables of CLAM, STAMP and torchmil as manifests, and instance labels found through a manifest next to bag files."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from inspect import Parameter, signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,8 +20,9 @@ from smmil.data.tables import (
     read_instance_labels,
     read_text_table,
 )
-from smmil.errors import DataError
+from smmil.errors import ConfigError, DataError, check_choice
 from smmil.formats.hdf5 import reader_errors
+from smmil.formats.inspection import find_bags
 from smmil.formats.torchmil import TorchmilReader
 
 NAME = "manifest.csv"
@@ -50,6 +53,29 @@ def clam_manifest(
     if split is not None:
         content["split"] = _marks(split, ids)
     return _manifest(content, rows["label"], folder, table)
+
+
+def features_manifest(
+    table: str | Path, features: str | Path, *, classes: Sequence[str] | None = None, folder: str | Path = "."
+) -> tuple[Manifest, dict[str, str]]:
+    """A manifest of the feature files below a folder, whoever wrote them, for a table id,label[,patient,split].
+
+    Also gives the files that are no bags, such as features of whole slides, with the reason.
+    """
+    rows, (bags, others) = _read(table, ("id", "label")), find_bags(features)
+    places: dict[str, Path] = {}
+    for bag in bags:
+        if (other := places.setdefault(bag.stem, bag)) is not bag:
+            raise DataError(f"{bag}: the same case as {other}; give the folder of one encoder and one format")
+    if lost := sorted(set(rows["id"]) - set(places)):
+        raise DataError(f"{table}: no feature file below {features} for {len(lost)} cases, such as {lost[0]!r}")
+    content = {
+        "id": rows["id"].tolist(),
+        "path": [_relative(places[id_], folder) for id_ in rows["id"]],
+        "label": _indices(table, rows["label"], classes),
+    }
+    content |= {ours: rows[name].tolist() for name, ours in (("patient", "group"), ("split", "split")) if name in rows}
+    return _manifest(content, rows["label"], folder, table), others
 
 
 def stamp_manifest(
@@ -101,6 +127,46 @@ def torchmil_manifest(root: str | Path, encoder: str, *, folder: str | Path = ".
         "instance_labels": [_relative(_instance_labels(below, file.name), folder) for file in files],
     }
     return _manifest(content, None, folder, root / "splits.csv")
+
+
+_PROJECTS: dict[str, Callable[..., Any]] = {
+    "clam": clam_manifest,
+    "stamp": stamp_manifest,
+    "torchmil": torchmil_manifest,
+    "features": features_manifest,
+}
+PROJECTS = tuple(_PROJECTS)
+
+
+def write_foreign_manifest(
+    project: str, features: str | Path, out: str | Path, **options: Any
+) -> tuple[Manifest, dict[str, str]]:
+    """Write `out`/manifest.csv from tables and features of another project; also gives files that are no bags.
+
+    clam      table (case_id, slide_id, label), split (splits_0.csv)      stamp  table (clini), slides, label
+    torchmil  encoder; the folder holds its tables itself                 features  table (id, label)
+    classes   of all but torchmil: labels that are words, in the order 0, 1, …
+    """
+    check_choice(project, PROJECTS, "project")
+    make = _PROJECTS[project]
+    taken = [name for name in signature(make).parameters if name not in ("features", "root", "folder")]
+    known = {"table" if name == "clini" else name: name for name in taken}
+    for option in options:
+        if option not in known:
+            words = ", ".join(f"--{word}" for word in known)
+            raise ConfigError(f"--{option}: is not for {project}, which takes {words}")
+    required = [ours for ours, name in known.items() if signature(make).parameters[name].default is Parameter.empty]
+    if missing := [name for name in required if name not in options]:
+        raise ConfigError(f"{project}: --{missing[0]} must be given; {str(make.__doc__).splitlines()[0]}")
+    place = "root" if project == "torchmil" else "features"
+    Path(out).mkdir(parents=True, exist_ok=True)
+    made = make(**{place: features, "folder": out}, **{known[name]: value for name, value in options.items()})
+    manifest, others = made if isinstance(made, tuple) else (made, {})
+    manifest.check_table(training=False)
+    if lost := [id_ for id_ in manifest.ids if not manifest.path_of(id_).exists()]:
+        raise DataError(f"{features}: no feature file for {len(lost)} cases, such as {lost[0]!r}; give their folder")
+    manifest.write(Path(out) / NAME)
+    return Manifest.read(Path(out) / NAME), others
 
 
 def read_labels(path: str | Path) -> dict[str, int]:

@@ -12,8 +12,8 @@ from smmil.errors import ConfigError, DataError
 from smmil.evaluate.calibration import instance_probability as calibrated_probability
 from smmil.evaluate.conformal import applied_calibration
 from smmil.evaluate.instances import instance_probability, instance_score
-from smmil.images import Slide, Volume, open_slide, open_volume
-from smmil.images.matching import Difference, scan_difference, slide_difference
+from smmil.images import Slide, Volume, open_slide
+from smmil.images.matching import Difference, open_scan, scan_difference, slide_difference
 from smmil.prediction import Prediction
 from smmil.redact import plain, provenance
 
@@ -96,7 +96,8 @@ class ExportCase:
 
     def volume(self, what: str) -> Volume:
         """The scan with its geometry; an error that asks for it when no image was given."""
-        volume = open_volume(self.need_image(what, "the folder of its DICOM series or its NIfTI file"))
+        path = self.need_image(what, "the folder of its DICOM series or its NIfTI file")
+        volume = open_scan(path, self.prediction)
         self._check(scan_difference(self.prediction, volume), "scan")
         return volume
 

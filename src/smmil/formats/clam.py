@@ -1,4 +1,7 @@
-"""CLAM's files: h5_files/<id>.h5 (features, coords), pt_files/<id>.pt (features), patches/<id>.h5 (footprint)."""
+"""CLAM's files: h5_files/<id>.h5 (features, coords), pt_files/<id>.pt (features), patches/<id>.h5 (footprint).
+
+Tensor files of TRIDENT are read here too: features_<encoder>/<id>.pt beside patches/<id>_patches.h5.
+"""
 
 import io
 import json
@@ -12,6 +15,7 @@ from smmil.errors import DataError
 from smmil.files import check_once, check_torch_archive, file_name, open_hdf5
 from smmil.formats.content import INFERRED, Stored, _frame_from_coords, _frame_with_step, _h5_bytes, _WritePlan
 from smmil.formats.hdf5 import Reader, _dataset, _number, _numbers, _starts_with
+from smmil.formats.trident import _trident_facts, _trident_frame
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 
@@ -64,6 +68,15 @@ class _ClamTensorReader(Reader):
     def load(self, path: Path) -> Stored:
         """Features of a tensor file; coordinates from the HDF5 file of this name next to it, where there is one."""
         features = _tensor(path)
+        for companion in (folder / "patches" / f"{path.stem}_patches.h5" for folder in path.absolute().parents[1:3]):
+            if companion.is_file():
+                with open_hdf5(companion) as file:
+                    coords = _dataset(file, "coords")
+                    if coords is not None:
+                        stated = file["coords"].attrs
+                        return Stored(path.stem, features, coords).on_lattice(
+                            _trident_frame(stated, coords.shape[1]), _trident_facts(stated)
+                        )
         for companion in (path.parent.parent / "h5_files" / f"{path.stem}.h5", *_patch_files(path)):
             if companion.is_file():
                 with open_hdf5(companion) as file:
@@ -84,7 +97,10 @@ def _tensor(path: Path) -> np.ndarray:
     import torch
 
     check_once(path, check_torch_archive)
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals(_numpy_globals()):
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(content, np.ndarray) and content.dtype.kind == "f":  # TRIDENT saves arrays, not tensors
+        content = torch.from_numpy(np.ascontiguousarray(content.astype(content.dtype.newbyteorder("="), copy=False)))
     if not isinstance(content, torch.Tensor) or content.layout != torch.strided:
         raise DataError(f"holds a {type(content).__name__}, expected one tensor (instances, dimensions)")
     if not content.is_floating_point() or content.dtype == torch.bfloat16:
@@ -92,6 +108,14 @@ def _tensor(path: Path) -> np.ndarray:
     if content.numel() * content.element_size() > path.stat().st_size:
         raise DataError("the tensor claims more numbers than the file holds; the file is damaged")
     return np.ascontiguousarray(content.detach().numpy())
+
+
+def _numpy_globals() -> list[Any]:
+    """What an array of floating point numbers names in a file, under its old and its new address; nothing else."""
+    build = np.empty(0).__reduce__()[0]
+    kinds = [type(np.dtype(name)) for name in ("f2", "f4", "f8")]
+    addresses = [(build, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    return [*addresses, np.ndarray, np.dtype, *kinds]
 
 
 def _on_lattice(path: Path, features: np.ndarray, coords: np.ndarray, side: float | None) -> Stored:

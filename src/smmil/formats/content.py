@@ -88,7 +88,8 @@ class Stored:
         if features is None:
             raise DataError("there is no dataset 'features'; is this a feature file?")
         if features.ndim != 2:
-            raise DataError(f"features must have the shape (instances, dimensions), got {features.shape}")
+            whole = "; features of a whole slide are no bag" if features.ndim == 1 else ""
+            raise DataError(f"features must have the shape (instances, dimensions), got {features.shape}{whole}")
         if 0 in features.shape:
             raise DataError(
                 f"no instances (features has the shape {features.shape}); leave this case out of the manifest"
@@ -166,11 +167,24 @@ class Stored:
         if graph is None or self.coords is None or graph.n < ALARM_FROM or graph.isolated_share <= ALARM_SHARE:
             return graph
         used = f"step {_sides(frame.step)}" if kind == "grid" and frame else f"graph {kind!r}"
+        apart = _nearest_distance(self.coords)
+        alone = f"{graph.isolated_share:.0%} of {graph.n:,} instances have no neighbour with {used}"
+        if self._regular(apart):
+            raise DataError(
+                f"{alone}, while the nearest coordinates are {apart:g} apart (median); likely cause: a wrong step "
+                "(patch_size in place of patch_size_level0); write the file again with the level-0 step"
+            )
         raise DataError(
-            f"{graph.isolated_share:.0%} of {graph.n:,} instances have no neighbour with {used}, while the nearest "
-            f"coordinates are {_nearest_distance(self.coords):g} apart (median); likely cause: a wrong step "
-            "(patch_size in place of patch_size_level0); write the file again with the level-0 step"
+            f"{alone}, and they lie on no lattice (nearest {apart:g} apart, median): they were sampled sparsely, so "
+            "neighbours must be the nearest ones; smmil convert --to native --graph knn (or radius:"
+            f"{_two_digits(2 * apart):g}) writes such bags"
         )
+
+    def _regular(self, apart: float) -> bool:
+        """Whether nearest instances lie the same distance apart, as on a lattice whose step was misunderstood."""
+        assert self.coords is not None  # asked before
+        nearest = cKDTree(self.coords).query(self.coords, k=[2])[0].ravel()
+        return bool((np.abs(nearest - apart) <= 0.02 * apart).mean() > ALARM_SHARE)
 
     def coords_2d(self, target: str) -> np.ndarray:
         """Coordinates with two axes, or an error: that is all the target can hold."""
@@ -212,6 +226,10 @@ class Stored:
 
 def _sides(lengths: tuple[float, ...]) -> str:
     return " x ".join(f"{length:g}" for length in lengths)
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
 
 
 def begins_formula(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Feature files of one project converted to those of another; what a format cannot hold is listed."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from smmil.errors import DataError, check_choice
 from smmil.files import digest, need_file, read_json, remove_leftovers, replacing, write_json, write_rows
 from smmil.formats import READERS, _choose_reader, _read_stored
-from smmil.formats.content import Stored, _as_int8, _frame_json, _WritePlan, begins_formula
+from smmil.formats.content import Stored, _as_int8, _frame_json, _full_rule, _WritePlan, begins_formula
 from smmil.formats.hdf5 import reader_errors
 from smmil.formats.inspection import find_bags
 from smmil.formats.stamp import _in_pixels
@@ -39,6 +40,7 @@ def convert(
     out: str | Path,
     mpp: float | None = None,
     encoder: str | None = None,
+    graph: str | Mapping[str, Any] | None = None,
     labels: Mapping[str, int] | None = None,
     beside: Callable[[Path], np.ndarray | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -47,6 +49,7 @@ def convert(
 
     mpp      micrometres per level-0 pixel, where the files do not say it
     encoder  name of the encoder, where the files do not say it
+    graph    how neighbours are found from now on, such as "knn" or {"kind": "radius", "radius": 900}; native alone
     labels   label of each case, for torchmil's folder of labels
     beside   labels of the instances of a bag file that lie outside it, or None; they are written where the target can
              hold them and listed as lost where it cannot
@@ -57,12 +60,17 @@ def convert(
     check_choice(to, TARGETS, "target format")
     if mpp is not None and not 0 < mpp < float("inf"):
         raise DataError(f"mpp must be a positive number of micrometres, got {mpp}")
+    if graph is not None and to != "native":
+        raise DataError(
+            f"graph: only native files say how neighbours are found, {to} has no place for it; leave it out"
+        )
+    rule = None if graph is None else json.dumps(_full_rule(graph))
     paths, others = find_bags(source, Path(out))
     if not paths:
         raise DataError(
             f"{source}: no feature file found; expected .h5, .pt, .npy in a folder features_…, .zarr or .csv"
         )
-    work = _Conversion(to, Path(out), mpp, encoder, dict(labels or {}), beside, Converted(others=others))
+    work = _Conversion(to, Path(out), mpp, encoder, rule, dict(labels or {}), beside, Converted(others=others))
     try:
         for count, path in enumerate(paths, 1):
             work.one(path)
@@ -79,6 +87,7 @@ class _Conversion:
     out: Path
     mpp: float | None
     encoder: str | None
+    rule: str | None
     labels: dict[str, int]
     beside: Callable[[Path], np.ndarray | None] | None
     done: Converted
@@ -107,6 +116,9 @@ class _Conversion:
             if len(labels) != len(stored.features):
                 raise DataError(f"{len(labels):,} instance labels beside it for {len(stored.features):,} instances")
             stored = replace(stored, y_inst=_as_int8(labels))
+        if self.rule is not None:
+            stored = replace(stored, rule=self.rule, edges=None)
+            stored.connected_graph()  # what the rule cannot connect is refused here, not in training
         if begins_formula(stored.id):
             raise DataError(f"its name {stored.id!r} would be a formula in the tables of a study; rename the file")
         facts = reader.all_facts(path, stored)

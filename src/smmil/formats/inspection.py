@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
+from smmil.files import open_hdf5
 from smmil.formats import _choose_reader, find_reader
 from smmil.formats.content import ALARM_FROM, ALARM_SHARE, Stored, _nearest_distance
 from smmil.formats.hdf5 import ENDINGS, _layout, reader_errors
 from smmil.formats.lazyslide import _LazySlideReader
 
 _is_store = _LazySlideReader().recognises
+_WHOLE_SLIDE = "features of a whole slide, not of its patches"
 _CHECKSUM = {True: "matches", False: "does not match"}
 
 
@@ -53,12 +55,21 @@ def _why_not(path: Path) -> str | None:
         return "the same features as in h5_files"
     if ending == ".npy" and not path.absolute().parent.name.startswith("features"):
         return "not in a folder of features"
+    if ending in (*ENDINGS, ".pt") and path.absolute().parent.name.startswith("slide_features"):
+        return _WHOLE_SLIDE
     if ending == ".csv":
         return None if find_or_none(path) else "a table, not the patches of a case"
     if ending in ENDINGS:
         with suppress(DataError), reader_errors(path):
-            return "coordinates without features" if _layout(path) == "positions" else None
+            return _whole_slide(path) or ("coordinates without features" if _layout(path) == "positions" else None)
     return None
+
+
+def _whole_slide(path: Path) -> str | None:
+    """Whether a file holds one vector of features, as encoders of whole slides give."""
+    with open_hdf5(path) as file:
+        found = next((file[name] for name in ("features", "feats") if name in file), None)
+        return _WHOLE_SLIDE if getattr(found, "ndim", 2) == 1 else None
 
 
 def find_or_none(path: Path) -> str | None:
@@ -135,5 +146,6 @@ def _warnings(facts: dict[str, Any]) -> list[str]:
         found.append(f"{facts['rows_not_finite']:,} rows hold NaN or Inf")
     isolated = facts["isolated_share"] or 0.0
     if isolated > ALARM_SHARE and facts["instances"] >= ALARM_FROM:
-        found.append(f"{isolated:.0%} of the instances have no neighbour: the step in the file is probably wrong")
+        cause = "the step in the file is wrong, or patches were sampled sparsely (smmil convert --graph knn)"
+        found.append(f"{isolated:.0%} of the instances have no neighbour: {cause}")
     return found

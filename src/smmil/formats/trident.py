@@ -25,10 +25,8 @@ class _TridentReader(Reader):
                 raise DataError(
                     "there is no dataset 'coords'; for bags without positions use write_bag(..., graph='none')"
                 )
-            frame = _frame(file["coords"].attrs, stored.coords.shape[1])
-            sizes = {name: _number(file["coords"].attrs, name) for name in FACTS}
-        facts = {name: int(v) if v.is_integer() else v for name, v in sizes.items() if v is not None}
-        return stored.on_lattice(frame, facts)
+            stated = file["coords"].attrs
+            return stored.on_lattice(_trident_frame(stated, stored.coords.shape[1]), _trident_facts(stated))
 
     def provenance(self, path: Path) -> dict[str, Any]:
         """The encoder, where the file names it."""
@@ -54,7 +52,13 @@ class _TridentReader(Reader):
         return _WritePlan(files, notes)
 
 
-def _frame(attributes: Any, axes: int) -> Frame:
+def _trident_facts(attributes: Any) -> dict[str, Any]:
+    """Sizes and magnifications that the attributes of the coordinates state."""
+    sizes = {name: _number(attributes, name) for name in FACTS}
+    return {name: int(v) if v.is_integer() else v for name, v in sizes.items() if v is not None}
+
+
+def _trident_frame(attributes: Any, axes: int) -> Frame:
     """Footprint and step in level-0 pixels; the overlap is given at target magnification and is scaled up."""
     level0, target = _number(attributes, "patch_size_level0"), _number(attributes, "patch_size")
     overlap = _number(attributes, "overlap") or 0.0

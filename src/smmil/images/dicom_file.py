@@ -1,7 +1,8 @@
-"""One DICOM file of a CT series: its header checked, its pixels as stored.
+"""One DICOM file of a CT or MR series: its header checked, its pixels as stored.
 
 The tags read are listed here, and names, dates and numbers of patients are not among them, so they cannot reach a
-message. For the same reason messages never repeat what pydicom says, which may quote a value.
+message; the description of a series is read to be compared, never to be shown. For the same reason messages never
+repeat what pydicom says, which may quote a value.
 """
 
 import os
@@ -29,6 +30,7 @@ LARGEST_SLICE = 4096 * 4096
 LARGEST_FILE = 512 * 2**20
 _HEADER = (
     *("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "Modality", "ImageType", "NumberOfFrames"),
+    "SeriesDescription",
     *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "SliceThickness"),
     *("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
@@ -162,7 +164,7 @@ def kind_of(tags: dict[str, Any]) -> str:
 
 
 def _slice_header(path: Path, tags: dict[str, Any]) -> _SliceHeader:
-    """The tags of a CT slice checked one by one; the error says which one is missing or senseless."""
+    """The tags of a CT or MR slice checked one by one; the error says which one is missing or senseless."""
     with dicom_errors(path):
         _refuse_other_pictures(tags)
         rows, columns = _size(tags)
@@ -183,7 +185,7 @@ def _slice_header(path: Path, tags: dict[str, Any]) -> _SliceHeader:
             thickness if 0 < thickness < float("inf") else None,
             slope,
             intercept,
-            stored == (12, 0) and intercept > -100,
+            stored == (12, 0) and intercept > -100 and kind_of(tags) == "CT",
             str(tags.get("RescaleType", "")) == "US",
             str(tags["SOPInstanceUID"]),
         )
@@ -223,10 +225,13 @@ def _orientation(tags: dict[str, Any]) -> np.ndarray:
 
 
 def _rescale(tags: dict[str, Any]) -> tuple[float, float]:
+    is_ct = kind_of(tags) == "CT"
+    usual = {} if is_ct else {"RescaleSlope": 1, "RescaleIntercept": 0}  # MR has no unit, and often no such tags
+    tags = usual | {name: value for name, value in tags.items() if value is not None}
     slope, intercept = (float(_numbers(tags, name, 1)[0]) for name in ("RescaleSlope", "RescaleIntercept"))
     if slope == 0:
         raise DataError("RescaleSlope is 0, so every pixel would have the same value; export the series again")
-    if str(tags.get("RescaleType") or "HU") not in ("HU", "US"):
+    if is_ct and str(tags.get("RescaleType") or "HU") not in ("HU", "US"):
         raise DataError("RescaleType is not HU: the pixels are no Hounsfield units; choose the series that is in HU")
     return slope, intercept
 

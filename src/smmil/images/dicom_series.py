@@ -1,4 +1,4 @@
-"""A CT volume from the files of a DICOM series, sorted by where the slices lie, never by name or number."""
+"""A CT or MR volume from the files of a DICOM series, sorted by where the slices lie, never by name or number."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from smmil.errors import ConfigError, DataError
+from smmil.errors import DataError
 from smmil.files import digest
 from smmil.images.dicom_file import _read_hu, _slice_header, _SliceHeader, is_dicom, kind_of, read_tags
 from smmil.images.volume import Turn, Volume, _doubles, _slice_normal, _Stack, _stack, _turned
@@ -16,20 +16,30 @@ from smmil.images.volume import Turn, Volume, _doubles, _slice_normal, _Stack, _
 # Files with these endings claim to be DICOM; any other file without the mark of DICOM is passed over.
 _CLAIMS = ("", ".dcm", ".dicom", ".ima", ".img")
 _ALIKE = 1e-3
+_MODALITIES = ("CT", "MR")
+_MOST, _DESCRIBED = "most-slices", "description:"
 
 
 @dataclass(frozen=True)
 class Series:
-    """Files of one CT series; `key` stands for the SeriesInstanceUID, which may hold a date and so is not shown."""
+    """Files of one CT or MR series; `key` stands for its UID, which may hold a date and so is not shown."""
 
     key: str
     files: tuple[Path, ...]
     tags: tuple[dict[str, Any], ...] = field(repr=False)
     uid: str = field(repr=False)
 
+    @property
+    def modality(self) -> str:
+        return kind_of(self.tags[0])
+
+    @property
+    def is_localizer(self) -> bool:
+        return any("LOCALIZER" in str(tags.get("ImageType", "")) for tags in self.tags)
+
     def describe(self) -> str:
         sizes = Counter(f"{t.get('Rows', '?')} x {t.get('Columns', '?')}" for t in self.tags)
-        scout = ", localizer" if any("LOCALIZER" in str(t.get("ImageType", "")) for t in self.tags) else ""
+        scout = ", MR" * (self.modality == "MR") + ", localizer" * self.is_localizer
         plural = "" if len(self.files) == 1 else "s"
         return f"{self.key} ({len(self.files)} slice{plural} of {sizes.most_common(1)[0][0]}{scout})"
 
@@ -46,7 +56,7 @@ class DicomSlices:
 
 
 def find_series(path: str | Path | Sequence[str | Path]) -> tuple[list[Series], tuple[str, ...]]:
-    """All CT series below a folder (or among the given files), largest first, and what was passed over, in words."""
+    """All CT and MR series below a folder (or among the given files), largest first, and what was passed over."""
     files, where = _files(path)
     groups: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     others: Counter[str] = Counter()
@@ -55,7 +65,7 @@ def find_series(path: str | Path | Sequence[str | Path]) -> tuple[list[Series], 
             if file.suffix.lower() in _CLAIMS:
                 raise DataError(f"{file}: not a DICOM file (the mark DICM is missing); copy it again or move it out")
             others["not DICOM"] += 1
-        elif (kind := kind_of(tags := read_tags(file))) != "CT":
+        elif (kind := kind_of(tags := read_tags(file))) not in _MODALITIES:
             others[kind] += 1
         elif not tags.get("SeriesInstanceUID"):
             raise DataError(f"{file}: SeriesInstanceUID is missing; export the series again with full headers")
@@ -64,7 +74,7 @@ def find_series(path: str | Path | Sequence[str | Path]) -> tuple[list[Series], 
     passed_over = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
     if not groups:
         raise DataError(
-            f"{where}: no CT slices found among {len(files)} file(s) ({passed_over or 'nothing else either'})"
+            f"{where}: no CT or MR slices found among {len(files)} file(s) ({passed_over or 'nothing else either'})"
         )
     found = [
         Series(digest(uid)[:8], tuple(file for file, _ in group), tuple(tags for _, tags in group), uid)
@@ -85,11 +95,18 @@ def _files(path: str | Path | Sequence[str | Path]) -> tuple[list[Path], str]:
     return sorted(f for f in inside if not f.is_dir()), str(path)
 
 
-def _open_series(path: str | Path | Sequence[str | Path], *, series: str | None = None, strict: bool = False) -> Volume:
-    """The volume of one CT series; see `smmil.images.volume.open_volume`."""
+def _open_series(
+    path: str | Path | Sequence[str | Path],
+    *,
+    series: str | None = None,
+    strict: bool = False,
+    among_several: str | None = None,
+) -> Volume:
+    """The volume of one CT or MR series; see `smmil.images.volume.open_volume`."""
     name = Path(path).name if isinstance(path, (str, Path)) else f"{len(path)} files"
     found, notes = find_series(path)
-    chosen = _choose(found, series, path if isinstance(path, (str, Path)) else name)
+    where = path if isinstance(path, (str, Path)) else name
+    chosen = _choose(found, series or (among_several if len(found) > 1 else None), where)
     headers = [_slice_header(file, tags) for file, tags in zip(chosen.files, chosen.tags, strict=True)]
     _refuse_mixtures(headers)
     # Directions may differ in the last digit from slice to slice; take those of a slice that no file name decides on.
@@ -98,19 +115,39 @@ def _open_series(path: str | Path | Sequence[str | Path], *, series: str | None 
     pile = _stack(positions, typical.orientation, typical.pixel_mm, typical.thickness_mm or 1.0)
     if strict and pile.uneven:
         raise DataError(f"{chosen.files[0].parent}: {'; '.join(pile.uneven)}; find the missing slices, or allow them")
-    return _volume(name, headers, pile, (*notes, *_remarks(headers, pile)))
+    others = f"{len(found) - 1} other series passed over" if len(found) > 1 else ""
+    remarks = (*notes, *([others] if others else []), *_remarks(headers, pile))
+    volume = _volume(name, headers, pile, remarks)
+    return replace(volume, values="HU" if chosen.modality == "CT" else chosen.modality, series=chosen.key)
 
 
 def _choose(found: list[Series], wanted: str | None, where: Any) -> Series:
     listed = ", ".join(series.describe() for series in found[:12])
-    if wanted is not None:
-        chosen = [s for s in found if wanted in (s.key, s.uid)]
-        if not chosen:
-            raise ConfigError(f"{where}: the series asked for is not here; there are {listed}")
-        return chosen[0]
-    if len(found) > 1:
-        raise DataError(f"{where}: {len(found)} series: {listed}; choose one, for example series={found[0].key!r}")
-    return found[0]
+    if wanted is None:
+        if len(found) > 1:
+            ways = f"--series {_MOST}, --series {_DESCRIBED}axial, or series={found[0].key!r} (also as a column series)"
+            raise DataError(f"{where}: {len(found)} series: {listed}; choose one, for example {ways}")
+        return found[0]
+    chosen = _matching(found, wanted)
+    if not chosen:
+        rules = f"a key, a SeriesInstanceUID, {_MOST}, or {_DESCRIBED} and part of the description"
+        raise DataError(f"{where}: the series asked for is not here; there are {listed}; expected {rules}")
+    if len(chosen) > 1:
+        several = ", ".join(series.describe() for series in chosen[:12])
+        raise DataError(f"{where}: {len(chosen)} series fit what was asked for: {several}; choose one by its key")
+    return chosen[0]
+
+
+def _matching(found: list[Series], wanted: str) -> list[Series]:
+    """The series that a rule means; more than one where it does not decide."""
+    if wanted == _MOST:
+        scans = [series for series in found if not series.is_localizer] or found
+        most = max(len(series.files) for series in scans)
+        return [series for series in scans if len(series.files) == most]
+    if wanted.startswith(_DESCRIBED):
+        part = wanted.removeprefix(_DESCRIBED).strip().lower()
+        return [s for s in found if part and part in str(s.tags[0].get("SeriesDescription", "")).lower()]
+    return [series for series in found if wanted in (series.key, series.uid)]
 
 
 def _refuse_mixtures(headers: Sequence[_SliceHeader]) -> None:

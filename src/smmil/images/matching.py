@@ -11,7 +11,7 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import check_csv_width, file_name, read_parquet
 from smmil.images.slide import Slide
-from smmil.images.volume import Volume
+from smmil.images.volume import Volume, open_volume
 from smmil.prediction import Prediction
 
 _PATH_COLUMNS = ("slide", "image", "path", "file")
@@ -84,7 +84,7 @@ def _below(place: Path, folder: Path, wanted: Collection[str]) -> Iterator[Path]
 
 
 def _names(path: Path, folder: Path) -> set[str]:
-    inside, stem = path.relative_to(folder), path.stem.removesuffix(".nii")
+    inside, stem = path.relative_to(folder), path.stem.removesuffix(".nii").removesuffix(".patches")
     return {path.name, stem, inside.as_posix(), inside.with_name(stem).as_posix()}
 
 
@@ -154,6 +154,18 @@ def _refuse_ambiguous(sources: Sequence[ImageSource]) -> None:
             f"{sources[0].path} and {sources[1].path} are both called {sources[0].stem!r}; "
             "give them ids with their folder (folder/name), or a column path in the table of labels"
         )
+
+
+def open_scan(path: Path, prediction: Prediction) -> Volume:
+    """The scan at a path; where it holds several series, the one the prediction was made from."""
+    series = _recorded(prediction, "scan").get("series")
+    return open_volume(path, among_several=series if isinstance(series, str) else None)
+
+
+def shown_window(prediction: Prediction) -> tuple[float, float] | None:
+    """Centre and width through which the encoder saw the slices first; None where that is not recorded."""
+    ends = _numbers(_recorded(prediction, "scan").get("window"), 2)
+    return None if ends is None or not np.isfinite(ends).all() or ends[1] <= 0 else (float(ends[0]), float(ends[1]))
 
 
 def slide_difference(prediction: Prediction, slide: Slide) -> Difference | None:

@@ -175,8 +175,14 @@ READERS = ("openslide", "tifffile", "pillow")
 _NEVER_PYRAMIDS = tuple(suffix for suffix in SUFFIXES if suffix not in (".tif", ".tiff"))
 _SUPPORTED = (
     "OpenSlide's formats (svs, ndpi, mrxs, scn, bif, vms, vmu, svslide, czi, tif, tiff), "
-    f"DICOM slides (a .dcm file or its folder), and plain images ({', '.join(SUFFIXES)})"
+    f"DICOM slides (a .dcm file or its folder), plain images ({', '.join(SUFFIXES)}), "
+    "and tables of patches (.patches.csv)"
 )
+
+
+def is_mosaic(path: Path) -> bool:
+    """Whether a path names a table of patches that are put together to a slide, by its ending."""
+    return path.name.lower().endswith(".patches.csv")
 
 
 def _companions(file: Path) -> list[Path]:
@@ -197,6 +203,10 @@ def open_slide(path: str | Path, mpp: float | None = None, reader: str | None = 
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     need_file(path)
+    if is_mosaic(path):
+        from smmil.images.mosaic import MosaicSlide
+
+        return MosaicSlide(path, mpp)
     if reader == "pillow" or (reader is None and path.suffix.lower() in _NEVER_PYRAMIDS):
         return _PlainSlide(path, mpp)
     file, openslide = largest_level(path) if path.is_dir() else path, _library()

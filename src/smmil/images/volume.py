@@ -1,9 +1,10 @@
-"""A CT volume, read slice by slice in Hounsfield units, in a fixed orientation: geometry and windows.
+"""A CT or MR volume, read slice by slice, in a fixed orientation: geometry and windows.
 
 Positions and directions are in millimetres. DICOM counts them towards the patient's left, back and head (LPS), nibabel
 towards right, front and head (RAS); affines here are nibabel's and take (column, row, slice).
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -140,7 +141,7 @@ def _plane_spacing(affine: np.ndarray) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """One CT scan. Slices run from foot to head, rows from front to back, columns from the patient's right to left.
+    """One scan. Slices run from foot to head, rows from front to back, columns from the patient's right to left.
 
     (So an axial slice looks as radiologists hang it. Coronal and sagittal DICOM series keep their own slices; see
     `orientation`.)
@@ -149,9 +150,11 @@ class Volume:
     affine        (column, row, slice, 1) -> mm in RAS, as nibabel's for an array `hu.transpose(2, 1, 0)`
     positions_mm  place of every slice along the normal of the slices, rising
     distance_mm   median distance between slices
-    source        reads slice `index` as shown, in Hounsfield units, float32
+    source        reads slice `index` as shown, in Hounsfield units (of MR: as stored), float32
     notes         what a reader should know: gaps, tilt, repairs; never anything that identifies a person
     sop_uids      one per slice when it came from DICOM, to join labels given per slice; not for export
+    values        what the voxels are: HU, MR, shades (pictures), or unknown (NIfTI does not say)
+    series        short key of the DICOM series        sized  False: no distances are known, 1 mm stands for them
     """
 
     name: str
@@ -162,6 +165,9 @@ class Volume:
     source: Callable[[int], np.ndarray] = field(repr=False)
     notes: tuple[str, ...] = ()
     sop_uids: tuple[str, ...] = field(default=(), repr=False)
+    values: str = "unknown"
+    series: str | None = None
+    sized: bool = True
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
@@ -183,7 +189,7 @@ class Volume:
     @property
     def frame(self) -> Frame:
         """What coordinates mean when every slice is an instance."""
-        return Frame(patch=(1,), spacing=(self.distance_mm,), unit="mm")
+        return Frame(patch=(1,), spacing=(self.distance_mm,), unit="mm") if self.sized else Frame(patch=(1,))
 
     @cached_property
     def hu(self) -> np.ndarray:
@@ -200,16 +206,27 @@ class Volume:
         return self.shape[0]
 
 
-def open_volume(path: str | Path | Sequence[str | Path], *, series: str | None = None, strict: bool = False) -> Volume:
-    """The CT volume of a folder with a DICOM series, of DICOM files, or of a NIfTI file; only headers are read now.
+def open_volume(
+    path: str | Path | Sequence[str | Path],
+    *,
+    series: str | None = None,
+    strict: bool = False,
+    among_several: str | None = None,
+) -> Volume:
+    """The volume of a folder with a DICOM series, of DICOM files, of a NIfTI file, or of a folder of pictures.
+
+    Only headers are read now.
 
     path    a folder is searched through all its subfolders; a list of files is taken as it is, in any order
-    series  which one, when there are several: the key that the error lists, or the SeriesInstanceUID
+    series  which one, when there are several: the key that the error lists, the SeriesInstanceUID, `most-slices`
+            (localizers do not count), or `description:axial` (part of its description)
+    among_several  the same, but only where there are several: a re-exported scan may have another key
     strict  refuse gaps and uneven distances between slices, and a NIfTI file that does not state its orientation;
             else they are in `notes`
     """
     from smmil.images.dicom_series import _open_series
     from smmil.images.nifti import _open_nifti
+    from smmil.images.picture_stack import _open_stack, is_stack
 
     if isinstance(path, (str, Path)):
         path = Path(path)
@@ -219,7 +236,11 @@ def open_volume(path: str | Path | Sequence[str | Path], *, series: str | None =
             if series is not None:
                 raise ConfigError(f"{path}: series={series!r} makes no sense for a NIfTI file; leave it out")
             return _open_nifti(path, strict=strict)
-    return _open_series(path, series=series, strict=strict)
+        if is_stack(path):
+            if series is not None:
+                raise ConfigError(f"{path}: series={series!r} makes no sense for a folder of pictures; leave it out")
+            return _open_stack(path)
+    return _open_series(path, series=series, strict=strict, among_several=among_several)
 
 
 # centre, width
@@ -247,8 +268,50 @@ def window(hu: np.ndarray, centre: float, width: float) -> np.ndarray:
     return np.clip((np.asarray(hu, dtype=np.float32) - np.float32(low)) / np.float32(width), 0, 1)
 
 
-def parse_window(value: Window) -> tuple[float, float]:
-    """Centre and width from a name ("brain"), from text ("40/80") or from a pair."""
+_PERCENTILES = re.compile(r"p(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)")
+_MOST_SAMPLED = 2**26
+
+
+def check_window(value: Window) -> None:
+    """Refuse what `parse_window` would not understand, without a scan."""
+    if _percentiles(value) is None:
+        parse_window(value)
+
+
+def _percentiles(value: Window) -> tuple[float, float] | None:
+    """Lower and upper percentile of a text such as p1/99; None for anything else."""
+    found = _PERCENTILES.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    low, high = float(found[1]), float(found[2])
+    if not low < high <= 100:
+        raise ConfigError(f"window {value!r}: expected a lower and a higher percentile up to 100, such as p1/99")
+    return low, high
+
+
+def _percentile_window(volume: "Volume", low: float, high: float, text: str) -> tuple[float, float]:
+    """Centre and width between two percentiles of the voxels above the lowest value, which is air or padding.
+
+    The pictures do not change when all values are multiplied and shifted: MR has no unit. Of more than 64 million
+    voxels every second, third … row counts.
+    """
+    apart = -(-int(np.prod(volume.shape, dtype=object)) // _MOST_SAMPLED)
+    voxels = np.concatenate([volume.slice_hu(index)[::apart].ravel() for index in range(len(volume))])
+    voxels = voxels[voxels > voxels.min()].astype(np.float64)
+    below, above = np.percentile(voxels, (low, high)) if len(voxels) else (0.0, 0.0)
+    if not below < above:
+        raise DataError(
+            f"{volume.name}: window {text!r} is empty, the scan has hardly more than one value; is it empty?"
+        )
+    return float(below + above) / 2, float(above - below)
+
+
+def parse_window(value: Window, volume: "Volume | None" = None) -> tuple[float, float]:
+    """Centre and width from a name ("brain"), from text ("40/80"), from percentiles of a scan ("p1/99") or a pair."""
+    if (ends := _percentiles(value)) is not None:
+        if volume is None:
+            raise ConfigError(f"window {value!r}: percentiles are those of a scan; give centre/width here")
+        return _percentile_window(volume, *ends, str(value))
     if not isinstance(value, str):
         centre, width = value
         return _check(centre, width, f"window {value}")
@@ -258,7 +321,9 @@ def parse_window(value: Window) -> tuple[float, float]:
         centre, width = map(float, value.split("/"))
     except ValueError:
         hint = suggest(value, PRESETS)
-        raise ConfigError(f"window {value!r}: neither a known name nor centre/width such as 40/80; {hint}") from None
+        raise ConfigError(
+            f"window {value!r}: neither a known name, centre/width such as 40/80, nor percentiles such as p1/99; {hint}"
+        ) from None
     return _check(centre, width, f"window {value!r}")
 
 

@@ -7,8 +7,9 @@ import yaml
 from smmil.evaluate.calibration import Calibration
 from smmil.prediction import corrections_text
 
-KINDS = {"ct": "ct", "slide": "pathology", "points": "pathology"}
+KINDS = {"ct": "ct", "mr": "mr", "stack": "ct", "slide": "pathology", "points": "pathology", "patches": "pathology"}
 RAW_SOURCES = {"ct": "scans/", "slide": "slide.svs", "points": "image.png --points points.csv"}
+RAW_SOURCES |= {"mr": "scans/", "stack": "scans/", "patches": "slides/"}
 UNSTATED = "not stated"
 USE = """\
 **Research use only. Not a medical device: not for diagnosis, treatment or any decision about a patient.**

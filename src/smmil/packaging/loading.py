@@ -21,7 +21,7 @@ from smmil.packaging.facts import FORMAT
 from smmil.predict.cases import ChosenCalibration, Origin, Predicted, predict_table
 from smmil.predict.inference import TrainedModel, rebuilt
 from smmil.prepare.pipeline import PreparePlan, plan, run
-from smmil.prepare.recipe import Recipe, load_recipe
+from smmil.prepare.recipe import SCANS, SOURCES, Recipe, load_recipe
 from smmil.prepare.table import find_sources
 from smmil.weights import read_weights
 
@@ -163,6 +163,7 @@ def _recipe(folder: Path, features: dict[str, Any]) -> Recipe | None:
 
 PREPARED = "prepared"
 _TAKES = {"slide": "slides", "ct": "CT scans", "points": "crops around points of slides"}
+_TAKES |= {"mr": "MR scans", "stack": "scans as folders of pictures", "patches": "patch files (tables x.patches.csv)"}
 _TABLES = (".csv", ".parquet")
 _BAGS = (".h5", ".hdf5", ".pt")
 
@@ -282,7 +283,7 @@ def _refuse_misfit(paths: list[Path], kind: str, points: str | Path | None, own:
         raise ConfigError(f"{paths[0]}: this package was trained on {_TAKES[kind]}; give their table with --points")
     if kind != "points" and points is not None:
         raise ConfigError(f"--points: this package was trained on {_TAKES[kind]}; leave the option out")
-    meant = "ct" if kind == "ct" else "slide"
-    if all(source.kind not in (None, meant) for source in find_sources(paths, skip=own)):
-        other = "slides" if meant == "ct" else "scans"
+    found = find_sources(paths, skip=own, stacks=kind == "stack")
+    if all(source.kind not in (None, *SOURCES[kind]) for source in found):
+        other = "slides" if kind in SCANS else "scans"
         raise ConfigError(f"{paths[0]}: holds {other}, but this package was trained on {_TAKES[kind]}; give those")

@@ -51,7 +51,8 @@ def _image_facts(path: Path) -> dict[str, Any]:
         _, rows, columns = stated.get("shape") or (None, None, None)
         counts = {"slices": len(positions), "rows": rows, "columns": columns}
         ends = [positions[0], positions[-1]]
-        return facts | {"scan": {**counts, "spacing_mm": stated.get("spacing_mm"), "ends_mm": ends}}
+        scan = {**counts, "spacing_mm": stated.get("spacing_mm"), "ends_mm": ends}
+        return facts | {"scan": scan | {key: stated[key] for key in ("window", "series") if stated.get(key)}}
     if stated.get("bounds") is None or stated.get("level0_width") is None:
         return facts
     size = [stated["level0_width"], stated["level0_height"]]

@@ -58,7 +58,8 @@ def annotate_case(
     mpp       micrometres per pixel of the annotation, when it is not drawn in level-0 pixels
     bounds    x, y, width, height of the scanned area: where coordinates of GeoJSON count from (QuPath), and those of a
               label image of exactly that size
-    positive  classes or codes that are lesions, where the file has others as well; of RSNA the subtypes
+    positive  classes or codes that are lesions, where the file has others as well; of RSNA the subtypes; of masks
+              also ["any"]: every code but 0, as in masks that number their lesions
     slices    SOPInstanceUID of every instance, for labels given per slice (`Volume.sop_uids`)
     complete  False: not all lesions were marked, so what is not positive is unknown
     size      width and height of the slide in level-0 pixels: a label image of another size is refused
@@ -236,22 +237,20 @@ def _of_scan(
     codes, volume = _codes(positive), open_volume(path)  # turned as the scan itself is
     if len(volume) != bag.n:
         raise DataError(f"{path}: {len(volume)} slices for a scan of {bag.n}; the label volume is of another scan")
-    more = {} if scan is None else _check_geometry(path, volume, scan)
+    if scan is not None:
+        _check_geometry(path, volume, scan)
     pages = [volume.slice_hu(index) for index in range(bag.n)]
     seen = np.unique(np.concatenate([np.unique(page) for page in pages]))
     if codes is None and len(seen[seen != 0]) > 1:
+        listed = ", ".join(f"{code:g}" for code in seen[:10])
         raise DataError(
-            f"{path}: holds the codes {', '.join(f'{c:g}' for c in seen[:10])}; say which are lesions (--positive)"
+            f"{path}: holds the codes {listed}; say which are lesions (--positive 3), or that all are (--positive any)"
         )
-    return np.array([(page != 0 if codes is None else np.isin(page, codes)).mean() for page in pages]), more
+    return np.array([(page != 0 if not codes else np.isin(page, codes)).mean() for page in pages]), {}
 
 
-def _check_geometry(path: Path, mask: Volume, scan: Volume) -> dict[str, Any]:
-    """Refuse a label volume of other sizes, or whose slices lie elsewhere; shifted within the slices is a warning.
-
-    Labels are given to whole slices, so a shift along them changes no label; but it shows that the mask may be of
-    another scan. Tools that write tilted scans leave such shifts too.
-    """
+def _check_geometry(path: Path, mask: Volume, scan: Volume) -> None:
+    """Refuse a label volume whose grid or affine is not that of the scan: it is of another scan, or was moved."""
     if mask.shape != scan.shape:
         sizes = (" x ".join(map(str, volume.shape)) for volume in (mask, scan))
         raise DataError(f"{path}: {next(sizes)} voxels for a scan of {next(sizes)}; resample the mask to the scan")
@@ -266,18 +265,25 @@ def _check_geometry(path: Path, mask: Volume, scan: Volume) -> dict[str, Any]:
             "the affine is wrong or of another scan: write the mask with the affine of the scan"
         )
     within = float(np.linalg.norm(shift, axis=0).max())
-    if within > min(scan.spacing_mm):
-        return {"warnings": [f"the mask lies up to {within:.3g} mm beside the scan; check that it belongs to it"]}
-    return {}
+    if scan.sized and within > min(scan.spacing_mm):
+        raise DataError(
+            f"{path}: lies up to {within:.3g} mm beside the scan, whose voxels are {min(scan.spacing_mm):.3g} mm wide; "
+            "it is of another scan, or its affine is wrong: write the mask with the affine of the scan"
+        )
 
 
 def _codes(positive: Collection[Any] | None) -> list[int] | None:
-    """What means lesion in a mask or label volume: whole numbers, also when they were typed."""
+    """What means lesion in a mask or label volume: whole numbers, also when they were typed; of `any` none, so all.
+
+    Masks of instances number their lesions 1, 2, 3 …: any code but 0 is one.
+    """
+    if positive is not None and list(positive) == [ANY]:
+        return []
     try:
         return None if positive is None else [int(code) for code in positive]
     except ValueError:
         given = ", ".join(map(str, positive or ()))
-        raise ConfigError(f"--positive {given}: masks hold codes, not names; give numbers") from None
+        raise ConfigError(f"--positive {given}: masks hold codes, not names; give numbers, or any") from None
 
 
 def _coords_digest(bag: Bag) -> str:

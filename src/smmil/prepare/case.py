@@ -20,19 +20,22 @@ from smmil.errors import DataError
 from smmil.files import digest, replacing
 from smmil.formats import read_bag, read_provenance, write_bag
 from smmil.frame import Frame
-from smmil.images import Slide, open_slide
-from smmil.images.volume import Volume, open_volume, parse_window, window
+from smmil.images import MosaicSlide, Slide, open_slide
+from smmil.images.opening import is_mosaic
+from smmil.images.volume import Volume, open_volume, window
 from smmil.prepare.annotate import InstanceLabels, annotate_case, negative_case, write_labels
-from smmil.prepare.recipe import Recipe
+from smmil.prepare.recipe import SCANS
 from smmil.prepare.selection import (
     _encode_tiles,
     _Encoded,
     _encoder_of,
+    _Points,
     _read_points,
+    _select_patches,
     _select_points,
     _select_tiles,
     _Selection,
-    _slice_pictures,
+    _SlicePictures,
     _slide_facts,
 )
 from smmil.prepare.table import PreparedCase, PrepareJob
@@ -71,12 +74,12 @@ def _outline(mask: _TissueMask, shape: tuple[int, int], scale: float) -> np.ndar
     return tissue & ~binary_erosion(tissue, np.ones((3, 3)))
 
 
-def _scan_preview(path: Path, volume: Volume, recipe: Recipe) -> None:
+def _scan_preview(path: Path, volume: Volume, shown: tuple[float, float]) -> None:
     """Up to 20 slices, evenly spread from the first to the last, through the first window."""
     chosen = np.unique(np.linspace(0, len(volume) - 1, min(len(volume), 4 * _ACROSS)).round().astype(int))
     sheet = Image.new("L", (_SLICE * min(_ACROSS, len(chosen)), _SLICE * ceil(len(chosen) / _ACROSS)))
     for place, index in enumerate(chosen.tolist()):
-        shades = window(volume.slice_hu(index), *parse_window(recipe.windows[0]))
+        shades = window(volume.slice_hu(index), *shown)
         tile = Image.fromarray((shades * 255).round().astype(np.uint8))
         tile.thumbnail((_SLICE, _SLICE))
         sheet.paste(tile, (place % _ACROSS * _SLICE, place // _ACROSS * _SLICE))
@@ -139,7 +142,7 @@ def prepare_case(job: PrepareJob) -> PreparedCase:
         tuple(facts["notes"]),
         None if labels is None else int((labels.labels > 0).sum()),
         None if labels is None or "coverage" not in labels.about else float(labels.share.max()),
-        () if labels is None else tuple(labels.about.get("warnings", ())),
+        (*facts.get("warnings", ()), *(() if labels is None else labels.about.get("warnings", ()))),
     )
 
 
@@ -149,9 +152,14 @@ class _CaseMaker:
     def __init__(self, job: PrepareJob):
         self.job, self.case, self.recipe = job, job.case, job.recipe
         self.points = None if job.points is None else _read_points(job.points, job.case.source.stem, job.positive)
+        self.mosaic = MosaicSlide(job.case.source, job.case.mpp) if is_mosaic(job.case.source) else None
+        if self.mosaic is not None and self.recipe.kind == "patches":
+            self.points = _Points(self.mosaic.corners, self.mosaic.labels)
         mask = "" if self.case.tissue is None else _fingerprint(self.case.tissue)
         points = "" if self.points is None else digest(self.points.xy.tobytes())  # labels do not change features
-        self.source = digest(_fingerprint(self.case.source), repr(self.case.mpp), mask, points)[:32]
+        files = (self.case.source,) if self.mosaic is None else self.mosaic.files
+        chosen = () if self.case.series is None else (self.case.series,)
+        self.source = digest(*map(_fingerprint, files), repr(self.case.mpp), mask, points, *chosen)[:32]
 
     def finished(self) -> dict[str, Any] | None:
         """The facts in the bag file when it needs no more work; None when it is absent, damaged, or another."""
@@ -165,11 +173,21 @@ class _CaseMaker:
         except (DataError, KeyError):
             return None  # damaged: made again
 
+    def open_volume(self) -> Volume:
+        """The scan, which must hold what the recipe's kind means: an MR series shown in Hounsfield units is white."""
+        volume, kind = open_volume(self.case.source, series=self.case.series), self.recipe.kind
+        meant = {"HU": "ct", "MR": "mr", "shades": "stack"}.get(volume.values, kind)
+        if meant != kind:
+            raise DataError(f"{self.case.source}: holds {volume.values}, not of the kind {kind!r}; give --kind {meant}")
+        return volume
+
     def open_slide(self) -> Slide:
-        return open_slide(self.case.source, self.case.mpp, self.recipe.reader)
+        return self.mosaic or open_slide(self.case.source, self.case.mpp, self.recipe.reader)
 
     def select(self, slide: Slide) -> _Selection:
         """The instances of a slide by the recipe's kind."""
+        if isinstance(slide, MosaicSlide) and self.recipe.kind == "patches":
+            return _select_patches(slide, self.recipe)
         if self.points is not None:
             return _select_points(slide, self.recipe, self.points)
         return _select_tiles(slide, self.recipe, self.case.tissue)
@@ -179,7 +197,7 @@ class _CaseMaker:
         job, recipe = self.job, self.recipe
         options = job.weights, own_card(job.device), recipe.autocast, recipe.encoder_pixels
         encoder = job.encoder or _encoder_of(recipe.encoder, *options)
-        if recipe.kind == "ct":
+        if recipe.kind in SCANS:
             return self._make_scan(encoder)
         with self.open_slide() as slide:
             selection = self.select(slide)
@@ -193,16 +211,20 @@ class _CaseMaker:
         return self._write(encoded, encoder, selection.frame, selection.graph, facts)
 
     def _make_scan(self, encoder: Encoder) -> dict[str, Any]:
-        volume = open_volume(self.case.source)
-        features = encode_stream(encoder, _slice_pictures(volume, self.recipe))
+        volume = self.open_volume()
+        pictures = _SlicePictures(volume, self.recipe)
+        features = encode_stream(encoder, pictures)
         encoded = _Encoded(features, np.arange(len(features), dtype=np.int64)[:, None])  # a slice is at its number
-        _scan_preview(self.job.preview_path, volume, self.recipe)
+        _scan_preview(self.job.preview_path, volume, pictures.windows[0])
         facts = {
             "notes": list(volume.notes),
             "shape": list(volume.shape),
             "spacing_mm": list(volume.spacing_mm),
             "orientation": volume.orientation,
             "positions_mm": volume.positions_mm.tolist(),
+            "window": list(pictures.windows[0]),
+            "series": volume.series,
+            "warnings": pictures.warnings(),
         }
         return self._write(encoded, encoder, volume.frame, {"kind": "chain"}, facts)
 
@@ -253,8 +275,8 @@ class _CaseMaker:
         job, case = self.job, self.case
         options: dict[str, Any] = {"kind": case.annotation_kind, "complete": case.annotation_complete}
         options |= {"coverage": job.coverage, "positive": job.positive}
-        if self.recipe.kind == "ct":
-            options["scan"] = open_volume(case.source)
+        if self.recipe.kind in SCANS:
+            options["scan"] = self.open_volume()
             options["slices"] = options["scan"].sop_uids or None
         else:
             facts = read_provenance(job.bag_path)
@@ -288,8 +310,8 @@ def preflight(job: PrepareJob) -> _Preview:
     try:
         maker = _CaseMaker(job)
         status = "to do" if maker.finished() is None else "done"
-        if job.recipe.kind == "ct":
-            return _Preview(id_, status, len(open_volume(job.case.source)))
+        if job.recipe.kind in SCANS:
+            return _Preview(id_, status, len(maker.open_volume()))
         with maker.open_slide() as slide:
             chosen = maker.select(slide)
             count, width = len(chosen.coords), chosen.facts.get("tile_um", {})

@@ -20,7 +20,7 @@ from smmil.errors import ConfigError
 from smmil.executors import Outcome, run_tasks
 from smmil.files import read_json, remove_leftovers, write_json, write_rows
 from smmil.prepare.case import prepare_case
-from smmil.prepare.recipe import Recipe, refuse_unused
+from smmil.prepare.recipe import KINDS, SCANS, SOURCES, Recipe, refuse_unused
 from smmil.prepare.selection import _check_classes, _encoder_of, _stray_images
 from smmil.prepare.table import (
     PrepareCase,
@@ -76,7 +76,7 @@ def _lost(done: Sequence[_Outcome]) -> str | None:
     known = [(o.task, o.value) for o in done if o.value is not None and o.value.positives is not None]
     known = [(job, case) for job, case in known if job.case.label not in ("", "0")]
     shares = [case.largest_share for _, case in known if case.largest_share is not None]
-    by_area = {job.coverage for job, _ in known} if known and known[0][0].recipe.kind != "ct" else set()
+    by_area = {job.coverage for job, _ in known} if known and known[0][0].recipe.kind not in SCANS else set()
     coverage = by_area.pop() if len(by_area) == 1 and len(shares) == len(known) else None
     return lost_truth(len(known), sum(not case.positives for _, case in known), shares, coverage)
 
@@ -151,6 +151,7 @@ def plan(
     labels: str | Path | None = None,
     points: str | Path | None = None,
     mpp: float | None = None,
+    series: str | None = None,
     weights: str | Path | None = None,
     device: str = "auto",
     coverage: float | None = None,
@@ -162,6 +163,7 @@ def plan(
     A recipe that does not say its kind gets it from what is found.
 
     mpp        micrometres per level-0 pixel, for files that do not say (a column mpp in `labels` wins)
+    series     which DICOM series, where a folder holds several (see `open_volume`; a column series in `labels` wins)
     coverage   an instance is positive when more than this share of it is annotated (0.5)
     positive   names or codes that are lesions, where annotations or the column class of `points` have others as well
     encoder    an encoder or network of your own (see `load_encoder`) in place of the recipe's; for the serial executor
@@ -173,18 +175,22 @@ def plan(
         raise ConfigError(f"--coverage must be at least 0 and less than 1, got {coverage}")
     if encoder is not None and "encoder" in recipe.model_fields_set:
         raise ConfigError(f"encoder: given as an object, while the recipe says {recipe.encoder!r}; leave one out")
-    found = find_sources(sources, skip=out)
+    found = find_sources(sources, skip=out, stacks=recipe.kind == "stack")
     if "kind" not in recipe.model_fields_set:
         kind = {"kind": "points" if points is not None else _common_kind(found)}
-        recipe = checked(Recipe, recipe.model_dump(exclude={"tile_px", "tile_mpp"}) | kind, "the recipe")
+        unsaid = {"tile_px", "tile_mpp", *({"windows"} - recipe.model_fields_set)}
+        recipe = checked(Recipe, recipe.model_dump(exclude=unsaid) | kind, "the recipe")
     if (recipe.kind == "points") != (points is not None):
         raise ConfigError("--points: a table of points and the kind 'points' belong together; give both")
-    refuse_unused({"mpp": mpp, "coverage": coverage}, recipe.kind)
+    refuse_unused({"mpp": mpp, "coverage": coverage, "series": series}, recipe.kind)
     # of this kind, and damaged ones that might be
-    fitting = [s for s in found if s.kind in (None, "ct" if recipe.kind == "ct" else "slide")]
+    fitting = [s for s in found if s.kind in (None, *SOURCES[recipe.kind])]
     if not fitting:
-        raise ConfigError(f"{found[0].path}: is no source for the kind {recipe.kind!r}; choose with --kind slide or ct")
-    cases = _cases_from_table(labels, fitting, mpp) if labels is not None else _cases_without_labels(fitting, mpp)
+        raise ConfigError(
+            f"{found[0].path}: is no source for the kind {recipe.kind!r}; choose with --kind {' or '.join(KINDS)}"
+        )
+    said = mpp, series
+    cases = _cases_from_table(labels, fitting, *said) if labels is not None else _cases_without_labels(fitting, *said)
     own, pixels = None, recipe.encoder_pixels
     if encoder is None:
         used = _encoder_of(recipe.encoder, _resolved(weights), device, recipe.autocast, pixels)
@@ -223,7 +229,8 @@ def _check_annotations(
     positive: Sequence[str] | None,
 ) -> str | None:
     """Refuse columns and options without effect; return a note about classes of points that were not asked for."""
-    for column, idle in (("mpp", kind == "ct"), ("tissue", kind != "slide")):
+    scan = kind in SCANS
+    for column, idle in (("mpp", scan), ("tissue", kind != "slide"), ("series", kind not in ("ct", "mr"))):
         for case in (case for case in cases if idle and getattr(case, column) is not None):
             raise ConfigError(f"{case.id}: the column {column} of the table has no meaning here; leave it out")
     for option, value in (("--coverage", coverage), ("--positive", positive)):

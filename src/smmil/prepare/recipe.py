@@ -11,13 +11,19 @@ from smmil.config import checked, read_yaml
 from smmil.encoders.table import is_outside
 from smmil.errors import ConfigError, require_trust_code
 from smmil.files import digest
-from smmil.images.volume import parse_window
+from smmil.images.volume import PRESETS, RSNA, check_window
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=1, le=8192)]
-KINDS = ("slide", "ct", "points")
+KINDS = ("slide", "ct", "mr", "stack", "points", "patches")
+SCANS = ("ct", "mr", "stack")
+# What kinds of sources a kind of recipe takes; NIfTI does not say whether it is CT or MR.
+SOURCES = {"slide": ("slide", "patches"), "points": ("slide", "patches"), "patches": ("patches",), "ct": ("ct", "mr")}
+SOURCES |= {"mr": ("ct", "mr"), "stack": ("stack",)}
+# How the slices of a scan are shown unless windows are given: MR has no unit, pictures have shades from 0 to 255.
+_WINDOWS = {"mr": ("p1/99",), "stack": ("127.5/255",)}
 
 
 class _Part(BaseModel):
@@ -52,7 +58,8 @@ class TissueRecipe(_Part):
 class Recipe(_Part):
     """From the pixels of a case to its instances and their features.
 
-    kind         slide: tiles on a lattice; points: crops around given points; ct: slices
+    kind         slide: tiles on a lattice; points: crops around given points; patches: files with a place each;
+                 ct, mr: slices of scans; stack: slices that are pictures
     tile_um      width of a tile; or give tile_px and tile_mpp, and it is their product
     pixels       side in pixels at which a tile is read; None: what the encoder takes
     overlap_um   how far neighbouring tiles overlap
@@ -61,14 +68,15 @@ class Recipe(_Part):
     crop_px      side of a crop around a point, in pixels of the image
     first_pixel  whether the coordinates of points begin at 0 or at 1
     neighbours   nearest points that are neighbours of a point
-    windows      CT: three windows as colours, or one
-    triplets     CT: the slice below, itself and the slice above as colours, through a single window
+    graph        neighbours of patches: grid (those that touch), or knn where patches were sampled sparsely
+    windows      scans: three windows as colours, or one; by name, as centre/width, or percentiles such as p1/99
+    triplets     scans: the slice below, itself and the slice above as colours, through a single window
     encoder      name of an encoder, or `package.module:function` that gives one
     autocast     encoder in 16 bits: true, float16 or bfloat16
     encoder_pixels  side at which the encoder looks at an instance; None: what it was trained on. Less is faster
     """
 
-    kind: Literal["slide", "ct", "points"] = "slide"
+    kind: Literal["slide", "ct", "mr", "stack", "points", "patches"] = "slide"
     tile_um: Positive = 256.0
     tile_px: Side | None = None
     tile_mpp: Positive | None = None
@@ -80,7 +88,8 @@ class Recipe(_Part):
     crop_px: Side = 27
     first_pixel: Literal[0, 1] = 1
     neighbours: Annotated[int, Field(ge=1)] = 5
-    windows: tuple[str, ...] = ("brain", "subdural", "stroke")
+    graph: Literal["grid", "knn"] = "grid"
+    windows: tuple[str, ...] = RSNA
     triplets: bool = False
     encoder: str = "efficientnet-lite0"
     autocast: bool | Literal["float16", "bfloat16"] = False
@@ -99,13 +108,21 @@ class Recipe(_Part):
             raise ValueError(f"tile_px is {px}, so pixels cannot be {content['pixels']}; leave one out")
         return content | {"tile_um": float(px * mpp), "pixels": px, "tile_mpp": float(mpp)}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _windows_of_kind(cls, content: Any) -> Any:
+        """Windows in Hounsfield units are the default of CT alone."""
+        if not isinstance(content, dict) or content.get("windows") is not None:
+            return content
+        return content | {"windows": _WINDOWS[content["kind"]]} if content.get("kind") in _WINDOWS else content
+
     @model_validator(mode="after")
     def _makes_sense(self) -> "Recipe":
         if self.overlap_um >= self.tile_um:
             raise ValueError(f"an overlap of {self.overlap_um:g} µm leaves nothing of a tile of {self.tile_um:g} µm")
         if self.tissue.lowest > self.tissue.highest:
             raise ValueError("tissue.lowest must not be above tissue.highest")
-        if self.kind == "ct":
+        if self.kind in SCANS:
             self._check_windows()
         return self
 
@@ -116,9 +133,13 @@ class Recipe(_Part):
             raise ValueError(f"give one window or three (the colours), got {len(self.windows)}")
         for name in self.windows:
             try:
-                parse_window(name)
+                check_window(name)
             except ConfigError as problem:
                 raise ValueError(str(problem)) from None
+            if self.kind != "ct" and name in PRESETS:
+                raise ValueError(
+                    f"window {name!r} is in Hounsfield units, which {_CASES[self.kind]} have not; try p1/99"
+                )
 
     def settings(self) -> dict[str, Any]:
         """The choices that count for this kind, as plain data: a CT recipe does not change with a tile size."""
@@ -134,11 +155,17 @@ _SHARED = ("kind", "encoder", "autocast", "encoder_pixels")
 _OWN = {
     "slide": ("tile_um", "pixels", "overlap_um", "tissue", "reader", "max_damaged"),
     "points": ("pixels", "reader", "max_damaged", "crop_px", "first_pixel", "neighbours"),
-    "ct": ("windows", "triplets"),
+    "patches": ("pixels", "max_damaged", "graph", "neighbours"),
+    **dict.fromkeys(SCANS, ("windows", "triplets")),
 }
-_NEITHER = {"mpp": ("slide", "points"), "coverage": ("slide", "points")}
+_NEITHER: dict[str, tuple[str, ...]] = {
+    "mpp": ("slide", "points", "patches"),
+    "coverage": ("slide", "points", "patches"),
+}
+_NEITHER["series"] = ("ct", "mr")
 _TYPED = {"windows": "--window", "tissue": "--tissue-share"}
-_CASES = {"slide": "slides", "points": "crops around points", "ct": "CT scans"}
+_CASES = {"slide": "slides", "points": "crops around points", "patches": "patch files"}
+_CASES |= {"ct": "CT scans", "mr": "MR scans", "stack": "stacks of pictures"}
 
 
 def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
@@ -148,7 +175,7 @@ def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
         kinds = _NEITHER.get(name) or [k for k in KINDS if own in _OWN[k]]
         if kind not in kinds:
             typed = _TYPED.get(name, f"--{name.replace('_', '-')}")
-            meant = " and ".join(_CASES[k] for k in kinds)
+            meant = " and ".join(_CASES[k] for k in kinds if k not in SCANS[1:])
             raise ConfigError(f"{typed}: is for {meant}, but these are {_CASES[kind]}; leave it out")
 
 

@@ -15,9 +15,11 @@ from smmil.bag import Bag
 from smmil.data.tables import read_text_table
 from smmil.encoders import Encoder, encode_stream, load_encoder
 from smmil.errors import ConfigError, DataError, suggest
+from smmil.formats.content import ALARM_FROM, ALARM_SHARE
 from smmil.frame import Frame
-from smmil.images import DamagedTile, Slide, need_mpp
-from smmil.images.volume import Volume, triplets, window_channels
+from smmil.graph import grid_graph
+from smmil.images import DamagedTile, MosaicSlide, Slide, need_mpp
+from smmil.images.volume import Volume, parse_window, triplets, window_channels
 from smmil.prepare.recipe import Recipe
 from smmil.prepare.tissue import _TissueMask
 
@@ -85,9 +87,11 @@ class _Points:
     def corners(self, recipe: Recipe) -> np.ndarray:
         """Where each crop begins, float64 (n, 2).
 
-        A point names a pixel and means its middle: with first_pixel = 1, the point (14, 14) and crop_px = 27, the crop
-        begins at the very first pixel.
+        Patches say so themselves. A point names a pixel and means its middle: with first_pixel = 1, the point (14, 14)
+        and crop_px = 27, the crop begins at the very first pixel.
         """
+        if recipe.kind == "patches":
+            return self.xy
         return self.xy - recipe.first_pixel + 0.5 - recipe.crop_px / 2
 
 
@@ -201,6 +205,26 @@ def _select_points(slide: Slide, recipe: Recipe, points: _Points) -> _Selection:
     return _Selection(corners, recipe.crop_px, frame, rule, candidates=len(corners))
 
 
+def _select_patches(slide: MosaicSlide, recipe: Recipe) -> _Selection:
+    """Every patch of a table; refused when patches that should touch mostly do not, before any is encoded."""
+    stride = None if slide.step == slide.patch else slide.step
+    frame = Frame(
+        slide.patch, None if slide.mpp is None else (slide.mpp,) * 2, "px" if slide.mpp is None else "um", stride
+    )
+    if recipe.graph == "knn":
+        rule: dict[str, Any] = {"kind": "knn", "k": recipe.neighbours}
+    else:
+        rule = {"kind": "grid", "neighbours": 8}
+        lonely = grid_graph(slide.corners, frame.step).isolated_share
+        if len(slide.corners) >= ALARM_FROM and lonely > ALARM_SHARE:
+            raise DataError(
+                f"{slide.path}: {lonely:.0%} of {len(slide.corners):,} patches of {slide.patch[0]} x {slide.patch[1]} "
+                "pixels touch no other; if they were sampled sparsely, prepare all cases with --graph knn; if their "
+                "coordinates count patches instead of pixels, write the tables again with smmil source patches --step"
+            )
+    return _Selection(slide.corners, max(slide.patch), frame, rule, candidates=len(slide.corners))
+
+
 def _slide_facts(slide: Slide, selection: _Selection, pixels: int) -> dict[str, Any]:
     """What a bag file should remember of its slide: resolution wanted and used, size, reader, oddities."""
     scale = selection.footprint / pixels
@@ -218,15 +242,62 @@ def _slide_facts(slide: Slide, selection: _Selection, pixels: int) -> dict[str, 
     }
 
 
-def _slice_pictures(volume: Volume, recipe: Recipe) -> Iterator[np.ndarray]:
-    """One float32 picture (side, side, 3) with shades from 0 to 1 per slice, in the order of the volume."""
-    if recipe.triplets:
-        for three in triplets(volume):
-            yield _square(window_channels(three, recipe.windows)[0])
-        return
-    for index in range(len(volume)):
-        shades = window_channels(volume.slice_hu(index), recipe.windows)
-        yield _square(shades if len(shades) == 3 else shades.repeat(3, axis=0))
+_SHOWN = 0.05  # share of the voxels that at least one window should show as neither black nor white
+_AIR = -200.0  # Hounsfield units; every scan of a body has air below
+
+
+class _SlicePictures:
+    """One float32 picture (side, side, 3) with shades from 0 to 1 per slice, in the order of the volume.
+
+    While they are read, voxels between black and white are counted for every window, those of the lowest value apart.
+    """
+
+    def __init__(self, volume: Volume, recipe: Recipe):
+        self.volume, self.recipe = volume, recipe
+        self.windows = [parse_window(name, volume) for name in recipe.windows]
+        self.shown, self.voxels = np.zeros(len(self.windows)), 0
+        self.lowest, self.highest, self.empty = np.inf, -np.inf, 0
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        if self.recipe.triplets:
+            for three in triplets(self.volume):
+                shades = window_channels(three, self.windows)
+                self._count(three[1], shades[:, 1])
+                yield _square(shades[0])
+            return
+        for index in range(len(self.volume)):
+            hu = self.volume.slice_hu(index)
+            shades = window_channels(hu, self.windows)
+            self._count(hu, shades)
+            yield _square(shades if len(shades) == 3 else shades.repeat(3, axis=0))
+
+    def _count(self, values: np.ndarray, shades: np.ndarray) -> None:
+        self.shown += ((shades > 0) & (shades < 1)).sum((1, 2))
+        self.voxels += values.size
+        lowest = float(values.min())
+        if lowest <= self.lowest:
+            self.empty = int((values == lowest).sum()) + (self.empty if lowest == self.lowest else 0)
+        self.lowest, self.highest = min(self.lowest, lowest), max(self.highest, float(values.max()))
+
+    def warnings(self) -> list[str]:
+        """What is wrong with the windows, in words; to be asked when all slices were read."""
+        found, values = [], f"values run from {self.lowest:g} to {self.highest:g}"
+        padded = window_channels(
+            np.array(self.lowest), self.windows
+        )  # air or padding is no content, whatever its shade
+        shown = self.shown - self.empty * ((padded > 0) & (padded < 1))
+        lost = 1 - shown.max() / max(1, self.voxels - self.empty)
+        if lost > 1 - _SHOWN:
+            names = ", ".join(self.recipe.windows)
+            found.append(
+                f"{lost:.0%} of the voxels are all black or all white ({names}; {values}): the pictures hold hardly "
+                "anything; choose other windows, such as --window p1/99"
+            )
+        if self.recipe.kind == "ct" and self.volume.values == "unknown" and self.lowest > _AIR:
+            found.append(
+                f"{values}, so there is no air: these may be no Hounsfield units; MR is prepared with --kind mr"
+            )
+        return found
 
 
 def _square(channels: np.ndarray) -> np.ndarray:

@@ -14,7 +14,8 @@ from smmil.errors import ConfigError, DataError, suggest
 from smmil.formats.content import begins_formula
 from smmil.images.dicom_file import is_dicom, kind_of, read_tags
 from smmil.images.matching import ImageSource, refuse_equal_stems, source_named
-from smmil.images.opening import SUFFIXES
+from smmil.images.opening import SUFFIXES, is_mosaic
+from smmil.images.picture_stack import is_stack
 from smmil.prepare.recipe import Recipe
 
 _SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", *SUFFIXES)
@@ -22,19 +23,24 @@ _SCANS = (".nii", ".nii.gz")
 _DICOM = (".dcm", ".dicom", ".ima")
 _FEATURES = (".h5", ".hdf5", ".npz", ".npy", ".pt", ".safetensors")
 _TEXTS = (".csv", ".parquet", ".xlsx", ".txt", ".xml", ".json", ".geojson", ".yaml", ".yml")
+_PATCHES = ".patches.csv"
 ENDINGS = _SLIDES + _SCANS + _DICOM
 _LOOKS = 5
+_CALLED = {"slide": "slides", "ct": "scans", "mr": "MR scans", "patches": "tables of patches"}
 
 
-def find_sources(roots: Iterable[str | Path], skip: Path | None = None) -> list[ImageSource]:
-    """Slides and scans in the given folders and files, in the order of their names; `skip` is our own output."""
+def find_sources(roots: Iterable[str | Path], skip: Path | None = None, stacks: bool = False) -> list[ImageSource]:
+    """Slides and scans in the given folders and files, in the order of their names; `skip` is our own output.
+
+    stacks  a folder of pictures is one scan, instead of a slide for each picture
+    """
     found: dict[Path, ImageSource] = {}
     folders = [Path(root) for root in roots]
     for root in folders:
         if not root.exists():
             raise DataError(f"{root}: no such file or folder")
         _refuse_no_image(root)
-        for path in [root] if root.is_file() else _inside(root, skip):
+        for path in [root] if root.is_file() else _stacks(root, skip) if stacks else _inside(root, skip):
             found.setdefault(path.resolve(), ImageSource(path, _name(path, root), _source_kind(path)))
     if not found:
         hint = f"looked for {', '.join(_SLIDES + _SCANS)} and DICOM files"
@@ -48,7 +54,7 @@ def _refuse_no_image(path: Path) -> None:
     """An error for a file that cannot hold pixels of a case, whatever the reading library would say about it."""
     if path.is_file() and path.suffix.lower() in _FEATURES:
         raise DataError(f"{path}: holds features or predictions, not pixels; features go to smmil train by a manifest")
-    if path.is_file() and path.suffix.lower() in _TEXTS:
+    if path.is_file() and path.suffix.lower() in _TEXTS and not is_mosaic(path):
         raise DataError(f"{path}: no slide or scan; give images or folders of them, tables with --labels or --points")
 
 
@@ -60,11 +66,21 @@ def _inside(folder: Path, skip: Path | None) -> Iterator[Path]:
     files = [path for path in entries if path.is_file()]
     if _some_dicom(files):
         yield folder
-    yield from (path for path in files if _ending(path) in _SLIDES + _SCANS)
+    yield from (path for path in files if _ending(path) in (*_SLIDES, *_SCANS, _PATCHES))
     companions = {path.with_suffix("") for path in files if path.suffix.lower() == ".mrxs"}
     for path in entries:
         if path.is_dir() and path not in companions:
             yield from _inside(path, skip)
+
+
+def _stacks(folder: Path, skip: Path | None) -> Iterator[Path]:
+    """The folder and those below that hold pictures."""
+    if skip is not None and folder.resolve() == skip.resolve():
+        return
+    if is_stack(folder):
+        yield folder
+    for path in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        yield from _stacks(path, skip)
 
 
 def _some_dicom(files: list[Path]) -> list[Path]:
@@ -72,7 +88,8 @@ def _some_dicom(files: list[Path]) -> list[Path]:
 
 
 def _ending(path: Path) -> str:
-    return ".nii.gz" if path.name.lower().endswith(".nii.gz") else path.suffix.lower()
+    double = (ending for ending in (".nii.gz", _PATCHES) if path.name.lower().endswith(ending))
+    return next(double, path.suffix.lower())
 
 
 def _name(path: Path, root: Path) -> str:
@@ -81,7 +98,11 @@ def _name(path: Path, root: Path) -> str:
 
 
 def _source_kind(path: Path) -> str | None:
-    """slide or ct; None for a damaged file."""
+    """slide, patches, ct, mr or stack; None for a damaged file."""
+    if is_mosaic(path):
+        return "patches"
+    if is_stack(path):
+        return "stack"
     if path.is_file() and _ending(path) not in _DICOM:
         return "ct" if _ending(path) in _SCANS else "slide"
     files = [path] if path.is_file() else _some_dicom(sorted(p for p in path.iterdir() if p.is_file()))
@@ -90,17 +111,16 @@ def _source_kind(path: Path) -> str | None:
             modality = kind_of(read_tags(file))
         except DataError:
             continue  # the case itself will say so when its turn comes
-        return "slide" if modality == "SM" else "ct"
+        return {"SM": "slide", "MR": "mr"}.get(modality, "ct")
     return None
 
 
 def _common_kind(sources: list[ImageSource]) -> str:
-    """What the sources are, when the user did not say; slides and scans in one run are refused."""
+    """What the sources are, when the user did not say; several kinds in one run are refused."""
     examples = {source.kind: source.path for source in reversed(sources) if source.kind is not None}
     if len(examples) > 1:
-        raise ConfigError(
-            f"both slides ({examples['slide']}) and scans ({examples['ct']}); choose with --kind slide or ct"
-        )
+        found = " and ".join(f"{_CALLED[kind]} ({path})" for kind, path in sorted(examples.items(), reverse=True))
+        raise ConfigError(f"both {found}; choose with --kind {' or '.join(sorted(examples, reverse=True))}")
     return next(iter(examples), "slide")
 
 
@@ -117,6 +137,7 @@ class PrepareCase:
     patient: str = ""
     split: str = ""
     mpp: float | None = None
+    series: str | None = None
     tissue: Path | None = None
     annotation: Path | None = None
     annotation_kind: str = "auto"
@@ -176,7 +197,8 @@ class PreparedCase:
 
 
 _FILES = ("tissue", "annotation", "instance_labels")
-_OWN = ("id", "path", "label", "patient", "group", "split", "mpp", "annotation_kind", "annotation_complete", *_FILES)
+_TEXT_COLUMNS = ("id", "path", "label", "patient", "group", "split", "mpp", "series")
+_OWN = (*_TEXT_COLUMNS, "annotation_kind", "annotation_complete", *_FILES)
 
 
 @dataclass(frozen=True)
@@ -188,15 +210,19 @@ class _CaseTable:
     unlisted: tuple[Path, ...] = ()
 
 
-def _cases_without_labels(sources: Sequence[ImageSource], mpp: float | None = None) -> _CaseTable:
+def _cases_without_labels(
+    sources: Sequence[ImageSource], mpp: float | None = None, series: str | None = None
+) -> _CaseTable:
     """Every source is a case, named after its file."""
     refuse_equal_stems(sources)
-    cases = [PrepareCase(_checked_id(source.stem, str(source.path)), source.path, mpp=mpp) for source in sources]
+    cases = [PrepareCase(_checked_id(s.stem, str(s.path)), s.path, mpp=mpp, series=series) for s in sources]
     return _CaseTable(tuple(cases))
 
 
-def _cases_from_table(path: str | Path, sources: Sequence[ImageSource], mpp: float | None = None) -> _CaseTable:
-    """One case per row of a table id,label[,patient,split,path,annotation,tissue,mpp]; paths count from the table.
+def _cases_from_table(
+    path: str | Path, sources: Sequence[ImageSource], mpp: float | None = None, series: str | None = None
+) -> _CaseTable:
+    """One case per row of a table id,label and more columns (`_OWN`); paths count from the table.
 
     Without `path` the id must be the name of a file without ending, or its path below the folder of slides.
     """
@@ -211,7 +237,7 @@ def _cases_from_table(path: str | Path, sources: Sequence[ImageSource], mpp: flo
             missing.append((id_, f"{path}: no slide or scan is called {id_!r}; {near}"))
         else:
             used.add(source.resolve())
-            cases.append(_case(row, source, path, mpp))
+            cases.append(_case(row, source, path, mpp, series))
     if not cases:
         raise DataError(missing[0][1] + f" (none of the {len(missing)} rows has an image)")
     unlisted = tuple(s.path for s in sources if s.path.resolve() not in used)
@@ -253,7 +279,7 @@ def _source(row: dict[str, str], table: Path, sources: Sequence[ImageSource]) ->
     return source_named(row["id"], sources)
 
 
-def _case(row: dict[str, str], source: Path, table: Path, mpp: float | None) -> PrepareCase:
+def _case(row: dict[str, str], source: Path, table: Path, mpp: float | None, series: str | None) -> PrepareCase:
     id_, complete = row["id"], row["annotation_complete"]
     if row["group"] and row["patient"] and row["group"] != row["patient"]:
         raise DataError(f"{table}: {id_!r} has both a group and another patient; keep one of the two columns")
@@ -267,6 +293,7 @@ def _case(row: dict[str, str], source: Path, table: Path, mpp: float | None) -> 
         row["group"] or row["patient"],
         row["split"],
         mpp,
+        series=row["series"] or series,
         annotation_kind=row["annotation_kind"] or "auto",
         annotation_complete=complete.lower() != "no",
         **{name: table.parent / row[name] if row[name] else None for name in _FILES},

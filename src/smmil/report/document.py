@@ -74,7 +74,7 @@ def write_report(
     sections: Sequence[Section] = (),
     licences: Mapping[str, str] | None = None,
     max_mb: float = LARGEST_MB,
-    window: Window = "brain",
+    window: Window | None = None,
 ) -> WrittenReport:
     """Write one self-contained page about runs or folders of predictions; the same content gives the same bytes.
 
@@ -82,7 +82,8 @@ def write_report(
     lead       a paragraph above the summary      sections  further sections below it
     licences   {encoder: its licence}, where the predictions do not state it
     max_mb     pictures are made smaller and scores coarser (8 bits) rather than pass this size
-    window     how slices of CT scans are shown: a name such as brain or lung, or centre/width in HU
+    window     how slices of scans are shown: a name such as brain or lung, centre/width, or percentiles such as p1/99;
+               None: as the encoder saw them
     """
     _refuse_folder(Path(out))
     if max_mb < 2:

@@ -11,9 +11,17 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
-from smmil.images import DamagedTile, Slide, Thumbnail, Volume, open_slide, open_volume
-from smmil.images.matching import Original, find_case_images, pixels_per_unit, refuse_other_scan, refuse_other_slide
-from smmil.images.volume import Window, parse_window, window
+from smmil.images import DamagedTile, Slide, Thumbnail, Volume, open_slide
+from smmil.images.matching import (
+    Original,
+    find_case_images,
+    open_scan,
+    pixels_per_unit,
+    refuse_other_scan,
+    refuse_other_slide,
+    shown_window,
+)
+from smmil.images.volume import Window, check_window, parse_window, window
 from smmil.report.cases import _ReportCase
 
 Area = tuple[float, float, float, float]
@@ -101,11 +109,15 @@ _SIDES = (384, 320, 256, 192, 128, 96, 64, 48)
 _WIDEST = 6000  # pixels of a picture's side; browsers refuse much larger ones
 
 
-def _scan_picture(original: Original, case: _ReportCase, most_bytes: int, shades: Window = "brain") -> _CasePicture:
-    """All slices through a window, as the largest JPEG that fits into `most_bytes` (the smallest, when none does)."""
-    volume = open_volume(original.path)
+def _scan_picture(original: Original, case: _ReportCase, most_bytes: int, shades: Window | None = None) -> _CasePicture:
+    """All slices through a window, as the largest JPEG that fits into `most_bytes` (the smallest, when none does).
+
+    shades  None: the window that the prediction records, else that of the brain
+    """
+    first = next(prediction for prediction in case.predictions if prediction is not None)
+    volume = open_scan(original.path, first)
     refuse_other_scan(case.id, case.predictions, volume)
-    grey = _grey(volume, parse_window(shades))
+    grey = _grey(volume, parse_window(shades or shown_window(first) or "brain", volume))
     rows = ceil(len(grey) ** 0.5)
     # widths of a slice that keep the whole picture small enough to be shown
     for side in [side for side in _SIDES if side * rows <= _WIDEST] or [max(8, _WIDEST // rows)]:
@@ -151,10 +163,11 @@ _LARGEST_WHOLE = 12_000  # pixels of the whole slide's side that are decoded at 
 
 
 def _all_pictures(
-    cases: Sequence[_ReportCase], where: str | Path, most_bytes: int, shades: Window = "brain"
+    cases: Sequence[_ReportCase], where: str | Path, most_bytes: int, shades: Window | None = None
 ) -> tuple[dict[str, _CasePicture], dict[str, str]]:
     """Pictures by case id, and for the others the reason why there is none."""
-    parse_window(shades)
+    if shades is not None:
+        check_window(shades)
     files = find_case_images(where, [case.id for case in cases])
     share = most_bytes // max(len(cases), 1)
     found: dict[str, _CasePicture] = {}
@@ -167,7 +180,7 @@ def _all_pictures(
     return found, failed
 
 
-def _picture(case: _ReportCase, files: dict[str, Original], most_bytes: int, shades: Window) -> _CasePicture:
+def _picture(case: _ReportCase, files: dict[str, Original], most_bytes: int, shades: Window | None) -> _CasePicture:
     if case.kind == "list":
         raise DataError("there is no map that a picture could lie below; see the note on the case")
     if case.id not in files:

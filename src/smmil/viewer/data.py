@@ -13,8 +13,8 @@ import numpy as np
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.registry import possible_formats
-from smmil.images import DamagedTile, Slide, Volume, open_volume
-from smmil.images.matching import Original, find_case_images, find_features, refuse_other_scan
+from smmil.images import DamagedTile, Slide, Volume
+from smmil.images.matching import Original, find_case_images, find_features, open_scan, refuse_other_scan
 from smmil.redact import without_names
 from smmil.viewer.api import _Download, _write_download
 from smmil.viewer.cache import _ByteCache, _ObjectCache, _SlidePool, _temporary_folder
@@ -231,8 +231,8 @@ class ViewerData:
     def _volume(self, case: int) -> Volume:
         image = self.cases[case].image
         assert image is not None  # asked before
-        volume = open_volume(image)
         prediction = self.first_export_case(case).prediction
+        volume = open_scan(image, prediction)
         refuse_other_scan(prediction.id, [prediction], volume)
         return volume
 

@@ -13,7 +13,7 @@ from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import paint
 from smmil.images import Slide, Volume, open_slide
-from smmil.images.matching import Original, refuse_other_slide
+from smmil.images.matching import Original, refuse_other_slide, shown_window
 from smmil.images.volume import PRESETS, window
 from smmil.maps import canvas
 from smmil.maps.raster import rasterize
@@ -125,8 +125,12 @@ def _scanned(slide: Slide) -> tuple[int, int, int, int]:
     return (left, top, width, height) if width > 0 and height > 0 else (0, 0, *slide.size)
 
 
-def _scan_facts(volume: Volume) -> dict[str, Any]:
-    """Sizes, distances in mm (slice, row, column) and the windows a radiologist asks for (centre, width)."""
+def _scan_facts(volume: Volume, shown: tuple[float, float] | None = None) -> dict[str, Any]:
+    """Sizes, distances in mm (slice, row, column) and the windows a radiologist asks for (centre, width).
+
+    shown  the window of the prediction; it comes first, which the page chooses, unless it is one of the usual ones
+    """
+    named = {} if shown is None or shown in PRESETS.values() else {"as prepared": shown}
     slices, rows, columns = volume.shape
     x, y, z = volume.spacing_mm
     return {
@@ -134,7 +138,7 @@ def _scan_facts(volume: Volume) -> dict[str, Any]:
         "rows": rows,
         "columns": columns,
         "spacing": [z, y, x],
-        "windows": {name: list(limits) for name, limits in PRESETS.items()},
+        "windows": {name: list(limits) for name, limits in (named | PRESETS).items()},
     }
 
 
@@ -189,7 +193,7 @@ def _on_paper(heat: np.ndarray, case: ExportCase) -> np.ndarray:
 
 
 def _of_scan(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
-    """The hottest slice in the brain window above a strip of all scores; without the scan only the strip."""
+    """The hottest slice, as it was prepared, above a strip of all scores; without the scan only the strip."""
     slices = study.geometry(number).coords
     assert slices is not None  # scans have coordinates
     order = np.argsort(slices[:, 0], kind="stable")
@@ -201,7 +205,11 @@ def _of_scan(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
         shown = study.volume(number).slice_hu(int(slices[case.score.argmax(), 0]))
     except SmmilError:
         return strip  # as above
-    grey = np.repeat((window(shown, *PRESETS["brain"]) * 255).astype(np.uint8)[..., None], 3, axis=2)
+    grey = np.repeat(
+        (window(shown, *(shown_window(case.prediction) or PRESETS["brain"])) * 255).astype(np.uint8)[..., None],
+        3,
+        axis=2,
+    )
     fitted = ImageOps.pad(Image.fromarray(grey), (_SIDE, _SIDE - _STRIP), color="black")
     return np.vstack([np.asarray(fitted), strip])
 

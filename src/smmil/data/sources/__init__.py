@@ -7,7 +7,7 @@ files, splits, and the table that is written.
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from smmil.data.tables import _first_few, _relative, _stripped, as_text, read_te
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, need_file, write_json
 
-NAMES = ("camelyon16", "panda", "rsna_ich", "crchisto", "folder")
+NAMES = ("camelyon16", "panda", "rsna_ich", "crchisto", "folder", "patches")
 TABLE, ABOUT = "labels.csv", "source.json"
 OWN_SPLIT = "own: drawn by smmil, grouped by patient, stratified by label"
 _IDS = ("id", "image_id", "bag_name", "scan", "slide_id", "name")
@@ -36,12 +36,13 @@ def write_source(name: str, root: str | Path, out: str | Path, **options: Any) -
     """
     check_choice(name, NAMES, "data set")
     source: Callable[..., Manifest] = getattr(import_module(f"smmil.data.sources.{name}"), name)
-    known = [option for option in signature(source).parameters if option not in ("root", "out")]
+    taken = signature(source).parameters
+    known = [option for option in taken if option not in ("root", "out")]
     for option in options:
         if option not in known:
-            taken = ", ".join(f"--{word.replace('_', '-')}" for word in known)
-            raise ConfigError(f"--{option.replace('_', '-')}: is not for the data set {name}, which takes {taken}")
-    if "table" in known and "table" not in options:
+            words = ", ".join(f"--{word.replace('_', '-')}" for word in known)
+            raise ConfigError(f"--{option.replace('_', '-')}: is not for the data set {name}, which takes {words}")
+    if "table" in known and taken["table"].default is Parameter.empty and "table" not in options:
         raise ConfigError(f"data set {name}: give the table id,label of its images with --table")
     return source(root, out, **options)
 
