@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -137,3 +139,37 @@ SAFE = {
 def test_lower_bounds_exclude_versions_with_known_holes():
     bounds = dict(pin.split("==") for pin in dependencies().lowest())
     assert {n: bounds[n] for n in SAFE if Version(bounds[n]) < Version(SAFE[n])} == {}
+
+
+# A Python that makes an environment whose pip writes down what it is asked for, and refuses what this test tells it to.
+PIP = """#!/bin/sh
+echo "$@" >> asked
+case "$*" in *REFUSED*) echo 'ERROR: No matching distribution found' >&2; exit 1;; esac
+"""
+PYTHON = f"""#!/bin/sh
+mkdir -p .venv/bin
+cat > .venv/bin/pip <<'END'
+{PIP}END
+chmod +x .venv/bin/pip
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(("refused", "goes_on", "says"), [
+    ("nothing", True, False),
+    ("--constraint", True, True),  # an index that does not offer the versions of constraints.txt
+    ("--editable", False, True),  # no index at all
+])  # fmt: skip
+def test_installing_goes_on_without_the_tested_versions_where_they_are_not_offered(tmp_path, refused, goes_on, says):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "python").write_text(PYTHON.replace("REFUSED", refused))
+    (tmp_path / "python").chmod(0o755)
+    command = ["make", "install", "PYTHON=./python"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (tmp_path / ".venv/installed").exists() == goes_on, done.stderr
+    told = "the versions of constraints.txt are not all offered here; going on without them"
+    assert (f"make: {told}" in done.stdout.splitlines()) == says
+    asked = [line for line in (tmp_path / "asked").read_text().splitlines() if "--editable" in line]
+    assert ["--constraint constraints.txt" in line for line in asked] == [True, False][: 1 + says]
+    assert len({line.replace("--constraint constraints.txt ", "") for line in asked}) == 1  # the same, otherwise

@@ -4,6 +4,7 @@ The next run ends with the content of an undisturbed one and leaves nothing behi
 """
 
 import random
+import shutil
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ from support.foreign_files import cells, clam_files, features
 from support.foreign_programs import clam
 from support.kills import PROCESSES, ask, content, finish, leftovers, start
 
+from smmil.cli import VERBS, experiment
 from smmil.synthetic import synthetic_slides, write_synthetic
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc to tell living processes")
@@ -28,7 +30,12 @@ STUDY = {
     "learning_rates": [0.01],
     "folds": [0],
     "training": {"epochs": 2, "warmup_epochs": 0},
+    "tables": [{"name": "localization", "metrics": ["inst_auroc"]}],
+    "figures": [{"name": "histograms", "kind": "histograms"}],
 }  # fmt: skip
+
+
+ANSWERS = ("tables", "figures", "trust")  # of an experiment that was run
 
 
 def training(*changes):
@@ -52,10 +59,13 @@ class Workshop:
         at = {name: str(folder / name) for name in ("slides", "labels.csv", "bags", "foreign", "clam.pt", "study.yaml")}
         run, predictions = str(folder / "train" / "out"), str(folder / "predict" / "out")
         bags = f"{at['bags']}/manifest.csv"
+        methods = ["--method", "attention", "--method", "drop", "--part", "all"]
         prepare = ["--encoder", makers.ENCODER, "--tile-um", "32", "--executor", "serial"]
         self.words = {
             "train": ["train", "--manifest", bags, "--model", "sm_ap", *small, "--out", "out"],
             "predict": ["predict", run, "--part", "all", "--manifest", bags, "--out", "out"],
+            "explain": ["explain", run, *methods, "--faithfulness", "--repeats", "1", "--out", "out"],
+            "calibrate": ["calibrate", predictions, "--force", "--target", "0.5", "--out", "out/calibration.json"],
             "source": ["source", "folder", at["slides"], "--table", at["labels.csv"], "--out", "out"],
             "prepare": ["prepare", at["slides"], "--labels", at["labels.csv"], "--out", "out", *prepare],
             "evaluate": ["evaluate", predictions, "--json", "out/a.json", "--csv", "out/a.csv"],
@@ -66,6 +76,7 @@ class Workshop:
             "convert": ["convert", at["foreign"], "--to", "native", "--out", "out"],
             "convert-weights": ["convert-weights", at["clam.pt"], "--from", "clam", "--out", "out"],
             "experiment": ["experiment", "run", at["study.yaml"], "--out", "out"],
+            **{f"experiment {what}": ["experiment", what, at["study.yaml"], "--out", "out"] for what in ANSWERS},
         }
 
     def undisturbed(self, verb):
@@ -74,15 +85,22 @@ class Workshop:
             for needed in ("train", "predict"):
                 if needed != verb and str(self.folder / needed / "out") in self.words[verb]:
                     self.undisturbed(needed)
-            folder = self.folder / verb
+            folder = self.begin(verb, self.folder / verb)
             seconds, steps = finish(self.words[verb], folder)
             self.truth[verb] = content(folder / "out"), seconds, steps
         return self.truth[verb]
 
+    def begin(self, verb, folder):
+        """The folder of a run, where the experiment lies that it is to answer."""
+        if verb.startswith("experiment "):
+            self.undisturbed("experiment")
+            shutil.copytree(self.folder / "experiment" / "out", folder / "out")
+        return folder
+
     def kill(self, verb, chance, *, paired):
         """Kill a run of the verb, let a second one beside it end, repeat, compare. False if it was not hit."""
         expected, seconds, steps = self.undisturbed(verb)
-        folder = self.folder / f"{verb}_{chance.getrandbits(64):016x}"
+        folder = self.begin(verb, self.folder / f"{verb}_{chance.getrandbits(64):016x}")
         by_clock = chance.random() < 0.3
         victim = start(self.words[verb], folder, None if by_clock else chance.randint(1, steps))
         other = start(self.words[verb], folder) if paired else None
@@ -132,6 +150,14 @@ def test_fifty_kills_over_all_verbs(workshop):
 def test_no_verb_uses_the_network(workshop):
     for verb in workshop.words:
         workshop.undisturbed(verb)  # asks for it at the end
+
+
+def test_no_verb_that_writes_is_forgotten(workshop):
+    quiet = {"view", "models", "inspect", "doctor"}  # they write nothing; the demo is made of the others
+    verbs = {words[0] for words in workshop.words.values()}
+    assert verbs == {*VERBS, "experiment"} - quiet - {"demo"}
+    spoken = {words[1] for words in workshop.words.values() if words[0] == "experiment"}
+    assert spoken == {command.name for command in experiment.app.registered_commands} - {"status"}
 
 
 def test_the_watch_for_the_network_sees_it(tmp_path):
