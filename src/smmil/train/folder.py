@@ -117,8 +117,8 @@ def _refuse_other(path: Path, saved: dict[str, Any], now: dict[str, Any]) -> Non
         raise ConfigError(f"{path}: belongs to another config; use another --out folder")
     if saved["split"] != now["split"]:
         raise DataError(
-            f"{path}: ids or labels of the training and validation bags, or their corrections, have changed since this "
-            "run began; restore them or use another --out folder"
+            f"{path}: ids or labels of the training and validation bags have changed since this run began, or the "
+            "corrections have; restore the manifest and the marks or use another --out folder"
         )
 
 
