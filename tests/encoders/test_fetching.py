@@ -29,6 +29,7 @@ class Hub:
     break_after: int | None = None
     gate: int | None = None
     token: str | None = None
+    history: tuple[str, ...] = ()
     ranges: list[str | None] = field(default_factory=list)
     address: str = ""
 
@@ -50,7 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
             etag = server.stated or hashlib.sha256(server.content).hexdigest()
             entry = {"rfilename": FILE, "size": len(server.content), "blobId": "b", "lfs": {
                 "sha256": etag, "size": len(server.content), "pointerSize": 134}}  # fmt: skip
-            self._send(200, json.dumps({"id": REPO, "sha": server.commit, "siblings": [entry]}).encode(), body)
+            asked = path.partition("/revision/")[2]
+            commit = asked if asked in server.history else server.commit
+            self._send(200, json.dumps({"id": REPO, "sha": commit, "siblings": [entry]}).encode(), body)
         elif path == f"/{REPO}/resolve/{server.commit}/{FILE}":
             self._file(server, body)
         else:
@@ -179,6 +182,13 @@ def test_weights_that_changed_on_the_hub_or_here_are_refused(served):
     path.write_bytes(served.content[:-1] + b"x")
     with pytest.raises(DataError, match="changed since it was fetched"):
         load_encoder("small", device="cpu")
+
+
+def test_a_newer_commit_on_the_hub_does_not_move_what_was_fetched(served):
+    path = fetch_weights("small")
+    served.history, served.commit = (COMMIT,), "f" * 40
+    assert fetch_weights("small") == path
+    assert json.loads(path.with_name("fetched.json").read_text())["revision"] == COMMIT
 
 
 def test_a_pinned_row_asks_for_its_commit_alone(served, monkeypatch):

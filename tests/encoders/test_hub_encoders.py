@@ -79,10 +79,11 @@ def test_every_row_builds_at_full_size_with_its_width_and_number_of_parameters(n
 
 
 def random_state(shapes, seed=0):
-    """Random weights with which image and positions weigh alike."""
+    """Random weights with which image, positions and every layer weigh about alike."""
     generator = torch.Generator().manual_seed(seed)
     scales = {name: 1 / math.prod(shape[1:]) ** 0.5 if len(shape) == 4 else 0.3 for name, shape in shapes.items()}
-    scales |= {name: 1.0 for name in shapes if "pos" in name}
+    loud = ("pos", "lambda1", "gamma", "norm1.weight", "norm2.weight", "before.weight", "after.weight", "norm.weight")
+    scales |= {name: 1.0 for name in shapes if any(part in name for part in loud)}
     return {name: torch.randn(shape, generator=generator) * scales[name] for name, shape in shapes.items()}
 
 
