@@ -29,6 +29,7 @@ class Hub:
     break_after: int | None = None
     gate: int | None = None
     token: str | None = None
+    history: tuple[str, ...] = ()
     ranges: list[str | None] = field(default_factory=list)
     address: str = ""
 
@@ -50,7 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
             etag = server.stated or hashlib.sha256(server.content).hexdigest()
             entry = {"rfilename": FILE, "size": len(server.content), "blobId": "b", "lfs": {
                 "sha256": etag, "size": len(server.content), "pointerSize": 134}}  # fmt: skip
-            self._send(200, json.dumps({"id": REPO, "sha": server.commit, "siblings": [entry]}).encode(), body)
+            asked = path.partition("/revision/")[2]
+            commit = asked if asked in server.history else server.commit
+            self._send(200, json.dumps({"id": REPO, "sha": commit, "siblings": [entry]}).encode(), body)
         elif path == f"/{REPO}/resolve/{server.commit}/{FILE}":
             self._file(server, body)
         else:
@@ -143,21 +146,22 @@ def test_weights_are_fetched_once_recorded_and_used(served, tmp_path):
 
 
 def test_an_interrupted_transfer_goes_on_where_it_stopped(served):
-    half = len(served.content) // 2
-    served.break_after = half
-    with pytest.raises(DataError, match=r"could not be fetched .* which goes on where it stopped"):
+    served.break_after = half = len(served.content) // 2
+    with pytest.raises(DataError, match=r"could not be fetched \(.* broke after .* which goes on where it stopped"):
         fetch_weights("small")
+    assert find_weights(encoder_info("small")) is None
     served.break_after = None
-    before = len(served.ranges)
-    assert fetch_weights("small").read_bytes() == served.content
-    assert served.ranges[before] is not None
-    assert served.ranges[before].startswith("bytes=")
-    assert not served.ranges[before].startswith("bytes=0-")
+    told = []
+    path = fetch_weights("small", on_bytes=lambda *numbers: told.append(numbers))
+    assert path.read_bytes() == served.content
+    assert served.ranges == [None, f"bytes={half}-"]
+    assert told[-1] == (len(served.content), len(served.content))
+    assert sorted(file.name for file in path.parent.iterdir()) == ["fetched.json", FILE]
 
 
 def test_a_wrong_checksum_is_refused_and_the_file_removed(served):
     served.stated = "0" * 64
-    with pytest.raises(DataError, match=r"checksum .* states 0000000000000000…; removed"):
+    with pytest.raises(DataError, match=r"checksum .* 0000000000000000… is stated; removed"):
         fetch_weights("small")
     assert find_weights(encoder_info("small")) is None
 
@@ -178,6 +182,13 @@ def test_weights_that_changed_on_the_hub_or_here_are_refused(served):
     path.write_bytes(served.content[:-1] + b"x")
     with pytest.raises(DataError, match="changed since it was fetched"):
         load_encoder("small", device="cpu")
+
+
+def test_a_newer_commit_on_the_hub_does_not_move_what_was_fetched(served):
+    path = fetch_weights("small")
+    served.history, served.commit = (COMMIT,), "f" * 40
+    assert fetch_weights("small") == path
+    assert json.loads(path.with_name("fetched.json").read_text())["revision"] == COMMIT
 
 
 def test_a_pinned_row_asks_for_its_commit_alone(served, monkeypatch):
@@ -208,7 +219,7 @@ def test_single_files_are_compared_with_the_checksum_in_their_name(served, monke
         if fits:
             assert fetch_weights("one").read_bytes() == b"weights"
         else:
-            with pytest.raises(DataError, match=r"could not be fetched .*hash"):
+            with pytest.raises(DataError, match="00000000… is stated"):
                 fetch_weights("one")
 
 

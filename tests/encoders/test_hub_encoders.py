@@ -66,19 +66,25 @@ def test_every_row_builds_at_full_size_with_its_width_and_number_of_parameters(n
     with torch.device("meta"):
         network = hub._hub_network(row)
         images = torch.zeros(1, 3, row.pixels, row.pixels)
-    with torch.inference_mode():
-        assert network.eval()(images).shape == (1, row.dim)
     found = sum(p.numel() for p in network.parameters())
     if name == "ctranspath":  # Swin-T without classifier; two convolutions, normed, and a third instead of one
         stem = 3 * 12 * 9 + 2 * 12 + 12 * 24 * 9 + 2 * 24 + (24 + 1) * 96
         assert found == 27_519_354 - (3 * 4 * 4 + 1) * 96 + stem
     else:
         assert found == parameters_by_formula(*ARCHITECTURES[name]) + pooling_by_formula(name)
+        trunk = network.trunk if "conch" in name else network.network
+        trunk.blocks = trunk.blocks[:1]  # the others keep the width
+    with torch.inference_mode():
+        assert network.eval()(images).shape == (1, row.dim)
 
 
 def random_state(shapes, seed=0):
+    """Random weights with which image, positions and every layer weigh about alike."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    scales = {name: 1 / math.prod(shape[1:]) ** 0.5 if len(shape) == 4 else 0.3 for name, shape in shapes.items()}
+    loud = ("pos", "lambda1", "gamma", "norm1.weight", "norm2.weight", "before.weight", "after.weight", "norm.weight")
+    scales |= {name: 1.0 for name in shapes if any(part in name for part in loud)}
+    return {name: torch.randn(shape, generator=generator) * scales[name] for name, shape in shapes.items()}
 
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -249,7 +255,7 @@ def test_conch_pools_with_the_attention_of_its_query(name, monkeypatch, tmp_path
         pool |= {"attn.in_proj_bias": bias["in"], "attn.out_proj.weight": out, "attn.out_proj.bias": bias["out"]}
     else:
         pool |= {"to_q.weight": q, "to_kv.weight": torch.cat([k, v]), "to_out.weight": out}
-        places = random_state({"p": (1, 197, 32)}, 5)["p"]
+        places = random_state({"pos": (1, 197, 32)}, 5)["pos"]
         square = places[:, 1:].reshape(1, 14, 14, 32).permute(0, 3, 1, 2)
         scaled = F.interpolate(square, scale_factor=(4.1 / 14,) * 2, mode="bicubic").flatten(2).transpose(1, 2)
         state["trunk.pos_embed"] = torch.cat([places[:, :1], scaled], 1)

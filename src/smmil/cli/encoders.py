@@ -1,6 +1,7 @@
 """smmil encoders"""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument
@@ -37,14 +38,28 @@ def encoders(
 
 
 def _fetch(names: list[str]) -> None:
-    from smmil.encoders import encoder_info, fetch_weights
+    from smmil.encoders import encoder_info
     from smmil.errors import ConfigError
 
     if not names:
         raise ConfigError("encoders fetch: no name; give one, such as smmil encoders fetch phikon")
     for row in map(encoder_info, names):
         print(f"{row.name}: licence {row.licence}; gate: {row.gate}", file=sys.stderr)
-        print(f"{row.name}: {fetch_weights(row.name)}")
+        print(f"{row.name}: {_with_bar(row.name)}")
+
+
+def _with_bar(name: str) -> Path:
+    """Fetch weights with bytes, speed and remaining time on standard error, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from smmil.encoders import fetch_weights
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(name, total=None)
+        return fetch_weights(name, on_bytes=lambda here, total: bars.update(bar, completed=here, total=total))
 
 
 def _show(names: list[str]) -> None:

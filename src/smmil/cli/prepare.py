@@ -143,13 +143,14 @@ def prepare(
 
 
 def _fetch_once(encoder: str, weights: Path | None) -> None:
-    from smmil.encoders import encoder_info, fetch_weights, find_weights
+    from smmil.cli.encoders import _with_bar
+    from smmil.encoders import encoder_info, find_weights
 
     if weights is not None:
         raise ConfigError("--fetch: the weights are given with --weights; leave one out")
     row = encoder_info(encoder)
     if (row.hub or row.url) and find_weights(row) is None:
-        print(f"fetched: {fetch_weights(encoder)}", file=sys.stderr)
+        print(f"fetched: {_with_bar(encoder)}", file=sys.stderr)
 
 
 def _place(

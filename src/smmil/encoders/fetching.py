@@ -7,10 +7,12 @@ refused. Nothing here asks a server but `fetch_weights`.
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import Request, urlopen
 
 import torch
 
@@ -20,6 +22,9 @@ from smmil.files import check_once, read_json, write_json
 
 _RECORD = "fetched.json"
 _CONFIG = "config.json"
+_USUAL = ("model.safetensors", "pytorch_model.bin")
+_CHUNK = 1 << 20
+_PATIENCE_S = 60  # without a byte from the server
 
 
 def _weight_folders() -> list[Path]:
@@ -86,62 +91,96 @@ def _cached(hub: str, names: tuple[str, ...], revision: str | None = None) -> Pa
     return next((Path(path) for path in found if isinstance(path, str)), None)
 
 
-def fetch_weights(name: str, *, token: str | None = None) -> Path:
+OnBytes = Callable[[int, int | None], object]
+
+
+def fetch_weights(name: str, *, token: str | None = None, on_bytes: OnBytes | None = None) -> Path:
     """Download the weights of an encoder into the first of our folders; the path of the file.
 
     An interrupted transfer is resumed, the checksum compared, and commit and checksum written beside the weights; a
     second call finds them there. Weights that the hub changes afterwards are refused, not replaced.
 
-    token  access token of the hub for gated weights; None: $HF_TOKEN, or what `hf auth login` stored
+    token     access token of the hub for gated weights; None: $HF_TOKEN, or what `hf auth login` stored
+    on_bytes  called with the number of bytes that are here, and of all
     """
     row = encoder_info(name)
     if not (row.hub or row.url):
         raise ConfigError(f"encoder {name}: its weights cannot be fetched by name; see the page about encoders")
-    folder = _weight_folders()[0]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, tell = _weight_folders()[0], on_bytes or (lambda *_: None)
     with _explained(row):
-        return _fetch_from_hub(row, folder / row.hub.replace("/", "--"), token) if row.hub else _fetch_url(row, folder)
+        if row.hub:
+            return _fetch_from_hub(row, folder / row.hub.replace("/", "--"), token, tell)
+        path, mark = folder / row.files[0], re.search(r"-([0-9a-f]{8})\.", row.files[0])  # as torchvision names them
+        if not path.is_file():
+            _transfer(row.url, path, "" if mark is None else mark[1], {}, tell)
+        return path
 
 
-def _fetch_from_hub(row: EncoderInfo, folder: Path, token: str | None) -> Path:
-    from huggingface_hub import HfApi, hf_hub_download
+def _fetch_from_hub(row: EncoderInfo, folder: Path, token: str | None, tell: OnBytes) -> Path:
+    from huggingface_hub import HfApi
 
     record = read_json(folder / _RECORD, dict) if (folder / _RECORD).is_file() else {}
     revision = row.revision or record.get("revision") or "main"
     info: Any = HfApi(token=token).model_info(row.hub, revision=revision, files_metadata=True)
     there = {entry.rfilename: entry for entry in info.siblings}
-    wanted = (
-        [Path(file).name for file in row.files] if row.family == "hub" else ["model.safetensors", "pytorch_model.bin"]
-    )
+    wanted = tuple(Path(file).name for file in row.files) if row.family == "hub" else _USUAL
     file = next((file for file in wanted if file in there), None)
     if file is None:
         raise DataError(
             f"encoder {row.name}: {row.hub} at {info.sha} has none of {', '.join(wanted)}; tell us about it"
         )
-    stated = getattr(there[file].lfs, "sha256", None)
+    path, stated = folder / file, getattr(there[file].lfs, "sha256", None)
     if record and (record.get("revision"), record.get("sha256")) != (info.sha, stated or record.get("sha256")):
         raise DataError(
             f"encoder {row.name}: {row.hub} now has other weights than were fetched (commit {info.sha}, then "
             f"{record.get('revision')}); keep yours, or remove {folder} to take the new ones"
         )
     for one in (*([_CONFIG] if row.family == "timm" else []), file):
-        hf_hub_download(row.hub, one, revision=info.sha, local_dir=folder, token=token)
-    path = folder / file
+        if not (folder / one).is_file():
+            _transfer(*_address(row.hub, one, info.sha, folder, stated if one == file else None, token), tell)
     found = _sha256(path)
-    if stated is not None and found != stated:
-        path.unlink()
-        raise DataError(f"{path}: checksum {found[:16]}…, but {row.hub} states {stated[:16]}…; removed, fetch it again")
     content = {"hub": row.hub, "file": file, "revision": info.sha, "sha256": found, "bytes": path.stat().st_size}
     write_json(folder / _RECORD, content | {"licence": row.licence, "gate": row.gate})
     return path
 
 
-def _fetch_url(row: EncoderInfo, folder: Path) -> Path:
-    """A single file; torchvision's have the beginning of their checksum in their name."""
-    path, mark = folder / row.files[0], re.search(r"-([0-9a-f]{8})\.", row.files[0])
-    if not path.is_file():
-        torch.hub.download_url_to_file(row.url, str(path), None if mark is None else mark[1])
-    return path
+def _address(
+    hub: str, file: str, commit: str, folder: Path, stated: str | None, token: str | None
+) -> tuple[str, Path, str, dict[str, str]]:
+    """Where a file of the hub is transferred from and to, its checksum, and the token where the hub itself sends it."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    url = hf_hub_url(hub, file, revision=commit)
+    place = get_hf_file_metadata(url, token=token).location
+    headers = build_hf_headers(token=token) if urlparse(place).netloc == urlparse(url).netloc else {}
+    return place, folder / file, stated or "", headers
+
+
+def _transfer(url: str, path: Path, checksum: str, headers: dict[str, str], tell: OnBytes) -> None:
+    """Stream a file whose SHA-256 begins with `checksum` to `path`; what an earlier call left of it is continued.
+
+    The library of the hub resumes within one call only.
+    """
+    part = path.with_name(f"{path.name}.{checksum[:16]}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    start = part.stat().st_size if part.is_file() else 0
+    request = Request(url, headers=headers | ({"Range": f"bytes={start}-"} if start else {}))
+    with urlopen(request, timeout=_PATIENCE_S) as answer:
+        resumed = getattr(answer, "status", None) == 206
+        length = answer.headers.get("Content-Length")
+        total = None if length is None else int(length) + start * resumed
+        with part.open("ab" if resumed else "wb") as file:
+            while chunk := answer.read(_CHUNK):
+                file.write(chunk)
+                tell(file.tell(), total)
+    if total is not None and part.stat().st_size < total:
+        raise OSError(f"the connection broke after {part.stat().st_size:,} of {total:,} bytes")
+    found = _sha256(part)
+    if not found.startswith(checksum):
+        part.unlink()
+        raise DataError(f"{path}: checksum {found[:16]}…, but {checksum[:16]}… is stated; removed, fetch it again")
+    os.replace(part, path)
 
 
 @contextmanager
@@ -177,9 +216,9 @@ def _explained(row: EncoderInfo) -> Iterator[None]:
 
 
 def _of_network(problem: Exception) -> bool:
-    """Whether an exception is one of the network: an OSError, one of the HTTP library, or torch's wrong checksum."""
-    modules = {kind.__module__.partition(".")[0] for kind in type(problem).__mro__}
-    return isinstance(problem, OSError) or bool(modules & {"httpx", "requests", "urllib3"}) or "hash" in str(problem)
+    """Whether an exception is one of the network: an OSError, or one of a library for HTTP."""
+    libraries = ("http", "requests", "urllib")
+    return isinstance(problem, OSError) or any(kind.__module__.startswith(libraries) for kind in type(problem).__mro__)
 
 
 def _sha256(path: Path) -> str:

@@ -73,7 +73,7 @@ class _ConvStem(nn.Module):
 
 
 def _hub_network(row: EncoderInfo, **changes: Any) -> nn.Module:
-    """The network of a row with random weights; `changes` replace its arguments."""
+    """The network of a row, its weights not yet set; `changes` replace its arguments."""
     timm, build = _timm(row), row.build | changes
     if row.layout == "swin":
         return timm.create_model(row.network, pretrained=False, num_classes=0, embed_layer=_ConvStem, **build)
@@ -84,7 +84,8 @@ def _hub_network(row: EncoderInfo, **changes: Any) -> nn.Module:
     if row.layout == "transformers":  # positions are fitted to the side when the weights are read
         build["img_size"] = row.pixels
     bias = build.pop("pool_bias", True)
-    network = timm.create_model(row.network, pretrained=False, num_classes=0, dynamic_img_size=True, **build)
+    build |= {"pretrained": False, "num_classes": 0, "dynamic_img_size": True, "weight_init": "skip"}
+    network = timm.create_model(row.network, **build)
     if row.layout == "conch":
         assert row.dim is not None
         return _AttentionPooled(network, network.embed_dim, row.dim, bias)

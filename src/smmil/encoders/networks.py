@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smmil.encoders.fetching import _cached, _no_weights, _weight_folders, find_weights
+from smmil.encoders.fetching import _CONFIG, _USUAL, _cached, _no_weights, _weight_folders, find_weights
 from smmil.encoders.table import EncoderInfo
 from smmil.errors import ConfigError, DataError, MissingExtra, brief
 from smmil.files import need_file
@@ -92,8 +92,6 @@ def _declare() -> None:
     _declared.append(library)
 
 
-_CONFIG = "config.json"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _LARGEST = 2048  # pixels a side: a network that sees more takes minutes for a tile
 
 
@@ -109,7 +107,7 @@ def _timm_network(row: EncoderInfo, weights: Path | None) -> tuple[Path, Any]:
     except RuntimeError as problem:  # an unknown variant after the dot
         raise ConfigError(f"encoder {row.name}: {problem}") from None
     hub = network.pretrained_cfg.get("hf_hub_id")
-    path = find_weights(row, weights) or (_cached(hub, _WEIGHTS) if hub else None)
+    path = find_weights(row, weights) or (_cached(hub, _USUAL) if hub else None)
     if path is None:
         raise _no_weights(row, f", or run `hf download {hub}` where there is a network" if hub else "")
     return path, network
@@ -126,7 +124,7 @@ def _local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, Any]:
         folder = row.network.replace("/", "--")
         places = " or ".join(str(place / folder) for place in _weight_folders())
         raise DataError(
-            f"encoder {row.name}: no local copy ({_CONFIG}, {_WEIGHTS[0]}) in {weights or places} or the hub's cache; "
+            f"encoder {row.name}: no local copy ({_CONFIG}, {_USUAL[0]}) in {weights or places} or the hub's cache; "
             f"run `smmil encoders fetch {row.name}` where there is a network, or give its folder with weights="
         )
     try:
@@ -153,7 +151,7 @@ def _tensor_limit(path: Path) -> int:
 
 def _given(weights: Path) -> tuple[Path | None, Path | None]:
     folder = weights if weights.is_dir() else weights.parent
-    files = _WEIGHTS if weights.is_dir() else (weights.name,)
+    files = _USUAL if weights.is_dir() else (weights.name,)
     found = [[folder / name for name in names if (folder / name).is_file()] for names in ((_CONFIG,), files)]
     return next(iter(found[0]), None), next(iter(found[1]), None)
 
@@ -163,7 +161,7 @@ def _found(row: EncoderInfo) -> tuple[Path | None, Path | None]:
         own = folder / row.network.replace("/", "--")
         if own.is_dir():
             return _given(own)
-    return _cached(row.network, (_CONFIG,)), _cached(row.network, _WEIGHTS)
+    return _cached(row.network, (_CONFIG,)), _cached(row.network, _USUAL)
 
 
 def _timm(row: EncoderInfo) -> Any:
