@@ -6,11 +6,18 @@ from typing import Any
 
 from smmil.errors import DataError
 from smmil.files import file_name, open_hdf5
-from smmil.formats.content import Stored, _encoder_name, _folder_name, _h5_bytes, _WritePlan
+from smmil.formats.content import (
+    _TRIDENT_FACTS,
+    _TRIDENT_SIZES,
+    Stored,
+    _encoder_name,
+    _folder_name,
+    _h5_bytes,
+    _WritePlan,
+)
 from smmil.formats.hdf5 import Reader, _bag_arrays, _coords_attributes, _number, _open_for_texts, _text
 from smmil.frame import Frame
 
-FACTS = ("patch_size", "level0_magnification", "target_magnification", "level0_width", "level0_height")
 _MAGNIFICATIONS = ((0.16, 80), (0.2, 60), (0.3, 40), (0.6, 20), (1.2, 10), (2.4, 5))
 
 
@@ -26,7 +33,7 @@ class _TridentReader(Reader):
                     "there is no dataset 'coords'; for bags without positions use write_bag(..., graph='none')"
                 )
             stated = file["coords"].attrs
-            return stored.on_lattice(_trident_frame(stated, stored.coords.shape[1]), _trident_facts(stated))
+            return stored.on_trident_lattice({name: _number(stated, name) for name in _TRIDENT_SIZES})
 
     def provenance(self, path: Path) -> dict[str, Any]:
         """The encoder, where the file names it."""
@@ -38,7 +45,7 @@ class _TridentReader(Reader):
         """Patch file and feature file, in the folder that TRIDENT names after magnification, size and overlap."""
         coords, frame = stored.coords_2d("TRIDENT"), stored.square_frame("TRIDENT")
         stated = _coords_attributes(stored.id, frame, {**facts, **_magnification(frame, facts)})
-        notes = stored.lost_facts(facts, Frame(frame.patch, stride=frame.stride), keeps=("encoder", *FACTS))
+        notes = stored.lost_facts(facts, Frame(frame.patch, stride=frame.stride), keeps=("encoder", *_TRIDENT_FACTS))
         encoder = _encoder_name(facts, notes)
         if frame.step[0] > frame.patch[0]:
             raise DataError("TRIDENT knows no gaps between patches; convert it to native")
@@ -50,24 +57,6 @@ class _TridentReader(Reader):
             f"{job}/features_{_folder_name(encoder)}/{name}.h5": lambda: _h5_bytes(arrays, named),
         }
         return _WritePlan(files, notes)
-
-
-def _trident_facts(attributes: Any) -> dict[str, Any]:
-    """Sizes and magnifications that the attributes of the coordinates state."""
-    sizes = {name: _number(attributes, name) for name in FACTS}
-    return {name: int(v) if v.is_integer() else v for name, v in sizes.items() if v is not None}
-
-
-def _trident_frame(attributes: Any, axes: int) -> Frame:
-    """Footprint and step in level-0 pixels; the overlap is given at target magnification and is scaled up."""
-    level0, target = _number(attributes, "patch_size_level0"), _number(attributes, "patch_size")
-    overlap = _number(attributes, "overlap") or 0.0
-    if level0 is None:
-        raise DataError("coords has no attribute 'patch_size_level0', so the step is unknown; extract this case again")
-    if overlap and target is None:
-        raise DataError("coords has an overlap but no attribute 'patch_size' to scale it; extract this case again")
-    step = level0 - overlap * level0 / target if overlap and target else level0
-    return Frame(patch=(level0,) * axes, stride=(step,) * axes)
 
 
 def _magnification(frame: Frame, facts: Mapping[str, Any]) -> dict[str, Any]:
