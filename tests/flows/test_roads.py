@@ -466,3 +466,16 @@ def test_sparse_features_are_proposed_a_graph_that_convert_writes(tmp_path):
     wrong = foreign.trident_file(tmp_path / "wrong", foreign.features(25, 3), regular, 256)
     with pytest.raises(DataError, match="a wrong step"):
         read_bag(wrong)
+
+
+def test_small_bags_without_an_edge_are_counted_and_told(tmp_path):
+    for case, steps in {"alone": (0, 30, 60), "joined": (0, 10, 60), "one": (0,)}.items():
+        for x in steps:
+            file = tmp_path / "p" / f"{case}_x{x}_y0.png"
+            file.parent.mkdir(exist_ok=True)
+            Image.new("RGB", (10, 10), PLAIN).save(file)
+    split = split_of(tmp_path, "alone", "joined", "one")
+    smmil("source", "patches", tmp_path / "p", "--split", split, "--out", tmp_path / "tables")
+    for _ in range(2):  # written, then kept
+        told = smmil("prepare", tmp_path / "tables/slides", "--out", tmp_path / "study", *PREPARE)
+        assert "2 of 3 bags have fewer than ten instances and no two neighbours" in told

@@ -17,8 +17,8 @@ from smmil.annotations.labels import annotation_errors
 from smmil.annotations.polygons import _shapely
 from smmil.errors import DataError, MissingExtra
 from smmil.files import check_once, need_file
-from smmil.images.opening import MAX_PIXELS, check_picture
-from smmil.images.tiff_slide import check_tiff_directory
+from smmil.images.opening import MAX_PIXELS
+from smmil.images.tiff_slide import check_picture, check_tiff_directory
 
 SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".gif", ".pgm")
 # Codes of PANDA's masks: all that occur, and those that are cancer.

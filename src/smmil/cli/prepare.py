@@ -223,6 +223,11 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
 def _finish(done: "Summary", todo: "PreparePlan") -> None:
     failed = len(done.failures)
     print(f"{todo.out}: {done.count('written')} written, {done.count('kept')} there already, {failed} failed or empty")
+    if done.edgeless:
+        bags = f"{done.edgeless} of {len(done.outcomes)} bags have fewer than ten instances and no two neighbours"
+        print(
+            f"note: {bags}: smoothing does nothing there; smaller tiles or less tissue_share give more", file=sys.stderr
+        )
     if done.lost is not None:
         print(f"warning: {done.lost}", file=sys.stderr)
     if done.manifest is not None:

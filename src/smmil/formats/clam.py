@@ -13,8 +13,16 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.files import check_once, check_torch_archive, file_name, open_hdf5
-from smmil.formats.content import INFERRED, Stored, _frame_from_coords, _frame_with_step, _h5_bytes, _WritePlan
-from smmil.formats.hdf5 import Reader, _coords_facts, _coords_frame, _dataset, _number, _numbers, _starts_with
+from smmil.formats.content import (
+    _TRIDENT_SIZES,
+    INFERRED,
+    Stored,
+    _frame_from_coords,
+    _frame_with_step,
+    _h5_bytes,
+    _WritePlan,
+)
+from smmil.formats.hdf5 import Reader, _dataset, _number, _numbers, _starts_with
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 
@@ -73,9 +81,8 @@ class _ClamTensorReader(Reader):
                     coords = _dataset(file, "coords")
                     if coords is not None:
                         stated = file["coords"].attrs
-                        return Stored(path.stem, features, coords).on_lattice(
-                            _coords_frame(stated, coords.shape[1]), _coords_facts(stated)
-                        )
+                        sizes = {name: _number(stated, name) for name in _TRIDENT_SIZES}
+                        return Stored(path.stem, features, coords).on_trident_lattice(sizes)
         for companion in (path.parent.parent / "h5_files" / f"{path.stem}.h5", *_patch_files(path)):
             if companion.is_file():
                 with open_hdf5(companion) as file:

@@ -23,6 +23,9 @@ OPTIONS |= {"chain": {}, "edges": {}, "none": {}}
 ALARM_FROM = 10
 ALARM_SHARE = 0.5
 GRID = json.dumps({"kind": "grid", "neighbours": 8})
+# Attributes of TRIDENT's coordinates: facts to keep, and with them those that give the lattice.
+_TRIDENT_FACTS = ("patch_size", "level0_magnification", "target_magnification", "level0_width", "level0_height")
+_TRIDENT_SIZES = (*_TRIDENT_FACTS, "patch_size_level0", "overlap")
 INFERRED = "inferred from the coordinates"
 
 
@@ -112,6 +115,24 @@ class Stored:
             return replace(self, frame=_frame_json(frame), rule=GRID, provenance=origin)
         no_pairs = np.zeros((2, 0), dtype=np.int64), np.zeros(0)
         return replace(self, edges=no_pairs, rule='{"kind": "edges"}', provenance=origin)
+
+    def on_trident_lattice(self, sizes: Mapping[str, float | None]) -> "Stored":
+        """The case on the lattice that TRIDENT states (`_TRIDENT_SIZES`): footprint and step in level-0 pixels.
+
+        The overlap is given at target magnification and is scaled up.
+        """
+        level0, target, overlap = sizes["patch_size_level0"], sizes["patch_size"], sizes["overlap"] or 0.0
+        if level0 is None:
+            raise DataError(
+                "coords has no attribute 'patch_size_level0', so the step is unknown; extract this case again"
+            )
+        if overlap and target is None:
+            raise DataError("coords has an overlap but no attribute 'patch_size' to scale it; extract this case again")
+        assert self.coords is not None  # whoever states a lattice has coordinates
+        step = level0 - overlap * level0 / target if overlap and target else level0
+        axes = self.coords.shape[1]
+        facts = {name: int(v) if v.is_integer() else v for name in _TRIDENT_FACTS if (v := sizes[name]) is not None}
+        return self.on_lattice(Frame(patch=(level0,) * axes, stride=(step,) * axes), facts)
 
     def digest(self) -> str:
         """Checksum over content, shapes and the three JSON texts, in this order."""

@@ -46,8 +46,6 @@ def reader_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: not readable as a feature file ({reason}); restore or extract it again") from None
 
 
-# Attributes of `coords` in TRIDENT's layout that are kept as facts.
-_STATED = ("patch_size", "level0_magnification", "target_magnification", "level0_width", "level0_height")
 OURS = ("smmil_format", "id", "frame", "graph", "provenance", "sha256")
 ENDINGS = (".h5", ".hdf5")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -207,24 +205,6 @@ def _plain(value: Any) -> Any:
     if value is None:
         return "None"
     return np.int64(value) if isinstance(value, int | float) and float(value).is_integer() else value
-
-
-def _coords_facts(attributes: Any) -> dict[str, Any]:
-    """Sizes and magnifications that the attributes of `coords` state in TRIDENT's layout."""
-    sizes = {name: _number(attributes, name) for name in _STATED}
-    return {name: int(v) if v.is_integer() else v for name, v in sizes.items() if v is not None}
-
-
-def _coords_frame(attributes: Any, axes: int) -> Frame:
-    """Footprint and step in level-0 pixels; the overlap is given at target magnification and is scaled up."""
-    level0, target = _number(attributes, "patch_size_level0"), _number(attributes, "patch_size")
-    overlap = _number(attributes, "overlap") or 0.0
-    if level0 is None:
-        raise DataError("coords has no attribute 'patch_size_level0', so the step is unknown; extract this case again")
-    if overlap and target is None:
-        raise DataError("coords has an overlap but no attribute 'patch_size' to scale it; extract this case again")
-    step = level0 - overlap * level0 / target if overlap and target else level0
-    return Frame(patch=(level0,) * axes, stride=(step,) * axes)
 
 
 class Reader(ABC):

@@ -6,17 +6,16 @@ from typing import Any
 
 from smmil.errors import DataError
 from smmil.files import file_name, open_hdf5
-from smmil.formats.content import Stored, _encoder_name, _folder_name, _h5_bytes, _WritePlan
-from smmil.formats.hdf5 import (
-    _STATED,
-    Reader,
-    _bag_arrays,
-    _coords_attributes,
-    _coords_facts,
-    _coords_frame,
-    _open_for_texts,
-    _text,
+from smmil.formats.content import (
+    _TRIDENT_FACTS,
+    _TRIDENT_SIZES,
+    Stored,
+    _encoder_name,
+    _folder_name,
+    _h5_bytes,
+    _WritePlan,
 )
+from smmil.formats.hdf5 import Reader, _bag_arrays, _coords_attributes, _number, _open_for_texts, _text
 from smmil.frame import Frame
 
 _MAGNIFICATIONS = ((0.16, 80), (0.2, 60), (0.3, 40), (0.6, 20), (1.2, 10), (2.4, 5))
@@ -34,7 +33,7 @@ class _TridentReader(Reader):
                     "there is no dataset 'coords'; for bags without positions use write_bag(..., graph='none')"
                 )
             stated = file["coords"].attrs
-            return stored.on_lattice(_coords_frame(stated, stored.coords.shape[1]), _coords_facts(stated))
+            return stored.on_trident_lattice({name: _number(stated, name) for name in _TRIDENT_SIZES})
 
     def provenance(self, path: Path) -> dict[str, Any]:
         """The encoder, where the file names it."""
@@ -46,7 +45,7 @@ class _TridentReader(Reader):
         """Patch file and feature file, in the folder that TRIDENT names after magnification, size and overlap."""
         coords, frame = stored.coords_2d("TRIDENT"), stored.square_frame("TRIDENT")
         stated = _coords_attributes(stored.id, frame, {**facts, **_magnification(frame, facts)})
-        notes = stored.lost_facts(facts, Frame(frame.patch, stride=frame.stride), keeps=("encoder", *_STATED))
+        notes = stored.lost_facts(facts, Frame(frame.patch, stride=frame.stride), keeps=("encoder", *_TRIDENT_FACTS))
         encoder = _encoder_name(facts, notes)
         if frame.step[0] > frame.patch[0]:
             raise DataError("TRIDENT knows no gaps between patches; convert it to native")

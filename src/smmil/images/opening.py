@@ -4,9 +4,6 @@ OpenSlide's DICOM driver gives the same pixels as wsidicom (a test compares them
 """
 
 import warnings
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from smmil.files import check_once, need_file
 from smmil.images.dicom_file import _check_frame_table, is_dicom
 from smmil.images.openslide_slide import OpenSlideSlide, _library, _over_white
 from smmil.images.slide import Slide, choose_mpp
-from smmil.images.tiff_slide import _check_jpeg
+from smmil.images.tiff_slide import _image_errors, check_picture
 
 _WSI_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"
 _ASKED = ["SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixColumns"]
@@ -107,56 +104,10 @@ def _opened(path: Path) -> Any:
     return image
 
 
-def check_picture(path: Path, kind: str | None, image: Any = None) -> None:
-    """Refuse what Pillow shows nevertheless: a PNG with wrong checksums, a JPEG without its end, a TIFF without parts.
-
-    kind   what Pillow calls the format
-    image  opened by Pillow: what its parts do not cover would be black
-    """
-    covered = {part[1][2:] for part in getattr(image, "tile", ())}
-    if covered and (max(x for x, _ in covered), max(y for _, y in covered)) != image.size:
-        raise DataError(f"its parts do not cover its {image.width} × {image.height} pixels; copy or export it again")
-    if kind == "PNG":
-        check_once(path, _check_png)
-    elif kind in ("JPEG", "MPO"):
-        check_once(path, _check_jpeg_file)
-
-
-def _check_jpeg_file(path: Path) -> None:
-    _check_jpeg(path.read_bytes())
-
-
-def _check_png(path: Path) -> None:
-    """Compare the checksum of every part up to the mark of the end."""
-    with path.open("rb") as file:
-        file.seek(8)
-        kind = b""
-        while kind != b"IEND":
-            head = file.read(8)
-            left, kind = int.from_bytes(head[:4], "big"), head[4:]
-            found = zlib.crc32(kind)
-            while left and (piece := file.read(min(left, 2**20))):
-                found, left = zlib.crc32(piece, found), left - len(piece)
-            if left or found.to_bytes(4, "big") != file.read(4):
-                raise DataError("a part does not match its checksum or is cut off; copy or export it again")
-
-
 def _decode(path: Path) -> np.ndarray:
     with _opened(path) as image, _image_errors(path):
         layered = image.convert("RGBA" if image.has_transparency_data else "RGB")
         return _over_white(layered) if layered.mode == "RGBA" else np.asarray(layered)
-
-
-@contextmanager
-def _image_errors(path: Path) -> Iterator[None]:
-    """Turn whatever Pillow raises into a DataError that names the file."""
-    try:
-        yield
-    except DataError as problem:
-        raise DataError(str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}") from None
-    except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
-        reason = f"{type(problem).__name__}: {problem}"
-        raise DataError(f"{path}: not readable as an image ({reason}); copy or export it again") from None
 
 
 def _notes(image: Any) -> tuple[str, ...]:

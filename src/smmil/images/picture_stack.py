@@ -9,7 +9,8 @@ import numpy as np
 
 from smmil.errors import DataError, MissingExtra
 from smmil.files import need_file
-from smmil.images.opening import MAX_PIXELS, _image_errors, check_picture
+from smmil.images.dicom_file import LARGEST_SLICE
+from smmil.images.tiff_slide import _image_errors, check_picture
 from smmil.images.volume import Volume
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
@@ -117,9 +118,9 @@ def _opened(file: Path) -> Any:
     except ModuleNotFoundError:
         raise MissingExtra("Pillow", "slides", "reading images") from None
     image = Image.open(need_file(file))
-    check_picture(file, image.format)
-    if image.width * image.height > MAX_PIXELS:
-        raise DataError(f"{image.width} x {image.height} pixels, at most {MAX_PIXELS:,}")
+    check_picture(file, image.format, image)
+    if image.width * image.height > LARGEST_SLICE:
+        raise DataError(f"{image.width} x {image.height} pixels, at most {LARGEST_SLICE:,}")
     if image.mode not in _GREY + _LAYERED:
         raise DataError(f"pixels of type {image.mode!r}, expected shades of grey; convert the slices")
     return image

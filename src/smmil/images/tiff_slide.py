@@ -1,5 +1,7 @@
 """Direct decoder of tiled TIFF slides, faster than OpenSlide: read the compressed tile, decode it, copy it.
 
+Checks of pictures that Pillow shows although they are damaged are here too.
+
 It uses the same JPEG library as OpenSlide with the same settings, so the pixels are the same to the bit;
 `openslide_slide` checks that on every slide before it relies on it.
 """
@@ -8,8 +10,10 @@ import logging
 import os
 import re
 import struct
+import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -285,3 +289,49 @@ def _jpeg_decoder(tile: tuple[int, int], tables: bytes | None, photometric: int)
         return jpeg8_decode(data, tables=tables, colorspace=space, outcolorspace="RGB", out=out)
 
     return decode
+
+
+def check_picture(path: Path, kind: str | None, image: Any = None) -> None:
+    """Refuse what Pillow shows nevertheless: a PNG with wrong checksums, a JPEG without its end, a TIFF without parts.
+
+    kind   what Pillow calls the format
+    image  opened by Pillow: what its parts do not cover would be black
+    """
+    covered = {part[1][2:] for part in getattr(image, "tile", ())}
+    if covered and (max(x for x, _ in covered), max(y for _, y in covered)) != image.size:
+        raise DataError(f"its parts do not cover its {image.width} × {image.height} pixels; copy or export it again")
+    if kind == "PNG":
+        check_once(path, _check_png)
+    elif kind in ("JPEG", "MPO"):
+        check_once(path, _check_jpeg_file)
+
+
+def _check_jpeg_file(path: Path) -> None:
+    _check_jpeg(path.read_bytes())
+
+
+def _check_png(path: Path) -> None:
+    """Compare the checksum of every part up to the mark of the end."""
+    with path.open("rb") as file:
+        file.seek(8)
+        kind = b""
+        while kind != b"IEND":
+            head = file.read(8)
+            left, kind = int.from_bytes(head[:4], "big"), head[4:]
+            found = zlib.crc32(kind)
+            while left and (piece := file.read(min(left, 2**20))):
+                found, left = zlib.crc32(piece, found), left - len(piece)
+            if left or found.to_bytes(4, "big") != file.read(4):
+                raise DataError("a part does not match its checksum or is cut off; copy or export it again")
+
+
+@contextmanager
+def _image_errors(path: Path) -> Iterator[None]:
+    """Turn whatever Pillow raises into a DataError that names the file."""
+    try:
+        yield
+    except DataError as problem:
+        raise DataError(str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}") from None
+    except Exception as problem:  # noqa: BLE001 (Pillow raises many kinds on damaged files)
+        reason = f"{type(problem).__name__}: {problem}"
+        raise DataError(f"{path}: not readable as an image ({reason}); copy or export it again") from None

@@ -48,6 +48,11 @@ class Summary:
         None  # how many positive cases keep no positive instance, and what would help; None: all keep one
     )
 
+    @property
+    def edgeless(self) -> int:
+        """Number of small bags without any edge: smoothing does nothing there."""
+        return sum(o.value is not None and o.value.edgeless for o in self.outcomes)
+
     def count(self, status: str) -> int:
         return sum(o.value is not None and o.value.status == status for o in self.outcomes)
 

@@ -193,7 +193,8 @@ class PreparedCase:
     notes: tuple[str, ...] = ()
     positives: int | None = None  # positive instances; None: their labels are not known
     largest_share: float | None = None  # largest annotated share of an instance; None: labels without shares
-    warnings: tuple[str, ...] = ()  # what is wrong with the truth of the case
+    warnings: tuple[str, ...] = ()  # what is wrong with the truth of the case, or with its windows
+    edgeless: bool = False  # fewer than ten instances, and no two of them neighbours
 
 
 _FILES = ("tissue", "annotation", "instance_labels")

@@ -13,7 +13,7 @@ from scipy.ndimage import label, median_filter
 from smmil.errors import DataError, MissingExtra
 from smmil.files import need_file, read_json
 from smmil.images import Slide, need_mpp
-from smmil.images.opening import check_picture
+from smmil.images.tiff_slide import check_picture
 from smmil.prepare.recipe import TissueRecipe
 
 

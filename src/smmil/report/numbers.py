@@ -14,7 +14,7 @@ from smmil.evaluate.instances import POOLS, has_lesion_labels
 from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import METRICS, Level, PooledMetric, metrics_of
 from smmil.files import need_file
-from smmil.images.opening import check_picture
+from smmil.images.tiff_slide import check_picture
 from smmil.prediction import Prediction
 
 Models = Mapping[str, Sequence[Prediction]]

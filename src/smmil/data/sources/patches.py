@@ -15,7 +15,7 @@ from smmil.files import replacing
 from smmil.formats.content import begins_formula
 from smmil.images.opening import SUFFIXES
 
-PATTERN = r"(?P<id>.+?)_x(?P<x>\d+)_y(?P<y>\d+)(?:_class(?P<label>-?\d+))?"
+_PATTERN = r"(?P<id>.+?)_x(?P<x>\d+)_y(?P<y>\d+)(?:_class(?P<label>-?\d+))?"
 _CASES = ("id", "slide", "case", "image", "patient")  # columns that may say which patches make a case; the first counts
 _SLIDES = "slides"
 
@@ -45,7 +45,7 @@ def patches(
     study = _DownloadedStudy("patches", root, "the patch files, or give a table path,x,y,patient", out, allow_missing)
     if table is not None and pattern is not None:
         raise ConfigError("--pattern: is for places in file names, and a table gives them already; leave one out")
-    rows = _named(study.root, pattern or PATTERN, study) if table is None else _listed(study, Path(table))
+    rows = _named(study.root, pattern or _PATTERN, study) if table is None else _listed(study, Path(table))
     rows["x"], rows["y"] = (_scaled(rows, axis, step, table or study.root) for axis in ("x", "y"))
     groups = {str(id_): group for id_, group in rows.groupby("id", sort=True)}
     known = _case_labels(study, labels, groups)
