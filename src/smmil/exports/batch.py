@@ -12,7 +12,7 @@ from smmil.exports.case import ExportCase
 from smmil.exports.registry import FORMATS, ExportFormat
 from smmil.files import file_name, write_rows
 from smmil.images.matching import Original, find_case_images, is_table
-from smmil.prediction import Prediction, prediction_files
+from smmil.prediction import LAYERS, Prediction, prediction_files
 
 
 def _prediction_paths(paths: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -54,7 +54,6 @@ def _refuse_surrogates(prediction: Prediction) -> Prediction:
     return prediction
 
 
-LAYERS = ("score", "uncertainty")
 _FAILURES = "export_failures.csv"
 
 
@@ -87,7 +86,7 @@ def export(
     image  slide or CT series of a single case (an Original gives its pixel size too); for several, a folder with an
            entry named like each case's id; for one or several, a CSV table with the columns id and slide (or image,
            path, file), and mpp if you like
-    layer  score, or uncertainty: the standard deviations of the scores as a map of their own
+    layer  score, uncertainty (standard deviations of the scores) or strangeness (see smmil drift), a map of its own
     threshold  of instances; unless given, that of the calibration which the predictions carry
     See `ExportCase` for the other options. A single case that cannot be read or written is an error; of several, the
     others go on.
@@ -151,8 +150,7 @@ def _case(
 ) -> ExportCase:
     """The case with the image that was found for it; an error when images were given and none is its own."""
     options = dict(options)
-    if options.pop("layer") == "uncertainty":
-        prediction = prediction.uncertainty_map()
+    prediction = prediction.layer(options.pop("layer"))
     options = _at_promised_threshold(prediction, options)
     if table is None:
         return ExportCase(prediction, **options)

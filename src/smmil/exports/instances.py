@@ -15,6 +15,7 @@ from smmil.exports.case import ExportCase
 from smmil.exports.geometry import SlideFacts, boxes, slide_facts
 from smmil.exports.registry import ExportFormat, register_export
 from smmil.files import digest, escape_formula, replacing
+from smmil.prediction import LAYERS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -86,8 +87,9 @@ def _measurements(case: ExportCase) -> tuple[list[str], list[list[str]]]:
     found: dict[str, Any] = {"score": case.score, "percentile": case.percentile, "probability": case.probability}
     if case.prediction.scores.shape[1] > 1:
         found |= {f"score {k}": column for k, column in enumerate(case.prediction.scores.T)}
-    if case.prediction.uncertainty is not None:
-        found["uncertainty"] = case.prediction.uncertainty
+    for layer in LAYERS[1:]:
+        if (values := getattr(case.prediction, layer)) is not None:
+            found[layer] = values
     if case.prediction.y_inst is not None:
         found["label"] = np.where(case.prediction.y_inst < 0, np.nan, case.prediction.y_inst)
     return list(found), [[f"{v:.9g}" if v == v else '"NaN"' for v in column.tolist()] for column in found.values()]
@@ -184,7 +186,7 @@ def _instance_table(case: ExportCase) -> "DataFrame":
 
     x, y and z are the prediction's own coordinates: level-0 pixels of a slide, slices of a scan counted from the foot.
     What is not known is empty: the label of an unlabelled instance, the probability behind an attention score, the
-    places of a case without coordinates. The uncertainty of the scores is a column where the model knows it.
+    places of a case without coordinates. Uncertainty and strangeness are columns where they are known.
     """
     from pandas import DataFrame
 
@@ -201,8 +203,9 @@ def _instance_table(case: ExportCase) -> "DataFrame":
     }
     if prediction.scores.shape[1] > 1:
         columns |= {f"score_{k}": column for k, column in enumerate(prediction.scores.T)}
-    if prediction.uncertainty is not None:
-        columns["uncertainty"] = prediction.uncertainty
+    for layer in LAYERS[1:]:
+        if (values := getattr(prediction, layer)) is not None:
+            columns[layer] = values
     if case.positive is not None:
         columns["positive"] = case.positive
     return DataFrame({**columns, **_physical(case, columns)}, index=range(prediction.n))
