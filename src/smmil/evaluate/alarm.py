@@ -98,8 +98,8 @@ class FolderDrift(NamedTuple):
     @property
     def text(self) -> str:
         """One or two sentences; never empty."""
-        cases = "one case" if self.cases == 1 else f"{self.cases:,} cases"
-        first = f"{self.alarmed:,} of {cases} look unlike the cases that the model learned from"
+        verb = "looks" if self.alarmed == 1 else "look"
+        first = f"{self.alarmed:,} of {self.cases:,} cases {verb} unlike the cases that the model learned from"
         usual = f"by chance it would be about {100 * self.level:.2g} %"
         if not self.alarm:
             return f"{first} ({usual}). As a whole they look like them (p = {self.p:.2g})."
@@ -107,6 +107,14 @@ class FolderDrift(NamedTuple):
             f"{first} ({usual}), and as a whole they differ from them (p = {self.p:.2g}). No promise holds here, and "
             "no probability or map should be relied on before the cause is known: another scanner, staining, "
             "protocol, population or preparation."
+        )
+
+    @property
+    def withdrawal(self) -> str:
+        """What becomes of a promise when the folder raises the alarm."""
+        return (
+            "The promise is withdrawn: as a whole these cases look unlike those that the model learned from, so more "
+            "may be missed than was promised."
         )
 
 

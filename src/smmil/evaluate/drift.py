@@ -114,7 +114,12 @@ class _Moments:
         values, axes = values[used], axes[:, used]
         left = max(0.0, total - float(values.sum()))
         noise = left / (d - len(values)) if d > len(values) and left > 1e-9 * total else 0.0
-        return _Space(*(a.astype(np.float32) for a in (mean, axes, np.sqrt(values))), float(np.float32(noise)))
+        return _Space(_small(mean), _small(axes), _small(np.sqrt(values)), float(np.float32(noise)))
+
+
+def _small(array: np.ndarray) -> np.ndarray:
+    """As it is kept in the file, so that a summary scores alike before and after."""
+    return np.ascontiguousarray(array, dtype=np.float32)
 
 
 class _Normal(NamedTuple):
@@ -141,7 +146,7 @@ class _Normal(NamedTuple):
         spread = (n + 1 - 2 / p) * (square - trace**2 / p)
         share = 1.0 if spread <= 0 else min(1.0, ((1 - 2 / p) * square + trace**2) / spread)
         shrunk = (1 - share) * covariance + share * target * np.eye(p)
-        return cls(*(a.astype(np.float32) for a in (mean, np.linalg.inv(shrunk))))
+        return cls(_small(mean), _small(np.linalg.inv(shrunk)))
 
 
 class _Look(NamedTuple):
@@ -386,9 +391,7 @@ class DriftSummary:
     def of(cls, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> "DriftSummary":
         """The summary with these numbers; a ValueError, KeyError or TypeError when they do not fit together."""
         if facts["kind"] != "drift" or facts["format"] != _FORMAT:
-            raise ValueError(
-                f"format {facts['format']!r} of {facts['kind']!r}, this version reads {_FORMAT} of 'drift'"
-            )
+            raise ValueError(f"it is {facts['kind']!r} of format {facts['format']!r}, expected 'drift' of {_FORMAT}")
         a = dict(arrays)
         (d, k), blocks, stated = a["axes"].shape, len(_BLOCKS), len(_FACTS)
         shapes = {"mean": (d,), "axes": (d, k), "axes_scale": (k,), "look_mean": (k,), "look_precision": (k, k)}
@@ -415,8 +418,9 @@ class DriftSummary:
             a["facts"],
             float(facts["beyond"]),
         )
-        tails = [_Tail(a[f"{name}_knots"], a[f"{name}_beyond"], patients) for name in ("instances", "cases")]
-        return cls(norms, a["centre"], a["scale"], *tails, float(level), facts["source"], reference)
+        instances = _Tail(a["instances_knots"], a["instances_beyond"], patients)
+        cases = _Tail(a["cases_knots"], a["cases_beyond"], patients)
+        return cls(norms, a["centre"], a["scale"], instances, cases, float(level), facts["source"], reference)
 
     def _why(self, scores: np.ndarray, look: _Look) -> tuple[str, ...]:
         beyond = [i for i in np.argsort(-scores, kind="stable") if scores[i] > self.cases.limit(self.level)]

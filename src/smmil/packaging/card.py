@@ -88,11 +88,12 @@ def _promise(calibration: Calibration) -> str:
 def _alarm(drift: DriftSummary) -> str:
     return (
         "## Alarm for unlike cases\n\n"
-        f"Every prediction of this package says how unlike the training cases it is. `drift.safetensors` describes "
-        f"{drift.reference} patients by means and covariances of their features, and holds how unusual {drift.patients} "
-        "further ones were; no patient's features are in it. Like the weights it was made from patients, and whoever "
-        "has a patient's features may learn a little about whether they took part. The alarm is raised on at most "
-        f"{100 * drift.level:.3g} % of the cases of patients drawn like these, and then no promise holds.\n"
+        "Every prediction of this package says how unlike the training cases it is. `drift.safetensors` describes "
+        f"{drift.reference} patients by means and covariances of their features, and holds how unusual "
+        f"{drift.patients} further ones were; no patient's features are in it. Like the weights it was made from "
+        "patients: whoever has the features of one may learn a little about whether they took part. The alarm is "
+        f"raised on at most {100 * drift.level:.3g} % of the cases of patients drawn like these, and then no promise "
+        "holds.\n"
     )
 
 

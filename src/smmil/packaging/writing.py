@@ -69,11 +69,7 @@ def write_package(
     _refuse_occupied(out, found.config["run"], force)
     numbers = None if predictions is None else _measure(predictions, found.trained.weights, resamples)
     promise = None if calibration is None else _own_calibration(Path(calibration), found.config)
-    drift = read_drift(Path(run_dir) / DRIFT) if (Path(run_dir) / DRIFT).exists() else None
-    if drift is not None and len(drift.norms.space.mean) != found.config["model"]["in_dim"]:
-        raise DataError(
-            f"{Path(run_dir) / DRIFT}: is of other features than the model; write it with smmil drift again"
-        )
+    drift = _own_drift(Path(run_dir) / DRIFT, found.config["model"]["in_dim"])
     notes = found.notes if drift is not None else (*found.notes, _NO_DRIFT.format(run=Path(run_dir).name))
     with _replacing_folder(out) as folder:
         _fill(folder, found, numbers, onnx, promise, drift)
@@ -111,6 +107,14 @@ def _own_calibration(path: Path, config: dict[str, Any]) -> Calibration:
     meta |= {"config": config["training"]["hashes"]["config"], "features": config["features"]}
     calibration.refuse_other(meta, path)
     return calibration
+
+
+def _own_drift(path: Path, width: int) -> DriftSummary | None:
+    """The drift summary in the folder of the run, if it has one; an error when it is of other features."""
+    drift = read_drift(path) if path.exists() else None
+    if drift is not None and len(drift.norms.space.mean) != width:
+        raise DataError(f"{path}: is of other features than the model; write it with smmil drift again")
+    return drift
 
 
 def _fill(

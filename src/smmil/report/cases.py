@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
+from smmil.evaluate.alarm import applied_drift
+from smmil.evaluate.conformal import applied_calibration
 from smmil.evaluate.instances import instance_score
 from smmil.maps import canvas
 from smmil.maps.raster import Extent, dot_positions, dots_extent, rasterize, scattered, truth_values
@@ -156,25 +158,44 @@ class _ReportCase:
 
 
 def _all_cases(
-    models: Mapping[str, Sequence[Prediction]], column: int | None = None, bits: int = 16
+    models: Mapping[str, Sequence[Prediction]],
+    column: int | None = None,
+    bits: int = 16,
+    layers: Mapping[str, Sequence[Prediction]] | None = None,
 ) -> list[_ReportCase]:
-    """Every case of any model; worst mistakes of the first model first, unlabelled cases last."""
-    tables = [{p.id: p for p in predictions} for predictions in models.values()]
+    """Every case of any model; worst mistakes of the first model first, unlabelled cases last.
+
+    layers  further maps of one column; they follow the models
+    """
+    tables, more = ([{p.id: p for p in one} for one in maps.values()] for maps in (models, layers or {}))
     ids = sorted({id_ for table in tables for id_ in table})
-    cases = [_case(id_, [table.get(id_) for table in tables], column, bits) for id_ in ids]
+    found = {id_: ([t.get(id_) for t in tables], [t.get(id_) for t in more]) for id_ in ids}
+    cases = [_case(id_, *maps, column, bits) for id_, maps in found.items()]
     errors = {case.id: next(v["error"] for v in case.facts["verdicts"] if v is not None) for case in cases}
     return sorted(cases, key=lambda case: (2.0 if errors[case.id] is None else -errors[case.id], case.id))
 
 
-def _case(id_: str, predictions: list[Prediction | None], column: int | None, bits: int) -> _ReportCase:
+def _case(
+    id_: str, predictions: list[Prediction | None], layers: list[Prediction | None], column: int | None, bits: int
+) -> _ReportCase:
     rasters = [None if p is None else _pack(p, column, bits) for p in predictions]
+    rasters += [None if p is None else _pack(p, None, bits) for p in layers]
+    predictions = [*predictions, *layers]
     first = next(p for p in predictions if p is not None)
     verdicts = [
-        None if p is None or r is None else {**verdict(p), "raster": r.facts}
+        None if p is None or r is None else {**verdict(p), "alarm": _alarm(p), "raster": r.facts}
         for p, r in zip(predictions, rasters, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
     return _ReportCase(id_, facts, rasters, predictions)
+
+
+def _alarm(prediction: Prediction) -> str | None:
+    """What is to be said about a case unlike the training cases, and about its promise; None without an alarm."""
+    drift, stated = applied_drift(prediction), applied_calibration(prediction)
+    if drift is None or not drift.alarm:
+        return None
+    return drift.text if stated is None else f"{drift.text} {stated.sentence}"
 
 
 def verdict(prediction: Prediction) -> dict[str, Any]:

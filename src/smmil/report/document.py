@@ -18,7 +18,7 @@ from smmil.files import write_text
 from smmil.images.matching import find_case_images
 from smmil.images.volume import Window
 from smmil.maps import canvas
-from smmil.prediction import Prediction
+from smmil.prediction import LAYERS, Prediction
 from smmil.redact import safe_text, without_names
 from smmil.report import numbers
 from smmil.report.cases import _all_cases, _ReportCase
@@ -27,6 +27,7 @@ from smmil.report.numbers import Results, Section
 from smmil.report.pictures import _all_pictures, _CasePicture
 from smmil.report.sources import (
     INTENDED_USE,
+    _alarms,
     _caveats,
     _data_card,
     _load_sources,
@@ -90,14 +91,15 @@ def write_report(
     models = {source.name: source.predictions for source in sources}
     results = numbers._measure(models, validation=validation, threshold=threshold, column=column, resamples=resamples)
     room = int(max_mb * 1e6) - _PAGE_BYTES
-    cases = _fitting_cases(models, column, room)
+    layers = _layers(sources)
+    cases = _fitting_cases(models, column, room, layers)
     room -= _size(cases)
     pictures, missing = ({}, {}) if slides is None else _all_pictures(cases, slides, max(0, room), window)
     damaged = {id_: picture.damage for id_, picture in pictures.items() if picture.damage is not None}
     reasons = _without_file_names({**missing, **damaged}, slides)
     text = _page(
-        _summary(sources, results) | {"promises": _promises(sources, column)},
-        _page_data(sources, results, cases, pictures, column, reasons),
+        _summary(sources, results) | {"promises": _promises(sources, column), "alarms": _alarms(sources)},
+        _page_data(sources, results, cases, pictures, column, reasons, layers),
         title=safe_text(title or f"Report: {', '.join(models)}"),
         lead=lead,
         sections=sections,
@@ -124,11 +126,26 @@ def _refuse_folder(out: Path) -> None:
         raise ConfigError(f"--out {out}: {inside} is a file, not a folder; choose another place")
 
 
-def _fitting_cases(models: Mapping[str, Sequence[Prediction]], column: int | None, room: int) -> list[_ReportCase]:
-    cases = _all_cases(models, column)
+def _layers(sources: Sequence[_PredictionSource]) -> dict[str, list[Prediction]]:
+    """Uncertainty and strangeness as maps of their own, of the predictions that hold them."""
+    found = {
+        f"{source.name} {layer}": [p.layer(layer) for p in source.predictions if getattr(p, layer) is not None]
+        for source in sources
+        for layer in LAYERS[1:]
+    }
+    return {name: predictions for name, predictions in found.items() if predictions}
+
+
+def _fitting_cases(
+    models: Mapping[str, Sequence[Prediction]],
+    column: int | None,
+    room: int,
+    layers: Mapping[str, Sequence[Prediction]] | None = None,
+) -> list[_ReportCase]:
+    cases = _all_cases(models, column, layers=layers or {})
     if _size(cases) <= _SCORES_SHARE * room:
         return cases
-    return _all_cases(models, column, bits=8)
+    return _all_cases(models, column, bits=8, layers=layers or {})
 
 
 def _size(cases: Sequence[_ReportCase]) -> int:
@@ -275,25 +292,31 @@ def _page_data(
     pictures: Mapping[str, _CasePicture],
     column: int | None,
     reasons: Mapping[str, str],
+    layers: Mapping[str, Sequence[Prediction]],
 ) -> dict[str, Any]:
     """What the scripts of the page know from the start; scores and pictures are read from the store when needed."""
     return {
-        "models": [_model(source, results[source.name], column) for source in sources],
+        "models": [
+            *(_model(source.name, source.predictions, column, results[source.name]["threshold"]) for source in sources),
+            *(_model(name, predictions, None) | {"layer": True} for name, predictions in layers.items()),
+        ],
         "cases": [{**case.facts, **_picture_facts(pictures.get(case.id), reasons.get(case.id))} for case in cases],
         "palettes": {name: canvas.palette(name) for name in canvas.SCALES},
     }
 
 
-def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | None) -> dict[str, Any]:
-    scores = np.concatenate([instance_score(p, column) for p in source.predictions])
+def _model(
+    name: str, predictions: Sequence[Prediction], column: int | None, cut: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    scores = np.concatenate([instance_score(p, column) for p in predictions])
     return {
-        "name": source.name,
+        "name": name,
         "colours": list(canvas.limits_of(scores, None)[:2]),
         "range": [float(scores.min()), float(scores.max())],
-        "threshold": found["threshold"]["value"],
-        "calibrated": str(found["threshold"]["source"]).startswith("calibrated"),
-        "kind": str(source.predictions[0].meta.get("score_kind", "score"))[:60],
-        "classes": source.predictions[0].n_classes,
+        "threshold": None if cut is None else cut["value"],
+        "calibrated": cut is not None and str(cut["source"]).startswith("calibrated"),
+        "kind": str(predictions[0].meta.get("score_kind", "score"))[:60],
+        "classes": predictions[0].n_classes,
     }
 
 

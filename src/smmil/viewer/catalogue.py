@@ -5,17 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from smmil.errors import DataError
+from smmil.evaluate.alarm import FolderDrift, applied_drift, folder_drift
 from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
 from smmil.images.matching import Original
 from smmil.maps import canvas
 from smmil.maps.raster import scattered
-from smmil.prediction import Prediction, prediction_files
+from smmil.prediction import LAYERS, Prediction, prediction_files
 from smmil.redact import safe_text
 from smmil.report.cases import verdict
 from smmil.report.sources import find_sources
@@ -50,7 +52,9 @@ class _ModelScores:
     content  digest of the prediction at the start
     kind     slide: patches on a lattice; points: places on none; scan: slices, or boxes in them; none: no places at all
     truth    whether instances have labels
-    layer    score, or uncertainty: the map that is shown of it
+    layer    score, uncertainty or strangeness: the map that is shown of it
+    drift    what is to be said about a case unlike the training cases
+    promise  that of its calibration, for this case
     mapped   False when its instances are others than those of the case's first model: one map cannot show both
     """
 
@@ -65,6 +69,8 @@ class _ModelScores:
     truth: bool
     layer: str = "score"
     mapped: bool = True
+    drift: str | None = None
+    promise: str | None = None
 
     @classmethod
     def of(cls, prediction: Prediction, file: Path) -> "_ModelScores":
@@ -83,7 +89,7 @@ class _ModelScores:
         prediction = Prediction.load(self.file)
         if _content(prediction) != self.content:
             raise DataError(f"{self.file}: the prediction has changed since smmil view was started; start it again")
-        return prediction if self.layer == "score" else prediction.uncertainty_map()
+        return prediction.layer(self.layer)
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,7 @@ class _Catalogue:
     models: list[_Model]
     cases: list[_CaseRow]
     notes: tuple[str, ...] = ()
+    alarms: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -129,12 +136,13 @@ class _ModelPredictions:
     scores: list[np.ndarray] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
     damaged: list[DataError] = field(default_factory=list)
-    calibrations: set[AppliedCalibration | None] = field(default_factory=set)
+    calibrations: dict[str | None, AppliedCalibration | None] = field(default_factory=dict)
+    compared: list[Prediction] = field(default_factory=list)  # what the test of drift needs of every case
 
     @cached_property
-    def spread(self) -> "_ModelPredictions":
-        """The uncertainty of the scores, a map beside theirs where predictions hold it."""
-        return _ModelPredictions(f"{self.name} uncertainty")
+    def layers(self) -> dict[str, "_ModelPredictions"]:
+        """Uncertainty and strangeness, maps beside that of the scores where predictions hold them."""
+        return {layer: _ModelPredictions(f"{self.name} {layer}") for layer in LAYERS[1:]}
 
     def add(self, file: Path, column: int | None) -> None:
         try:
@@ -144,23 +152,42 @@ class _ModelPredictions:
             return
         if prediction.id in self.found:
             raise DataError(f"{file}: id {prediction.id!r} is already in {self.found[prediction.id].file}; remove one")
-        found = self.found[prediction.id] = _ModelScores.of(prediction, file)
-        if prediction.uncertainty is not None:
-            self.spread.found[prediction.id] = replace(found, layer="uncertainty", probability=None, outcome=None)
-            self.spread.scores.append(prediction.uncertainty.astype(np.float32))
-            self.spread.kinds["standard deviation"] = None
+        stated, drift = applied_calibration(prediction), applied_drift(prediction)
+        stated = None if stated is None or stated.column != column else stated
+        found = _ModelScores.of(prediction, file)
+        alarm = None if drift is None or not drift.alarm else drift.text
+        withdrawn = None if stated is None or alarm is None else safe_text(stated.text, _LONGEST_PROMISE)
+        self.found[prediction.id] = replace(found, drift=alarm, promise=withdrawn)
+        for layer, beside in self.layers.items():
+            if getattr(prediction, layer) is not None:
+                shown = prediction.layer(layer)
+                beside.found[prediction.id] = replace(found, layer=layer, probability=None, outcome=None)
+                beside.scores.append(shown.scores[:, 0].astype(np.float32))
+                beside.kinds[shown.meta["score_kind"]] = None
         self.scores.append(instance_score(prediction, column).astype(np.float32))
         self.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
-        stated = applied_calibration(prediction)
-        self.calibrations.add(None if stated is None or stated.column != column else stated)
+        if stated is None or alarm is None or stated.digest not in self.calibrations:
+            self.calibrations[None if stated is None else stated.digest] = stated
+        facts: dict[str, Any] = {
+            key: prediction.meta[key] for key in ("drift", "group", "patient") if key in prediction.meta
+        }
+        self.compared.append(Prediction(prediction.id, np.zeros(1), np.zeros(1), meta=facts))
+
+    @cached_property
+    def drift(self) -> FolderDrift | None:
+        """The test of all cases together."""
+        return folder_drift(self.compared)
 
     def model(self) -> _Model:
         """The spread of all scores, which are not needed afterwards."""
         scores = np.concatenate(self.scores).astype(np.float64)
         self.scores.clear()
         span = float(scores.min()), float(scores.max())
-        one = next(iter(self.calibrations)) if len(self.calibrations) == 1 else None
-        promise = (None, None) if one is None else (one.threshold, safe_text(one.text, _LONGEST_PROMISE))
+        one = next(iter(self.calibrations.values())) if len(self.calibrations) == 1 else None
+        unlike = self.drift is not None and self.drift.alarm
+        promise: tuple[float | None, str | None] = (None, None)
+        if one is not None:
+            promise = one.threshold, safe_text(self.drift.withdrawal if unlike else one.text, _LONGEST_PROMISE)  # type: ignore[union-attr]
         return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2], *promise)
 
     def note(self) -> str:
@@ -190,7 +217,7 @@ def _read_catalogue(
             done += 1
             if progress is not None:
                 progress(done, total)
-        for layer in (table, table.spread):
+        for layer in (table, *table.layers.values()):
             if layer.found:
                 models.append(layer.model())
                 gathered.append(layer)
@@ -199,7 +226,10 @@ def _read_catalogue(
         raise problems[0]
     ids = sorted({id_ for table in gathered for id_ in table.found})
     notes = tuple(table.note() for table, _ in found if table.damaged)
-    return _Catalogue(models, [_row(id_, gathered) for id_ in ids], notes, tuple(map(str, problems)))
+    alarms = tuple(
+        f"{table.name}: {one.text}" for table, _ in found if (one := table.drift) and one.alarmed + one.alarm
+    )
+    return _Catalogue(models, [_row(id_, gathered) for id_ in ids], notes, alarms, tuple(map(str, problems)))
 
 
 def _layout(prediction: Prediction) -> str:
@@ -211,7 +241,8 @@ def _layout(prediction: Prediction) -> str:
 
 def _content(prediction: Prediction) -> str:
     """Digest of everything in a prediction."""
-    arrays = (prediction.probs, prediction.scores, prediction.y_inst, prediction.edges, prediction.uncertainty)
+    fields = ("probs", "scores", "y_inst", "edges", *LAYERS[1:])
+    arrays = [getattr(prediction, name) for name in fields]
     parts = [b"-" if a is None else f"{a.dtype}{a.shape}".encode() + np.ascontiguousarray(a).tobytes() for a in arrays]
     facts = json.dumps([prediction.id, prediction.y, prediction.meta], sort_keys=True)
     frame = None if prediction.frame is None else prediction.frame.to_dict()
