@@ -17,11 +17,11 @@ from smmil.evaluate.bags import units_of
 from smmil.prediction import Prediction
 
 _DRAWS = 4000
+_MOST_NUMBERS = 20_000_000  # in memory; more patients are drawn less often
 _REASONS = {
     "look": "its colours and textures as a whole (staining, scanner, contrast or window, another tissue)",
     "lean": "all of it differs in one way that the training cases do not (focus, compression, processing)",
     "variety": "its parts differ more or less from each other than usual (blur, noise, artefacts, another tissue)",
-    "remainder": "patterns that the training cases do not have (artefacts, pen, another tissue)",
     "strange": "many parts are unlike any of the training cases",
     "count": "the number of its parts",
     "size": "the size of its parts (magnification, pixel size)",
@@ -148,11 +148,11 @@ def _two_sample_p(values: np.ndarray, held_out: int, level: float) -> float:
 
 
 def _drawn_p_values(rng: np.random.Generator, m: int, held_out: int) -> np.ndarray:
-    """(draws, m) conformal p-values of m patients against `held_out` others, all exchangeable."""
-    known = np.sort(rng.random((_DRAWS, held_out)), axis=1)
-    new = rng.random((_DRAWS, m))
-    above = np.stack([held_out - np.searchsorted(k, v) for k, v in zip(known, new, strict=True)])
-    return (1 + above) / (held_out + 1)
+    """(draws, m) conformal p-values of m patients against `held_out` others: all orders are equally likely."""
+    draws = max(500, min(_DRAWS, _MOST_NUMBERS // (m + held_out)))
+    new = rng.permuted(np.tile(np.arange(m + held_out) < m, (draws, 1)), axis=1)  # from the strangest on
+    as_strange = np.cumsum(~new, axis=1)[new].reshape(draws, m)
+    return (1 + as_strange) / (held_out + 1)
 
 
 def _share_at_least(values: np.ndarray) -> np.ndarray:

@@ -16,8 +16,7 @@ Strangeness of an instance  mean square of its whitened coordinates on the axes,
 Strangeness of a case       the largest of these, each brought to one scale on reference cases that did not define it:
   look       mean of the coordinates, against the spread of case means      (Mahalanobis, shrunk covariance)
   lean       mean of the remainders: where all instances lean to a side on which cases do not differ otherwise
-  variety    how much its instances differ, axis by axis: too much or too little               (the same, of logs)
-  remainder  how much of the instances the axes do not explain: too much or too little
+  variety    how much its instances differ on the first axes: too much or too little           (the same, of logs)
   strange    share of instances beyond the 95 % quantile of the reference
   structure  number, size, distance and extent of the instances, gaps between slices, change from neighbour to neighbour
 """
@@ -40,12 +39,13 @@ from smmil.prediction import Prediction
 _FORMAT = 1
 _FEWEST = 10  # patients of each half
 _MOST_AXES = 64
+_VARIETY_AXES = 16  # more are too noisy to be compared between cases
 _MOST_KNOTS = 512
 _QUANTILE = 0.95
 _LEAST = 1e-6  # of squares whose logarithm is taken
 _LEAST_SCALE = 1e-3
 _FLOOR = 0.05  # least spread of a structural fact, as a logarithm: 5 %
-_BLOCKS = ("look", "lean", "variety", "remainder", "strange", "structure")
+_BLOCKS = ("look", "lean", "variety", "strange", "structure")
 _FACTS = ("count", "size", "distance", "extent", "gap", "change")
 
 
@@ -155,7 +155,7 @@ class _Look(NamedTuple):
     energy: np.ndarray  # (n,) logarithm of each instance's strangeness
     look: np.ndarray
     variety: np.ndarray | None  # of a case of one instance there is none
-    remainder: np.ndarray | None  # mean direction off the axes and amount, as logarithms; None: nothing is off them
+    lean: float  # logarithm of the mean remainder's square; nan: nothing is off the axes
     facts: np.ndarray
 
 
@@ -170,12 +170,9 @@ def _describe(space: _Space, case: DriftCase) -> _Look:
     z, rest = space.coordinates(case.x)
     off = (rest**2).sum(1) / max(1, rest.shape[1] - z.shape[1])
     energy = np.log((z**2).mean(1) + off + _LEAST)
-    remainder = None
-    if space.noise:
-        lean = float((rest.mean(0) ** 2).sum()) / rest.shape[1]
-        remainder = np.array([math.log(lean + _LEAST), np.log(off + _LEAST).mean()])
-    variety = np.log(z.var(0) + _LEAST) / 2 if len(z) > 1 else None
-    return _Look(np.round(energy, 6), z.mean(0), variety, remainder, _structure(case, z))
+    lean = math.log(float((rest.mean(0) ** 2).mean()) + _LEAST) if space.noise else math.nan
+    variety = np.log(z[:, :_VARIETY_AXES].var(0) + _LEAST) / 2 if len(z) > 1 else None
+    return _Look(np.round(energy, 6), z.mean(0), variety, lean, _structure(case, z))
 
 
 def _structure(case: DriftCase, z: np.ndarray) -> np.ndarray:
@@ -208,24 +205,21 @@ class _Norms(NamedTuple):
     space: _Space
     look: _Normal
     variety: _Normal
-    remainder: np.ndarray  # (2, 2): mean and deviation of the two
     facts: np.ndarray  # (2, 6): mean and deviation of the structural facts; nan where no case states one
     beyond: float  # energy beyond which an instance counts as strange
 
     @classmethod
     def fit(cls, space: _Space, looks: Sequence[_Look], weights: np.ndarray) -> "_Norms":
         several = [(look, w) for look, w in zip(looks, weights, strict=True) if look.variety is not None]
-        none = np.zeros((1, len(space.scale)))
+        none = np.zeros((1, min(_VARIETY_AXES, len(space.scale))))
         variety = np.stack([look.variety for look, _ in several]) if several else none  # type: ignore[misc]
         shares = np.array([w for _, w in several]) if several else np.ones(1)
-        pairs = [look.remainder for look in looks if look.remainder is not None]
         energies = np.concatenate([look.energy for look in looks])
         each = _shared_out(weights, [len(look.energy) for look in looks])
         return cls(
             space,
             _Normal.fit(np.stack([look.look for look in looks]), weights),
             _Normal.fit(variety, shares),
-            _spread(np.stack(pairs), weights, _LEAST_SCALE) if pairs else np.full((2, 2), np.nan),
             _spread(np.stack([look.facts for look in looks]), weights, _FLOOR),
             _weighted_quantile(energies, each, _QUANTILE),
         )
@@ -233,15 +227,11 @@ class _Norms(NamedTuple):
     def scores(self, look: _Look) -> np.ndarray:
         """One number per block, larger is stranger; nan where a description is not known."""
         known = look.variety is not None
-        lean, amount = (math.nan, math.nan)
-        if look.remainder is not None:
-            lean, amount = (look.remainder - self.remainder[0]) / self.remainder[1]
         facts = np.abs(look.facts - self.facts[0]) / self.facts[1]
         return np.array([
             self.look.distance(look.look),
-            lean,
+            look.lean,
             self.variety.distance(look.variety) if known else math.nan,  # type: ignore[arg-type]
-            abs(amount),
             float((look.energy > self.beyond).mean()),
             0.0 if np.isnan(facts).all() else float(np.nanmax(facts)),
         ])  # fmt: skip
@@ -255,7 +245,18 @@ def _spread(rows: np.ndarray, weights: np.ndarray, floor: float) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = (w * np.where(known, rows, 0)).sum(0) / total
         deviation = np.sqrt((w * np.where(known, rows - mean, 0) ** 2).sum(0) / total)
-    return np.stack([mean, np.maximum(deviation, floor)]).astype(np.float32)
+    return _small(np.stack([mean, np.maximum(deviation, floor)]))
+
+
+def _upper_spread(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Median of each column, and how far its 90 % quantile lies above: scores may have long tails; nan if unknown."""
+    found = np.full((2, rows.shape[1]), np.nan)
+    for j, column in enumerate(rows.T):
+        known = ~np.isnan(column)
+        if known.any():
+            low, high = (_weighted_quantile(column[known], weights[known], share) for share in (0.5, 0.9))
+            found[:, j] = low, max(high - low, _LEAST_SCALE)
+    return _small(found)
 
 
 def _shared_out(weights: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
@@ -376,7 +377,7 @@ class DriftSummary:
         found = {"mean": norms.space.mean, "axes": norms.space.axes, "axes_scale": norms.space.scale}
         found |= {"look_mean": norms.look.mean, "look_precision": norms.look.precision}
         found |= {"variety_mean": norms.variety.mean, "variety_precision": norms.variety.precision}
-        found |= {"remainder": norms.remainder, "facts": norms.facts, "centre": self.centre, "scale": self.scale}
+        found |= {"facts": norms.facts, "centre": self.centre, "scale": self.scale}
         for name, tail in (("instances", self.instances), ("cases", self.cases)):
             found |= {f"{name}_knots": tail.knots, f"{name}_beyond": tail.beyond}
         return found
@@ -395,12 +396,13 @@ class DriftSummary:
         a = dict(arrays)
         (d, k), blocks, stated = a["axes"].shape, len(_BLOCKS), len(_FACTS)
         shapes = {"mean": (d,), "axes": (d, k), "axes_scale": (k,), "look_mean": (k,), "look_precision": (k, k)}
-        shapes |= {"variety_mean": (k,), "variety_precision": (k, k), "remainder": (2, 2), "facts": (2, stated)}
+        v = min(k, _VARIETY_AXES)
+        shapes |= {"variety_mean": (v,), "variety_precision": (v, v), "facts": (2, stated)}
         shapes |= {"centre": (blocks,), "scale": (blocks,)}
         for name in ("instances", "cases"):
             shapes |= dict.fromkeys((f"{name}_knots", f"{name}_beyond"), a[f"{name}_knots"].shape)
         for name, shape in shapes.items():
-            unknown = np.isnan(a[name]) if name in ("remainder", "facts", "centre", "scale") else False
+            unknown = np.isnan(a[name]) if name in ("facts", "centre", "scale") else False
             if a[name].shape != shape or a[name].dtype.kind != "f" or not (np.isfinite(a[name]) | unknown).all():
                 raise ValueError(f"{name} is not as smmil drift writes it")
         patients, reference, level = facts["patients"], facts["reference"], facts["level"]
@@ -408,13 +410,18 @@ class DriftSummary:
             raise ValueError(f"level {level!r}, {reference!r} and {patients!r} patients")
         if a.keys() - shapes.keys() or not k or (a["scale"] <= 0).any() or (a["axes_scale"] <= 0).any():
             raise ValueError("its numbers are not those of a summary")
+        for name in ("instances", "cases"):
+            knots, beyond = a[f"{name}_knots"], a[f"{name}_beyond"]
+            if knots.ndim != 1 or not len(knots) or (np.diff(knots) <= 0).any() or (np.diff(beyond) > 0).any():
+                raise ValueError(f"{name}: the knots are not in order")
+            if beyond[-1] != 0 or beyond[0] > patients:
+                raise ValueError(f"{name}: more than its patients")
         if not isinstance(facts["source"], dict) or not facts["noise"] >= 0:
             raise ValueError("its facts are not those of a summary")
         norms = _Norms(
             _Space(a["mean"], a["axes"], a["axes_scale"], float(facts["noise"])),
             _Normal(a["look_mean"], a["look_precision"]),
             _Normal(a["variety_mean"], a["variety_precision"]),
-            a["remainder"],
             a["facts"],
             float(facts["beyond"]),
         )
@@ -472,7 +479,7 @@ def fit_drift(
     norms = _norms(whole, {id_: look for id_, (look, _) in looks.items()}, reference)
     half_norms = [_norms(halves[i], {id_: looks[id_][1][i] for id_ in folds[i]}, folds[i]) for i in (0, 1)]
     crossed = [half_norms[1 - i].scores(looks[id_][1][1 - i]) for i in (0, 1) for id_ in folds[i]]
-    centre, scale = _spread(np.stack(crossed), np.array(list(reference.values())), _LEAST_SCALE)
+    centre, scale = _upper_spread(np.stack(crossed), np.array(list(reference.values())))
     found = [_describe(whole, one(id_)) for id_ in held_out]
     weights, count = np.array(list(held_out.values())), len({patients[id_] for id_ in held_out})
     cases = [_on_one_scale(norms.scores(look), centre, scale).max(keepdims=True) for look in found]

@@ -229,10 +229,7 @@ def _alarms(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
     """(headline, sentences) about cases unlike those that a model learned from; nothing where none is."""
     found = [(source, folder_drift(source.predictions)) for source in sources]
     return [
-        (
-            f"Unlike the training cases ({source.name})",
-            f"{one.text} {f'Unlike: {_named(one.unlike)}.' if one.unlike else ''}",
-        )
+        (f"Unlike the training cases ({source.name})", one.text + f" Unlike: {_named(one.unlike)}." * bool(one.unlike))
         for source, one in found
         if one is not None and (one.alarm or one.alarmed)
     ]
