@@ -3,6 +3,7 @@
 import io
 import json
 import lzma
+import math
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -18,10 +19,10 @@ from smmil.files import digest, need_file, replacing
 from smmil.frame import Frame
 
 _FORMAT = 1
-_ARRAYS = ("probs", "scores", "coords", "edges", "y_inst", "uncertainty")
+_ARRAYS = ("probs", "scores", "coords", "edges", "y_inst", "uncertainty", "strangeness")
 _LARGEST = 1 << 30
 # Bytes that a member may unpack to, for each instance of the case; the others have a fixed bound.
-_PER_INSTANCE = {"scores": 8192, "coords": 64, "edges": 8192, "y_inst": 8, "uncertainty": 8}
+_PER_INSTANCE = {"scores": 8192, "coords": 64, "edges": 8192, "y_inst": 8, "uncertainty": 8, "strangeness": 8}
 _MOST_EDGES = 1024
 _FIXED = {"facts": 64 << 20, "probs": 1 << 20, "sha256": 1 << 12}
 _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, ArithmeticError,
@@ -53,6 +54,14 @@ LAYERS = (
         "unsure",
         "predict with a model that knows it, such as prob_sm_ap, or with --ensemble",
     ),
+    MapLayer(
+        "strangeness",
+        "strangeness",
+        "strangeness",
+        "usual",
+        "unlike training",
+        "run smmil drift on the run, then predict again",
+    ),
 )
 
 
@@ -67,6 +76,7 @@ class Prediction:
     edges   (2, e) neighbouring instances, by row      y       label: a class index, None when unknown
     y_inst  (n,) instance labels; -1 means unknown     meta    plain JSON facts; `score_kind` says what the scores are
     uncertainty  (n,) standard deviation of the score of each instance, None when the model does not know it
+    strangeness  (n,) from 0 to 1, how unlike the training cases each instance is; None without a drift summary
     """
 
     id: str
@@ -79,6 +89,7 @@ class Prediction:
     y_inst: np.ndarray | None = None
     meta: dict[str, Any] = field(default_factory=dict)
     uncertainty: np.ndarray | None = None
+    strangeness: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -94,7 +105,9 @@ class Prediction:
         if self.y_inst is not None:
             self._settle("y_inst", self._rows("y_inst", self._labels("y_inst", np.ravel(self.y_inst), lowest=-1)))
         if self.uncertainty is not None:
-            self._settle("uncertainty", self._deviations())
+            self._settle("uncertainty", self._column("uncertainty", "standard deviation", math.inf))
+        if self.strangeness is not None:
+            self._settle("strangeness", self._column("strangeness", "number from 0 to 1", 1.0))
         if self.y is not None:
             self._settle("y", self._bag_label())
 
@@ -216,10 +229,10 @@ class Prediction:
             raise DataError(f"{self.id}: {name} has {len(rows):,} rows but scores has {self.n:,}; predict it again")
         return rows
 
-    def _deviations(self) -> np.ndarray:
-        rows = self._rows("uncertainty", self._finite("uncertainty", self.uncertainty))
-        if rows.shape[1] != 1 or (rows < 0).any():
-            raise DataError(f"{self.id}: uncertainty must be one standard deviation per instance, none below 0")
+    def _column(self, name: str, what: str, highest: float) -> np.ndarray:
+        rows = self._rows(name, self._finite(name, getattr(self, name)))
+        if rows.shape[1] != 1 or (rows < 0).any() or (rows > highest).any():
+            raise DataError(f"{self.id}: {name} must be one {what} per instance, none below 0")
         return rows[:, 0]
 
     def _labels(self, name: str, values: np.ndarray, lowest: int) -> np.ndarray:

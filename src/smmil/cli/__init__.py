@@ -21,6 +21,7 @@ VERBS = (
     "explain",
     "evaluate",
     "calibrate",
+    "drift",
     "suggest",
     "report",
     "view",

@@ -44,7 +44,9 @@ def export(
     replace_uids: Annotated[
         bool, Option("--replace-uids", help="DICOM: also replace UIDs; the file no longer finds its image.")
     ] = False,
-    layer: Annotated[str, Option(help="score, or uncertainty: how sure each score is, as a map of its own.")] = "score",
+    layer: Annotated[
+        str, Option(help="score, uncertainty (how sure each score is) or strangeness (see smmil drift).")
+    ] = "score",
     formats: Annotated[
         bool, Option("--formats", help="List the formats and stop.", is_eager=True, callback=_print_formats)
     ] = False,

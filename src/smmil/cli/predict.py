@@ -10,8 +10,10 @@ from typer import Argument, Exit, Option
 from smmil.cli.options import Checkpoint, TrustCode, _CaseBar, _exit_on_failures
 
 if TYPE_CHECKING:
+    from smmil.evaluate.drift import DriftSummary
     from smmil.predict.cases import ChosenCalibration, Predicted
 
+_MOST_NAMED = 10
 
 Part = StrEnum("Part", "train val test all")
 
@@ -49,6 +51,10 @@ def predict(
     calibrated_probs: Annotated[
         bool, Option("--calibrated-probs", help="Replace the probabilities of cases by the calibrated ones.")
     ] = False,
+    drift: Annotated[
+        Path | None, Option(help="Summary of smmil drift; unless given, that of the run or package, if it has one.")
+    ] = None,
+    no_drift: Annotated[bool, Option("--no-drift", help="Do not compare the cases with the training cases.")] = False,
     trust_code: TrustCode = False,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
@@ -81,6 +87,7 @@ def predict(
     chosen_calibration = _chosen(calibration, calibrated_probs, model)
     if model is not None:
         options = {"out": out, "device": device, "calibration": chosen_calibration}
+        options["drift"] = False if no_drift else None if drift is None else _summary(drift, no_drift, model)
         done = _from_package(model, sources, of_images, trust_code, **options)
     elif len(sources) > 1 and not ensemble:
         raise ConfigError(
@@ -99,6 +106,7 @@ def predict(
             "checkpoint": (checkpoint or Checkpoint.best).value,
             "trust_code": trust_code,
             "calibration": chosen_calibration,
+            "drift": _summary(drift, no_drift, sources[0]),
         }
         with _CaseBar("predicting") as bar:
             chosen |= {"manifest": manifest, "out": out, "device": device, "progress": bar.at}
@@ -109,6 +117,7 @@ def predict(
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
     if chosen_calibration is not None and done.paths:
         print(f"{chosen_calibration.calibration.sentence} {chosen_calibration.calibration.conditions}".strip())
+    _warn(done, promised=chosen_calibration is not None)
     _exit_on_failures(done.failed.values(), out / "failures.csv")
 
 
@@ -123,6 +132,38 @@ def _chosen(path: Path | None, probs: bool, package: Path | None) -> "ChosenCali
     if place is None and probs:
         raise ConfigError("--calibrated-probs: needs --calibration, a file of smmil calibrate")
     return None if place is None else ChosenCalibration(Calibration.load(place), probs, str(place))
+
+
+def _summary(path: Path | None, none: bool, run: Path) -> "DriftSummary | None":
+    """The drift summary that was asked for: in a file of its own, or in the run."""
+    from smmil.errors import ConfigError
+    from smmil.predict.drift import DRIFT, read_drift
+
+    if none and path is not None:
+        raise ConfigError("--no-drift: contradicts --drift; leave one of them out")
+    place = path or (run / DRIFT if (run / DRIFT).exists() and not none else None)
+    return None if place is None else read_drift(place)
+
+
+def _warn(done: "Predicted", promised: bool) -> None:
+    """Say which cases are unlike the training cases, and what that means for the promise."""
+    from smmil.evaluate.alarm import folder_drift
+    from smmil.prediction import load_predictions
+
+    verdict = folder_drift(load_predictions(done.paths)) if done.paths else None
+    if verdict is None:
+        return
+    if verdict.alarm or verdict.alarmed:
+        print(f"warning: {verdict.text}", file=sys.stderr)
+        named = ", ".join(verdict.unlike[:_MOST_NAMED])
+        more = f" and {verdict.alarmed - _MOST_NAMED} more" if verdict.alarmed > _MOST_NAMED else ""
+        if named:
+            print(f"warning: unlike the training cases: {named}{more}", file=sys.stderr)
+        if promised:
+            which = "all cases" if verdict.alarm else "these cases"
+            print(f"warning: the promise is withdrawn for {which}", file=sys.stderr)
+    else:
+        print(verdict.text)
 
 
 def _from_package(

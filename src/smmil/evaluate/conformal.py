@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, check_choice
+from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.bags import units_of
 from smmil.evaluate.instances import _components, instance_score
 from smmil.prediction import Prediction
@@ -176,7 +177,15 @@ class AppliedCalibration(NamedTuple):
 
 
 def applied_calibration(prediction: Prediction) -> AppliedCalibration | None:
-    """The calibration in meta["calibration"]; None when there is none, or it is not as `smmil predict` writes it."""
+    """The calibration of a prediction, without its promise where the case raised the drift alarm; None: none."""
+    stated, drift = _stated_calibration(prediction), applied_drift(prediction)
+    if stated is None or drift is None or not drift.alarm:
+        return stated
+    return stated._replace(promise=False, sentence=drift.withdrawal, conditions="")
+
+
+def _stated_calibration(prediction: Prediction) -> AppliedCalibration | None:
+    """The content of meta["calibration"]; None when there is none, or it is not as `smmil predict` writes it."""
     stated = prediction.meta.get("calibration")
     if not isinstance(stated, dict) or not set(AppliedCalibration._fields) <= stated.keys():
         return None
@@ -188,8 +197,11 @@ def applied_calibration(prediction: Prediction) -> AppliedCalibration | None:
 
 
 def shared_calibration(predictions: Sequence[Prediction], column: int | None = None) -> AppliedCalibration | None:
-    """The calibration that all predictions share and that is of this score column; None when they do not."""
-    found = {applied_calibration(p) for p in predictions}
+    """The calibration that all predictions share and that is of this score column; None when they do not.
+
+    It is that of cases without a drift alarm; `applied_calibration` says what holds for each.
+    """
+    found = {_stated_calibration(p) for p in predictions}
     one = found.pop() if len(found) == 1 else None
     return one if one is not None and one.column == column else None
 

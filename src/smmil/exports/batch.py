@@ -86,7 +86,8 @@ def export(
     image  slide or CT series of a single case (an Original gives its pixel size too); for several, a folder with an
            entry named like each case's id; for one or several, a CSV table with the columns id and slide (or image,
            path, file), and mpp if you like
-    layer  score, or another map that predictions hold (uncertainty: the standard deviations of the scores)
+    layer  score, or another map that predictions hold: uncertainty (standard deviations of the scores), strangeness
+           (see smmil drift)
     threshold  of instances; unless given, that of the calibration which the predictions carry
     See `ExportCase` for the other options. A single case that cannot be read or written is an error; of several, the
     others go on.

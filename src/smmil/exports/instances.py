@@ -251,7 +251,7 @@ def _instance_table(case: ExportCase) -> "DataFrame":
 
     x, y and z are the prediction's own coordinates: level-0 pixels of a slide, slices of a scan counted from the foot.
     What is not known is empty: the label of an unlabelled instance, the probability behind an attention score, the
-    places of a case without coordinates. The uncertainty of the scores is a column where the model knows it.
+    places of a case without coordinates. Uncertainty and strangeness are columns where they are known.
     """
     from pandas import DataFrame
 

@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from smmil.evaluate.calibration import Calibration
+from smmil.evaluate.drift import DriftSummary
 from smmil.prediction import corrections_text
 
 KINDS = {"ct": "ct", "mr": "mr", "stack": "ct", "slide": "pathology", "points": "pathology", "patches": "pathology"}
@@ -55,6 +56,7 @@ def _model_card(
     kind: str | None,
     onnx: list[str] | None,
     promise: Calibration | None = None,
+    drift: DriftSummary | None = None,
 ) -> str:
     """README.md from the content of config.json; kind is that of the recipe (slide, ct, points)."""
     hashes = {"weights": config["weights"], **config["training"]["hashes"], "recipe": config["features"]["recipe"]}
@@ -70,6 +72,7 @@ def _model_card(
         "## Training\n\n" + _training(config),
         "## Evaluation\n\n" + _evaluation(numbers),
         *([] if promise is None else [_promise(promise)]),
+        *([] if drift is None else [_alarm(drift)]),
         "## What the scores mean\n\n" + SCORES.format(kind=score, columns=columns, meaning=meaning),
         "## How to use\n\n" + _how(config, kind, onnx),
         "## Limitations\n\n" + LIMITS,
@@ -82,6 +85,18 @@ def _promise(calibration: Calibration) -> str:
     heading = "What is promised" if calibration.promise else "Nothing is promised"
     text = " ".join(part for part in (calibration.sentence, calibration.conditions) if part)
     return f"## {heading}\n\n{text}\n\nEvery prediction of this package carries the threshold and this sentence.\n"
+
+
+def _alarm(drift: DriftSummary) -> str:
+    return (
+        "## Alarm for unlike cases\n\n"
+        "Every prediction of this package says how unlike the training cases it is. `drift.safetensors` describes "
+        f"{drift.reference} patients by means and covariances of their features, and holds how unusual "
+        f"{drift.patients} further ones were; no patient's features are in it. Like the weights it was made from "
+        "patients: whoever has the features of one may learn a little about whether they took part. The alarm is "
+        f"raised on at most {100 * drift.level:.3g} % of the cases of patients drawn like these, and then no promise "
+        "holds.\n"
+    )
 
 
 def _header(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | None) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from smmil.data.manifest import Manifest
 from smmil.encoders.table import is_outside
 from smmil.errors import ConfigError, DataError, require_trust_code
 from smmil.evaluate.calibration import Calibration
+from smmil.evaluate.drift import DriftSummary
 from smmil.files import read_json, read_text, write_text
 from smmil.formats import find_reader
 from smmil.packaging.facts import FORMAT
 from smmil.predict.cases import ChosenCalibration, Origin, Predicted, predict_table
+from smmil.predict.drift import DRIFT, read_drift
 from smmil.predict.inference import TrainedModel, rebuilt
 from smmil.prepare.pipeline import PreparePlan, plan, run
 from smmil.prepare.recipe import SCANS, SOURCES, Recipe, load_recipe
@@ -73,7 +75,7 @@ def _sum(path: Path) -> str:
 
 NEEDED = ("config.json", "model.safetensors")
 CALIBRATION = "calibration.json"
-FILES = (*NEEDED, "README.md", "recipe.json", "model.onnx", CALIBRATION)
+FILES = (*NEEDED, "README.md", "recipe.json", "model.onnx", CALIBRATION, DRIFT)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Package:
     config: dict[str, Any]
     recipe: Recipe | None = None
     calibration: Calibration | None = None  # applied to every prediction unless another is given
+    drift: DriftSummary | None = None  # the same
 
     @property
     def model(self) -> nn.Module:
@@ -129,7 +132,8 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
     if trained.weights != config["weights"]:
         raise DataError(f"{path}: not the weights that config.json names; copy the package again")
     promise = Calibration.load(folder / CALIBRATION) if (folder / CALIBRATION).exists() else None
-    package = Package(folder, trained, config, recipe, promise)
+    drift = read_drift(folder / DRIFT) if (folder / DRIFT).exists() else None
+    package = Package(folder, trained, config, recipe, promise, drift)
     _ = package.origin  # what is missing is noticed now
     return package
 
@@ -197,17 +201,20 @@ def predict_package(
     on_case: Callable[[Any], Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
     calibration: ChosenCalibration | None = None,
+    drift: DriftSummary | bool | None = None,
 ) -> Predicted:
     """One file per case in `out`, from slides, scans, folders of them, a manifest of bags, or bag files.
 
     Bags made from raw images are kept in out/prepared, so an interrupted call can simply be repeated; the predictions
     are those of preparing with the same recipe and predicting from the manifest, bit for bit.
     calibration  applied to every prediction; unless given, that of the package
+    drift        summary that every case is compared with; unless given, that of the package; False: none
     """
     paths, images = [Path(source) for source in sources], images or Images()
     if calibration is None and package.calibration is not None:
         calibration = ChosenCalibration(package.calibration, where=str(package.folder / CALIBRATION))
     options: dict[str, Any] = {"out": out, "device": device, "progress": progress, "calibration": calibration}
+    options["drift"] = (package.drift if drift in (None, True) else drift) or None
     table = _table_of_bags(paths)
     if table is not None:
         images.refuse_idle()

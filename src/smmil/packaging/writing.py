@@ -12,12 +12,18 @@ from typing import Any
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.calibration import Calibration
+from smmil.evaluate.drift import DriftSummary
 from smmil.files import read_json, remove_leftovers, temporary_path, write_json, write_text
 from smmil.packaging.card import _model_card
 from smmil.packaging.facts import RESAMPLES, _measure, _run_facts, _RunFacts
 from smmil.packaging.loading import CALIBRATION, SUMS, _write_sums
+from smmil.predict.drift import DRIFT, read_drift, save_drift
 from smmil.weights import save_weights
 
+_NO_DRIFT = (
+    "no drift.safetensors: predictions of this package will not warn of cases unlike those it learned from; run "
+    "smmil drift {run} first and package again"
+)
 _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,99}")
 
 
@@ -63,10 +69,12 @@ def write_package(
     _refuse_occupied(out, found.config["run"], force)
     numbers = None if predictions is None else _measure(predictions, found.trained.weights, resamples)
     promise = None if calibration is None else _own_calibration(Path(calibration), found.config)
+    drift = _own_drift(Path(run_dir) / DRIFT, found.config["model"]["in_dim"])
+    notes = found.notes if drift is not None else (*found.notes, _NO_DRIFT.format(run=Path(run_dir).name))
     with _replacing_folder(out) as folder:
-        _fill(folder, found, numbers, onnx, promise)
+        _fill(folder, found, numbers, onnx, promise, drift)
         files = tuple(sorted(path.name for path in folder.iterdir()))
-    return WrittenPackage(out, files, found.notes, None if found.source.recipe is None else found.source.recipe.kind)
+    return WrittenPackage(out, files, notes, None if found.source.recipe is None else found.source.recipe.kind)
 
 
 def _check_licence(licence: str) -> None:
@@ -101,8 +109,21 @@ def _own_calibration(path: Path, config: dict[str, Any]) -> Calibration:
     return calibration
 
 
+def _own_drift(path: Path, width: int) -> DriftSummary | None:
+    """The drift summary in the folder of the run, if it has one; an error when it is of other features."""
+    drift = read_drift(path) if path.exists() else None
+    if drift is not None and len(drift.norms.space.mean) != width:
+        raise DataError(f"{path}: is of other features than the model; write it with smmil drift again")
+    return drift
+
+
 def _fill(
-    folder: Path, found: _RunFacts, numbers: dict[str, Any] | None, onnx: bool, promise: Calibration | None = None
+    folder: Path,
+    found: _RunFacts,
+    numbers: dict[str, Any] | None,
+    onnx: bool,
+    promise: Calibration | None = None,
+    drift: DriftSummary | None = None,
 ) -> None:
     config, trained, recipe = found.config, found.trained, found.source.recipe
     note = {"model": trained.facts["model"], "weights": trained.weights}
@@ -125,8 +146,11 @@ def _fill(
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # which is written for the owner alone
     if promise is not None:
         promise.save(folder / CALIBRATION)
+    if drift is not None:
+        save_drift(drift, folder / DRIFT)
+        shutil.copymode(folder / "config.json", folder / DRIFT)
     kind = None if recipe is None else recipe.kind
-    write_text(folder / "README.md", _model_card(config, numbers, kind, inputs, promise))
+    write_text(folder / "README.md", _model_card(config, numbers, kind, inputs, promise, drift))
     _write_sums(folder)
 
 

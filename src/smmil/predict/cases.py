@@ -6,14 +6,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from smmil.bag import Bag
 from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.data.splits import run_split
 from smmil.data.tables import read_label_shares
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate.calibration import Calibration
+from smmil.evaluate.drift import DriftCase, DriftSummary
 from smmil.files import file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
 from smmil.predict.explanation import Explanation
@@ -107,6 +110,7 @@ def predict_run(
     trust_code: bool | str = False,
     mc_dropout: int = 0,
     calibration: "ChosenCalibration | None" = None,
+    drift: DriftSummary | None = None,
 ) -> Predicted:
     """Write one prediction file per case of a run into `out`; a case that cannot be read is reported and skipped.
 
@@ -114,11 +118,12 @@ def predict_run(
     trust_code  the run may name a model outside smmil, which means running that code; a text: this model alone
     mc_dropout  mean of this many predictions with dropout at work, their deviation as uncertainty; 0: plain
     calibration  applied to every prediction; refused when it was made for another model
+    drift        summary of smmil drift: how unlike the training cases each case is, and its alarm
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
     run = _OpenedRun.open(run_dir, manifest, part, checkpoint, trust_code)
     run = replace(run, origin=replace(run.origin, mc_dropout=mc_dropout))
-    return run.predict(out=out, device=device, progress=progress, calibration=calibration)
+    return run.predict(out=out, device=device, progress=progress, calibration=calibration, drift=drift)
 
 
 @dataclass(frozen=True)
@@ -181,12 +186,15 @@ def predict_table(
     progress: Callable[[int, int], None] | None = None,
     explanation: Explanation | None = None,
     calibration: ChosenCalibration | None = None,
+    drift: DriftSummary | None = None,
 ) -> Predicted:
     """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures.
 
     explanation  a map in place of the model's own scores
     """
     _refuse_other_features(trained.facts, table, ids)
+    if drift is not None:
+        _refuse_other_features({"features": drift.source}, table, ids)
     draws = origin.mc_dropout
     if draws and (type(draws) is not int or draws < 2):
         raise ConfigError(f"mc_dropout: {draws!r}, expected at least 2 predictions with dropout, or 0 for none")
@@ -198,7 +206,8 @@ def predict_table(
     if calibration is not None:
         calibration.calibration.refuse_other_model(_meta(trained, origin, None), calibration.where)
     done = Predicted(failed=dict(failed or {}))
-    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), done, draws, explanation, calibration)
+    wishes = (draws, explanation, calibration, drift)
+    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), done, *wishes)
     remove_leftovers(out)
     trained.model.to(predictor.device)
     with reproducible(origin.threads):
@@ -223,6 +232,7 @@ class _CasePredictor:
     draws: int = 0
     explanation: Explanation | None = None
     calibration: ChosenCalibration | None = None
+    drift: DriftSummary | None = None
 
     def one(self, id_: str, meta: dict[str, Any]) -> None:
         """Predict one case, unless its file is complete; a problem with its data is recorded."""
@@ -230,7 +240,7 @@ class _CasePredictor:
             meta = {**meta, **self.explanation.facts}
         path = self.out / f"{file_name(id_)}.npz"
         meta = {**meta, **self._annotation_facts(id_)}
-        if _is_done(path, id_, meta, self.calibration):
+        if _is_done(path, id_, meta, self.calibration, self.drift):
             self.done.kept.append(path)
             return
         try:
@@ -241,6 +251,13 @@ class _CasePredictor:
 
     def _predict(self, id_: str, meta: dict[str, Any]) -> Prediction:
         bag = self.table.bag(id_)
+        found = self._of_bag(bag, meta)
+        if self.drift is None:
+            return found
+        return self.drift.applied(found, _drift_case(bag, read_provenance(self.table.path_of(id_))))
+
+    def _of_bag(self, bag: Bag, meta: dict[str, Any]) -> Prediction:
+        id_ = bag.id
         width, expected = bag.x.shape[1], self.trained.facts["model"]["in_dim"]
         if width != expected:
             raise ConfigError(
@@ -285,7 +302,27 @@ def _patients(table: Manifest) -> dict[str, dict[str, str]]:
     return {id_: {"group": first[group]} for id_, group in named.items()}
 
 
-def _is_done(path: Path, id_: str, meta: dict[str, Any], calibration: ChosenCalibration | None = None) -> bool:
+def _drift_case(bag: Bag, provenance: Mapping[str, Any]) -> DriftCase:
+    """What the drift alarm looks at in a bag; the provenance of its file tells the positions of slices."""
+    positions = provenance.get("positions_mm")
+    known = isinstance(positions, list) and len(positions) == bag.n
+    return DriftCase(
+        bag.id,
+        bag.x.float().cpu().numpy(),
+        None if bag.coords is None else bag.coords.cpu().numpy(),
+        bag.frame,
+        None if bag.graph is None else bag.graph.edges().cpu().numpy(),
+        np.asarray(positions, dtype=np.float64) if known else None,
+    )
+
+
+def _is_done(
+    path: Path,
+    id_: str,
+    meta: dict[str, Any],
+    calibration: ChosenCalibration | None = None,
+    drift: DriftSummary | None = None,
+) -> bool:
     try:
         stored = Prediction.load(path)
     except DataError:
@@ -297,7 +334,9 @@ def _is_done(path: Path, id_: str, meta: dict[str, Any], calibration: ChosenCali
     same_promise = found is None if chosen is None else isinstance(found, dict) and found == {**found, **chosen}
     # another coverage means other instance labels; files of earlier versions do not state theirs
     wanted = {key: value for key, value in meta.items() if key != "annotation" or key in stored.meta}
-    same = same_patient and same_draws and same_promise
+    compared = stored.meta.get("drift")
+    same_drift = (compared.get("digest") if isinstance(compared, dict) else None) == (drift and drift.digest)
+    same = same_patient and same_draws and same_promise and same_drift
     return stored.id == id_ and same and stored.meta == {**stored.meta, **wanted}
 
 

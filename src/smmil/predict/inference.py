@@ -246,4 +246,5 @@ def _combined(members: Sequence[Prediction], scales: Sequence[tuple[float, float
     if any(s != (0.0, 1.0) for s in scales):
         meta["score_kind"] = kind if kind.startswith("standardised") else f"standardised {kind}"
     scores = scores.mean(0).astype(np.float32)
-    return replace(first, probs=probs.mean(0), scores=scores, uncertainty=spread, meta=meta)
+    strange = first.strangeness if "drift" in meta else None  # of one summary, the same for all members
+    return replace(first, probs=probs.mean(0), scores=scores, uncertainty=spread, strangeness=strange, meta=meta)

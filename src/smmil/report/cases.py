@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
+from smmil.evaluate.alarm import applied_drift
+from smmil.evaluate.conformal import applied_calibration
 from smmil.evaluate.instances import instance_score
 from smmil.maps import canvas
 from smmil.maps.raster import Extent, dot_positions, dots_extent, rasterize, scattered, truth_values
@@ -184,11 +186,21 @@ def _case(id_: str, predictions: list[Prediction | None], column: int | None, bi
     rasters = [{} if p is None else _packed_layers(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
     verdicts = [
-        None if p is None else {**verdict(p), "rasters": {name: raster.facts for name, raster in layers.items()}}
+        None
+        if p is None
+        else {**verdict(p), "alarm": _alarm(p), "rasters": {name: raster.facts for name, raster in layers.items()}}
         for p, layers in zip(predictions, rasters, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
     return _ReportCase(id_, facts, rasters, predictions)
+
+
+def _alarm(prediction: Prediction) -> str | None:
+    """What is to be said about a case unlike the training cases, and about its promise; None without an alarm."""
+    drift, stated = applied_drift(prediction), applied_calibration(prediction)
+    if drift is None or not drift.alarm:
+        return None
+    return drift.text if stated is None else f"{drift.text} {stated.sentence}"
 
 
 def verdict(prediction: Prediction) -> dict[str, Any]:

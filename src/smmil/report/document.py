@@ -27,6 +27,7 @@ from smmil.report.numbers import Results, Section
 from smmil.report.pictures import _all_pictures, _CasePicture
 from smmil.report.sources import (
     INTENDED_USE,
+    _alarms,
     _caveats,
     _data_card,
     _load_sources,
@@ -99,7 +100,7 @@ def write_report(
     reasons = _without_file_names({**missing, **damaged}, slides)
     promises, conditions = _promises(sources, column)
     text = _page(
-        _summary(sources, results) | {"promises": promises, "conditions": conditions},
+        _summary(sources, results) | {"promises": promises, "conditions": conditions, "alarms": _alarms(sources)},
         _page_data(sources, results, cases, pictures, column, reasons),
         title=safe_text(title or f"Report: {', '.join(models)}"),
         lead=lead,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import DataError
+from smmil.evaluate.alarm import folder_drift
 from smmil.evaluate.bags import units_of
 from smmil.evaluate.conformal import applied_calibration, realised, shared_calibration
 from smmil.evaluate.folders import named_folders
@@ -190,6 +191,7 @@ def _short(digest: Any) -> str | None:
 
 _MOST_NAMED = 10
 _LONGEST_PROMISE = 1000
+_WITHDRAWN = "Withdrawn for cases that look unlike those the model learned from: {cases}."
 
 
 def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
@@ -216,17 +218,37 @@ def _promises(sources: Sequence[_PredictionSource], column: int | None) -> tuple
         for text in sorted(filter(None, taught)):
             found.append((f"Learned from corrections ({source.name})", f"{text}.", _TAUGHT))
         stated = {applied_calibration(p) for p in source.predictions}
-        one = shared_calibration(source.predictions, column)
-        if one is not None:
+        one, drift = shared_calibration(source.predictions, column), folder_drift(source.predictions)
+        if one is not None and drift is not None and drift.alarm:
+            found.append((f"Nothing is promised ({source.name})", drift.withdrawal, ""))
+        elif one is not None:
             headline = f"{'What is promised' if one.promise else 'Nothing is promised'} ({source.name})"
-            texts = one.sentence, realised(source.predictions, one), one.conditions
-            sentence, measured, limits = (safe_text(text, _LONGEST_PROMISE) for text in texts)
-            found.append((headline, sentence, measured))
+            unlike = _WITHDRAWN.format(cases=_named(drift.unlike)) if drift is not None and drift.unlike else ""
+            rest = " ".join(filter(None, [unlike, realised(source.predictions, one)]))
+            texts = one.sentence, rest, one.conditions
+            sentence, more, limits = (safe_text(text, _LONGEST_PROMISE) for text in texts)
+            found.append((headline, sentence, more))
             conditions |= {limits: None} if limits else {}
         elif stated != {None}:
             mixed = "the cases carry different calibrations, none, or one of another score column; predict them again"
             found.append((f"Nothing is promised ({source.name})", f"{mixed} with one.", ""))
     return found, list(conditions)
+
+
+def _alarms(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
+    """(headline, sentences) about cases unlike those that a model learned from; nothing where none is."""
+    found = [(source, folder_drift(source.predictions)) for source in sources]
+    return [
+        (f"Unlike the training cases ({source.name})", one.text + f" Unlike: {_named(one.unlike)}." * bool(one.unlike))
+        for source, one in found
+        if one is not None and (one.alarm or one.alarmed)
+    ]
+
+
+def _named(ids: Sequence[str]) -> str:
+    """Cases by name, the first of them if there are many."""
+    more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
+    return ", ".join(safe_text(id_) for id_ in ids[:_MOST_NAMED]) + more
 
 
 def _lacking(source: _PredictionSource) -> str:

@@ -84,6 +84,7 @@ def _all_cases(study: "ViewerData") -> dict[str, Any]:
         ],
         "cases": [_row(row) for row in study.cases],
         "notes": list(study.notes),
+        "alarms": list(study.alarms),
     }
 
 
@@ -106,6 +107,7 @@ def _one_case(study: "ViewerData", number: int) -> dict[str, Any]:
         "exports": formats,
         "exports_need_threshold": [name for name in formats if _needs_threshold(name)],
         "notes": notes + study.damage_notes(number),
+        "alarms": list(dict.fromkeys(one.drift for one in row.by_model if one is not None and one.drift is not None)),
     }
 
 
@@ -117,6 +119,7 @@ def _row(row: _CaseRow) -> dict[str, Any]:
         "instances": row.instances,
         "image": row.image is not None,
         "truth": row.truth,
+        "unlike": any(one is not None and one.drift is not None for one in row.by_model),
         "probability": [None if one is None else one.probability for one in row.by_model],
         "outcome": [None if one is None else one.outcome for one in row.by_model],
     }
@@ -148,8 +151,9 @@ def _model_facts(study: "ViewerData", number: int, model: int, notes: list[str])
         notes.append(f"{study.models[model].name} cut this case into other instances; its map is not shown here")
     if not study.present(number, model):
         return {"present": False, "min": None, "max": None, "colours": None, "probability": probability}
-    if study.models[model].promise is not None:
-        notes.append(f"{study.models[model].name}: {study.models[model].promise}")
+    promise = (found and found.promise) or study.models[model].promise
+    if promise is not None:
+        notes.append(f"{study.models[model].name}: {promise}")
     if study.models[model].taught is not None:
         notes.append(f"{study.models[model].name} also learned from {study.models[model].taught}")
     scores = study.export_case((number, model)).score.astype(np.float64)

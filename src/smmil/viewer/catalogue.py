@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from smmil.errors import DataError
+from smmil.evaluate.alarm import FolderDrift, applied_drift, folder_drift
 from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
@@ -53,6 +56,8 @@ class _ModelScores:
     kind     slide: patches on a lattice; points: places on none; scan: slices, or boxes in them; none: no places at all
     truth    whether instances have labels
     layer    score, or another map that the prediction holds (`smmil.prediction.LAYERS`)
+    drift    what is to be said about a case unlike the training cases
+    promise  that of its calibration, for this case
     mapped   False when its instances are others than those of the case's first model: one map cannot show both
     """
 
@@ -67,6 +72,8 @@ class _ModelScores:
     truth: bool
     layer: str = "score"
     mapped: bool = True
+    drift: str | None = None
+    promise: str | None = None
 
     @classmethod
     def of(cls, prediction: Prediction, file: Path) -> "_ModelScores":
@@ -119,6 +126,7 @@ class _Catalogue:
     models: list[_Model]
     cases: list[_CaseRow]
     notes: tuple[str, ...] = ()
+    alarms: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -133,9 +141,10 @@ class _ModelPredictions:
     scores: list[np.ndarray] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
     damaged: list[DataError] = field(default_factory=list)
-    calibrations: set[AppliedCalibration | None] = field(default_factory=set)
+    calibrations: dict[str | None, AppliedCalibration | None] = field(default_factory=dict)
     layers: dict[str, "_ModelPredictions"] = field(default_factory=dict)  # maps beside that of the scores, where held
     taught: dict[str, None] = field(default_factory=dict)
+    compared: list[Prediction] = field(default_factory=list)  # what the test of drift needs of every case
 
     def add(self, file: Path, column: int | None) -> None:
         try:
@@ -145,7 +154,12 @@ class _ModelPredictions:
             return
         if prediction.id in self.found:
             raise DataError(f"{file}: id {prediction.id!r} is already in {self.found[prediction.id].file}; remove one")
-        found = self.found[prediction.id] = _ModelScores.of(prediction, file)
+        stated, drift = applied_calibration(prediction), applied_drift(prediction)
+        stated = None if stated is None or stated.column != column else stated
+        found = _ModelScores.of(prediction, file)
+        alarm = None if drift is None or not drift.alarm else drift.text
+        withdrawn = None if stated is None or alarm is None else safe_text(stated.text, _LONGEST_PROMISE)
+        self.found[prediction.id] = replace(found, drift=alarm, promise=withdrawn)
         for layer in prediction.layers:
             title, ends = f"{self.name} {layer.name}", (layer.low, layer.high)
             beside = self.layers.setdefault(layer.name, _ModelPredictions(title, layer.name, ends))
@@ -156,16 +170,28 @@ class _ModelPredictions:
         self.kinds[safe_text(prediction.meta.get("score_kind", "score"), 60)] = None
         if (text := corrections_text(prediction.meta.get("corrections"))) is not None:
             self.taught[text] = None
-        stated = applied_calibration(prediction)
-        self.calibrations.add(None if stated is None or stated.column != column else stated)
+        if stated is None or alarm is None or stated.digest not in self.calibrations:
+            self.calibrations[None if stated is None else stated.digest] = stated
+        facts: dict[str, Any] = {
+            key: prediction.meta[key] for key in ("drift", "group", "patient") if key in prediction.meta
+        }
+        self.compared.append(Prediction(prediction.id, np.zeros(1), np.zeros(1), meta=facts))
+
+    @cached_property
+    def drift(self) -> FolderDrift | None:
+        """The test of all cases together."""
+        return folder_drift(self.compared)
 
     def model(self) -> _Model:
         """The spread of all scores, which are not needed afterwards."""
         scores = np.concatenate(self.scores).astype(np.float64)
         self.scores.clear()
         span = float(scores.min()), float(scores.max())
-        one = next(iter(self.calibrations)) if len(self.calibrations) == 1 else None
-        promise = None if one is None else safe_text(one.text, _LONGEST_PROMISE)
+        one = next(iter(self.calibrations.values())) if len(self.calibrations) == 1 else None
+        text = "" if one is None else one.text
+        if self.drift is not None and self.drift.alarm:
+            text = self.drift.withdrawal
+        promise = None if one is None else safe_text(text, _LONGEST_PROMISE)
         threshold = None if one is None else one.threshold
         colours, kinds = canvas.limits_of(scores, None)[:2], " + ".join(self.kinds)
         taught = "; ".join(self.taught) or None
@@ -207,7 +233,10 @@ def _read_catalogue(
         raise problems[0]
     ids = sorted({id_ for table in gathered for id_ in table.found})
     notes = tuple(table.note() for table, _ in found if table.damaged)
-    return _Catalogue(models, [_row(id_, gathered) for id_ in ids], notes, tuple(map(str, problems)))
+    alarms = tuple(
+        f"{table.name}: {one.text}" for table, _ in found if (one := table.drift) and one.alarmed + one.alarm
+    )
+    return _Catalogue(models, [_row(id_, gathered) for id_ in ids], notes, alarms, tuple(map(str, problems)))
 
 
 def _layout(prediction: Prediction) -> str:

@@ -41,7 +41,7 @@ class ViewerData:
         title: str = "smmil view",
     ):
         self.models, self.cases = catalogue.models, catalogue.cases
-        self.notes, self.problems = catalogue.notes, catalogue.problems
+        self.notes, self.problems, self.alarms = catalogue.notes, catalogue.problems, catalogue.alarms
         self.threshold, self.column, self.title = threshold, column, title
         self.cache, self.pool = _ByteCache(cache_bytes), _SlidePool()
         self.export_case = _ObjectCache(max(16, 2 * len(self.models)), self._export_case)

@@ -117,3 +117,9 @@ export function prepareTheme(redraw) {
 export function themeColour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
+
+/** The banner of a case that is unlike those the model learned from; hidden without one. */
+export function showAlarm(texts) {
+  field("case-alarm").textContent = texts.join(" ");
+  field("case-alarm").hidden = texts.length === 0;
+}

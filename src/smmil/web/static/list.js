@@ -81,6 +81,7 @@ function rowOf(number) {
   const verdict = make("span", "case-line");
   verdict.append(make("span", "case-label", entry.label === null ? "no label" : `label ${entry.label}`));
   if (outcome) verdict.append(make("span", `outcome ${outcomeClass(outcome)}`, outcome));
+  if (entry.unlike) verdict.append(make("span", "outcome unlike", "unlike"));
   text.append(id, line, verdict);
   row.append(pictureOf(number), text);
   return row;

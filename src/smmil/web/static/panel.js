@@ -6,7 +6,7 @@ import { askFile, report } from "./server.js";
 import { goTo } from "./case_panes.js";
 import { SHOWING, change, onChange, state } from "./state.js";
 import { currentThreshold } from "./tools.js";
-import { field, fillSelect, make, makeButton, shortNumber } from "./dom_helpers.js";
+import { field, fillSelect, make, makeButton, shortNumber, showAlarm } from "./dom_helpers.js";
 
 const JUMPS = 9;
 let hottest = [];
@@ -151,6 +151,7 @@ async function download(button, format) {
 function drawNotes() {
   if (!state.opened) return;
   const { info, truth } = state.opened;
+  showAlarm(info.alarms ?? []);
   const missing = [state.left, state.right].filter((m) => m !== null && !info.models[m].present)
     .map((m) => `${facts.models[m].name} has no prediction of this case`);
   const why = refusalOf(state.opened);

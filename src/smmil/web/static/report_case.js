@@ -5,7 +5,7 @@ import { DATA, cellsOf, layerOf } from "./report_data.js";
 import { PointsPane, SlidePane, isFlat } from "./report_slide.js";
 import { StripPane } from "./report_strip.js";
 import { body, table } from "./report_table.js";
-import { aboveText, field, make, moveFocus } from "./dom_helpers.js";
+import { aboveText, field, make, moveFocus, showAlarm } from "./dom_helpers.js";
 import { linkPanes } from "./zoom_pane.js";
 
 export const dialog = field("case");
@@ -47,6 +47,7 @@ export async function drawPanes() {
   if (turn !== shown.turn) return;
   closePanes();
   field("case-facts").textContent = caseText(entry);
+  showAlarm([...new Set(present.map((m) => entry.verdicts[m].alarm).filter(Boolean))]);
   const hosts = present.map(hostOf); // all of them first, so that every pane opens at its final size
   field("panes").classList.toggle("stacked", loaded.some((cells) => !isFlat(cells)));
   shown.panes = present.map((m, i) => paneOf(hosts[i], m, loaded[i]));

@@ -28,6 +28,7 @@ async function start() {
   prepareList();
   prepareKeys();
   prepareAddress(firstCase);
+  if (facts.alarms?.length) note(facts.alarms.join(" "));
   document.documentElement.dataset.ready = "yes";
 }
 
