@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from smmil.cli import app
 from smmil.errors import ConfigError, DataError, SmmilError
 from smmil.evaluate import summary
-from smmil.evaluate.calibration import Calibration, ProbabilityMap, _not_above, calibrate, instance_probability
+from smmil.evaluate.calibration import Calibration, _not_above, calibrate
 from smmil.evaluate.conformal import _MissedShares, _patient_values, applied_calibration, area_to_read
+from smmil.evaluate.probability import ProbabilityMap, calibrated_probability
 from smmil.prediction import Prediction
 
 META = {
@@ -250,8 +251,8 @@ def test_what_is_applied_and_what_stays():
     two = replace(cases[0], probs=np.array([1 - p, p]))
     assert made.applied(two, probs=True).probs == pytest.approx([1 - facts["probability"], facts["probability"]])
     expected = made.instance(cases[0].scores[:, 0].astype(float))
-    assert instance_probability(one) == pytest.approx(expected)
-    assert instance_probability(cases[0]) is None
+    assert calibrated_probability(one) == pytest.approx(expected)
+    assert calibrated_probability(cases[0]) is None
     with pytest.raises(ConfigError, match="holds no probabilities of cases"):
         calibrate(cases, probabilities="none").applied(cases[0], probs=True)
 

@@ -132,7 +132,7 @@ def test_what_a_map_does_not_have_is_absent_and_what_it_has_is_pooled_over_the_c
 
 
 def test_calibrated_probabilities_are_judged_where_there_are_some():
-    from smmil.evaluate.calibration import ProbabilityMap
+    from smmil.evaluate.probability import ProbabilityMap
 
     curve = ProbabilityMap(method="platt", x=[2.0], y=[-1.0])
     scores = np.array([2.0, 1.0, 0.0, -1.0])

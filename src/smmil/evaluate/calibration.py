@@ -8,14 +8,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from smmil import __version__
 from smmil.config import Count, checked
-from smmil.errors import ConfigError, DataError, SmmilError, check_choice
+from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate.bags import labelled_table, units_of
 from smmil.evaluate.conformal import (
     _LOSSES,
@@ -26,7 +26,8 @@ from smmil.evaluate.conformal import (
     _needed_patients,
     _patient_values,
 )
-from smmil.evaluate.instances import KnownInstances, instance_score
+from smmil.evaluate.instances import KnownInstances
+from smmil.evaluate.probability import ProbabilityMap, _Section
 from smmil.files import digest, read_json, write_json
 from smmil.prediction import Prediction
 
@@ -36,7 +37,6 @@ _OTHER_SCORES = {"ensemble": "made by --ensemble", "mc_dropout": "made by --mc-d
 _SOURCE = ("model", "weights", "config", "encoder", "recipe", "score_kind")
 _SEEN = ("train", "val")  # parts of a split that trained the model or selected its weights
 _CLIP = 1e-7  # of probabilities whose log-odds are taken
-_MOST_KNOTS = 1_000_000
 _MISSES = {
     "instances": "misses, on average over patients with lesions, at most {share} of a patient's lesion instances",
     "lesions": "misses, on average over patients with lesions, at most {share} of a patient's lesions (missed means "
@@ -49,60 +49,6 @@ _CONDITIONS = (
     "lesions as they were marked."
 )
 _UNRECORDED = " That the calibration cases did not train the model is not recorded with them; it is supposed."
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class ProbabilityMap(_Section):
-    """From a score to a probability: Platt's 1 / (1 + exp(-slope score - intercept)), or straight lines between knots.
-
-    x, y  platt: slope and intercept, one number each; isotonic: ascending scores of the knots and their probabilities
-    """
-
-    method: Literal["platt", "isotonic"]
-    x: list[float] = Field(min_length=1, max_length=_MOST_KNOTS)
-    y: list[float] = Field(min_length=1, max_length=_MOST_KNOTS)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if len(self.x) != len(self.y) or (self.method == "platt" and len(self.x) != 1):
-            raise ValueError(f"{self.method}: {len(self.x)} and {len(self.y)} numbers do not belong together")
-        if self.method == "isotonic" and ((np.diff(self.x) < 0).any() or (np.diff(self.y) < 0).any()):
-            raise ValueError("isotonic: the knots are not in ascending order")
-        if self.method == "isotonic" and not 0 <= self.y[0] <= self.y[-1] <= 1:
-            raise ValueError("isotonic: probabilities are from 0 to 1")
-        return self
-
-    def __call__(self, scores: np.ndarray) -> np.ndarray:
-        """Probabilities of scores."""
-        from scipy.special import expit
-
-        if self.method == "platt":
-            return np.asarray(expit(self.x[0] * np.asarray(scores, dtype=np.float64) + self.y[0]))
-        return np.asarray(np.interp(scores, self.x, self.y))
-
-    @classmethod
-    def fit(cls, method: str, scores: np.ndarray, truth: np.ndarray) -> "ProbabilityMap":
-        """Platt's logistic curve, with his softened targets, or the best ascending step function of scikit-learn."""
-        if method == "isotonic":
-            from sklearn.isotonic import IsotonicRegression
-
-            fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(scores, truth.astype(np.float64))
-            return cls(method="isotonic", x=fitted.X_thresholds_.tolist(), y=fitted.y_thresholds_.tolist())
-        from sklearn.linear_model import LogisticRegression
-
-        # A target between 0 and 1 is a row of each class with that weight; the scale only helps the solver.
-        positives, negatives = int(truth.sum()), int((~truth).sum())
-        soft = np.where(truth, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-        middle, scale = float(scores.mean()), float(scores.std()) or 1.0
-        rows = np.tile((scores - middle) / scale, 2)[:, None]
-        labels = np.repeat([1, 0], len(scores))
-        curve = LogisticRegression(C=np.inf, max_iter=1000, tol=1e-8)
-        curve.fit(rows, labels, sample_weight=np.concatenate([soft, 1 - soft]))
-        slope = float(curve.coef_[0, 0]) / scale
-        return cls(method="platt", x=[slope], y=[float(curve.intercept_[0]) - slope * middle])
 
 
 class _ClassSets(_Section):
@@ -133,7 +79,9 @@ class Calibration(_Section):
     sentence: str
     conditions: str
     notes: list[str]
-    own_cases: list[str] = []  # fingerprints of the cases it rests on: of their scores, not of who they are
+    own_cases: list[str] = Field(
+        default_factory=list
+    )  # fingerprints of the cases it rests on: of their scores, not of who they are
 
     def save(self, path: str | Path) -> None:
         """Write the file, atomically."""
@@ -354,17 +302,6 @@ def _probability_maps(
         maps.append(ProbabilityMap.fit(method, scores, truth) if both else None)
         notes += [] if both else [f"probabilities of {what} are not calibrated: labels of two classes are needed"]
     return maps[0], maps[1], notes
-
-
-def instance_probability(prediction: Prediction, column: int | None = None) -> np.ndarray | None:
-    """Calibrated probability of each instance, where a calibration of this column was applied; None elsewhere."""
-    stated = prediction.meta.get("calibration")
-    if not isinstance(stated, dict) or stated.get("column") != column or stated.get("instance") is None:
-        return None
-    try:
-        return checked(ProbabilityMap, stated["instance"], prediction.id)(instance_score(prediction, column))
-    except SmmilError:
-        return None  # not as `applied` writes it
 
 
 def _one_source(predictions: Sequence[Prediction]) -> dict[str, str | None]:

@@ -9,10 +9,10 @@ import numpy as np
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
 from smmil.evaluate.bags import _brier_of_cases, _ece, labelled_table, units_of
-from smmil.evaluate.calibration import instance_probability as calibrated_probability
 from smmil.evaluate.conformal import _area_notes, area_to_read
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_probability, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
+from smmil.evaluate.probability import calibrated_probability
 from smmil.evaluate.ranking import OperatingPoints, _defined, _SortedScores, exact_mean
 from smmil.prediction import Prediction, corrections_text
 

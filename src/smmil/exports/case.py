@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate.calibration import instance_probability as calibrated_probability
 from smmil.evaluate.conformal import applied_calibration
 from smmil.evaluate.instances import instance_probability, instance_score
+from smmil.evaluate.probability import calibrated_probability
 from smmil.images import Slide, Volume, open_slide
 from smmil.images.matching import Difference, open_scan, scan_difference, slide_difference
 from smmil.prediction import Prediction
