@@ -36,6 +36,7 @@ export function markButtons(opened, instance) {
   const row = make("div", "ranks marking");
   row.setAttribute("role", "group");
   row.setAttribute("aria-label", "What do you see here?");
+  row.append(make("span", "hint", "Mark as"));
   for (const [label, key] of [[1, "l"], [0, "o"]]) {
     const button = makeButton(labelText(label), `Mark as ${labelText(label)}, for training (${key})`, () => mark(label));
     button.setAttribute("aria-pressed", marksOf(opened.number).get(instance) === label);
