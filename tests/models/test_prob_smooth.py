@@ -16,7 +16,9 @@ from smmil.predict import predict
 
 def make(n_classes=1, seed=0, **options):
     torch.manual_seed(seed)
-    model = create_model("prob_smooth", 16, n_classes, **{"dim": 24, "att_dim": 10, "kl_weight": 1.0, **options}).double()
+    model = create_model(
+        "prob_smooth", 16, n_classes, **{"dim": 24, "att_dim": 10, "kl_weight": 1.0, **options}
+    ).double()
     for p in model.parameters():
         p.data *= 2  # attention and variances far from constant
     return model
