@@ -16,7 +16,9 @@ from smmil.predict import predict
 
 def make(n_classes=1, seed=0, **options):
     torch.manual_seed(seed)
-    model = create_model("prob_smooth", 16, n_classes, **{"dim": 24, "att_dim": 10, **options}).double()
+    model = create_model(
+        "prob_smooth", 16, n_classes, **{"dim": 24, "att_dim": 10, "kl_weight": 1.0, **options}
+    ).double()
     for p in model.parameters():
         p.data *= 2  # attention and variances far from constant
     return model
@@ -168,6 +170,16 @@ def test_uncertainty_is_the_deviation_of_the_maps_drawn_in_training():
     assert torch.allclose(drawn[0].mean(1, keepdim=True), model(BagBatch.pack([bag])).scores, atol=0.1)
     found = predict(model, [bag])[0]
     assert np.allclose(found.uncertainty, told[:, 0].numpy(), rtol=1e-6)
+
+
+def test_the_weight_multiplies_the_divergence_alone():
+    batch, terms = BagBatch.pack(some_bags()), []
+    for weight in (1.0, 0.1):
+        model = make(kl_weight=weight).train()
+        torch.manual_seed(0)
+        terms.append(model(batch).losses)
+    assert torch.allclose(terms[1]["kl"], 0.1 * terms[0]["kl"], atol=1e-12)
+    assert torch.equal(terms[1]["samples"], terms[0]["samples"])
 
 
 def test_one_sample_needs_no_second_term_and_predictions_draw_nothing():

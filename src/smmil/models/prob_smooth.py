@@ -82,7 +82,7 @@ class ProbSmooth(nn.Module):
         covariance: str = "diag",
         strength: float = 2.0,
         ridge: float = 0.0,
-        kl_weight: float = 1.0,
+        kl_weight: float = 0.1,
         kl_per: str = "instance",
         samples: int = 16,
         gated: bool = False,
