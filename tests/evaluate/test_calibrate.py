@@ -292,10 +292,15 @@ def test_cases_that_set_the_threshold_are_no_check_of_it():
     held, new = study(0), study(1)
     made = calibrate(held)
     own, other = [made.applied(p) for p in held], [made.applied(p) for p in new]
-    no_check = "The lesions here are those that the threshold was set on: they are no check of what is missed in others."
+    no_check = (
+        "The lesions here are those that the threshold was set on: they are no check of what is missed in others."
+    )
     assert summary(own)["notes"][2] == no_check
     assert "Measured" not in " ".join(summary(own)["notes"])
-    alone, mixed = summary(other)["notes"][2], summary([*(replace(p, id=f"own {p.id}") for p in own), *other])["notes"][2]
+    alone, mixed = (
+        summary(other)["notes"][2],
+        summary([*(replace(p, id=f"own {p.id}") for p in own), *other])["notes"][2],
+    )
     assert mixed == f"{alone} 20 that the threshold was set on are left out."
     assert not any(p.meta["calibration"]["own_case"] for p in other)
 
