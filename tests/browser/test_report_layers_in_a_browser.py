@@ -8,7 +8,7 @@ from support.lesion_cases import save_all, scan_case, slide_case
 from support.screens import becomes, expected_colours, painted, read_report, says, settled, shows, slide, still
 
 from smmil.prediction import LAYERS
-from smmil.report import write_report
+from smmil.report import numbers, write_report
 
 
 def unsure(case, low=0.1, high=2.0):
@@ -118,6 +118,52 @@ def test_a_report_without_layers_offers_none(browser, report):
         assert page.locator("#controls select.layer").is_hidden()
         page.keyboard.press("l")
         says(page, ".pane .score-kind", ["attention logit"])
+
+
+def test_what_the_layer_is_worth_stands_above_it(browser, tmp_path, monkeypatch):
+    """In bold when it ranks backwards; where nothing was measured, that is said."""
+    verdicts = {"wrong": "ranks backwards; do not read it as certainty", "good": "tells wrong calls", "bare": ""}
+    measured = numbers._measure
+
+    def judged(*places, **options):
+        return {
+            name: {**found, "uncertainty": {"verdict": verdicts[name]}}
+            for name, found in measured(*places, **options).items()
+        }
+
+    monkeypatch.setattr(numbers, "_measure", judged)
+    for name in verdicts:
+        save_all(tmp_path / name, CASES[:1])
+    write_report([tmp_path / name for name in verdicts], tmp_path / "r.html", resamples=0)
+    with read_report(browser, tmp_path / "r.html") as page:
+        open_case(page, "s1")
+        assert page.locator(".layer-verdict").is_hidden()
+        page.keyboard.press("l")
+        says(
+            page,
+            ".layer-verdict.warning",
+            ["In all cases here, uncertainty ranks backwards; do not read it as certainty."],
+        )
+        page.select_option("#left-model", "1")
+        says(page, ".layer-verdict:not(.warning)", ["In all cases here, uncertainty tells wrong calls."])
+        page.select_option("#left-model", "2")
+        shows(page, ".layer-verdict", "What it is worth was not measured")
+
+
+def test_long_names_are_never_cut(browser, tmp_path):
+    names = ["a_model_with_" + "a_long_name_" * 6 + end for end in ("one", "two")]
+    for name in names:
+        save_all(tmp_path / name, [replace(CASES[0], id="case_" * 30)])
+    write_report([tmp_path / name for name in names], tmp_path / "r.html", resamples=0)
+    with read_report(browser, tmp_path / "r.html") as page:
+        page.set_viewport_size({"width": 800, "height": 700})
+        open_case(page, "case_")
+        page.select_option("#right-model", "1")
+        settled(page, "0,1")
+        names_shown = ".tile .who, .metrics th, .column-id, .pane h3, #case-title, .legend li"
+        cut = "all => all.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent)"
+        assert page.locator(names_shown).evaluate_all(cut) == []
+        assert page.locator("#left-model").get_attribute("title") == names[0]
 
 
 def test_every_layer_is_a_field_with_words():

@@ -246,3 +246,48 @@ def test_training_cases_can_make_the_prior(tmp_path):
 
 def test_without_coordinates_the_reason_for_having_no_prior_is_printed(tmp_path):
     assert "There is no position prior: no case has coordinates" in run(write(tmp_path / "m"))
+
+
+def test_a_threshold_of_scores_of_another_kind_is_refused(tmp_path):
+    for folder, prefix, kind in (("test", "t", "attention logit"), ("val", "v", "LRP relevance")):
+        (tmp_path / folder).mkdir()
+        for path in write(tmp_path / folder, prefix).glob("*.npz"):
+            case = Prediction.load(path)
+            replace(case, meta={"score_kind": kind}).save(path)
+    words = (
+        "test: its scores are attention logit, those of validation LRP relevance; a threshold of one kind says nothing"
+    )
+    with pytest.raises(DataError, match=words):
+        summarize_models(load_models([tmp_path / "test"]), validation=[tmp_path / "val"])
+
+
+def test_without_truth_words_stand_in_place_of_dashes(tmp_path):
+    for path in write(tmp_path).glob("*.npz"):
+        replace(Prediction.load(path), y=None, y_inst=None).save(path)
+    text = run(tmp_path)
+    assert "There is no truth: none of the 6 cases has a label, and no instance has one." in text
+    assert "What can be shown without truth: how smooth the maps are" in text
+    assert "auroc" not in text.split("There is no truth")[0]
+    assert "geary" in text
+
+
+def test_without_labels_of_instances_only_the_cases_are_judged(tmp_path):
+    for path in write(tmp_path).glob("*.npz"):
+        replace(Prediction.load(path), y_inst=None).save(path)
+    text = run(tmp_path)
+    assert "No instance has a label: where the maps are right cannot be said" in text
+    assert "bags" in text
+    assert "all instances" not in text.split("labelled cases")[0]
+
+
+def test_a_p_value_that_resamples_cannot_resolve_is_printed_as_a_bound(tmp_path):
+    for name, noise in (("good", 0.1), ("bad", 4.0)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, noise=noise, n=30)
+    words = ("--compare", tmp_path / "bad", "--metric", "inst_auroc")
+
+    def row(n):
+        return next(line for line in run(tmp_path / "good", *words, "--resamples", n).splitlines() if "bad" in line)
+
+    assert "<0.020" in row(100)  # 2 / 101 = 0.0198: all hundred draws are on one side
+    assert "<0.002" in row(1000)

@@ -159,7 +159,7 @@ def test_a_map_no_better_than_position_is_told_above_the_table_and_beside_the_nu
     write_report([tmp_path / "habit"], tmp_path / "r.html", resamples=100)
     text = " ".join((tmp_path / "r.html").read_text().split())
     found = _measure({"m": load_predictions(tmp_path / "habit")}, resamples=100)["m"]["prior"]
-    assert "<strong>This map is no better than knowing where lesions usually lie: AUROC within cases" in text
+    assert "<strong>This map is no better than knowing where lesions usually lie: mean AUROC within each case" in text
     assert f"position alone reaches {found['positive_bags']['truth']:.3f}" in text
     assert "Is it more than position?" in text
     row = next(row for row in _metric_rows() if row.path == ("prior", "per_bag", "difference"))

@@ -253,7 +253,10 @@ def _metrics_table(results: dict[str, dict[str, Any]]) -> Any:
     from smmil.evaluate.metrics import metrics_of
 
     table = _table("Evaluation", ["", "metric"], list(results))
-    groups = {"bags": metrics_of("bag"), **dict.fromkeys(_POOLS.values(), metrics_of("instance"))}
+    cases = any(found["bag"]["n"] for found in results.values())
+    places = any(found["instance"]["all"]["n_instances"] for found in results.values())
+    groups = {"bags": metrics_of("bag")} if cases else {}
+    groups |= dict.fromkeys(_POOLS.values(), metrics_of("instance")) if places else {}
     for heading, metrics in {**groups, "energy": metrics_of("energy")}.items():
         inside = [_by_heading(found)[heading] for found in results.values()]
         measured = [m for m in metrics if m.same_as is None and any(m.key in values for values in inside)]
@@ -269,6 +272,21 @@ def _by_heading(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {"bags": found["bag"], **pools, "energy": found["energy"]}
 
 
+def _without_truth(bag: dict[str, Any], n_instances: int) -> list[str]:
+    """What cannot be judged because nobody has said what is true, and what can be shown all the same."""
+    look = "smmil report and smmil view show the maps, smmil export writes them"
+    if not bag["n"] and not n_instances:
+        return [
+            f"  There is no truth: none of the {bag['n_unlabelled']:,} cases has a label, and no instance has one. "
+            "Whether they are right cannot be said.",
+            f"  What can be shown without truth: how smooth the maps are (above, where neighbours are stored); {look}. "
+            "Labels of cases come from the table that smmil predict --manifest reads.",
+        ]
+    if not n_instances:
+        return [f"  No instance has a label: where the maps are right cannot be said; {look}."]
+    return [] if bag["n"] else ["  No case has a label: only where the maps are right can be said, not the cases."]
+
+
 def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
     """For each model: number of cases, threshold and its source, and every note once."""
     lines = []
@@ -279,6 +297,7 @@ def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
             f"{name}: {bag['n']} labelled cases ({bag['n_positive']} positive), {pooled['n_instances']:,} labelled "
             f"instances ({pooled['n_positive']:,} positive), score: {pooled['score_kind']}"
         )
+        lines += _without_truth(bag, pooled["n_instances"])
         lines.append(f"  instance threshold: {value} ({cut['source']}); bag threshold: {bag['threshold']}")
         if worth := found.get("uncertainty"):
             by = [f"{_number(worth[f'error_auroc{end}'])}" for end in ("", "_combined", "_baseline")]

@@ -302,7 +302,7 @@ def _in_words(inside: dict[str, Any], better: bool | None) -> list[str]:
     verdict = "better than" if better else "no better than"
     closest = min(DIFFERENCES, key=lambda key: inside[f"{key}_low"])
     source = {"truth": "of the position prior", "own": "of its own mean map of other patients"}[DIFFERENCES[closest][1]]
-    numbers = f"AUROC within cases {number('model')}, {source} {number(DIFFERENCES[closest][1])}, difference "
+    numbers = f"mean AUROC within each case {number('model')}, {source} {number(DIFFERENCES[closest][1])}, difference "
     p = inside[f"{closest}_p"]
     sure = f", p {p_text(p, p <= inside[f'{closest}_p_least'])}"
     words = [f"This map is {verdict} knowing {_WHERE}: {numbers}{number(closest, '+')}{sure}."]

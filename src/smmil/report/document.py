@@ -43,7 +43,11 @@ _PAGE_BYTES = 1_000_000  # program, style and numbers
 _SCORES = {"name": "score", "title": "scores", "kind": "score", "low": "", "high": ""}
 _TILES = (
     ("Case AUROC", ("bag", "auroc"), "tells positive from negative cases"),
-    ("Localisation AUROC", ("instance", "positive_bags", "auroc"), "finds the lesion within positive cases"),
+    (
+        "Localisation AUROC",
+        ("instance", "positive_bags", "auroc"),
+        "finds the lesion: instances of all positive cases together",
+    ),
     ("FROC", ("froc", "froc"), "lesions found at ¼ to 8 false alarms per case"),
 )
 
@@ -308,7 +312,10 @@ def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | No
         layers[layer.name] = [held for p in source.predictions if (held := getattr(p, layer.name)) is not None]
     return {
         "name": source.name,
-        "layers": {name: _spread(values) for name, values in layers.items()},
+        "layers": {
+            name: {**_spread(values), "verdict": str(found.get(name, {}).get("verdict", ""))}
+            for name, values in layers.items()
+        },
         "threshold": found["threshold"]["value"],
         "calibrated": str(found["threshold"]["source"]).startswith("calibrated"),
         "kind": str(source.predictions[0].meta.get("score_kind", "score"))[:60],

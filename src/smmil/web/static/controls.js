@@ -30,6 +30,7 @@ export function wireControls({ models, palettes, change, slide, useThreshold, zo
 export function showControls(settings) {
   field("left-model").value = String(settings.left);
   field("right-model").value = settings.right === null ? "" : String(settings.right);
+  for (const id of ["left-model", "right-model"]) field(id).title = field(id).selectedOptions[0]?.textContent ?? ""; // a box cuts long names
   for (const select of document.querySelectorAll("select.palette")) select.value = settings.palette;
   field("scale").value = settings.scale;
   field("opacity").value = Math.round(settings.opacity * 100);

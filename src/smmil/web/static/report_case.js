@@ -78,7 +78,7 @@ function hostOf(model) {
   const legend = makeLegend();
   legend.append(make("span", "above"));
   head.append(make("h3", "", DATA.models[model].name), make("span", "score-kind"), legend);
-  host.append(head);
+  host.append(head, make("p", "layer-verdict"));
   field("panes").append(host);
   return host;
 }
@@ -104,11 +104,23 @@ function kindText(pane) {
   return layer.name === "score" ? DATA.models[pane.model].kind : `${layer.title}: ${layer.kind}`;
 }
 
+/** What a layer is worth, measured on the cases of this report; in bold when it should not be read. The line keeps its
+ * place below scores, or the map would move when the layer changes. */
+function showVerdict(pane) {
+  const [place, { layer }] = [pane.host.querySelector(".layer-verdict"), pane.cells];
+  const { verdict } = DATA.models[pane.model].layers[layer];
+  place.hidden = DATA.layers.length < 2;
+  place.style.visibility = layer === "score" ? "hidden" : "visible";
+  place.textContent = verdict ? `In all cases here, ${layer} ${verdict}.` : "What it is worth was not measured: that needs labelled instances and a threshold.";
+  place.classList.toggle("warning", verdict.includes("do not"));
+}
+
 export function showPanes() {
   for (const pane of shown.panes) {
     const how = howFor(pane);
     pane.show(how);
     pane.host.querySelector(".score-kind").textContent = kindText(pane);
+    showVerdict(pane);
     paintLegend(pane.host.querySelector(".colour-legend"), how);
     pane.host.querySelector(".above").textContent = aboveText(how.threshold, pane.shown, pane.cells.cells);
   }
