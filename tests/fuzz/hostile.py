@@ -11,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import h5py
@@ -32,7 +32,7 @@ class Payload:
         return open, (str(self.marker), "w")
 
 
-@lru_cache
+@cache
 def deflated_zeros(gigabytes: int) -> bytes:
     """Zeros packed to a thousandth: one packed megabyte, repeated."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -167,6 +167,11 @@ BYTES: dict[str, Callable[[str], bytes]] = {
 }
 
 
+@cache
+def _built(kind: str, suffix: str) -> bytes:
+    return BYTES[kind](suffix)
+
+
 def _pickle(path: Path) -> None:
     path.write_bytes(pickle.dumps({"state_dict": Payload(path.parent / MARKER)}))
 
@@ -214,6 +219,9 @@ class Hostile(Sequence[Path]):
         self._whole = {file: file.read_bytes() for file in files}
         kinds = [*BYTES, *PLACED, *(PIPES if pipes else ())]
         self.cases = [(kind, file) for file in files for kind in kinds]
+        for file in files:  # once, before another process reads them
+            for kind in BYTES:
+                _built(kind, file.suffix)
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -225,7 +233,7 @@ class Hostile(Sequence[Path]):
             before.write_bytes(self._whole[before])
         _clear(file)
         if kind in BYTES:
-            file.write_bytes(BYTES[kind](file.name))
+            file.write_bytes(_built(kind, file.suffix))
         else:
             (PLACED | PIPES)[kind](file)
         return file

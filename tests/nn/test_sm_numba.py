@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from smmil.graph import KINDS, Graph, grid_graph
 from smmil.nn import kernels, sm, sm_exact
 from smmil.nn.kernels import sm_cpu, sm_numba
 
-needs_numba = pytest.mark.skipif(sm_numba._kernel() is None, reason="numba is not installed (extra: fast)")
+needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed (extra: fast)")
 LATTICE = grid_graph(grid_coords(900, fill=0.6), STEP)
 WIDTHS = (1, 2, 3, 5, 8, 13, 16, 17, 27, 31, 40)
 
