@@ -204,7 +204,7 @@ def test_other_files_are_passed_over_with_a_note_but_a_false_dcm_is_refused(tmp_
     (tmp_path / "mr.dcm").write_bytes((TEST_FILES / "MR_small.dcm").read_bytes())
     volume = open_volume(tmp_path)
     assert np.array_equal(volume.hu, hu)
-    assert volume.notes == ("other files passed over: 1 MR, 1 not DICOM",)
+    assert volume.notes == ("other files passed over: 1 not DICOM", "1 other series passed over")
     (tmp_path / "false.dcm").write_text("hello")
     with pytest.raises(DataError, match=r"false\.dcm: not a DICOM file"):
         open_volume(tmp_path)
@@ -221,7 +221,7 @@ def test_a_link_to_nowhere_is_no_missing_slice_in_silence(tmp_path):
 def test_no_files_no_folder_no_ct(tmp_path):
     with pytest.raises(DataError, match="no such file or folder"):
         open_volume(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="no CT slices found among 0"):
+    with pytest.raises(DataError, match="no CT or MR slices found among 0"):
         open_volume(tmp_path)
 
 

@@ -146,6 +146,6 @@ def _warnings(facts: dict[str, Any]) -> list[str]:
         found.append(f"{facts['rows_not_finite']:,} rows hold NaN or Inf")
     isolated = facts["isolated_share"] or 0.0
     if isolated > ALARM_SHARE and facts["instances"] >= ALARM_FROM:
-        cause = "the step in the file is wrong, or patches were sampled sparsely (smmil convert --graph knn)"
+        cause = "the step in the file is probably wrong, or patches were sampled sparsely (smmil convert --graph knn)"
         found.append(f"{isolated:.0%} of the instances have no neighbour: {cause}")
     return found

@@ -124,6 +124,9 @@ def _open_series(
 def _choose(found: list[Series], wanted: str | None, where: Any) -> Series:
     listed = ", ".join(series.describe() for series in found[:12])
     if wanted is None:
+        ct = [series for series in found if series.modality == "CT"]
+        if len(ct) == 1:
+            return ct[0]  # MR beside the only CT series is passed over, as any other kind of file
         if len(found) > 1:
             ways = f"--series {_MOST}, --series {_DESCRIBED}axial, or series={found[0].key!r} (also as a column series)"
             raise DataError(f"{where}: {len(found)} series: {listed}; choose one, for example {ways}")

@@ -162,7 +162,7 @@ def open_scan(path: Path, prediction: Prediction) -> Volume:
     return open_volume(path, among_several=series if isinstance(series, str) else None)
 
 
-def shown_window(prediction: Prediction) -> tuple[float, float] | None:
+def recorded_window(prediction: Prediction) -> tuple[float, float] | None:
     """Centre and width through which the encoder saw the slices first; None where that is not recorded."""
     ends = _numbers(_recorded(prediction, "scan").get("window"), 2)
     return None if ends is None or not np.isfinite(ends).all() or ends[1] <= 0 else (float(ends[0]), float(ends[1]))

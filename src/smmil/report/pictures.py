@@ -17,9 +17,9 @@ from smmil.images.matching import (
     find_case_images,
     open_scan,
     pixels_per_unit,
+    recorded_window,
     refuse_other_scan,
     refuse_other_slide,
-    shown_window,
 )
 from smmil.images.volume import Window, check_window, parse_window, window
 from smmil.report.cases import _ReportCase
@@ -117,7 +117,7 @@ def _scan_picture(original: Original, case: _ReportCase, most_bytes: int, shades
     first = next(prediction for prediction in case.predictions if prediction is not None)
     volume = open_scan(original.path, first)
     refuse_other_scan(case.id, case.predictions, volume)
-    grey = _grey(volume, parse_window(shades or shown_window(first) or "brain", volume))
+    grey = _grey(volume, parse_window(shades or recorded_window(first) or "brain", volume))
     rows = ceil(len(grey) ** 0.5)
     # widths of a slice that keep the whole picture small enough to be shown
     for side in [side for side in _SIDES if side * rows <= _WIDEST] or [max(8, _WIDEST // rows)]:

@@ -15,7 +15,7 @@ from smmil.errors import ConfigError, SmmilError
 from smmil.exports.batch import export
 from smmil.exports.registry import FORMATS
 from smmil.files import file_name
-from smmil.images.matching import shown_window
+from smmil.images.matching import recorded_window
 from smmil.maps import canvas
 from smmil.prediction import Prediction
 from smmil.redact import safe_text
@@ -137,7 +137,7 @@ def _image_facts(study: "ViewerData", number: int, notes: list[str]) -> dict[str
         return None
     try:
         if row.kind == "scan":
-            return _scan_facts(study.volume(number), shown_window(study.first_export_case(number).prediction))
+            return _scan_facts(study.volume(number), recorded_window(study.first_export_case(number).prediction))
         return study.picture(number).facts()
     except SmmilError as problem:
         notes.append(study.message(problem, number))

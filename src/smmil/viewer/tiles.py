@@ -13,7 +13,7 @@ from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import paint
 from smmil.images import Slide, Volume, open_slide
-from smmil.images.matching import Original, refuse_other_slide, shown_window
+from smmil.images.matching import Original, recorded_window, refuse_other_slide
 from smmil.images.volume import PRESETS, window
 from smmil.maps import canvas
 from smmil.maps.raster import rasterize
@@ -206,7 +206,7 @@ def _of_scan(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     except SmmilError:
         return strip  # as above
     grey = np.repeat(
-        (window(shown, *(shown_window(case.prediction) or PRESETS["brain"])) * 255).astype(np.uint8)[..., None],
+        (window(shown, *(recorded_window(case.prediction) or PRESETS["brain"])) * 255).astype(np.uint8)[..., None],
         3,
         axis=2,
     )
