@@ -36,7 +36,9 @@ def test_a_reader_of_the_report_sees_the_promise_and_what_it_flags(promised, bro
         said = page.locator(".promise").all_inner_texts()
         assert [text.split(":")[0] for text in said] == ["What is promised (first)", "What is promised (second)"]
         assert made["first"].sentence in said[0]
-        assert page.locator(".conditions").all_inner_texts() == [f"Conditions: {made['first'].conditions}"]  # once for both
+        assert page.locator(".conditions").all_inner_texts() == [
+            f"Conditions: {made['first'].conditions}"
+        ]  # once for both
         page.locator("#cases tbody tr", has_text="s1").first.click()
         page.wait_for_selector("dialog[data-ready]")
         shows(page, ".pane .above", flagged(made["first"], 0.5))

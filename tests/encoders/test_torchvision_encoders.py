@@ -91,5 +91,5 @@ def test_a_hub_model_is_taken_from_its_folder_and_else_named_with_the_command(tm
     encoder = load_encoder("hf-hub:lab/net", device="cpu")
     assert (encoder.dim, encoder.mean, encoder.std, encoder.licence) == (192, (0.5,) * 3, (0.25,) * 3, "mit")
     assert load_encoder("hf-hub:lab/net", device="cpu", weights=folder).id == encoder.id
-    with pytest.raises(DataError, match=r"hf-hub:lab/other: no local copy .* run `hf download lab/other`"):
+    with pytest.raises(DataError, match=r"lab/other: no local copy .* run `smmil encoders fetch hf-hub:lab/other`"):
         load_encoder("hf-hub:lab/other", device="cpu")

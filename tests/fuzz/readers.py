@@ -32,6 +32,7 @@ from smmil.data.sources import write_source
 from smmil.data.splits import load_splits
 from smmil.data.tables import read_instance_labels, read_label_shares
 from smmil.encoders import load_encoder
+from smmil.encoders.fetching import _record
 from smmil.encoders.networks import _read_tensors
 from smmil.errors import DataError
 from smmil.evaluate.calibration import Calibration, calibrate
@@ -398,6 +399,7 @@ def whole_package(folder: Path) -> Path:
 
 
 CONFIG = "data:\n  manifest: m.csv\n  folds: 2\nmodel:\n  name: sm_ap\n  options:\n    dim: 8\ntraining:\n  lr: 1e-4\n"
+FETCHED = '{"file": "model.safetensors", "revision": "0123abcd", "sha256": "89ef", "bytes": 4}'
 RECIPE = "kind: slide\ntile_um: 128\noverlap_um: 0\ntissue:\n  method: otsu\n  share: 0.5\nencoder_pixels: 64\n"
 STUDY = """name: small
 datasets:
@@ -524,6 +526,7 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("weights:encoder safetensors", samples.tensors("w.safetensors"), _read_tensors, BINARY, 0.3,
                "safetensors of other programs have no checksum"),
     FuzzReader("weights:encoder hub", samples.hub_model, hub_encoder, TEXT, 0.1, PLAIN, damage=("config.json",)),
+    FuzzReader("weights:fetched", text("fetched.json", FETCHED), lambda p: _record(p.parent), TEXT, 0.3, PLAIN),
     *(FuzzReader(f"weights:{name}", samples.published(name), lambda p, n=name: _imported(p, n), BINARY, 0.1,
                  "zip keeps a checksum of each part only", True) for name in PROGRAMS),
     FuzzReader("run:texts", samples.run_folder, run_content, TEXT, 0.25, PLAIN,

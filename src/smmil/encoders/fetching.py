@@ -54,10 +54,18 @@ def find_weights(row: EncoderInfo, given: Path | None = None) -> Path | None:
 
 def _commit_of(path: Path) -> str | None:
     """The commit of the hub that a file of weights came from: from its record, or its place in the hub's cache."""
-    record = path.with_name(_RECORD)
-    if record.is_file():
-        return str(read_json(record, dict).get("revision"))
-    return path.parent.name if path.parent.parent.name == "snapshots" else None
+    cached = path.parent.name if path.parent.parent.name == "snapshots" else None
+    return _record(path.parent).get("revision", cached)
+
+
+def _record(folder: Path) -> dict[str, str]:
+    """What the weights in this folder were when they were fetched; empty: they were not."""
+    path = folder / _RECORD
+    content = read_json(path, dict) if path.is_file() else {}
+    for key in ("file", "revision", "sha256") if content else ():
+        if not isinstance(content.get(key), str):
+            raise DataError(f"{path}: does not say the {key} of the weights; remove {folder} and fetch them again")
+    return content
 
 
 def _no_weights(row: EncoderInfo, more: str = "") -> DataError:
@@ -119,7 +127,7 @@ def fetch_weights(name: str, *, token: str | None = None, on_bytes: OnBytes | No
 def _fetch_from_hub(row: EncoderInfo, folder: Path, token: str | None, tell: OnBytes) -> Path:
     from huggingface_hub import HfApi
 
-    record = read_json(folder / _RECORD, dict) if (folder / _RECORD).is_file() else {}
+    record = _record(folder)
     revision = row.revision or record.get("revision") or "main"
     info: Any = HfApi(token=token).model_info(row.hub, revision=revision, files_metadata=True)
     there = {entry.rfilename: entry for entry in info.siblings}
@@ -228,6 +236,6 @@ def _sha256(path: Path) -> str:
 
 def _check_record(path: Path) -> None:
     """Fetched weights are still what was fetched."""
-    record = read_json(path.with_name(_RECORD), dict)
+    record = _record(path.parent)
     if record.get("file") == path.name and record.get("sha256") != _sha256(path):
         raise DataError(f"{path}: changed since it was fetched (see {_RECORD} beside it); remove it and fetch it again")
