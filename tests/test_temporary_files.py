@@ -10,6 +10,8 @@ import pytest
 from support.foreign_files import cells, clam_files, features
 
 from smmil import files
+from smmil.experiments.datasets import _prepare
+from smmil.experiments.study import Dataset
 from smmil.files import remove_leftovers, replacing, write_text
 from smmil.formats.convert import convert
 
@@ -63,6 +65,19 @@ def test_the_first_write_into_a_folder_clears_it(tmp_path):
     process.communicate()
     write_text(tmp_path / "b.txt", "b")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b.txt"]
+
+
+def test_what_was_killed_in_a_complete_data_set_of_a_study_is_cleared(tmp_path):
+    options = {"size": [10, 16], "dim": 4}
+    dataset = Dataset(name="a", folds=2, synthetic={"kind": "slides", "bags": 4, "options": options})
+    ready = _prepare(dataset, tmp_path)
+    for folder in (tmp_path, ready.manifest.parent, ready.manifest.parent / "bags", ready.manifest.parent / "labels"):
+        process, _ = writer(folder / "digests.json")
+        process.kill()
+        process.communicate()
+    assert len(leftovers(tmp_path)) == 4
+    assert _prepare(dataset, tmp_path) == ready
+    assert leftovers(tmp_path) == []
 
 
 def renamed(path, part, value):

@@ -85,22 +85,24 @@ class Workshop:
             for needed in ("train", "predict"):
                 if needed != verb and str(self.folder / needed / "out") in self.words[verb]:
                     self.undisturbed(needed)
-            folder = self.begin(verb, self.folder / verb)
+            folder = self.begin(verb)
             seconds, steps = finish(self.words[verb], folder)
             self.truth[verb] = content(folder / "out"), seconds, steps
         return self.truth[verb]
 
-    def begin(self, verb, folder):
-        """The folder of a run, where the experiment lies that it is to answer."""
-        if verb.startswith("experiment "):
-            self.undisturbed("experiment")
-            shutil.copytree(self.folder / "experiment" / "out", folder / "out")
-        return folder
+    def begin(self, verb, chance=None):
+        """The folder of a run; answers to an experiment begin with it, always in one place, since it keeps whole paths."""
+        if not verb.startswith("experiment "):
+            return self.folder / (verb if chance is None else f"{verb}_{chance.getrandbits(64):016x}")
+        self.undisturbed("experiment")
+        shutil.rmtree(self.folder / verb, ignore_errors=True)
+        shutil.copytree(self.folder / "experiment" / "out", self.folder / verb / "out")
+        return self.folder / verb
 
     def kill(self, verb, chance, *, paired):
         """Kill a run of the verb, let a second one beside it end, repeat, compare. False if it was not hit."""
         expected, seconds, steps = self.undisturbed(verb)
-        folder = self.begin(verb, self.folder / f"{verb}_{chance.getrandbits(64):016x}")
+        folder = self.begin(verb, chance)
         by_clock = chance.random() < 0.3
         victim = start(self.words[verb], folder, None if by_clock else chance.randint(1, steps))
         other = start(self.words[verb], folder) if paired else None
@@ -115,7 +117,7 @@ class Workshop:
         finish(self.words[verb], folder)
         found = content(folder / "out")
         assert found.keys() == expected.keys(), (verb, found.keys() ^ expected.keys())
-        assert not [name for name in expected if found[name] != expected[name]], verb
+        assert [name for name in expected if found[name] != expected[name]] == [], verb
         assert leftovers(folder) == [], verb
         return victim.exitcode == -9
 

@@ -9,7 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-CLOCKS = ("timing.csv", "digests.json")  # seconds of epochs; files remembered by their time of change
+# Seconds of epochs; files remembered by their time of change, where reading them took long.
+CLOCKS = ("timing.csv", "digests.json", ".smmil-checked.json")
 PROCESSES = multiprocessing.get_context("forkserver")
 # What the commands import on their way, loaded once, so that each process begins at once.
 PROCESSES.set_forkserver_preload([
@@ -92,4 +93,4 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def leftovers(folder: Path) -> list[str]:
-    return [str(path.relative_to(folder)) for path in (*folder.rglob(".smmil*"), *(folder / "tmp").iterdir())]
+    return [str(path.relative_to(folder)) for path in (*folder.rglob(".smmil-tmp-*"), *(folder / "tmp").iterdir())]

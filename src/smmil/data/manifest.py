@@ -22,7 +22,7 @@ from smmil.bag import Bag
 from smmil.data import tables
 from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instance_labels, read_text_table
 from smmil.errors import DataError, suggest
-from smmil.files import digest, read_json, read_parquet, replacing, write_text
+from smmil.files import digest, read_json, read_parquet, remove_leftovers, replacing, write_text
 from smmil.formats import find_reader, read_bag
 from smmil.runtime import available_cores, source_digest
 
@@ -206,8 +206,11 @@ class Manifest:
 
     def _remembered(self) -> dict[str, Any]:
         """Mark and width of bags that this version of smmil has checked, by id; whatever else lies there is ignored."""
-        with suppress(DataError, KeyError, TypeError, AttributeError):
-            stored = read_json(self._memory or "") if self._memory and self._memory.exists() else {}
+        with suppress(DataError, KeyError, TypeError, AttributeError, OSError):
+            if self._memory is None or not self._memory.exists():
+                return {}
+            remove_leftovers(self._memory.parent)
+            stored = read_json(self._memory)
             kept = stored["bags"] if stored["by"] == source_digest() else {}
             return {i: v for i, v in kept.items() if isinstance(v, list) and len(v) == 2 and type(v[1]) is int and v[0]}
         return {}

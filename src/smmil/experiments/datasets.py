@@ -12,7 +12,7 @@ from smmil.data.manifest import Manifest
 from smmil.data.splits import PARTS, Split, load_splits, make_splits, refuse_leaks, save_splits
 from smmil.errors import ConfigError, DataError
 from smmil.experiments.study import Dataset, Synthetic
-from smmil.files import digest, read_json, replacing, write_json
+from smmil.files import digest, read_json, remove_leftovers, replacing, write_json
 from smmil.synthetic.features import synthetic_scans, synthetic_slides, write_synthetic
 
 RANDOM = "random labels"
@@ -33,6 +33,7 @@ def _prepare(dataset: Dataset, folder: Path) -> _PreparedSet:
             f"or set the environment variable {dataset.missing}"
         )
     spec = dataset.synthetic
+    remove_leftovers(folder)
     path = Path(str(dataset.manifest)) if spec is None else _write_synthetic_set(spec, folder)
     return _PreparedSet(path, _content_digest(Manifest.read(path), folder / "digests.json"))
 
@@ -42,6 +43,7 @@ def _write_synthetic_set(spec: Synthetic, folder: Path) -> Path:
     facts = {**spec.model_dump(exclude={"options"}), **{f"options.{k}": v for k, v in spec.options.items()}}
     place = folder / f"{spec.kind}-{digest(repr(sorted(facts.items())))[:12]}"
     manifest = place / "manifest.csv"
+    _clear(place)
     try:
         Manifest.read(manifest).check_files()
     except DataError:
@@ -53,6 +55,12 @@ def _write_synthetic_set(spec: Synthetic, folder: Path) -> Path:
             raise ConfigError(f"synthetic {spec.kind}: {problem}; see smmil.data.synthetic_{spec.kind}") from None
         write_synthetic(place, bags)
     return manifest
+
+
+def _clear(place: Path) -> None:
+    """Remove what killed processes left in a set: when it is complete, nothing is written that would do so."""
+    for folder in (place, place / "bags", place / "labels"):
+        remove_leftovers(folder)
 
 
 def _content_digest(manifest: Manifest, cache_file: Path) -> str:
@@ -162,6 +170,7 @@ def _random_labels(dataset: Dataset, ready: _PreparedSet, folder: Path, seed: in
     table = Manifest.read(ready.manifest)
     splits = _splits_of(dataset, table)
     place = folder / f"random-{digest(ready.digest, repr(splits), str(seed))[:12]}"
+    _clear(place)
     test = {id_ for split in splits for id_ in split.test}
     others = [id_ for id_ in sorted(table.ids) if id_ not in test]
     permuted = np.random.default_rng(seed).permutation(np.array([table.labels[i] for i in others]))
