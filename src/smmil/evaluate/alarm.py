@@ -152,7 +152,7 @@ def _drawn_p_values(rng: np.random.Generator, m: int, held_out: int) -> np.ndarr
     draws = max(500, min(_DRAWS, _MOST_NUMBERS // (m + held_out)))
     new = rng.permuted(np.tile(np.arange(m + held_out) < m, (draws, 1)), axis=1)  # from the strangest on
     as_strange = np.cumsum(~new, axis=1)[new].reshape(draws, m)
-    return (1 + as_strange) / (held_out + 1)
+    return np.asarray((1 + as_strange) / (held_out + 1))
 
 
 def _share_at_least(values: np.ndarray) -> np.ndarray:
