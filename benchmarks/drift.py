@@ -2,8 +2,8 @@
 
     python benchmarks/drift.py --images crchisto/png --slide CMU-1-Small-Region.svs --out drift-study
 
-Cases are fields of 500 x 500 pixels of CRCHistoPhenotypes (which may not be passed on; without --images slides of the
-library's own drawing stand in) and synthetic head scans. Every case is encoded as it is and after each planted shift;
+Cases are fields of 448 x 448 pixels of the library's own drawn slides and, with --images, of CRCHistoPhenotypes (which
+may not be passed on), and synthetic head scans. Every case is encoded as it is and after each planted shift;
 what is encoded is kept. Then cases are divided again and again: most fit the summary, the others are looked at as they
 are (false alarms) and shifted (alarms).
 """
@@ -21,9 +21,13 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from smmil.encoders import load_encoder
+from smmil.evaluate.alarm import folder_drift
+from smmil.evaluate.drift import DriftCase, fit_drift
 from smmil.frame import Frame
+from smmil.graph import chain_graph, grid_graph
 from smmil.images import open_slide, open_volume
 from smmil.images.volume import window_channels
+from smmil.prediction import Prediction
 from smmil.synthetic.ct import synthetic_ct_scans
 from smmil.synthetic.slides import stained_slides
 
@@ -210,18 +214,86 @@ def encode_all(images: Path | None, slide: Path | None, out: Path) -> None:
         cases = cases_of() if missing else {}
         for name, shift in missing.items():
             encode(cases, shift, cut_up, encoder, place / f"{name}.npz")
-    place = out / "features" / ("drawn" if images is None else "real") / "another tissue.npz"
-    if slide is not None and not place.exists():
-        encode(other_tissue(slide), as_it_is, tiled, encoder, place)
+    for kind in ("drawn", "real")[: 1 if images is None else 2]:
+        place = out / "features" / kind / "another tissue.npz"
+        if slide is not None and not place.exists():
+            encode(other_tissue(slide), as_it_is, tiled, encoder, place)
+
+
+def read(path: Path, rows: Callable[[int, np.random.Generator], np.ndarray] | None = None) -> dict[str, DriftCase]:
+    """Encoded cases by name; `rows` says which slices of a scan are left."""
+    with np.load(path) as file:
+        content = {name: file[name] for name in file.files}
+    found = {}
+    for number, name in enumerate(key[2:] for key in content if key.startswith("x/")):
+        x, coords, positions = content[f"x/{name}"], content[f"coords/{name}"], content.get(f"positions/{name}")
+        frame = Frame.from_dict(json.loads(str(content[f"frame/{name}"])))
+        if positions is not None and rows is not None:
+            kept = rows(len(x), np.random.default_rng(number))
+            x, positions, coords = x[kept], positions[kept], np.arange(len(kept))[:, None]
+            frame = Frame((1.0,), (float(np.median(np.diff(positions))),), "mm")
+        graph = chain_graph(len(x)) if positions is not None else grid_graph(coords, TILE)
+        found[name] = DriftCase(name, x, coords, frame, graph.edges().numpy(), positions)
+    return found
+
+
+def measure(place: Path, divisions: int, share: float = 0.75) -> tuple[str, list[str]]:
+    """Facts about the divisions, and for every shift AUROC, share of alarms, and of alarms on folders of ten."""
+    usual = read(place / "as it is.npz")
+    shifted = {path.stem: path for path in place.glob("*.npz") if path.stem != "as it is"}
+    order = [*FIELD_SHIFTS, "another tissue", *SCAN_SHIFTS]
+    cases = {name: read(shifted[name]) for name in order if name in shifted}
+    if place.name == "scans":
+        cases |= {name: read(place / "as it is.npz", rows) for name, rows in MISSING_SLICES.items()}
+    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ("as it is", *cases)}
+    for turn in range(divisions):
+        names = np.random.default_rng(turn).permutation(sorted(usual)).tolist()
+        fitted, others = names[: round(share * len(names))], names[round(share * len(names)) :]
+        summary = fit_drift({name: f"{turn} {name}" for name in fitted}, usual.__getitem__)
+        plain = [summary.applied(Prediction(n, [0.5], np.zeros(len(usual[n].x))), usual[n]) for n in others]
+        clean = np.array([summary.examine(usual[n]).score for n in others])
+        rows["as it is"].append((0.5, alarms(plain), folders(plain)))
+        for name, moved in cases.items():
+            chosen = [moved[n] for n in (others if others[0] in moved else moved)]
+            found = [summary.applied(Prediction(c.id, [0.5], np.zeros(len(c.x))), c) for c in chosen]
+            scores = np.array([summary.examine(c).score for c in chosen])
+            rows[name].append((auroc(clean, scores), alarms(found), folders(found)))
+    facts = f"{summary.reference} + {summary.patients} cases fitted, {len(others)} looked at, {divisions} divisions"
+    return facts, [line(name, np.mean(values, axis=0)) for name, values in rows.items()]
+
+
+def auroc(usual: np.ndarray, strange: np.ndarray) -> float:
+    return float(((strange[:, None] > usual) + 0.5 * (strange[:, None] == usual)).mean())
+
+
+def alarms(predictions: list[Prediction]) -> float:
+    return float(np.mean([p.meta["drift"]["alarm"] for p in predictions]))
+
+
+def folders(predictions: list[Prediction], size: int = 10) -> float:
+    """Share of folders of ten cases that raise the alarm as a whole."""
+    parts = [predictions[i : i + size] for i in range(0, len(predictions) - size + 1, size)]
+    found = [folder_drift(part) for part in parts]
+    return float(np.mean([one.alarm for one in found if one is not None]))
+
+
+def line(name: str, values: np.ndarray) -> str:
+    score = "–" if name == "as it is" else f"{values[0]:.2f}"
+    return f"| {name} | {score} | {values[1]:.0%} | {values[2]:.0%} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, help="folder png of CRCHistoPhenotypes; else drawn slides")
+    parser.add_argument("--images", type=Path, help="folder png of CRCHistoPhenotypes; else drawn slides alone")
     parser.add_argument("--slide", type=Path, help="a slide of another tissue")
     parser.add_argument("--out", type=Path, default=Path("drift-study"), help="where scans and features are kept")
+    parser.add_argument("--divisions", type=int, default=10, help="how often cases are divided")
     args = parser.parse_args()
     encode_all(args.images, args.slide, args.out)
+    for place in sorted((args.out / "features").iterdir()):
+        facts, table = measure(place, args.divisions)
+        print(f"\n{place.name}: {facts}\n\n| shift | AUROC | alarms | folders of 10 |\n|---|---:|---:|---:|")
+        print("\n".join(table), flush=True)
 
 
 if __name__ == "__main__":

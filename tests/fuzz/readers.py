@@ -17,6 +17,7 @@ import numpy as np
 import pydicom
 from support import ct_makers, drawings
 from support import foreign_files as foreign
+from support.drift_cases import together
 from support.mutations import BINARY, TEXT, Mutation
 
 from fuzz import samples
@@ -36,6 +37,7 @@ from smmil.encoders.fetching import _record
 from smmil.encoders.networks import _read_tensors
 from smmil.errors import DataError
 from smmil.evaluate.calibration import Calibration, calibrate
+from smmil.evaluate.drift import fit_drift
 from smmil.experiments.datasets import _content_digest
 from smmil.experiments.run import FORMAT, _content_checksum, _finished
 from smmil.experiments.runner import _state
@@ -54,6 +56,7 @@ from smmil.images.matching import find_case_images, find_features
 from smmil.packaging import load_package, write_package
 from smmil.packaging.writing import _refuse_occupied
 from smmil.predict.cases import _chosen_ids
+from smmil.predict.drift import read_drift, save_drift
 from smmil.predict.inference import load_run
 from smmil.prediction import Prediction
 from smmil.prepare import load_recipe
@@ -388,6 +391,11 @@ def first_slice(folder: Path) -> Path:
     return min(samples.ct_series()(folder).iterdir())
 
 
+def drift_summary(folder: Path) -> Path:
+    save_drift(fit_drift(*together(20)), folder / "drift.safetensors")
+    return folder / "drift.safetensors"
+
+
 def calibration(folder: Path) -> Path:
     cases = [Prediction(f"c{i}", [i / 12], [i / 3, 1 - i], y=i % 2, y_inst=[1, 0]) for i in range(12)]
     calibrate(cases, probabilities="isotonic").save(folder / "calibration.json")
@@ -520,6 +528,7 @@ READERS: tuple[FuzzReader, ...] = (
     # predictions, weights, runs, packages
     FuzzReader("prediction", samples.prediction, Prediction.load, sealed=True),
     FuzzReader("calibration", calibration, Calibration.load, TEXT, sealed=True),
+    FuzzReader("drift", drift_summary, read_drift, sealed=True),
     FuzzReader("weights:own", samples.weights, read_weights, sealed=True),
     FuzzReader("weights:encoder pth", samples.tensors("w.pth"), _read_tensors, BINARY, 0.1,
                "zip keeps a checksum of each part only", sealed=True),

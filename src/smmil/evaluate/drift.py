@@ -313,6 +313,7 @@ class CaseDrift(NamedTuple):
     p       conformal p-value of the case                 share        of its instances with a p-value at the level
     alarm   whether p is at most the level                strangeness  (n,) 1 - p of each instance
     why     descriptions that would have raised the alarm alone, the strongest first: blocks and structural facts
+    score   strangeness of the case, from which p follows
     """
 
     p: float
@@ -320,6 +321,7 @@ class CaseDrift(NamedTuple):
     share: float
     strangeness: np.ndarray
     why: tuple[str, ...]
+    score: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,7 +355,7 @@ class DriftSummary:
         p = float(self.cases.p(np.array([scores.max()]))[0])
         alarm = p <= self.level
         why = self._why(scores, look) if alarm else ()
-        return CaseDrift(p, alarm, float((instance <= self.level).mean()), 1 - instance, why)
+        return CaseDrift(p, alarm, float((instance <= self.level).mean()), 1 - instance, why, float(scores.max()))
 
     def applied(self, prediction: Prediction, case: DriftCase) -> Prediction:
         """The prediction with the strangeness of its instances, and that of the case in meta["drift"]."""
