@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.evaluate.alarm import FolderDrift, applied_drift, folder_drift
+from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
+from smmil.evaluate.folders import folder_drift
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
 from smmil.images.matching import Original
@@ -174,7 +175,7 @@ class _ModelPredictions:
         self.compared.append(Prediction(prediction.id, np.zeros(1), np.zeros(1), meta=facts))
 
     @cached_property
-    def drift(self) -> FolderDrift | None:
+    def drift(self) -> Any:
         """The test of all cases together."""
         return folder_drift(self.compared)
 
@@ -187,7 +188,7 @@ class _ModelPredictions:
         unlike = self.drift is not None and self.drift.alarm
         promise: tuple[float | None, str | None] = (None, None)
         if one is not None:
-            promise = one.threshold, safe_text(self.drift.withdrawal if unlike else one.text, _LONGEST_PROMISE)  # type: ignore[union-attr]
+            promise = one.threshold, safe_text(self.drift.withdrawal if unlike else one.text, _LONGEST_PROMISE)
         return _Model(self.name, " + ".join(self.kinds), span, canvas.limits_of(scores, None)[:2], *promise)
 
     def note(self) -> str:
