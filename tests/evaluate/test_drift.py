@@ -8,8 +8,9 @@ from support.drift_cases import WIDTH, case, together
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate import drift
-from smmil.evaluate.alarm import AppliedDrift, _two_sample_p, applied_drift, folder_drift
+from smmil.evaluate.alarm import _AppliedDrift, applied_drift
 from smmil.evaluate.drift import DriftSummary, _Tail, fit_drift
+from smmil.evaluate.folders import _two_sample_p, folder_drift
 from smmil.frame import Frame
 from smmil.predict.drift import read_drift, save_drift
 from smmil.prediction import Prediction
@@ -284,7 +285,7 @@ def test_predictions_compared_with_several_summaries_have_no_test_together(summa
 
 
 def test_every_reason_has_words():
-    known = AppliedDrift(0.05, True, 0.1, 0.05, 19, (*drift._BLOCKS[:-1], *drift._FACTS), "d")
+    known = _AppliedDrift(0.05, True, 0.1, 0.05, 19, (*drift._BLOCKS[:-1], *drift._FACTS), "d")
     assert all(word in known.text for word in ("staining", "focus", "blur", "pixel size", "gaps"))
 
 

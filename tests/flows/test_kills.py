@@ -91,7 +91,7 @@ class Workshop:
         return self.truth[verb]
 
     def begin(self, verb, chance=None):
-        """The folder of a run; answers to an experiment begin with it, always in one place, since it keeps whole paths."""
+        """The folder of a run; answers to an experiment begin with it, in one place, since it keeps whole paths."""
         if not verb.startswith("experiment "):
             return self.folder / (verb if chance is None else f"{verb}_{chance.getrandbits(64):016x}")
         self.undisturbed("experiment")

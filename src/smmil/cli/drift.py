@@ -57,8 +57,8 @@ def drift(
     target = out or place
     save_drift(made, target)
     print(
-        f"{target}: {made.reference} patients say what is usual, {made.patients} others how often it is left; on "
-        f"patients drawn like these the alarm is raised in at most {100 * made.level:.3g} % of the cases"
+        f"{target}: {made.reference} patients say what is usual, {made.patients} others how far usual cases "
+        f"stray from it; on patients drawn like these the alarm is raised in at most {100 * made.level:.3g} % of cases"
     )
     if level is None and made.level > 0.05:
         print(f"note: {made.patients} held-out patients cannot promise fewer false alarms; for 5 % 19 are needed")
@@ -78,7 +78,8 @@ def _compare(summary: "DriftSummary", manifest: Path, out: Path | None) -> None:
     from rich.console import Console
 
     from smmil.data.manifest import Manifest
-    from smmil.evaluate.alarm import applied_drift, folder_drift
+    from smmil.evaluate.alarm import applied_drift
+    from smmil.evaluate.folders import folder_drift
     from smmil.files import write_rows
     from smmil.predict.drift import examine_table
 

@@ -306,6 +306,9 @@ def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
                 f"by that distance alone {by[2]} (docs/evaluate.md)"
             )
             lines.append(f"  uncertainty {worth['verdict']}")
+        if drift := found.get("drift"):
+            share = f"{drift['alarmed']} of {drift['cases']} cases"
+            lines.append(f"  unlike the training cases: {share}; all together p = {drift['p']:.2g} (docs/drift.md)")
         first: dict[str, str] = {}  # where a note stands first
         for where, part in _by_heading(found).items():
             first |= {note: where for note in part["notes"] if note not in first}

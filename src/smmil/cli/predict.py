@@ -147,7 +147,7 @@ def _summary(path: Path | None, none: bool, run: Path) -> "DriftSummary | None":
 
 def _warn(done: "Predicted", promised: bool) -> None:
     """Say which cases are unlike the training cases, and what that means for the promise."""
-    from smmil.evaluate.alarm import folder_drift
+    from smmil.evaluate.folders import folder_drift
     from smmil.prediction import load_predictions
 
     verdict = folder_drift(load_predictions(done.paths)) if done.paths else None

@@ -307,7 +307,7 @@ class _Tail(NamedTuple):
         return float(self.knots[np.argmax(reached)]) if reached.any() else math.inf
 
 
-class CaseDrift(NamedTuple):
+class _CaseDrift(NamedTuple):
     """How strange one case is.
 
     p       conformal p-value of the case                 share        of its instances with a p-value at the level
@@ -347,7 +347,7 @@ class DriftSummary:
         """Held-out patients."""
         return self.cases.patients
 
-    def examine(self, case: DriftCase) -> CaseDrift:
+    def examine(self, case: DriftCase) -> _CaseDrift:
         """Compare a case with the held-out patients."""
         look = _describe(self.norms.space, case)
         scores = _on_one_scale(self.norms.scores(look), self.centre, self.scale)
@@ -355,7 +355,7 @@ class DriftSummary:
         p = float(self.cases.p(np.array([scores.max()]))[0])
         alarm = p <= self.level
         why = self._why(scores, look) if alarm else ()
-        return CaseDrift(p, alarm, float((instance <= self.level).mean()), 1 - instance, why, float(scores.max()))
+        return _CaseDrift(p, alarm, float((instance <= self.level).mean()), 1 - instance, why, float(scores.max()))
 
     def applied(self, prediction: Prediction, case: DriftCase) -> Prediction:
         """The prediction with the strangeness of its instances, and that of the case in meta["drift"]."""

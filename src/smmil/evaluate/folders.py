@@ -3,10 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from smmil.errors import DataError
-from smmil.evaluate.conformal import realised, shared_calibration
+from smmil.evaluate.alarm import applied_drift
+from smmil.evaluate.bags import units_of
+from smmil.evaluate.conformal import AppliedCalibration, realised, shared_calibration
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import (
     _choose_threshold,
@@ -36,14 +40,18 @@ def summary(
     carry, else none. Result: {"bag": ..., "instance": {"all": ..., "per_bag": ..., "positive_bags": ...}, "energy":
     ..., "prior": ..., "threshold": {"value": ..., "source": ...}}. prior: False leaves it out, a mapping holds options
     of `position_prior`. With a threshold, and where predictions hold uncertainty, also {"uncertainty": ...}, its
-    intervals and verdict from `resamples` of the patients.
+    intervals and verdict from `resamples` of the patients; where they were compared with a drift summary, {"drift":
+    {"cases", "alarmed", "p"}}.
     """
     options = prior if isinstance(prior, Mapping) else {}
     stated = shared_calibration(predictions, column) if threshold is None and validation is None else None
+    drift = folder_drift(predictions)
+    said = [] if stated is None else [*_promise_in_words(stated, drift), realised(predictions, stated)]
     if threshold is not None:
         cut = _Threshold(float(threshold), "given by the user")
     elif stated is not None:
-        cut = _Threshold(stated.threshold, "calibrated" if stated.promise else "calibrated, without a promise")
+        kept = stated.promise and not (drift is not None and drift.alarm)
+        cut = _Threshold(stated.threshold, "calibrated" if kept else "calibrated, without a promise")
     elif validation is None:
         cut = _Threshold(None, "no validation predictions were given")
     else:
@@ -57,7 +65,8 @@ def summary(
         **({"prior": position_prior(predictions, column=column, **options)} if prior is not False else {}),
         "threshold": cut._asdict(),
         **({"uncertainty": worth} if known else {}),
-        **({} if stated is None else {"notes": list(filter(None, [*stated.texts, realised(predictions, stated)]))}),
+        **({} if drift is None else {"drift": {"cases": drift.cases, "alarmed": drift.alarmed, "p": drift.p}}),
+        **({} if stated is None else {"notes": list(filter(None, said))}),
     }
 
 
@@ -155,7 +164,7 @@ def long_table(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
     rows = []
     for model, found in results.items():
         parts = {"bag": found["bag"], **{f"instance@{p}": m for p, m in found["instance"].items()}}
-        parts |= {"energy": found["energy"]} | {p: found[p] for p in ("froc", "uncertainty") if p in found}
+        parts |= {"energy": found["energy"]} | {p: found[p] for p in ("froc", "uncertainty", "drift") if p in found}
         for part, values in parts.items():
             numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
             rows += [{"model": model, "part": part, "metric": k, "value": v} for k, v in numbers.items()]
@@ -177,3 +186,101 @@ def _prior_rows(prior: Mapping[str, Any]) -> list[dict[str, Any]]:
             known = {end: value for end, value in more.items() if value is not None}
             rows.append({"part": f"prior@{pool}", "metric": name, "value": prior[pool][name], **known})
     return rows
+
+
+# The p-value of a case is its rank among the held-out patients of a drift summary. Those of many cases are compared
+# with the same held-out patients, so they are not independent, but their joint distribution is known: n + m
+# exchangeable patients, n of them held out. The test of a folder draws such orders and asks how often the mean p-value
+# of patients is as far from its usual value, or the number of alarms as large. Cases of one patient count as one: their
+# p-values are averaged, and the drawn patient has a single one, which varies more.
+_DRAWS = 4000
+_MOST_NUMBERS = 20_000_000  # in memory; more patients are drawn less often
+
+
+class _FolderDrift(NamedTuple):
+    """Whether the cases of a folder together are unlike the held-out patients.
+
+    p        of the two-sample test             alarm    whether it is at most the level
+    cases, alarmed, patients  how many cases were compared, raised the alarm, and of how many patients they are
+    """
+
+    p: float
+    alarm: bool
+    cases: int
+    alarmed: int
+    patients: int
+    level: float
+    unlike: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """One or two sentences; never empty."""
+        verb = "looks" if self.alarmed == 1 else "look"
+        first = f"{self.alarmed:,} of {self.cases:,} cases {verb} unlike the cases that the model learned from"
+        usual = f"by chance it would be about {100 * self.level:.2g} %"
+        if not self.alarm:
+            return f"{first} ({usual}). As a whole they look like them (p = {self.p:.2g})."
+        return (
+            f"{first} ({usual}), and as a whole they differ from them (p = {self.p:.2g}). No promise holds here, and "
+            "no probability or map should be relied on before the cause is known: another scanner, staining, "
+            "protocol, population or preparation."
+        )
+
+    @property
+    def withdrawal(self) -> str:
+        """What becomes of a promise when the folder raises the alarm."""
+        return (
+            "The promise is withdrawn: as a whole these cases look unlike those that the model learned from, so more "
+            "may be missed than was promised."
+        )
+
+
+def folder_drift(predictions: Sequence[Prediction]) -> _FolderDrift | None:
+    """The test of all cases with a drift summary; None when none has one, or they were compared with several."""
+    found = [(p, one) for p in predictions if (one := applied_drift(p)) is not None]
+    if not found or len({(one.digest, one.patients, one.level) for _, one in found}) > 1:
+        return None
+    first = found[0][1]
+    units = units_of([p for p, _ in found])[0]
+    means = np.bincount(units, [one.p for _, one in found]) / np.bincount(units)
+    p = _two_sample_p(means, first.patients, first.level)
+    unlike = tuple(case.id for case, one in found if one.alarm)
+    return _FolderDrift(p, p <= first.level, len(found), len(unlike), len(means), first.level, unlike)
+
+
+def _two_sample_p(values: np.ndarray, held_out: int, level: float) -> float:
+    """p-value of the hypothesis that these patients and the held-out ones are exchangeable, by drawing ranks.
+
+    Two statistics, each with its share of draws that are as extreme: distance of the mean from that of the draws, and
+    number of values at the level. The smaller share counts, compared with that of the draws themselves.
+    """
+    rng, m = np.random.default_rng(0), len(values)
+    drawn = _drawn_p_values(rng, m, held_out)
+    rows = np.vstack([values, drawn])
+    mean = rows.mean(1)
+    away = np.abs(mean - drawn.mean())
+    alarms = (rows <= level + 1e-9).sum(1)
+    share = np.minimum(*(_share_at_least(np.round(s, 9)) for s in (away, alarms)))
+    return float((share <= share[0] + 1e-12).mean())
+
+
+def _drawn_p_values(rng: np.random.Generator, m: int, held_out: int) -> np.ndarray:
+    """(draws, m) conformal p-values of m patients against `held_out` others: all orders are equally likely."""
+    draws = max(500, min(_DRAWS, _MOST_NUMBERS // (m + held_out)))
+    new = rng.permuted(np.tile(np.arange(m + held_out) < m, (draws, 1)), axis=1)  # from the strangest on
+    as_strange = np.cumsum(~new, axis=1)[new].reshape(draws, m)
+    return np.asarray((1 + as_strange) / (held_out + 1))
+
+
+def _share_at_least(values: np.ndarray) -> np.ndarray:
+    """For each value the share of all values that are at least as large."""
+    order = np.sort(values)
+    return (len(values) - np.searchsorted(order, values, side="left")) / len(values)
+
+
+def _promise_in_words(stated: AppliedCalibration, drift: _FolderDrift | None) -> list[str]:
+    """Sentence and conditions for a folder of cases, withdrawn for all or some where the drift alarm is raised."""
+    if drift is not None and drift.alarm:
+        return [drift.withdrawal]
+    unlike = "" if drift is None or not drift.alarmed else f"Withdrawn for {drift.alarmed:,} unlike cases."
+    return [*stated.texts, unlike]

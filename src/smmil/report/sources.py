@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import DataError
-from smmil.evaluate.alarm import folder_drift
 from smmil.evaluate.bags import units_of
 from smmil.evaluate.conformal import applied_calibration, realised, shared_calibration
-from smmil.evaluate.folders import named_folders
+from smmil.evaluate.folders import folder_drift, named_folders
 from smmil.files import read_json
 from smmil.prediction import Prediction, corrections_text, load_predictions
 from smmil.redact import safe_text, without_names

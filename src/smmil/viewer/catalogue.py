@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError
-from smmil.evaluate.alarm import FolderDrift, applied_drift, folder_drift
+from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
+from smmil.evaluate.folders import folder_drift
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
 from smmil.images.matching import Original
@@ -178,7 +179,7 @@ class _ModelPredictions:
         self.compared.append(Prediction(prediction.id, np.zeros(1), np.zeros(1), meta=facts))
 
     @cached_property
-    def drift(self) -> FolderDrift | None:
+    def drift(self) -> Any:
         """The test of all cases together."""
         return folder_drift(self.compared)
 
