@@ -133,7 +133,7 @@ def spread(workshop, verbs, kills, seed):
     while hits < kills:
         assert tries < 3 * kills, "most runs ended before they were killed"
         verb = verbs[hits % len(verbs)]
-        paired = (hits + hits // len(verbs)) % 3 == 2  # in each round other verbs
+        paired = (hits + hits // len(verbs)) % 3 == 0  # in each round other verbs
         hits += workshop.kill(verb, chance, paired=paired)
         tries += 1
 

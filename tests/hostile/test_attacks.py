@@ -111,3 +111,17 @@ def test_an_encoder_larger_than_its_weights_is_not_built(tmp_path, arguments):
     with pytest.raises(DataError, match=r"config.json: timm cannot build this network \(it would have more than"):
         load_encoder("hf-hub:x/y", weights=tmp_path)
     assert time.process_time() - began < 8
+
+
+@pytest.mark.parametrize("key", ["manifest", "splits"])
+@pytest.mark.parametrize("form", ["${SECRET}", "/tmp/${SECRET}/m.csv", "${HOME}/${SECRET}"])
+def test_a_study_cannot_show_the_environment(tmp_path, monkeypatch, command, key, form):
+    monkeypatch.setenv("SECRET", "hunter2-0123456789")
+    (tmp_path / "m.csv").write_text("id,path,label\na,a.h5,0\n")
+    dataset = {"name": "d", "manifest": "m.csv", "folds": 2, key: form}
+    study = {"datasets": [dataset], "variants": [{"name": "A", "model": "abmil"}], "learning_rates": [0.1]}
+    (tmp_path / "s.yaml").write_text(json.dumps(study))
+    for verb in ("run", "status", "tables", "figures", "trust"):
+        code, said = command("experiment", verb, tmp_path / "s.yaml", "--out", tmp_path / "out")
+        assert (code, "(its value is not shown)" in said, "hunter2" in said) == (2, True, False), said
+    assert not [f for f in tmp_path.rglob("*") if f.is_file() and b"hunter2" in f.read_bytes()]

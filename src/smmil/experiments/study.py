@@ -26,7 +26,8 @@ _FILE_NAME = re.compile(r"\w[\w .()+-]*")
 def _resolve_variables(dataset: Mapping[str, Any], given: Mapping[str, str], folder: Path) -> dict[str, Any]:
     """Replace ${NAME} in the paths of a definition; `missing` names a variable that is not set.
 
-    Values in `given` count from the working folder, paths in the file from `folder`.
+    Values in `given` count from the working folder, paths in the file from `folder`. A file may name any variable of
+    the environment, also one that holds a secret: what is not the path of something that exists is shown nowhere.
     """
     found = dict(dataset)
     for key in (key for key in ("manifest", "splits") if isinstance(found.get(key), str)):
@@ -38,6 +39,12 @@ def _resolve_variables(dataset: Mapping[str, Any], given: Mapping[str, str], fol
             continue
         path = _VARIABLE.sub(lambda match: given.get(match[1]) or os.environ[match[1]], found[key])
         found[key] = str(((Path.cwd() if names else folder) / path).expanduser().resolve())
+        asked = [name for name in names if not given.get(name)]
+        if asked and not os.path.exists(found[key]):
+            raise ConfigError(
+                f"data set {found['name']!r}: its {key} does not lie where the environment variable {asked[0]} says "
+                f"(its value is not shown); correct the variable, or give --data {asked[0]}=FILE"
+            )
     return found
 
 
