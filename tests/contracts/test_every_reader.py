@@ -35,6 +35,7 @@ EXEMPT = {
     "config.py:_apply": "text of the command line",
     "cli/source.py:source": "the file that the same command has just written",
     "encoders/networks.py:_prepare_torchvision": "a file of an installed package",
+    "encoders/hub.py:_hub_network": "builds the network of a row of the table; its weights are read by _read_tensors",
     "encoders/networks.py:_timm_network": "builds a network by its name; its weights are read by _read_tensors",
     "experiments/paper/__init__.py:paper_table": "a file of this package",
     "experiments/study.py:_protocol": "a file of this package",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from support.hub_weights import random_state, transformers_shapes
 from support.tiny_encoders import tiles
 from typer.testing import CliRunner
 
@@ -93,7 +94,6 @@ class _Handler(BaseHTTPRequestHandler):
 def weights(tmp_path_factory):
     """A small network of the row phikon-v2 in the layout of transformers."""
     from safetensors.torch import save_file
-    from test_hub_encoders import random_state, transformers_shapes
 
     path = tmp_path_factory.mktemp("hub") / FILE
     save_file(random_state(transformers_shapes(None, 16, 17, 0, False, True)), path)
