@@ -27,6 +27,7 @@ from smmil.errors import ConfigError
 from smmil.evaluate import best_f1_threshold, bootstrap_ci, instance_metrics, position_prior, uncertainty_metrics
 from smmil.evaluate.conformal import area_to_read
 from smmil.evaluate.instances import instance_score
+from smmil.files import digest, read_json, write_json
 from smmil.predict import METHODS, Explanation, explain_run, predict_ensemble, predict_run
 from smmil.prediction import Prediction, load_predictions
 from smmil.synthetic import synthetic_scans, synthetic_slides, write_synthetic
@@ -130,6 +131,17 @@ class Study:
             cases += aligned(self.predictions(name, variant, fold, "test"), val)
         return cases
 
+    def rows(self, name: str, variant: Variant) -> dict[str, list[tuple[str, str]]]:
+        """The model's row of every table; kept as long as the weights are the same."""
+        cases = self.judged(name, variant)
+        key = digest(*(f"{p.id} {p.meta['weights']}" for p in cases))
+        path = self.folder / "rows" / f"{name}.json"
+        known = read_json(path, dict) if path.exists() else {}
+        if known.get("key") != key:
+            known = {"key": key, "rows": {table: list(row(cases).items()) for table, (_, _, row) in TABLES.items()}}
+            write_json(path, known)
+        return known["rows"]
+
     def explained(self, variant: Variant) -> Iterator[tuple[str, list[Prediction]]]:
         """(method, maps with their curves) of the folds that are explained; methods a model refuses are left out."""
         for method in METHODS:
@@ -175,23 +187,23 @@ def number(value: float, low: float | None = None, high: float | None = None, si
     return form.format(value) + (f" [{form.format(low)}, {form.format(high)}]" if known else "")
 
 
-def errors_row(cases: Sequence[Prediction]) -> dict[str, str] | None:
+def errors_row(cases: Sequence[Prediction]) -> dict[str, str]:
     """Does the uncertainty tell which calls are wrong, better than the distance from the threshold does?"""
     if all(p.uncertainty is None for p in cases):
-        return None
+        return {}
     found = uncertainty_metrics(cases, 0.0, resamples=RESAMPLES)
     ends = {key: found[f"{key}_interval"] for key in ("error_auroc", "error_auroc_combined", "risk_coverage_area")}
     return {
         "errors": f"{found['n_errors']:,} of {found['n_instances']:,}",
         "AUROC by uncertainty": number(found["error_auroc"]),
-        "by distance": number(found["error_auroc_baseline"]),
-        "uncertainty − distance": number(found["error_auroc_difference"], *ends["error_auroc"], sign=True),
-        "distance / uncertainty − distance": number(
+        "AUROC by distance": number(found["error_auroc_baseline"]),
+        "difference": number(found["error_auroc_difference"], *ends["error_auroc"], sign=True),
+        "distance / uncertainty: difference": number(
             found["error_auroc_combined_difference"], *ends["error_auroc_combined"], sign=True
         ),
-        "risk-coverage area": number(found["risk_coverage_area"]),
-        "by distance ": number(found["risk_coverage_area_baseline"]),
-        "difference": number(found["risk_coverage_area_difference"], *ends["risk_coverage_area"], sign=True),
+        "area by uncertainty": number(found["risk_coverage_area"]),
+        "area by distance": number(found["risk_coverage_area_baseline"]),
+        "area: difference": number(found["risk_coverage_area_difference"], *ends["risk_coverage_area"], sign=True),
     }
 
 
@@ -248,20 +260,17 @@ def publish(docs: Path, name: str, title: str, words: str, rows: list[dict[str, 
     table = pd.DataFrame(rows)
     docs.mkdir(parents=True, exist_ok=True)
     table.to_csv(docs / f"certainty-{name}.csv", index=False)
-    lines = [" | ".join(map(str, row)) for row in table.fillna("").itertuples(index=False)]
-    rule = "|".join(["---"] * len(table.columns))
-    body = "\n".join(f"| {line} |" for line in [" | ".join(table.columns)])
-    (docs / f"certainty-{name}.md").write_text(
-        f"# {title}\n\n{words}\n\n{body}\n|{rule}|\n" + "\n".join(f"| {line} |" for line in lines) + "\n"
-    )
+    lines = [table.columns, ["---"] * len(table.columns), *table.fillna("").itertuples(index=False)]
+    text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    (docs / f"certainty-{name}.md").write_text(f"# {title}\n\n{words}\n\n{text}\n", encoding="utf-8")
 
 
-TABLES: dict[str, tuple[str, str, Callable[[Sequence[Prediction]], dict[str, str] | None]]] = {
+TABLES: dict[str, tuple[str, str, Callable[[Sequence[Prediction]], dict[str, str]]]] = {
     "errors": (
         "Which calls are wrong?",
         "AUROC with which the uncertainty of a score, and the distance of the score from the threshold, tell wrong "
-        "calls of instances from right ones; area under the risk-coverage curve (lower is better). 95 % intervals of "
-        "the differences: patients resampled.",
+        "calls of instances from right ones; `distance / uncertainty` uses both. Area under the risk-coverage curve: "
+        "lower is better. Differences are from the distance, their 95 % intervals from resampling patients.",
         errors_row,
     ),
     "area": (
@@ -285,11 +294,9 @@ def tables(studies: Sequence[Study], docs: Path) -> None:
     rows: dict[str, list[dict[str, str]]] = {name: [] for name in (*TABLES, "faithfulness")}
     for study in studies:
         for name, variant in VARIANTS.items():
-            cases = study.judged(name, variant)
-            for table, (_, _, row) in TABLES.items():
-                found = row(cases)
-                if found is not None:
-                    rows[table].append({"data": TITLES[study.name], "model": name, **found})
+            for table, found in study.rows(name, variant).items():
+                if found:
+                    rows[table].append({"data": TITLES[study.name], "model": name, **dict(found)})
             print(f"{study.name}: {name} is judged", flush=True)
         for name, variant in ((name, v) for name, v in VARIANTS.items() if v.explained):
             for method, maps in study.explained(variant):
@@ -300,20 +307,26 @@ def tables(studies: Sequence[Study], docs: Path) -> None:
         publish(docs, table, title, words, rows[table])
     words = (
         "Area between the probability of the predicted class when instances are removed (deletion) or put in "
-        "(insertion) in the order of the map and in random order; higher is more faithful. Localization: instance AUROC "
-        "within cases, of the same maps. Test cases of one fold; 95 % intervals: patients resampled."
+        "(insertion) in the order of the map and in random order; higher is more faithful. Localization: instance "
+        "AUROC within cases, of the same maps. Test cases of one fold; 95 % intervals: patients resampled."
     )
     publish(docs, "faithfulness", "Faithfulness of maps by method", words, rows["faithfulness"])
 
 
 def synthetic(folder: Path) -> dict[str, Path]:
     """Manifests of the synthetic sets, written once."""
-    makers = {"slides": partial(synthetic_slides, 100), "scans": partial(synthetic_scans, 150)}
+    makers = {"slides": partial(synthetic_slides, 60, size=(100, 300)), "scans": partial(synthetic_scans, 100)}
     found = {}
     for name, maker in makers.items():
         path = folder / name / "bags" / "manifest.csv"
         found[name] = path if path.exists() else write_synthetic(path.parent, maker(seed=1))
     return found
+
+
+def publish_all(crchisto: Path | None, out: Path, docs: Path) -> None:
+    """All tables, of the colon images (where their manifest is given) and of the synthetic sets."""
+    manifests = {**({} if crchisto is None else {"crchisto": crchisto}), **synthetic(out)}
+    tables([Study(name, path.resolve(), out.resolve() / name) for name, path in manifests.items()], docs)
 
 
 def main() -> None:
@@ -324,8 +337,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("smmil-study") / "certainty", help="where runs are kept")
     parser.add_argument("--docs", type=Path, default=HERE / "docs" / "evidence", help="where tables go")
     args = parser.parse_args()
-    manifests = {**({"crchisto": args.crchisto} if args.crchisto else {}), **synthetic(args.out)}
-    tables([Study(name, path.resolve(), args.out.resolve() / name) for name, path in manifests.items()], args.docs)
+    publish_all(args.crchisto, args.out, args.docs)
 
 
 if __name__ == "__main__":

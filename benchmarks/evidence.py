@@ -2,7 +2,7 @@
 
 Needs the images of CRCHistoPhenotypes (png/ and nuclei.csv, see the docs on public data sets), which may not be passed
 on. Repeating the command goes on where it stopped; what is done is kept. At the end the tables and figures that
-docs/evidence.md shows are written into docs/evidence/.
+docs/evidence.md shows are written into docs/evidence/; those on certainty come from certainty.py beside this file.
 """
 
 import argparse
@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import certainty
 
 HERE = Path(__file__).parent.parent
 STUDIES = ("paper/crchisto", "ablations/difficulty")
@@ -47,13 +49,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="trainings at once, one thread each")
     parser.add_argument("--docs", type=Path, default=HERE / "docs" / "evidence", help="where tables and figures go")
     args = parser.parse_args()
-    data = ("--data", f"CRCHISTO={bags(args.images, args.out)}")
+    manifest = bags(args.images, args.out)
+    data = ("--data", f"CRCHISTO={manifest}")
     for name in STUDIES:
         config, out = HERE / "configs" / f"{name}.yaml", ("--out", args.out / "study")
         smmil("experiment", "run", config, *out, *data, "--executor", "processes", "--workers", args.workers)
         smmil("experiment", "tables", config, *out, *data)
         smmil("experiment", "figures", config, *out, *data)
         publish(args.out / "study" / Path(name).name, args.docs)
+    certainty.publish_all(manifest, args.out / "certainty", args.docs)
 
 
 if __name__ == "__main__":
