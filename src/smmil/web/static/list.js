@@ -81,8 +81,8 @@ function rowOf(number) {
   const verdict = make("span", "case-line");
   verdict.append(make("span", "case-label", entry.label === null ? "no label" : `label ${entry.label}`));
   if (outcome) verdict.append(make("span", `outcome ${outcomeClass(outcome)}`, outcome));
-  if (entry.unlike) verdict.append(make("span", "outcome unlike", "unlike"));
   text.append(id, line, verdict);
+  if (entry.unlike) text.append(make("span", "unlike", "unlike the training cases"));
   row.append(pictureOf(number), text);
   return row;
 }

@@ -95,7 +95,7 @@ function rowOf(number) {
   by.map.append(make("canvas", "thumbnail"));
   by.p.append(...(verdict ? predictionCell(verdict) : ["–"]));
   if (verdict) by.outcome.append(make("span", `outcome ${outcomeClass(verdict.outcome)}`, verdict.outcome));
-  if (verdict?.alarm) by.outcome.append(" ", make("span", "outcome unlike", "unlike"));
+  if (verdict?.alarm) by.outcome.append(" ", make("span", "unlike", "unlike"));
   by.error.textContent = verdict ? shortNumber(verdict.error) : "–";
   by.instances.textContent = verdict ? verdict.instances.toLocaleString("en") : "–";
   row.append(...cells);
