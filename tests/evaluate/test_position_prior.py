@@ -60,7 +60,9 @@ def test_a_map_of_positions_alone_is_no_better_than_the_prior_and_that_is_said()
     assert inside["difference"] == pytest.approx(0, abs=0.01)
     assert inside["own_difference"] == pytest.approx(0, abs=0.01)
     assert found["better"] is False
-    assert found["words"][0].startswith("This map is no better than knowing where lesions usually lie: mean AUROC within")
+    assert found["words"][0].startswith(
+        "This map is no better than knowing where lesions usually lie: mean AUROC within"
+    )
 
 
 def test_what_is_left_of_a_map_of_positions_without_its_mean_finds_nothing():
