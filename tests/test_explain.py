@@ -145,7 +145,7 @@ def test_gradient_is_the_slope_in_the_size_of_an_instance(name):
 def test_integrated_gradients_are_complete(name, baseline):
     model, bag = build(name), grid(5)
     start = bag.x * 0 if baseline == "zero" else bag.x.mean(0, keepdim=True).expand(5, DIM)
-    found = explain(model, [bag], "integrated-gradients", baseline=baseline)[0]
+    found = explain(model, [bag], "integrated-gradients", baseline=baseline, steps=20_000)[0]
     change = logit(model, bag) - logit(model, replace(bag, x=start))
     assert abs(found.scores.astype(float).sum() - change) <= 1e-3 * abs(change)
     assert found.meta["completeness_gap"] <= 1e-3

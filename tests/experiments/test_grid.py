@@ -91,6 +91,7 @@ def test_a_variable_is_filled_in_from_the_command_or_the_environment(tmp_path, m
     text = "datasets: [{name: mine, manifest: '${MINE}'}]\nvariants: [ABMIL]\n"
     path = write_study(tmp_path / "s.yaml", text)
     assert load_study(path).datasets[0].missing == "MINE"
+    (tmp_path / "a.csv").touch()
     monkeypatch.setenv("MINE", str(tmp_path / "a.csv"))
     assert load_study(path).datasets[0].manifest == str(tmp_path / "a.csv")
     assert load_study(path, {"MINE": str(tmp_path / "b.csv")}).datasets[0].manifest == str(tmp_path / "b.csv")

@@ -66,6 +66,7 @@ class Workshop:
             "predict": ["predict", run, "--part", "all", "--manifest", bags, "--out", "out"],
             "explain": ["explain", run, *methods, "--faithfulness", "--repeats", "1", "--out", "out"],
             "calibrate": ["calibrate", predictions, "--force", "--target", "0.5", "--out", "out/calibration.json"],
+            "suggest": ["suggest", predictions, "--out", "out"],
             "source": ["source", "folder", at["slides"], "--table", at["labels.csv"], "--out", "out"],
             "prepare": ["prepare", at["slides"], "--labels", at["labels.csv"], "--out", "out", *prepare],
             "evaluate": ["evaluate", predictions, "--json", "out/a.json", "--csv", "out/a.csv"],
@@ -156,6 +157,7 @@ def test_no_verb_uses_the_network(workshop):
 
 def test_no_verb_that_writes_is_forgotten(workshop):
     quiet = {"view", "models", "inspect", "doctor"}  # they write nothing; the demo is made of the others
+    quiet |= {"encoders", "drift"}  # interrupted in tests/encoders; one file, of more patients than there are here
     verbs = {words[0] for words in workshop.words.values()}
     assert verbs == {*VERBS, "experiment"} - quiet - {"demo"}
     spoken = {words[1] for words in workshop.words.values() if words[0] == "experiment"}

@@ -126,7 +126,9 @@ def test_the_report_repeats_the_sentence_and_uses_the_threshold(promised):
     write_report([folder / "model"], folder / "report.html", resamples=0)
     page = (folder / "report.html").read_text(encoding="utf-8")
     note = page[page.index('class="hint promise"') :].split("</p>")[0]
-    assert f"What is promised (model): {made.sentence}</strong> {made.conditions}" in note.replace("&#39;", "'")
+    assert f"What is promised (model): {made.sentence}</strong>" in note.replace("&#39;", "'")
+    conditions = page[page.index('class="hint conditions"') :].split("</p>")[0]
+    assert made.conditions in conditions.replace("&#39;", "'")
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert (data["models"][0]["threshold"], data["models"][0]["calibrated"]) == (made.threshold, True)
     row = page[page.index("Area to read at guaranteed 90 % sensitivity, negative cases") :].split("</tr>")[0]

@@ -66,7 +66,9 @@ def _measured_metric(name: str) -> str:
     bare, _, pool = name.partition("@")
     if pool and bare in METRICS and METRICS[bare].level != "instance":
         raise ValueError(f"unknown metric {name!r}; {bare} does not depend on a pool of instances: write {bare}")
-    raise ValueError(f"unknown metric {name!r}; {suggest(name, pooled_names())}")
+    near = suggest(name, pooled_names())
+    bare_names = (metric for metric in pooled_names() if "@" not in metric)  # all pools of all metrics fill a screen
+    raise ValueError(f"unknown metric {name!r}; {near if near.startswith('did') else suggest(name, bare_names)}")
 
 
 def _study_problems(study: "Study") -> Iterator[str]:

@@ -10,7 +10,6 @@ from uuid import UUID
 
 import numpy as np
 
-from smmil.annotations.marks import WANTED
 from smmil.errors import DataError, MissingExtra
 from smmil.evaluate.suggestion import Region
 from smmil.exports.case import ExportCase
@@ -27,7 +26,7 @@ _SIZES = {"x": "width", "y": "height", "z": "depth"}
 _POSITIVE = {"name": "smmil positive", "color": [200, 30, 40]}
 _NEGATIVE = {"name": "smmil negative", "color": [70, 110, 190]}
 _UNDECIDED = {"name": "smmil tile", "color": [130, 130, 130]}
-_TO_MARK = {"name": WANTED, "color": [250, 190, 40]}
+_TO_MARK = [250, 190, 40]
 
 
 def _write_geojson(case: ExportCase, path: Path) -> None:
@@ -97,6 +96,8 @@ def _patch_rows(rank: int, region: Region, prediction: Prediction) -> Iterator[l
 
 def _write_wanted(case: ExportCase, regions: Mapping[int, Region], path: Path) -> None:
     """Write the regions of a slide as annotations of QuPath, one each, free to be classed and redrawn."""
+    from smmil.annotations.marks import WANTED
+
     shapely, facts = _shapely(), slide_facts(case)
     shown = boxes(case, facts) - np.tile(facts.offset, 2)
     features = []
@@ -105,7 +106,7 @@ def _write_wanted(case: ExportCase, regions: Mapping[int, Region], path: Path) -
         properties = {
             "objectType": "annotation",
             "name": f"mark {rank}",
-            "classification": _TO_MARK,
+            "classification": {"name": WANTED, "color": _TO_MARK},
             "isLocked": False,
             "measurements": {"patches": len(tiles), "doubt": region.doubt},
         }

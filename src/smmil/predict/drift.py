@@ -1,5 +1,6 @@
 """The drift summary of a run: fitted on its training and validation bags, kept in one file, compared with new bags."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,8 @@ def save_drift(summary: DriftSummary, path: str | Path) -> None:
 
 def read_drift(path: str | Path) -> DriftSummary:
     """The summary in a file of `save_drift`; one that was changed or is none is refused."""
+    if not os.path.exists(path):
+        raise DataError(f"{path}: no such file; smmil drift RUN writes it")
     if need_file(Path(path)).stat().st_size > _LARGEST:
         raise DataError(f"{path}: more than {_LARGEST >> 20} MiB is no drift summary; write it with smmil drift")
     tensors, facts = read_weights(path)
