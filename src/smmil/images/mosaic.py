@@ -1,5 +1,6 @@
 """Patches in files of their own, each with its place: a slide put together from them, white where there is none."""
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,8 @@ def _labels(path: Path, table: Any) -> np.ndarray | None:
 
 
 def _size(table: Path, file: Path) -> tuple[int, int]:
-    if not file.is_file():
-        raise DataError(f"{table}: {file} is not there; paths count from the table, correct them or write it again")
+    if not os.path.isfile(file):  # a name too long for any file is none, where Path.is_file raises
+        raise DataError(f"{table}: {str(file)[:300]} is not there; paths count from the table, correct them")
     with _opened(file) as image:
         return image.size
 
