@@ -194,7 +194,7 @@ def test_a_file_gives_the_same_summary_and_a_changed_one_is_refused(summary, tmp
         read_drift(tmp_path / "drift.safetensors")
 
 
-@pytest.mark.parametrize("wrong", ["shape", "patients", "scale", "kind", "knots", "more"])
+@pytest.mark.parametrize("wrong", ["shape", "patients", "scale", "kind", "knots", "noise", "more"])
 def test_a_sealed_file_of_other_numbers_is_refused(summary, tmp_path, wrong):
     save_drift(summary, tmp_path / "drift.safetensors")
     tensors, facts = read_weights(tmp_path / "drift.safetensors")
@@ -206,6 +206,8 @@ def test_a_sealed_file_of_other_numbers_is_refused(summary, tmp_path, wrong):
         tensors["axes_scale"] = -tensors["axes_scale"]
     elif wrong == "kind":
         facts = {"note": 1}
+    elif wrong == "noise":
+        facts["noise"] = 1.0  # although the axes hold all there is
     elif wrong == "knots":
         tensors["cases_knots"] = tensors["cases_knots"].flip(0)
     else:
@@ -213,6 +215,55 @@ def test_a_sealed_file_of_other_numbers_is_refused(summary, tmp_path, wrong):
     save_weights(tmp_path / "other.safetensors", tensors, facts)
     with pytest.raises(DataError, match="not a drift summary of this version"):
         read_drift(tmp_path / "other.safetensors")
+
+
+WEAK = np.where(np.arange(90) < 60, 1.0, 0.1)
+
+
+def wide_case(seed, lean=0.0):
+    """More features than axes; the last thirty hardly vary, and `lean` moves these alone."""
+    rng = np.random.default_rng([12, seed])
+    mean = 0.3 * rng.standard_normal(90) * WEAK
+    return DriftCase(f"c{seed}", mean + rng.standard_normal((30, 90)) * WEAK + lean * (WEAK < 1))
+
+
+@pytest.fixture(scope="module")
+def wide():
+    cases = {f"c{i}": wide_case(i) for i in range(48)}
+    return fit_drift({id_: id_ for id_ in cases}, cases.__getitem__)
+
+
+def test_norms_are_those_of_a_plain_decomposition(wide):
+    """Every patient counts alike; strangeness is the mean square on the axes plus that off them."""
+    folds, _ = drift._parts({f"c{i}": f"c{i}" for i in range(48)})
+    rows = np.concatenate([wide_case(int(id_[1:])).x for id_ in {**folds[0], **folds[1]}])  # of equal sizes
+    values, axes = np.linalg.eigh(np.cov(rows.T, bias=True))
+    values, axes = values[::-1], axes[:, ::-1]
+    new = wide_case(77, lean=0.05)
+    moved = (new.x - rows.mean(0)) @ axes
+    off, noise = moved[:, 64:], values[64:].mean()
+    look = drift._describe(wide.norms.space, new)
+    expected = np.log((moved[:, :64] ** 2 / values[:64]).mean(1) + (off**2).mean(1) / noise)
+    np.testing.assert_allclose(look.energy, expected, atol=1e-4)
+    assert look.lean == pytest.approx(np.log((off.mean(0) ** 2).sum() / 90 / noise), abs=1e-4)
+
+
+def test_a_lean_of_all_instances_where_cases_hardly_differ_is_noticed(wide):
+    found = [wide.examine(wide_case(100 + i, lean=0.15)) for i in range(10)]
+    assert np.mean([one.alarm for one in found]) >= 0.9
+    assert sum("lean" in one.why for one in found) >= 8
+    assert np.mean([wide.examine(wide_case(100 + i)).alarm for i in range(10)]) <= 0.3
+
+
+def test_large_cases_are_read_in_parts_with_the_same_result(wide, monkeypatch):
+    strange = wide_case(200, lean=0.1)
+    before = wide.examine(strange)
+    monkeypatch.setattr(drift, "_ROWS", 7)
+    cases = {f"c{i}": wide_case(i) for i in range(48)}
+    after = fit_drift({id_: id_ for id_ in cases}, cases.__getitem__).examine(strange)
+    assert (after.p, after.share, after.why) == (before.p, before.share, before.why)
+    np.testing.assert_allclose(after.strangeness, before.strangeness, atol=1e-6)
+    assert after.score == pytest.approx(before.score, abs=1e-3)
 
 
 def test_features_of_another_width_are_refused(summary):

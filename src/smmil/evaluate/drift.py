@@ -41,6 +41,7 @@ _FEWEST = 10  # patients of each half
 _MOST_AXES = 64
 _VARIETY_AXES = 16  # more are too noisy to be compared between cases
 _MOST_KNOTS = 512
+_ROWS = 8192  # instances at a time: the features of large slides are not copied as a whole
 _QUANTILE = 0.95
 _LEAST = 1e-6  # of squares whose logarithm is taken
 _LEAST_SCALE = 1e-3
@@ -72,12 +73,20 @@ class _Space(NamedTuple):
     scale: np.ndarray  # (k,)
     noise: float  # variance in each direction off the axes; 0: the axes hold all there is
 
-    def coordinates(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(n, k) coordinates, and (n, d) remainders divided by their usual deviation."""
-        moved = np.asarray(x, dtype=np.float64) - self.mean
-        along = moved @ self.axes
-        rest = (moved - along @ self.axes.T) / math.sqrt(self.noise) if self.noise else np.zeros_like(moved)
-        return along / self.scale, rest
+    def coordinates(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+        """(n, k) coordinates, (n,) mean square of each remainder, and that of the mean remainder."""
+        z, off, total = np.empty((len(x), len(self.scale))), np.zeros(len(x)), np.zeros(len(self.mean))
+        for start in range(0, len(x), _ROWS):
+            here = slice(start, start + _ROWS)
+            moved = np.asarray(x[here], dtype=np.float64) - self.mean
+            along = moved @ self.axes
+            z[here] = along / self.scale
+            if self.noise:
+                rest = moved - along @ self.axes.T
+                off[here] = (rest**2).sum(1) / self.noise / (len(self.mean) - len(self.scale))
+                total += rest.sum(0)
+        lean = float(((total / len(x)) ** 2).mean()) / self.noise if self.noise else 0.0
+        return z, off, lean
 
 
 class _Moments:
@@ -87,10 +96,11 @@ class _Moments:
         self.weight, self.sum, self.products = 0.0, np.zeros(width), np.zeros((width, width))
 
     def add(self, x: np.ndarray, weight: float) -> None:
-        x = np.asarray(x, dtype=np.float64)
         self.weight += weight
-        self.sum += weight * x.mean(0)
-        self.products += weight / len(x) * (x.T @ x)
+        for start in range(0, len(x), _ROWS):
+            rows = np.asarray(x[start : start + _ROWS], dtype=np.float64)
+            self.sum += weight / len(x) * rows.sum(0)
+            self.products += weight / len(x) * (rows.T @ rows)
 
     def merged(self, other: "_Moments") -> "_Moments":
         both = _Moments(len(self.sum))
@@ -167,12 +177,11 @@ def _describe(space: _Space, case: DriftCase) -> _Look:
         )
     if not np.isfinite(case.x).all():
         raise DataError(f"{case.id}: features are not finite; prepare this case again")
-    z, rest = space.coordinates(case.x)
-    off = (rest**2).sum(1) / max(1, rest.shape[1] - z.shape[1])
+    z, off, lean = space.coordinates(case.x)
     energy = np.log((z**2).mean(1) + off + _LEAST)
-    lean = math.log(float((rest.mean(0) ** 2).mean()) + _LEAST) if space.noise else math.nan
+    leaning = math.log(lean + _LEAST) if space.noise else math.nan
     variety = np.log(z[:, :_VARIETY_AXES].var(0) + _LEAST) / 2 if len(z) > 1 else None
-    return _Look(np.round(energy, 6), z.mean(0), variety, lean, _structure(case, z))
+    return _Look(np.round(energy, 6), z.mean(0), variety, leaning, _structure(case, z))
 
 
 def _structure(case: DriftCase, z: np.ndarray) -> np.ndarray:
@@ -418,7 +427,10 @@ class DriftSummary:
                 raise ValueError(f"{name}: the knots are not in order")
             if beyond[-1] != 0 or beyond[0] > patients:
                 raise ValueError(f"{name}: more than its patients")
-        if not isinstance(facts["source"], dict) or not facts["noise"] >= 0:
+        numbers = [facts[name] for name in ("noise", "beyond", "level")]
+        if not isinstance(facts["source"], dict) or not all(type(n) is float and math.isfinite(n) for n in numbers):
+            raise ValueError("its facts are not those of a summary")
+        if facts["noise"] < 0 or k > d or (facts["noise"] and k == d):
             raise ValueError("its facts are not those of a summary")
         norms = _Norms(
             _Space(a["mean"], a["axes"], a["axes_scale"], float(facts["noise"])),
