@@ -29,7 +29,7 @@ _SAME_PLANE_MM = 0.05
 # No hand draws so many points in one contour, and no drawing crosses the rows of a slice, or of a scan, so often.
 _MOST_POINTS, _MOST_ON_A_SLICE, _MOST_CROSSINGS = 100_000, 4_000_000, 100_000_000
 _LARGEST_DRAWING = 256 * 2**20
-_LONGEST_NUMBER = 32
+_LONGEST_NUMBER, _FARTHEST_MM = 32, 1e5
 _HALF = 0.5
 _TOO_OFTEN = "so often that no hand drew them; draw them again"
 
@@ -253,9 +253,9 @@ class _Contour:
 
 def _points(contour: Any, what: str) -> np.ndarray:
     """(n, 3) points in the patient, from the text itself: making a number of each by pydicom takes minutes."""
-    if "ContourData" not in contour:
+    value = contour.get_item("ContourData").value if "ContourData" in contour else None
+    if not value:
         return np.zeros((0, 3))
-    value = contour.get_item("ContourData").value
     numbers = value.split(b"\\") if isinstance(value, bytes) else value
     if len(numbers) > 3 * _MOST_POINTS:
         raise DataError(f"{what} has {len(numbers) // 3:,} points, at most {_MOST_POINTS:,}; draw it again")
@@ -265,8 +265,8 @@ def _points(contour: Any, what: str) -> np.ndarray:
     stated = contour.get("NumberOfContourPoints")
     if len(points) % 3 or (stated is not None and int(stated) * 3 != len(points)):
         raise DataError(f"{what} has {len(points):,} numbers, which is not three for each point; export it again")
-    if not np.isfinite(points).all():
-        raise DataError(f"{what} has a point that is no finite number; export it again")
+    if not (np.abs(points) <= _FARTHEST_MM).all():
+        raise DataError(f"{what} has a point that is no number, or lies far from any patient; export it again")
     return points.reshape(-1, 3)
 
 

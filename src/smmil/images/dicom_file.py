@@ -238,7 +238,7 @@ def _slice_header(path: Path, tags: dict[str, Any]) -> _SliceHeader:
             slope,
             intercept,
             stored == (12, 0) and intercept > -100 and kind_of(tags) == "CT",
-            str(tags.get("RescaleType", "")) == "US",
+            str(tags.get("RescaleType", "")) == "US" and kind_of(tags) == "CT",
             # Frames have no name of their own, unless they were slices with one.
             str(tags["SOPInstanceUID"] if "frame" not in tags else tags.get("ReferencedSOPInstanceUID", "")),
             str(tags["SeriesInstanceUID"]),
