@@ -52,11 +52,11 @@ def read_dicom_mask(
     if (found := dicom_mask_kind(path)) != kind:
         raise DataError(f"{path}: is {found or 'another DICOM file'}, not {kind}; give the file of the mask")
     with dicom_errors(path, f"a DICOM {DICOM_MASKS[kind]}"):
-        return (_segmentation if kind == "dicom-seg" else _structure_set)(path, _Grid.of(scan), positive)
+        return (_segmentation if kind == "dicom-seg" else _structure_set)(path, _ScanGrid.of(scan), positive)
 
 
 @dataclass(frozen=True)
-class _Grid:
+class _ScanGrid:
     """Where the pixels of a scan lie in the patient, as it is shown; mm, LPS.
 
     corners  (n, 3) first pixel of every slice      axes  (3, 3) columns: one step across, one down, the normal
@@ -71,7 +71,7 @@ class _Grid:
     references: frozenset[str]
 
     @classmethod
-    def of(cls, scan: Volume) -> "_Grid":
+    def of(cls, scan: Volume) -> "_ScanGrid":
         lps, source = LPS_TO_RAS @ scan.affine, scan.source
         normal = np.cross(lps[:3, 0], lps[:3, 1])
         axes = np.column_stack([lps[:3, 0], lps[:3, 1], normal / np.linalg.norm(normal)])
@@ -128,7 +128,9 @@ def _chosen(names: dict[int, str], positive: Collection[Any] | None, what: str) 
     return sorted(found)
 
 
-def _segmentation(path: Path, grid: _Grid, positive: Collection[Any] | None) -> tuple[Iterator[np.ndarray], list[str]]:
+def _segmentation(
+    path: Path, grid: _ScanGrid, positive: Collection[Any] | None
+) -> tuple[Iterator[np.ndarray], list[str]]:
     tags = read_tags(path, _SEG)
     grid.refuse_other(
         [str(item.get("SeriesInstanceUID", "")) for item in tags.get("ReferencedSeriesSequence") or ()],
@@ -169,7 +171,7 @@ def _frame(header: Any) -> str:
     return f"frame {header.frame + 1}"
 
 
-def _slice_of(header: Any, grid: _Grid) -> tuple[int, Turn]:
+def _slice_of(header: Any, grid: _ScanGrid) -> tuple[int, Turn]:
     """The slice that a frame lies on, and how it is turned to be shown; refused unless pixel lies on pixel."""
     index = grid.nearest(float(header.position @ grid.axes[:, 2]))
     steps = header.orientation * np.array(header.pixel_mm)[:, None]
@@ -203,7 +205,9 @@ def _slice_of(header: Any, grid: _Grid) -> tuple[int, Turn]:
     return index, Turn(np.eye(4), swap, flip_rows=bool(flips[1]), flip_columns=bool(flips[0]), flip_slices=False)
 
 
-def _structure_set(path: Path, grid: _Grid, positive: Collection[Any] | None) -> tuple[Iterator[np.ndarray], list[str]]:
+def _structure_set(
+    path: Path, grid: _ScanGrid, positive: Collection[Any] | None
+) -> tuple[Iterator[np.ndarray], list[str]]:
     if path.stat().st_size > _LARGEST_DRAWING:
         raise DataError(f"the file is larger than {_LARGEST_DRAWING >> 20} MB, too large for contours")
     tags = read_tags(path, _RTSTRUCT)
@@ -270,7 +274,7 @@ def _points(contour: Any, what: str) -> np.ndarray:
     return points.reshape(-1, 3)
 
 
-def _placed(points: np.ndarray, grid: _Grid, what: str) -> _Contour:
+def _placed(points: np.ndarray, grid: _ScanGrid, what: str) -> _Contour:
     """The contour on the slice nearest to it, which must lie within half the distance of slices."""
     index = grid.nearest(float(np.median(points @ grid.axes[:, 2])))
     places = grid.places(points, index)
