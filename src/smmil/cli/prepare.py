@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 ImageKind = StrEnum("ImageKind", "auto slide ct mr stack points patches")
 PatchGraph = StrEnum("PatchGraph", "grid knn")
+TissueMethod = StrEnum("TissueMethod", "otsu grey dark none")
+StainMethod = StrEnum("StainMethod", "macenko reinhard")
+PenInk = StrEnum("PenInk", "keep exclude")
 PrepareExecutor = StrEnum("PrepareExecutor", "auto serial processes dask")
 Precision = StrEnum("Precision", "float32 float16 bfloat16")
 
@@ -45,6 +48,13 @@ def prepare(
     tile_mpp: Annotated[float | None, Option(help="Micrometres per pixel at which tiles are read.")] = None,
     overlap_um: Annotated[float | None, Option(help="How far neighbouring tiles overlap (0).")] = None,
     tissue_share: Annotated[float | None, Option(help="Share of a tile that must be tissue (0.25).")] = None,
+    tissue: Annotated[
+        TissueMethod | None,
+        Option(help="Tissue is what has colour (otsu), is darker than glass (grey), brighter (dark), or all (none)."),
+    ] = None,
+    pen: Annotated[PenInk | None, Option(help="exclude: felt pen on the slide is no tissue (keep).")] = None,
+    stain: Annotated[StainMethod | None, Option(help="Bring the colours of every slide to one target.")] = None,
+    stain_reference: Annotated[Path | None, Option(help="Picture with the target colours of --stain.")] = None,
     mpp: Annotated[
         float | None, Option(help="Micrometres per pixel at full resolution, for files that do not say.")
     ] = None,
@@ -102,6 +112,8 @@ def prepare(
     from smmil.prepare.recipe import load_recipe, refuse_unused
 
     _check_place(executor.value, workers, dask)
+    mask = {"share": tissue_share, "method": tissue and tissue.value, "pen": pen and pen.value}
+    mask = {name: value for name, value in mask.items() if value is not None}
     chosen = {
         "kind": None if kind is ImageKind.auto else kind.value,
         "encoder": encoder,
@@ -111,7 +123,9 @@ def prepare(
         "tile_px": tile_px,
         "tile_mpp": tile_mpp,
         "overlap_um": overlap_um,
-        "tissue": None if tissue_share is None else {"share": tissue_share},
+        "tissue": mask or None,
+        "stain": stain and stain.value,
+        "stain_reference": None if stain_reference is None else str(stain_reference),
         "windows": tuple(window) if window else None,
         "triplets": triplets or None,
         "crop_px": crop_px,

@@ -131,7 +131,7 @@ def prepare_case(job: PrepareJob) -> PreparedCase:
     if facts is None:
         facts, status = maker.make(), "written"
     if facts is None:
-        return PreparedCase("no tissue")
+        return PreparedCase("no tissue", warnings=maker.warnings)
     labels = maker.write_labels(facts["damaged"])
     return PreparedCase(
         status,
@@ -156,6 +156,8 @@ def _edgeless(path: Path) -> bool:
 
 class _CaseMaker:
     """A job, its points, and the fingerprint of everything its bag is made from: pixels, pixel size, mask, points."""
+
+    warnings: tuple[str, ...] = ()  # of a case without tissue
 
     def __init__(self, job: PrepareJob):
         self.job, self.case, self.recipe = job, job.case, job.recipe
@@ -212,10 +214,11 @@ class _CaseMaker:
             if not len(selection.coords):
                 _slide_preview(job.preview_path, slide, selection, [])
                 job.bag_path.unlink(missing_ok=True)
+                self.warnings = tuple(selection.facts.get("warnings", ()))
                 return None
             encoded = _encode_tiles(slide, selection.coords, selection.footprint, recipe, encoder)
             _slide_preview(job.preview_path, slide, selection, encoded.damaged)
-            facts = _slide_facts(slide, selection, recipe.pixels or encoder.pixels)
+            facts = _slide_facts(slide, selection, recipe.pixels or encoder.pixels) | encoded.facts
         return self._write(encoded, encoder, selection.frame, selection.graph, facts)
 
     def _make_scan(self, encoder: Encoder) -> dict[str, Any]:

@@ -110,7 +110,9 @@ def _empty(outcome: _Outcome) -> bool:
 def failure_reason(outcome: _Outcome) -> str | None:
     """Why a case has no bag; None when it has one."""
     if _empty(outcome):
-        return f"no tissue found; look at {outcome.task.preview_path} and adjust the tissue settings, or give a mask"
+        hints = outcome.value.warnings if outcome.value is not None else ()
+        look = f"look at {outcome.task.preview_path} and adjust the tissue settings, or give a mask"
+        return f"no tissue found; {'; '.join(hints) or look}"
     return outcome.error
 
 
