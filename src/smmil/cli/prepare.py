@@ -238,10 +238,9 @@ def _finish(done: "Summary", todo: "PreparePlan") -> None:
     failed = len(done.failures)
     print(f"{todo.out}: {done.count('written')} written, {done.count('kept')} there already, {failed} failed or empty")
     if done.edgeless:
-        bags = f"{done.edgeless} of {len(done.outcomes)} bags have fewer than ten instances and no two neighbours"
-        print(
-            f"note: {bags}: smoothing does nothing there; smaller tiles or less tissue_share give more", file=sys.stderr
-        )
+        from smmil.formats.content import edgeless_note
+
+        print(f"note: {edgeless_note(done.edgeless, len(done.outcomes))}", file=sys.stderr)
     if done.lost is not None:
         print(f"warning: {done.lost}", file=sys.stderr)
     if done.manifest is not None:

@@ -19,7 +19,7 @@ from smmil.encoders import Encoder, encode_stream
 from smmil.errors import DataError
 from smmil.files import digest, replacing
 from smmil.formats import read_bag, read_provenance, write_bag
-from smmil.formats.content import ALARM_FROM
+from smmil.formats.content import ALARM_FROM, is_edgeless
 from smmil.frame import Frame
 from smmil.images import MosaicSlide, Slide, open_slide
 from smmil.images.opening import is_mosaic
@@ -144,14 +144,8 @@ def prepare_case(job: PrepareJob) -> PreparedCase:
         None if labels is None else int((labels.labels > 0).sum()),
         None if labels is None or "coverage" not in labels.about else float(labels.share.max()),
         (*facts.get("warnings", ()), *(() if labels is None else labels.about.get("warnings", ()))),
-        facts["instances"] < ALARM_FROM and _edgeless(job.bag_path),
+        facts["instances"] < ALARM_FROM and is_edgeless(facts["instances"], read_bag(job.bag_path).graph),
     )
-
-
-def _edgeless(path: Path) -> bool:
-    """Whether no two instances of a bag are neighbours; of larger bags reading itself says so."""
-    graph = read_bag(path).graph
-    return graph is None or not len(graph.indices)
 
 
 class _CaseMaker:
