@@ -202,6 +202,8 @@ def _show_dry(todo: "PreparePlan") -> None:
         line = preflight(job)
         sizes = ("" if n is None else f"{n:.5g}" for n in (line.mpp_level0, line.wanted_um, line.used_um))
         table.add_row(line.id, line.status, str(line.instances), *sizes)
+        for warning in line.warnings:
+            print(f"warning: {line.id}: {warning}", file=sys.stderr)
     Console().print(table)
 
 

@@ -307,6 +307,7 @@ class _Preview:
     mpp_level0: float | None = None
     wanted_um: float | None = None
     used_um: float | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def preflight(job: PrepareJob) -> _Preview:
@@ -321,6 +322,7 @@ def preflight(job: PrepareJob) -> _Preview:
             chosen = maker.select(slide)
             count, width = len(chosen.coords), chosen.facts.get("tile_um", {})
             status = status if count else "no tissue"
-            return _Preview(id_, status, count, slide.mpp, width.get("requested"), width.get("used"))
+            warnings = tuple(chosen.facts.get("warnings", ()))
+            return _Preview(id_, status, count, slide.mpp, width.get("requested"), width.get("used"), warnings)
     except DataError as problem:
         return _Preview(id_, f"fails: {problem}")

@@ -183,7 +183,7 @@ def _select_tiles(slide: Slide, recipe: Recipe, given_mask: Path | None = None) 
     coords = cells.tissue_tiles(mask, recipe.tissue.share)
     columns, rows = cells.counts
     rule = {"kind": "grid", "neighbours": 8}
-    facts = {
+    facts: dict[str, Any] = {
         "tile_um": {"requested": recipe.tile_um, "used": cells.footprint * cells.mpp},
         "overlap_um": {"requested": recipe.overlap_um, "used": (cells.footprint - cells.step) * cells.mpp},
     }
