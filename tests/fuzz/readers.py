@@ -327,7 +327,7 @@ def read_cache(path: Path) -> Any:
 def checked_bags(folder: Path) -> Path:
     digest_cache(folder)
     manifest = Manifest.read(folder / "manifest.csv")
-    manifest._remember({id_: [["marks of another day"], 4] for id_ in manifest.ids})
+    manifest._remember({id_: [["marks of another day"], 4, False] for id_ in manifest.ids})
     return folder / _CHECKED
 
 

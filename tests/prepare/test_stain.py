@@ -7,9 +7,10 @@ from support import prepare_makers as makers
 
 from smmil.errors import ConfigError, DataError
 from smmil.formats import read_bag, read_provenance
-from smmil.prepare import Recipe, load_recipe, prepare_case
-from smmil.prepare.stain import _TARGETS, _lab, _Stain
+from smmil.prepare import Recipe, load_recipe, plan, prepare_case
+from smmil.prepare.stain import _TARGETS, _lab, _Stain, _with_reference
 
+STAIN = {"stain", "stain_reference", "stain_target"}
 HAEMATOXYLIN, EOSIN = np.array([0.60, 0.72, 0.35]), np.array([0.12, 0.90, 0.42])
 
 
@@ -171,17 +172,21 @@ def test_a_reference_is_kept_as_numbers_and_checksum(stained, tmp_path):
     target = stained[1]
     (tmp_path / "recipe.yaml").write_text("stain: macenko\nstain_reference: target.png\n")
     (tmp_path / "target.png").write_bytes(target.read_bytes())
-    chosen = load_recipe(tmp_path / "recipe.yaml")
+    chosen = _with_reference(load_recipe(tmp_path / "recipe.yaml"))
     assert chosen.stain_target == _Stain.fit("macenko", two_stains(8).reshape(-1, 3)).numbers
     assert str(tmp_path) not in str(chosen.settings())
-    assert chosen.digest("e") == load_recipe(None, {"stain": "macenko", "stain_reference": str(target)}).digest("e")
-    (tmp_path / "target.png").unlink()
+    other = plan([stained[0]], tmp_path, load_recipe(None, {"stain": "macenko", "stain_reference": str(target)})).recipe
+    assert other.digest("e") == chosen.digest("e")
     assert load_recipe(None, chosen.settings()) == chosen  # as a package does
     digests = {load_recipe(None, {"stain": s}).digest("e") for s in ("macenko", "reinhard", None)}
     assert len({*digests, chosen.digest("e")}) == 4
-    assert not {"stain", "stain_reference", "stain_target"} & set(Recipe().settings())
+    assert not STAIN & set(Recipe().settings())
+    unread = load_recipe(tmp_path / "recipe.yaml")
+    with pytest.raises(ConfigError, match="was not read"):
+        prepare_case(makers.job(stained[0], tmp_path / "out", makers.recipe(**unread.model_dump(include=STAIN))))
+    (tmp_path / "target.png").unlink()
     with pytest.raises(DataError, match="no such file"):
-        load_recipe(tmp_path / "recipe.yaml")
+        _with_reference(unread)
     for wrong in ({"stain_reference": "a.png"}, {"stain": "macenko", "stain_target": (1.0,)}):
         with pytest.raises(ConfigError, match="stain_"):
             load_recipe(None, wrong)

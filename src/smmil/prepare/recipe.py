@@ -12,7 +12,6 @@ from smmil.encoders.table import is_outside
 from smmil.errors import ConfigError, require_trust_code
 from smmil.files import digest
 from smmil.images.volume import PRESETS, RSNA, check_window
-from smmil.prepare.stain import _fit_reference
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -74,8 +73,8 @@ class Recipe(_Part):
     neighbours   nearest points that are neighbours of a point
     graph        neighbours of patches: grid (those that touch), or knn where patches were sampled sparsely
     stain        colours of every slide brought to one target: macenko or reinhard; None: as they are
-    stain_reference  picture whose colours are the target in place of published ones; once read, its checksum
-    stain_target     the numbers found in it, in the order of `smmil.prepare.stain`
+    stain_reference  picture whose colours are the target in place of published ones; `plan` puts its checksum here
+    stain_target     and the numbers found in it there, in the order of `smmil.prepare.stain`
     windows      scans: three windows as colours, or one; by name, as centre/width, or percentiles such as p1/99
     triplets     scans: the slice below, itself and the slice above as colours, through a single window
     encoder      name of an encoder, or `package.module:function` that gives one
@@ -160,13 +159,6 @@ class Recipe(_Part):
                     f"window {name!r} is in Hounsfield units, which {_CASES[self.kind]} have not; try p1/99"
                 )
 
-    def _with_reference(self, folder: Path) -> "Recipe":
-        """This recipe with its reference picture read: numbers and a checksum in place of a path below `folder`."""
-        assert self.stain is not None  # checked with the reference
-        picture = folder / str(self.stain_reference)
-        found = _fit_reference(self.stain, picture), digest(picture.read_bytes())[:32]
-        return self.model_copy(update={"stain_target": found[0], "stain_reference": found[1]})
-
     def settings(self) -> dict[str, Any]:
         """The choices that count for this kind, as plain data: a CT recipe does not change with a tile size."""
         dumped = self.model_dump(mode="json", exclude={"tile_px", "tile_mpp"})
@@ -216,21 +208,24 @@ def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
 def load_recipe(
     path: str | Path | None = None, changes: Mapping[str, Any] | None = None, *, trust_code: bool = False
 ) -> Recipe:
-    """The recipe in a YAML file with changes on top; unknown keys are refused by name.
+    """The recipe in a YAML file with changes on top; unknown keys are refused by name; paths count from the file.
 
     trust_code  the file may name an encoder outside smmil, which means running that code; the changes always may
     """
     content = {} if path is None else read_yaml(path, "recipe", "lines such as tile_um: 256")
+    if (
+        path is not None
+        and isinstance(picture := content.get("stain_reference"), str)
+        and "stain_target" not in content
+    ):
+        content = content | {"stain_reference": str(Path(path).parent / picture)}
     merged = _merged(content, {name: value for name, value in (changes or {}).items() if value is not None})
     # lists as YAML has them become tuples, which a frozen recipe keeps
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in merged.items()}
     recipe = checked(Recipe, plain, "the recipe" if path is None else str(path))
     if path is not None and is_outside(recipe.encoder):
         require_trust_code(recipe.encoder, path, trust_code or (changes or {}).get("encoder") or False)
-    if recipe.stain_reference is None or recipe.stain_target is not None:
-        return recipe
-    given_in_file = path is not None and (changes or {}).get("stain_reference") is None
-    return recipe._with_reference(Path(str(path)).parent if given_in_file else Path())
+    return recipe
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

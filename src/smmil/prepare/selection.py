@@ -339,7 +339,7 @@ def _encode_tiles(slide: Slide, coords: np.ndarray, footprint: float, recipe: Re
     pixels = recipe.pixels or encoder.pixels
     kept: list[int] = []
     damaged: list[int] = []
-    stain = None if recipe.stain is None else _fit_slide(slide, coords, footprint, pixels, recipe.stain)
+    stain = _fit_slide(slide, coords, footprint, pixels, recipe)
     recolour = None if stain is None else stain.towards(recipe.stain_target)
 
     def tiles() -> Iterator[np.ndarray]:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from smmil.errors import DataError
+from smmil.errors import ConfigError, DataError
+from smmil.files import digest
 from smmil.images import DamagedTile, Slide, open_slide
+from smmil.prepare.recipe import Recipe
 
 # Light where nothing absorbs, the least mean optical density of tissue, and the percentile of angles that stands for
 # the extreme. Asking that of every colour, as some do, would leave out all places with eosin alone: it is clear in red.
@@ -139,20 +141,28 @@ def _thinned(tiles: list[np.ndarray]) -> np.ndarray:
     return pixels[:: -(-len(pixels) // _PIXELS) or 1]
 
 
-def _fit_slide(slide: Slide, coords: np.ndarray, footprint: float, pixels: int, method: str) -> _Stain:
-    """The stains of a slide by a sample of its tiles, as they will be seen."""
+def _fit_slide(slide: Slide, coords: np.ndarray, footprint: float, pixels: int, recipe: Recipe) -> _Stain | None:
+    """The stains of a slide by a sample of its tiles, as they will be seen; None: the recipe leaves colours alone."""
+    if recipe.stain is None:
+        return None
+    if recipe.stain_reference is not None and recipe.stain_target is None:
+        raise ConfigError(f"stain_reference: {recipe.stain_reference} was not read; smmil.prepare.plan does")
     tiles = []
     for x, y in np.rint(coords[_sampled_places(len(coords))]).tolist():
         with suppress(DamagedTile):  # counted when all tiles are read
             tiles.append(slide.read(x, y, footprint, pixels))
     with _named(slide.path):
-        return _Stain.fit(method, _thinned(tiles))
+        return _Stain.fit(recipe.stain, _thinned(tiles))
 
 
-def _fit_reference(method: str, path: Path) -> tuple[float, ...]:
-    """The numbers of a picture that is to be the target."""
+def _with_reference(recipe: Recipe) -> Recipe:
+    """The recipe with its reference picture read: numbers and a checksum in place of a path."""
+    if recipe.stain is None or recipe.stain_reference is None or recipe.stain_target is not None:
+        return recipe
+    path = Path(recipe.stain_reference)
     with open_slide(path) as slide, _named(path):
-        return _Stain.fit(method, _thinned([slide.thumbnail(1024).image])).numbers
+        found = _Stain.fit(recipe.stain, _thinned([slide.thumbnail(1024).image])).numbers
+    return recipe.model_copy(update={"stain_target": found, "stain_reference": digest(path.read_bytes())[:32]})
 
 
 @contextmanager
