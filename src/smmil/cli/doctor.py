@@ -40,7 +40,7 @@ def doctor() -> None:
     table.add_row("self-check", "a step of sm_ap on two synthetic bags: " + ("ok" if works else "FAILED"))
     console = Console()
     console.print(table)
-    extras = Table("extra", "needed for", "here", title="pip install 'smmil[extra]'", title_justify="left")
+    extras = Table("extra", "needed for", "here", title="pip install 'smmil\\[extra]'", title_justify="left")
     for name, verbs in EXTRAS.items():
         missing = _missing_libraries(name)
         extras.add_row(name, verbs, f"missing: {', '.join(missing)}" if missing else "complete")
