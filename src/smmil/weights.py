@@ -113,7 +113,9 @@ def _check_plain(content: Mapping[Any, Any], path: Path) -> None:
             if isinstance(value, Tensor):
                 room -= _stored_bytes(value, f"{path}: {key}")
                 if room < 0:
-                    raise DataError(f"{path}: its weights claim more numbers than the file holds; copy or save it again")
+                    raise DataError(
+                        f"{path}: its weights claim more numbers than the file holds; copy or save it again"
+                    )
 
 
 def _stored_bytes(tensor: Tensor, where: str) -> int:

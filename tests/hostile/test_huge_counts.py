@@ -83,7 +83,14 @@ def test_runs_and_packages_name_their_file(sound, refused, tmp_path):
     resum(sound.package)
     base = ("predict", "--model", sound.package, sound.manifest, "--out", tmp_path / "p")
     refused(*base, words=(sound.package / "config.json", "in_dim must be at most"))
-    config = ("train", sound.run / "config.yaml", "--set", "model.name=sm_ap", "--set", "model.options.steps=1000000000")
+    config = (
+        "train",
+        sound.run / "config.yaml",
+        "--set",
+        "model.name=sm_ap",
+        "--set",
+        "model.options.steps=1000000000",
+    )
     refused(*config, "--out", tmp_path / "t", words=("steps must be at most 1,000",))
 
 
