@@ -200,6 +200,21 @@ def test_weights_of_others_are_plain_and_no_larger_than_their_file(tmp_path, wor
     assert time.process_time() - began < 5
 
 
+class Promise:
+    """Pickled as the call of numpy that makes an array of this many numbers, in the other order of bytes."""
+
+    def __reduce__(self):
+        return np.ndarray, ((3, 10**8), np.dtype(">f4"))
+
+
+def test_arrays_of_features_are_no_larger_than_their_file(tmp_path):
+    path = tmp_path / "pt_files" / "case.pt"
+    path.parent.mkdir()
+    torch.save(Promise(), path)
+    with pytest.raises(DataError, match="case.pt: the array claims more numbers than the file holds"):
+        read_bag(path)
+
+
 def test_tied_weights_are_read(tmp_path):
     tied = torch.arange(6.0).reshape(2, 3)
     torch.save({"a": tied, "b": tied, "c": tied.T, "d": tied[:, :1]}, tmp_path / "w.pt")
