@@ -194,7 +194,7 @@ def test_weights_of_others_are_plain_and_no_larger_than_their_file(tmp_path, wor
     torch.save(ODD_WEIGHTS[words](), tmp_path / "w.pt", _use_new_zipfile_serialization=not old)
     began = time.process_time()
     for read in (lambda path: import_weights(path, "transmil"), _read_tensors):
-        with pytest.raises(DataError, match=f"w.pt: .*{words}") as told:
+        with pytest.raises(DataError, match=rf"w\.pt: .*{words}") as told:
             read(tmp_path / "w.pt")
         assert len(str(told.value)) < 400 + len(str(tmp_path))
     assert time.process_time() - began < 5
@@ -211,7 +211,7 @@ def test_arrays_of_features_are_no_larger_than_their_file(tmp_path):
     path = tmp_path / "pt_files" / "case.pt"
     path.parent.mkdir()
     torch.save(Promise(), path)
-    with pytest.raises(DataError, match="case.pt: the array claims more numbers than the file holds"):
+    with pytest.raises(DataError, match=r"case\.pt: the array claims more numbers than the file holds"):
         read_bag(path)
 
 
