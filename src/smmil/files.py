@@ -353,13 +353,19 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 
     exact  texts as they are, for tables that are read back
     """
-    cells = [list(row) if exact else [cell(value) for value in row] for row in rows]
-    if not cells:
+    rows = list(rows)
+    if not rows:
         path.unlink(missing_ok=True)
         return
+    write_text(path, table_text(columns, rows, exact=exact))
+
+
+def table_text(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, exact: bool = False) -> str:
+    """What `write_rows` writes."""
+    cells = [list(row) if exact else [cell(value) for value in row] for row in rows]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *cells])
-    write_text(path, text.getvalue())
+    return text.getvalue()
 
 
 def cell(value: Any) -> Any:

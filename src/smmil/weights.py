@@ -19,8 +19,8 @@ _KEY = "smmil"
 # What files of other programs may hold: nested mappings, named weights, characters of a name, and, as several names may
 # stand for one tensor, weights of this many times the size of the file.
 _DEEPEST, _MOST_NAMES, _LONGEST_NAME, _SHARED = 20, 200_000, 300, 16
-_PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_PLAIN += (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PLAIN = {*_FLOATS, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool}
 _EXTRACT = (
     "python -c \"import torch; c = torch.load('FILE', map_location='cpu', weights_only=False); "
     "torch.save(c.get('state_dict', c), 'weights.pt')\""
@@ -68,7 +68,7 @@ def read_foreign_weights(path: Path, wrappers: Sequence[str]) -> Mapping[Any, An
         raise DataError(f"{path}: {what}")
     try:
         if path.suffix == ".safetensors":
-            content = load_file(path)
+            content: Any = load_file(path)
         else:
             check_once(path, check_torch_archive)
             content = torch.load(path, map_location="cpu", weights_only=True)
