@@ -82,7 +82,7 @@ def _contact_sheet(case: ExportCase) -> np.ndarray:
     cell = max(4, case.size // across)
     sheet = np.zeros((cell * ceil(len(volume) / across), cell * across, 3), np.float32)
     rows = ALL if case.positive is None else case.positive
-    heat = geometry._scan_heat(case, volume, rows) if case.axes == 3 else None
+    heat = geometry.scan_heat(case, volume, rows) if case.axes == 3 else None
     scores = geometry._slice_scores(case, len(volume), rows) if case.axes == 1 else np.full(len(volume), np.nan)
     border = max(1, cell // 24)
     for index in range(len(volume)):
@@ -205,7 +205,7 @@ def _write_nifti(case: ExportCase, path: Path) -> None:
     if case.axes == 2:
         raise ConfigError(f"{case.id}: nifti is for scans, but this case is a slide; choose tiff, geojson or dicom-pm")
     volume = case.volume("nifti")
-    image = nibabel.Nifti1Image(geometry._scan_heat(case, volume).transpose(2, 1, 0), volume.affine)
+    image = nibabel.Nifti1Image(geometry.scan_heat(case, volume).transpose(2, 1, 0), volume.affine)
     image = _as_stored(image, volume, case.image)
     _describe(image.header, case)
     data = image.to_bytes()
