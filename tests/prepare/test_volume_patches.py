@@ -325,7 +325,7 @@ def test_patches_are_for_scans_and_coverage_for_their_patches():
     with pytest.raises(ConfigError, match="--patch-mm, --patch-px: is for CT scans, but these are slides"):
         refuse_unused({"patch": {"side_px": 5}}, "slide")
     refuse_unused({"patch": {"side_px": 5}, "coverage": 0.3}, "ct", True)
-    with pytest.raises(ConfigError, match="--coverage: is for slides .* and patches of scans, but these are CT scans"):
+    with pytest.raises(ConfigError, match=r"--coverage: is for slides .* and patches of scans, but these are CT scans"):
         refuse_unused({"coverage": 0.3}, "ct")
 
 

@@ -29,7 +29,7 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
     units, as matplotlib's imshow wants it. Patches wider than the step overlap; a cell is the mean of all patches that
     cover it. Pieces of tissue with lattices of their own are moved to the nearest cell (half a step at most), and
     instances that share a cell are averaged (instances on no lattice: see `smmil.maps.raster`). Values that are nan do
-    not count. One coordinate gives a single row. Three, as of a scan cut into patches, give (layers, rows, columns), and
+    not count. One coordinate gives a single row. Three, of a scan cut into patches, give (layers, rows, columns), and
     the extent goes on with the first slice and the end of the last.
     """
     points = _places(prediction)
@@ -64,8 +64,8 @@ def _plane_coords(prediction: Prediction) -> np.ndarray:
     points = prediction.coords.astype(np.float64)
     if points.shape[1] > 2:
         raise DataError(
-            f"{prediction.id}: this picture shows one or two coordinates, got {points.shape[1]}; smmil report and smmil "
-            "view show scans slice by slice"
+            f"{prediction.id}: this picture shows one or two coordinates, got {points.shape[1]}; smmil report and "
+            "smmil view show scans slice by slice"
         )
     return points if points.shape[1] == 2 else np.column_stack([points, np.zeros(len(points))])
 
