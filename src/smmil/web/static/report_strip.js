@@ -178,10 +178,12 @@ class SliceView {
   read(event) {
     if (!this.cells) return;
     const shape = this.canvas.getBoundingClientRect();
+    const { width, height } = this.canvas;
+    const scale = Math.min(shape.width / width, shape.height / height); // whole and in the middle of its place
     const { left, top, across, down } = this.view();
-    const x = left + (((event.clientX - shape.left) / shape.width) * this.canvas.width) / across;
-    const y = top + (((event.clientY - shape.top) / shape.height) * this.canvas.height) / down;
-    const cell = cellAt(this.cells, x, y);
+    const x = (event.clientX - shape.left - shape.width / 2) / scale + width / 2;
+    const y = (event.clientY - shape.top - shape.height / 2) / scale + height / 2;
+    const cell = cellAt(this.cells, left + x / across, top + y / down);
     const { volume } = this.pane.cells;
     this.pane.readout.textContent = cell === null ? "" : cellText(volume, cell + this.offset());
   }

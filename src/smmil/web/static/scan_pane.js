@@ -66,11 +66,21 @@ export class ScanPane {
     this.order = instancePerSlice(this.opened.places, pairs[0][1].values, this.count);
     this.strips = pairs.map(([model, scores]) => {
       const strip = new ScoreStrip(this.below, this.opened, this.order, "slice", (place) => this.goToSlice(place));
-      strip.setModel(model, scores);
+      strip.setModel(model, scores, this.cut ? this.truthOfSlices() : undefined);
       return strip;
     });
     if (state.slice >= this.count) note(`This link does not fit: slice ${state.slice + 1} is not in ${this.opened.entry.id}, which has ${this.count}.`);
     this.goToSlice(state.slice ?? this.middleOf(highest(pairs[0][1].values, 1)[0]));
+  }
+
+  /** The truth of every slice at the patch that stands for it: a lesion if one of its patches is. */
+  truthOfSlices() {
+    const { truth, places } = this.opened;
+    const labels = truth?.slice() ?? null;
+    this.order.forEach((instance, k) => {
+      if (labels && instance !== undefined) labels[instance] = patchesOf(places, k).reduce((most, i) => Math.max(most, truth[i]), -1);
+    });
+    return labels;
   }
 
   goToSlice(k) {
@@ -106,7 +116,7 @@ export class ScanPane {
     this.slider.value = state.slice + 1;
     this.slider.setAttribute("aria-valuetext", `slice ${state.slice + 1} of ${this.count}`);
     for (const strip of this.strips) strip.show(state.slice);
-    const words = `Slice ${state.slice + 1} of ${this.count} · ${this.strips[0].words(state.slice)}`;
+    const words = `Slice ${state.slice + 1} of ${this.count} · ${this.cut ? "highest patch · " : ""}${this.strips[0].words(state.slice)}`;
     this.words.textContent = words.replaceAll(" · ", "\n"); // next to the slice, not over it
     this.stage.setAttribute("aria-label", words);
     this.frame();
