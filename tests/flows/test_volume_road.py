@@ -14,9 +14,11 @@ from support.lesion_cases import save_all
 from typer.testing import CliRunner
 
 from smmil.cli import app
+from smmil.evaluate.drift import _FACTS, _structure
 from smmil.formats import read_bag
 from smmil.graph import grid_graph
 from smmil.images.volume import open_volume
+from smmil.predict.cases import _drift_case
 from smmil.prediction import Prediction
 from smmil.synthetic.ct import synthetic_ct_scans
 
@@ -25,6 +27,7 @@ TINY = [
 ]
 PREPARE = ("--encoder", makers.ENCODER, "--executor", "serial", "--coverage", 0.25)
 SIDE = 64
+REFUSED = (("geojson", "geojson", "3 coordinate"), ("tiff", "tif", "3 coordinate"), ("dicom-pm", "dcm", "DICOM files"))
 STORED = {0: "LPS", 1: "SAR"}  # the orientation in which the voxels of every other volume lie in their file
 
 
@@ -113,9 +116,9 @@ def test_the_exported_map_holds_in_every_voxel_the_score_of_its_patch(road, numb
 
 def test_a_patch_map_is_refused_where_only_slides_have_one_and_tables_know_three_axes(road):
     case, scan = road / "predictions/ct_0001.npz", road / "scans/ct_0001.nii.gz"
-    for to, reason in (("geojson", "3 coordinate"), ("tiff", "3 coordinate"), ("dicom-pm", "refers to DICOM files")):
+    for to, ending, reason in REFUSED:
         with pytest.raises(Exception, match=reason):
-            smmil("export", case, "--to", to, "--image", scan, "--out", road / f"no.{to}")
+            smmil("export", case, "--to", to, "--image", scan, "--out", road / f"no.{ending}")
     smmil("export", case, "--to", "csv", "--out", road / "x.csv")
     table = pd.read_csv(road / "x.csv")
     assert {"x", "y", "z"} <= set(table.columns)
@@ -168,9 +171,18 @@ def test_boxes_of_several_slices_reach_a_report_too(road):
     assert facts["kind"] == "volume"
 
 
-def test_numbers_position_prior_drift_and_suggestions_know_three_axes(road):
+def test_the_position_prior_and_suggestions_know_three_axes(road):
     told = smmil("evaluate", road / "predictions")
-    assert "osition" in told
-    smmil("drift", road / "run")
-    smmil("suggest", road / "predictions", "--out", road / "wanted", "--manifest", road / "study/manifest.csv")
-    smmil("explain", road / "run", "--part", "test", "--out", road / "explained")
+    assert "of the position prior" in told
+    words = ("--out", road / "wanted", "--manifest", road / "study/manifest.csv")
+    assert "worth marking" in smmil("suggest", road / "predictions", *words)
+    assert {"x", "y", "z"} <= set(pd.read_csv(road / "wanted/marks.csv").columns)
+
+
+def test_drift_measures_patches_of_a_scan_in_millimetres_along_each_axis(road):
+    path = road / "study/bags/ct_0003.h5"
+    case = _drift_case(read_bag(path), {"positions_mm": [0.0] * read_bag(path).n})  # as many slices as patches
+    facts = dict(zip(_FACTS, _structure(case, case.x.astype(np.float64)), strict=True))
+    extent = (np.ptp(case.coords, axis=0) * case.frame.spacing).max()
+    assert facts["extent"] == pytest.approx(np.log(extent))
+    assert np.isnan(facts["gap"])

@@ -301,9 +301,12 @@ def test_recipes_of_slices_keep_their_fingerprint_and_patches_have_their_own():
 
 
 def test_a_size_on_the_command_line_replaces_the_other_form_in_the_file(tmp_path):
-    (tmp_path / "r.yaml").write_text("kind: ct\npatch:\n  side_mm: 12\n  depth_mm: 10.0\n  overlap: 0.5\n")
+    (tmp_path / "r.yaml").write_text(
+        "kind: ct\npatch:\n  side_mm: 12\n  depth_mm: 10.0\n  overlap: 0.5\n  foreground: -250\n"
+    )
     merged = load_recipe(tmp_path / "r.yaml", {"patch": {"side_px": 9}}).patch
     assert (merged.side_px, merged.side_mm, merged.depth_mm, merged.overlap) == (9, None, 10.0, 0.5)
+    assert merged.foreground == "-250"
 
 
 @pytest.mark.parametrize(

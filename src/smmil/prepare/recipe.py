@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from smmil.config import checked, read_yaml
 from smmil.encoders.table import is_outside
@@ -78,6 +78,12 @@ class PatchRecipe(_Part):
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     slices: Annotated[int, Field(ge=1, le=64)] = 3
     encode: Literal["mean", "concat", "whole"] = "mean"
+
+    @field_validator("foreground", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        """YAML reads -300 as a number."""
+        return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "PatchRecipe":
