@@ -173,8 +173,8 @@ def test_triplets_are_cut_like_slices(tmp_path):
 
 
 def test_neighbours_are_the_patches_that_touch_in_three_dimensions(tmp_path):
-    _, bag = prepared(tmp_path, ct(side_px=5, depth_slices=2, overlap=0.2))
-    step = np.array([4, 4, 2])
+    _, bag = prepared(tmp_path, ct(side_px=6, depth_slices=2, overlap=0.5))
+    step = np.array([3, 3, 1])
     places = bag.coords.numpy()
     near = (np.abs(places[:, None] - places[None]) / step).max(2)
     assert np.array_equal(bag.graph.dense().numpy() > 0, (near < 1.5) & (near > 0))

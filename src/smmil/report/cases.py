@@ -61,19 +61,19 @@ def _pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> 
     kind, image, truth, extent, notes = _picture(prediction, scores)
     facts = _map_facts(kind, extent, scores, notes)
     if image.ndim == 3:
-        facts |= {"layers": len(image), "span": _slice_span(prediction, extent)}
+        facts |= {"layers": len(image), "span": _slice_span(prediction, extent, len(image))}
         image, truth = (None if one is None else one.reshape(-1, one.shape[-1]) for one in (image, truth))
         assert image is not None
     return _raster(facts, image, truth, bits)
 
 
-def _slice_span(prediction: Prediction, extent: Extent) -> list[float]:
+def _slice_span(prediction: Prediction, extent: Extent, layers: int) -> list[float]:
     """First slice, end of the last one (patches may stick out of the scan), and slices per layer."""
     first, last = extent[4:]
     recorded = prediction.meta.get("scan")
     slices = recorded.get("slices") if isinstance(recorded, dict) else None
-    step = 1.0 if prediction.frame is None else (prediction.frame.step * 3)[2]
-    return [first, min(last, float(slices)) if isinstance(slices, int) and slices > first else last, step]
+    end = min(last, float(slices)) if isinstance(slices, int) and slices > first else last
+    return [first, end, (last - first) / layers]
 
 
 def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> _Raster:
