@@ -62,8 +62,8 @@ def _pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> 
     facts = _map_facts(kind, extent, scores, notes)
     if image.ndim == 3:
         facts |= {"layers": len(image), "span": _slice_span(prediction, extent, len(image))}
-        image, truth = (None if one is None else one.reshape(-1, one.shape[-1]) for one in (image, truth))
-        assert image is not None
+        image = image.reshape(-1, image.shape[-1])
+        truth = None if truth is None else truth.reshape(image.shape)
     return _raster(facts, image, truth, bits)
 
 
