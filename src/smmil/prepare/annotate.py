@@ -80,8 +80,8 @@ def annotate_case(
     of_scan = ("volume", *DICOM_MASKS)
     if boxes and kind not in of_scan:
         raise DataError(
-            f"{path}: {kind} says nothing about patches of a scan, which {bag.id} has; give a label volume (NIfTI) or a "
-            "DICOM mask, or prepare whole slices"
+            f"{path}: {kind} says nothing about patches of a scan, which {bag.id} has; give a label volume (NIfTI) or "
+            "a DICOM mask, or prepare whole slices"
         )
     if kind in ("rsna", *of_scan):
         rule = {"rule": "any annotation in the slice", "coverage": 0.0}
@@ -253,7 +253,7 @@ def _of_scan(
         return marked.astype(np.float64), {}
     patches = bag.coords is not None and bag.coords.shape[1] == 3
     if kind in DICOM_MASKS:
-        if scan is None or not patches and len(scan) != bag.n:
+        if scan is None or (not patches and len(scan) != bag.n):
             got = "none" if scan is None else f"one of {len(scan)}"
             raise DataError(
                 f"{path}: lies in the patient and needs the scan of {bag.n} slices it was drawn on, got {got}"
