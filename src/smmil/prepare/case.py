@@ -222,7 +222,8 @@ class _CaseMaker:
         volume = self.open_volume()
         pictures = _SlicePictures(volume, self.recipe)
         features = encode_stream(encoder, pictures)
-        encoded = _Encoded(features, np.arange(len(features), dtype=np.int64)[:, None])  # a slice is at its number
+        places = np.arange(len(features), dtype=np.int64)[:, None]  # a slice is at its number
+        encoded = _Encoded(features, places, [], *pictures.quality())
         _scan_preview(self.job.preview_path, volume, pictures.windows[0])
         facts = {
             "notes": list(volume.notes),
@@ -244,6 +245,7 @@ class _CaseMaker:
         facts |= {"versions": versions(), "encoder": made_by.pop("id"), "licence": made_by.pop("licence")}
         facts |= {"encoder_facts": made_by, "instances": len(encoded.coords)}
         facts |= {"damaged": [list(place) for place in encoded.damaged]}
+        facts |= {"quality": list(encoded.quality_names)} if encoded.quality_names else {}
         write_bag(self.job.bag_path, encoded.bag(self.case.id, frame), graph=rule, provenance=facts)
         return facts
 
