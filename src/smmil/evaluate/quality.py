@@ -91,7 +91,7 @@ class _QualityNorms(NamedTuple):
         """(n,) strangeness of instances by features or facts, whichever is larger."""
         if table is None or np.isnan(self.cases).all():
             return by_features
-        return np.maximum(by_features, np.round(self._energy(table) + self.offset, 6))
+        return np.asarray(np.maximum(by_features, np.round(self._energy(table) + self.offset, 6)))
 
     def _energy(self, table: np.ndarray) -> np.ndarray:
         distance = np.abs((table - self.instances[0]) / self.instances[1])
