@@ -168,6 +168,8 @@ def _scan_canvas(case: ExportCase, rows: Rows, what: str) -> _Canvas:
     volume = case.volume(what)
     if not isinstance(volume.source, DicomSlices):
         raise DataError(f"{case.image}: {what} refers to DICOM files; give the DICOM series, or export nifti")
+    if any(header.frame is not None for header in volume.source.headers):
+        raise DataError(f"{case.image}: {what} over a multi-frame (enhanced) file is not written; export nifti")
     heat = _scan_heat(case, volume, rows)
     frames = np.stack([_as_stored(volume.source.turn, picture) for picture in heat])
     return _Canvas(frames, [_source_header(case, h.path) for h in volume.source.headers], {})

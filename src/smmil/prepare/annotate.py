@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from smmil.annotations.dicom_masks import DICOM_MASKS, dicom_mask_kind, read_dicom_mask
 from smmil.annotations.labels import ANY, annotation_errors, labels_in_order, read_slice_labels
 from smmil.annotations.masks import PANDA, SUFFIXES, open_mask, pixel_share, polygon_share
 from smmil.annotations.polygons import is_boxes, read_asap, read_boxes, read_geojson, read_table
@@ -16,10 +17,11 @@ from smmil.bag import Bag
 from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, need_file, replacing
+from smmil.images.dicom_file import is_dicom
 from smmil.images.volume import Volume, open_volume
 
 SHAPES = {"asap": read_asap, "geojson": read_geojson, "boxes": read_boxes}
-KINDS = ("auto", *SHAPES, "label-image", *PANDA, "volume", "rsna")
+KINDS = ("auto", *SHAPES, "label-image", *PANDA, "volume", "rsna", *DICOM_MASKS)
 _Bounds = tuple[float, ...]
 _PADDING = 0.02  # share by which a mask may differ from its slide: tiles that were filled up, rounding
 
@@ -58,12 +60,13 @@ def annotate_case(
     mpp       micrometres per pixel of the annotation, when it is not drawn in level-0 pixels
     bounds    x, y, width, height of the scanned area: where coordinates of GeoJSON count from (QuPath), and those of a
               label image of exactly that size
-    positive  classes or codes that are lesions, where the file has others as well; of RSNA the subtypes; of masks
-              also ["any"]: every code but 0, as in masks that number their lesions
+    positive  classes or codes that are lesions, where the file has others as well; of RSNA the subtypes; of DICOM
+              masks numbers or names; of masks also ["any"]: every code but 0, as in masks that number their lesions
     slices    SOPInstanceUID of every instance, for labels given per slice (`Volume.sop_uids`)
     complete  False: not all lesions were marked, so what is not positive is unknown
     size      width and height of the slide in level-0 pixels: a label image of another size is refused
-    scan      the scan of a label volume: one that lies elsewhere along the body, or has other sizes, is refused
+    scan      the scan of a label volume: one that lies elsewhere along the body, or has other sizes, is refused;
+              DICOM masks need it, since they lie in the patient
 
     What is doubtful but not refused stands in about["warnings"].
     """
@@ -72,7 +75,7 @@ def annotate_case(
     if not 0 <= coverage < 1:
         raise ConfigError(f"coverage must be at least 0 and less than 1, got {coverage}")
     kind = _kind(path) if check_choice(kind, KINDS, "kind of annotation") == "auto" else kind
-    if kind in ("rsna", "volume"):
+    if kind in ("rsna", "volume", *DICOM_MASKS):
         rule = {"rule": "any annotation in the slice", "coverage": 0.0}
         share, more = _of_scan(bag, path, kind, positive, slices, scan)
     else:
@@ -135,6 +138,10 @@ def _kind(path: Path) -> str:
     known = {".xml": "asap", ".geojson": "geojson", ".json": "geojson", **dict.fromkeys(SUFFIXES, "label-image")}
     if path.suffix.lower() in known:
         return known[path.suffix.lower()]
+    if path.suffix.lower() != ".csv" and is_dicom(path):
+        if (found := dicom_mask_kind(path)) is None:
+            raise DataError(f"{path}: is a DICOM file, but no mask; expected SEG or RTSTRUCT")
+        return found
     if path.suffix.lower() != ".csv":
         raise DataError(f"{path}: cannot tell what kind of annotation this is; choose from: {', '.join(KINDS[1:])}")
     with annotation_errors(path, "a table"):
@@ -234,6 +241,14 @@ def _of_scan(
         with annotation_errors(path, "labels of slices"):
             marked = labels_in_order(read_slice_labels(path), slices, positive or (ANY,))
         return marked.astype(np.float64), {}
+    if kind in DICOM_MASKS:
+        if scan is None or len(scan) != bag.n:
+            got = "none" if scan is None else f"one of {len(scan)}"
+            raise DataError(
+                f"{path}: lies in the patient and needs the scan of {bag.n} slices it was drawn on, got {got}"
+            )
+        masks, notes = read_dicom_mask(path, kind, scan, positive)
+        return np.array([mask.mean() for mask in masks]), {"notes": notes}
     codes, volume = _codes(positive), open_volume(path)  # turned as the scan itself is
     if len(volume) != bag.n:
         raise DataError(f"{path}: {len(volume)} slices for a scan of {bag.n}; the label volume is of another scan")

@@ -22,6 +22,7 @@ from smmil.images import DamagedTile, MosaicSlide, Slide, need_mpp
 from smmil.images.quality import SLICE_FACTS, TILE_FACTS, slice_facts, tile_facts
 from smmil.images.volume import Volume, parse_window, triplets, window_channels
 from smmil.prepare.recipe import Recipe
+from smmil.prepare.stain import _fit_slide
 from smmil.prepare.tissue import _TissueMask
 
 
@@ -183,10 +184,11 @@ def _select_tiles(slide: Slide, recipe: Recipe, given_mask: Path | None = None) 
     coords = cells.tissue_tiles(mask, recipe.tissue.share)
     columns, rows = cells.counts
     rule = {"kind": "grid", "neighbours": 8}
-    facts = {
+    facts: dict[str, Any] = {
         "tile_um": {"requested": recipe.tile_um, "used": cells.footprint * cells.mpp},
         "overlap_um": {"requested": recipe.overlap_um, "used": (cells.footprint - cells.step) * cells.mpp},
     }
+    facts |= {"warnings": list(mask.warnings)} if mask.warnings else {}
     return _Selection(coords, cells.footprint, cells.frame, rule, mask, columns * rows, facts)
 
 
@@ -334,6 +336,7 @@ class _Encoded:
     features: np.ndarray
     coords: np.ndarray
     damaged: list[tuple[float, float]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
     quality: np.ndarray | None = None
     quality_names: tuple[str, ...] = ()
 
@@ -350,6 +353,8 @@ def _encode_tiles(slide: Slide, coords: np.ndarray, footprint: float, recipe: Re
     kept: list[int] = []
     damaged: list[int] = []
     quality: list[np.ndarray] = []
+    stain = _fit_slide(slide, coords, footprint, pixels, recipe)
+    recolour = None if stain is None else stain.towards(recipe.stain_target)
 
     def tiles() -> Iterator[np.ndarray]:
         """One by one; those that cannot be decoded are left out and remembered."""
@@ -365,9 +370,10 @@ def _encode_tiles(slide: Slide, coords: np.ndarray, footprint: float, recipe: Re
                     ) from None
             else:
                 kept.append(index)
-                quality.append(tile_facts(tile))
-                yield tile
+                quality.append(tile_facts(tile))  # of the pixels as scanned
+                yield tile if recolour is None else recolour(tile)
 
     features = encode_stream(encoder, tiles())
     lost = [(float(x), float(y)) for x, y in coords[damaged].tolist()]
-    return _Encoded(features, coords[kept], lost, np.stack(quality), TILE_FACTS)
+    facts = {} if stain is None else {"stain": {"method": stain.method, "found": list(stain.numbers)}}
+    return _Encoded(features, coords[kept], lost, facts, np.stack(quality), TILE_FACTS)
