@@ -22,6 +22,7 @@ class Bag:
     x       (n, d) features, n >= 1          coords  (n, k) position of each instance, x before y before z
     frame   what the coordinates mean        graph   neighbourhood as built, not normalised
     y       label: a class index             y_inst  (n,) instance labels; -1 means unknown
+    quality (n, q) physical facts of the images (smmil.images.quality), for the drift alarm; no model sees them
     """
 
     id: str
@@ -31,6 +32,7 @@ class Bag:
     graph: Graph | None = None
     y: int | None = None
     y_inst: Tensor | None = None
+    quality: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.x, Tensor) or not self.x.is_floating_point():
@@ -41,7 +43,7 @@ class Bag:
             raise DataError(f"{self.id}: the label must be a class index 0..C-1, got {self.y}")
         if self.x.ndim != 2 or self.x.shape[0] == 0:
             raise DataError(f"{self.id}: features must be (n, d) with n >= 1, got {tuple(self.x.shape)}")
-        for name, rows in (("coords", self.coords), ("y_inst", self.y_inst)):
+        for name, rows in (("coords", self.coords), ("y_inst", self.y_inst), ("quality", self.quality)):
             if rows is not None and len(rows) != self.n:
                 raise DataError(f"{self.id}: {name} has {len(rows):,} rows but features has {self.n:,}")
         if self.graph is not None and self.graph.n != self.n:

@@ -349,6 +349,43 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
 
 
+def measured_bag():
+    facts = torch.arange(40, dtype=torch.float32).reshape(20, 2)
+    facts[3, 1] = torch.nan
+    return small_bag(quality=facts)
+
+
+def test_facts_of_image_quality_come_back_and_are_shown(tmp_path):
+    bag = measured_bag()
+    write_bag(tmp_path / "a.h5", bag, provenance={"quality": ["sharpness", "ink"]})
+    again = read_bag(tmp_path / "a.h5")
+    np.testing.assert_array_equal(again.quality.numpy(), bag.quality.numpy())
+    assert describe(tmp_path / "a.h5")["quality"] == {"sharpness": 19.0, "ink": 21.0}
+    write_bag(tmp_path / "b.h5", again, provenance=read_provenance(tmp_path / "a.h5"))
+    assert (tmp_path / "b.h5").read_bytes() == (tmp_path / "a.h5").read_bytes()
+    write_bag(tmp_path / "c.h5", small_bag())
+    assert describe(tmp_path / "c.h5")["quality"] is None
+
+
+@pytest.mark.parametrize("names", [["sharpness"], "sharpness", [1, 2], None])
+def test_facts_of_image_quality_without_their_names_are_refused(tmp_path, names):
+    with pytest.raises(DataError, match=r"quality is not of the . facts that the provenance names"):
+        write_bag(tmp_path / "a.h5", measured_bag(), provenance={"quality": names})
+
+
+def test_damaged_facts_of_image_quality_are_damage(tmp_path):
+    write_bag(tmp_path / "a.h5", measured_bag(), provenance={"quality": ["sharpness", "ink"]})
+    for change, reason in ((7.0, "does not match its checksum"), (np.inf, "quality is not of the 2 facts")):
+        with h5py.File(tmp_path / "a.h5", "r+") as file:
+            file["quality"][0, 0] = change
+        with pytest.raises(DataError, match=reason):
+            read_bag(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        del file["quality"]
+    with pytest.raises(DataError, match="does not match its checksum"):
+        read_bag(tmp_path / "a.h5")
+
+
 def test_the_facts_of_a_file_are_plain_and_right(tmp_path):
     path, _, _ = written(tmp_path)
     facts = json.loads(json.dumps(describe(path)))

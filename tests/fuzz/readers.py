@@ -430,6 +430,7 @@ POINTS = "image,x,y,class\n" + "".join(f"img{i % 2},{3 * i},{5 * i},{'ab'[i % 2]
 READERS: tuple[FuzzReader, ...] = (
     # feature files
     FuzzReader("format:native", samples.native, lambda p: (*bag_of(p), describe(p)), sealed=True),
+    FuzzReader("format:native facts", samples.native_with_facts, lambda p: (*bag_of(p), describe(p)), sealed=True),
     FuzzReader("format:trident", lambda f: foreign.trident_file(f, X, CELLS * 512, 512), bag_of, BINARY, 0.25, ARRAYS),
     FuzzReader("format:trident in chunks", lambda f: foreign.trident_file(
                    f, X, CELLS * 512, 512, chunks=(4, 2), maxshape=(None, 4), compression="gzip", shuffle=True),

@@ -91,6 +91,13 @@ def native(folder: Path) -> Path:
     return folder / "case.h5"
 
 
+def native_with_facts(folder: Path) -> Path:
+    facts = torch.from_numpy(np.linspace(-1, 1, 2 * len(X), dtype=np.float32).reshape(-1, 2))
+    bag = Bag("case", torch.from_numpy(X), torch.from_numpy(CELLS * 512), Frame((512, 512)), quality=facts)
+    write_bag(folder / "case.h5", bag, provenance={"encoder": "any", "quality": ["sharpness", "ink"]})
+    return folder / "case.h5"
+
+
 def clam_pt(folder: Path) -> Path:
     foreign.clam_files(folder, X, CELLS * 512)
     return folder / "pt_files" / "case.pt"

@@ -8,6 +8,8 @@ from support.slide_damage import spoil_tile
 from smmil.data.tables import read_instance_labels
 from smmil.errors import DataError
 from smmil.formats import read_bag, read_provenance
+from smmil.images import open_slide
+from smmil.images.quality import TILE_FACTS, tile_facts
 from smmil.prepare import prepare_case
 
 
@@ -136,3 +138,14 @@ def test_features_are_those_of_the_pixels_under_the_coordinates(job, slide):
     for features, (x, y) in zip(bag.x.float().numpy(), bag.coords.tolist(), strict=True):
         tile = Image.fromarray(image[y : y + 64, x : x + 64])
         assert features == pytest.approx(np.asarray(tile).mean((0, 1)) / 255, abs=4e-3)
+
+
+def test_facts_of_image_quality_are_those_of_the_tiles_as_they_were_read(tmp_path, slide):
+    job = makers.job(slide, tmp_path / "out", makers.recipe(pixels=48))
+    prepare_case(job)
+    bag = read_bag(job.bag_path)
+    assert read_provenance(job.bag_path)["quality"] == list(TILE_FACTS)
+    with open_slide(slide) as pixels:
+        tiles = [pixels.read(x, y, 64, 48) for x, y in bag.coords.tolist()]
+    np.testing.assert_array_equal(bag.quality.numpy(), np.stack([tile_facts(tile) for tile in tiles]))
+    assert np.isfinite(bag.quality.numpy()).any(0).sum() >= 5

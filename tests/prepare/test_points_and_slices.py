@@ -12,6 +12,7 @@ from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError
 from smmil.formats import read_bag, read_provenance
 from smmil.graph import chain_graph, knn_graph
+from smmil.images.quality import SLICE_FACTS, slice_facts
 from smmil.images.volume import open_volume, window
 from smmil.prepare import prepare_case
 from smmil.prepare.selection import _check_classes, _read_points, _SlicePictures
@@ -101,6 +102,9 @@ def test_a_scan_is_a_chain_in_millimetres(tmp_path):
     assert bag.graph.same_as(chain_graph(6))
     assert read_provenance(job.bag_path)["positions_mm"] == pytest.approx([30, 35, 40, 45, 50, 55])
     assert job.preview_path.stat().st_size > 0
+    assert read_provenance(job.bag_path)["quality"] == list(SLICE_FACTS)
+    facts = [slice_facts(hu) for hu in open_volume(tmp_path / "scan").hu]
+    np.testing.assert_array_equal(bag.quality.numpy(), np.stack(facts))
 
 
 def test_shuffled_names_of_slices_give_the_same_bag_byte_for_byte(tmp_path):

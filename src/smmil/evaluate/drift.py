@@ -12,13 +12,15 @@ any other, and the chance that the one left out lies beyond the a-quantile of al
 conformal prediction, Lee, Barber and Willett, 2023). The smallest p is 1 / (n + 1). No label, no prediction takes part,
 so the cases may have trained the model, as long as they did not train the encoder.
 
-Strangeness of an instance  mean square of its whitened coordinates on the axes, plus that of the remainder off them
+Strangeness of an instance  mean square of its whitened coordinates on the axes, plus that of the remainder off them;
+                            or that of its facts of image quality, if larger (see `smmil.evaluate.quality`)
 Strangeness of a case       the largest of these, each brought to one scale on reference cases that did not define it:
   look       mean of the coordinates, against the spread of case means      (Mahalanobis, shrunk covariance)
   lean       mean of the remainders: where all instances lean to a side on which cases do not differ otherwise
   variety    how much its instances differ on the first axes: too much or too little           (the same, of logs)
   strange    share of instances beyond the 95 % quantile of the reference
   structure  number, size, distance and extent of the instances, gaps between slices, change from neighbour to neighbour
+  quality    sharpness, compression, stain, ink, noise, density: the fact that is furthest from the usual
 """
 
 import json
@@ -32,11 +34,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.quality import _QUALITY, _quality_table, _QualityNorms, _shared_out, _weighted_quantile
 from smmil.files import digest
 from smmil.frame import Frame
 from smmil.prediction import Prediction
 
-_FORMAT = 1
+_FORMAT = 2
 _FEWEST = 10  # patients of each half
 _MOST_AXES = 64
 _VARIETY_AXES = 16  # more are too noisy to be compared between cases
@@ -46,7 +49,8 @@ _QUANTILE = 0.95
 _LEAST = 1e-6  # of squares whose logarithm is taken
 _LEAST_SCALE = 1e-3
 _FLOOR = 0.05  # least spread of a structural fact, as a logarithm: 5 %
-_BLOCKS = ("look", "lean", "variety", "strange", "structure")
+_BLOCKS = ("look", "lean", "variety", "strange", "structure", "quality")
+_MAY_BE_UNKNOWN = ("facts", "centre", "scale", "quality_cases", "quality_instances")
 _FACTS = ("count", "size", "distance", "extent", "gap", "change")
 
 
@@ -55,6 +59,7 @@ class DriftCase:
     """What the alarm looks at in a case: (n, d) features and the places of the instances, as far as they are known.
 
     positions_mm  of the slices of a scan, where distances may be uneven; edges (2, e): neighbours
+    quality       (n, q) facts of image quality, whose names are in quality_names
     """
 
     id: str
@@ -63,6 +68,8 @@ class DriftCase:
     frame: Frame | None = None
     edges: np.ndarray | None = None
     positions_mm: np.ndarray | None = None
+    quality: np.ndarray | None = None
+    quality_names: Sequence[str] = ()
 
 
 class _Space(NamedTuple):
@@ -162,11 +169,12 @@ class _Normal(NamedTuple):
 class _Look(NamedTuple):
     """Descriptions of one case, before they are compared with those of others."""
 
-    energy: np.ndarray  # (n,) logarithm of each instance's strangeness
+    energy: np.ndarray  # (n,) logarithm of each instance's strangeness by its features
     look: np.ndarray
     variety: np.ndarray | None  # of a case of one instance there is none
     lean: float  # logarithm of the mean remainder's square; nan: nothing is off the axes
     facts: np.ndarray
+    quality: np.ndarray | None  # (n, facts of image quality)
 
 
 def _describe(space: _Space, case: DriftCase) -> _Look:
@@ -181,7 +189,8 @@ def _describe(space: _Space, case: DriftCase) -> _Look:
     energy = np.log((z**2).mean(1) + off + _LEAST)
     leaning = math.log(lean + _LEAST) if space.noise else math.nan
     variety = np.log(z[:, :_VARIETY_AXES].var(0) + _LEAST) / 2 if len(z) > 1 else None
-    return _Look(np.round(energy, 6), z.mean(0), variety, leaning, _structure(case, z))
+    quality = _quality_table(case.id, case.quality, case.quality_names, len(z))
+    return _Look(np.round(energy, 6), z.mean(0), variety, leaning, _structure(case, z), quality)
 
 
 def _structure(case: DriftCase, z: np.ndarray) -> np.ndarray:
@@ -217,6 +226,7 @@ class _Norms(NamedTuple):
     look: _Normal
     variety: _Normal
     facts: np.ndarray  # (2, 6): mean and deviation of the structural facts; nan where no case states one
+    quality: _QualityNorms
     beyond: float  # energy beyond which an instance counts as strange
 
     @classmethod
@@ -225,26 +235,35 @@ class _Norms(NamedTuple):
         none = np.zeros((1, min(_VARIETY_AXES, len(space.scale))))
         variety = np.stack([look.variety for look, _ in several]) if several else none  # type: ignore[misc]
         shares = np.array([w for _, w in several]) if several else np.ones(1)
-        energies = np.concatenate([look.energy for look in looks])
+        tables, by_features = [look.quality for look in looks], [look.energy for look in looks]
+        quality = _QualityNorms.fit(tables, by_features, weights, _QUANTILE)
+        energies = np.concatenate([quality.energy(look.energy, look.quality) for look in looks])
         each = _shared_out(weights, [len(look.energy) for look in looks])
         return cls(
             space,
             _Normal.fit(np.stack([look.look for look in looks]), weights),
             _Normal.fit(variety, shares),
             _spread(np.stack([look.facts for look in looks]), weights, _FLOOR),
+            quality,
             _weighted_quantile(energies, each, _QUANTILE),
         )
+
+    def energy(self, look: _Look) -> np.ndarray:
+        """(n,) strangeness of the instances."""
+        return self.quality.energy(look.energy, look.quality)
 
     def scores(self, look: _Look) -> np.ndarray:
         """One number per block, larger is stranger; nan where a description is not known."""
         known = look.variety is not None
         facts = np.abs(look.facts - self.facts[0]) / self.facts[1]
+        quality = np.abs(self.quality.deviations(look.quality))
         return np.array([
             self.look.distance(look.look),
             look.lean,
             self.variety.distance(look.variety) if known else math.nan,  # type: ignore[arg-type]
-            float((look.energy > self.beyond).mean()),
+            float((self.energy(look) > self.beyond).mean()),
             0.0 if np.isnan(facts).all() else float(np.nanmax(facts)),
+            math.nan if np.isnan(quality).all() else float(np.nanmax(quality)),
         ])  # fmt: skip
 
 
@@ -268,17 +287,6 @@ def _upper_spread(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
             low, high = (_weighted_quantile(column[known], weights[known], share) for share in (0.5, 0.9))
             found[:, j] = low, max(high - low, _LEAST_SCALE)
     return _small(found)
-
-
-def _shared_out(weights: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """The weight of each case shared out among its instances."""
-    return np.concatenate([np.full(size, w / size) for w, size in zip(weights, sizes, strict=True)])
-
-
-def _weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order]) >= share * weights.sum() - 1e-12
-    return float(values[order][np.argmax(reached)])
 
 
 class _Tail(NamedTuple):
@@ -362,7 +370,7 @@ class DriftSummary:
         """Compare a case with the held-out patients."""
         look = _describe(self.norms.space, case)
         scores = _on_one_scale(self.norms.scores(look), self.centre, self.scale)
-        instance = self.instances.p(look.energy)
+        instance = self.instances.p(self.norms.energy(look))
         p = float(self.cases.p(np.array([scores.max()]))[0])
         alarm = p <= self.level
         why = self._why(scores, look) if alarm else ()
@@ -390,6 +398,7 @@ class DriftSummary:
         found = {"mean": norms.space.mean, "axes": norms.space.axes, "axes_scale": norms.space.scale}
         found |= {"look_mean": norms.look.mean, "look_precision": norms.look.precision}
         found |= {"variety_mean": norms.variety.mean, "variety_precision": norms.variety.precision}
+        found |= {"quality_cases": norms.quality.cases, "quality_instances": norms.quality.instances}
         found |= {"facts": norms.facts, "centre": self.centre, "scale": self.scale}
         for name, tail in (("instances", self.instances), ("cases", self.cases)):
             found |= {f"{name}_knots": tail.knots, f"{name}_beyond": tail.beyond}
@@ -397,7 +406,8 @@ class DriftSummary:
 
     def facts(self) -> dict[str, Any]:
         """The rest of the summary, as plain JSON."""
-        numbers = {"noise": self.norms.space.noise, "beyond": self.norms.beyond, "level": self.level}
+        numbers: dict[str, Any] = {"noise": self.norms.space.noise, "beyond": self.norms.beyond, "level": self.level}
+        numbers |= {"quality": list(_QUALITY), "quality_offset": self.norms.quality.offset}
         sizes = {"patients": self.patients, "reference": self.reference}
         return {"format": _FORMAT, "kind": "drift", "source": self.source, **numbers, **sizes}
 
@@ -412,10 +422,11 @@ class DriftSummary:
         v = min(k, _VARIETY_AXES)
         shapes |= {"variety_mean": (v,), "variety_precision": (v, v), "facts": (2, stated)}
         shapes |= {"centre": (blocks,), "scale": (blocks,)}
+        shapes |= dict.fromkeys(("quality_cases", "quality_instances"), (2, len(_QUALITY)))
         for name in ("instances", "cases"):
             shapes |= dict.fromkeys((f"{name}_knots", f"{name}_beyond"), a[f"{name}_knots"].shape)
         for name, shape in shapes.items():
-            unknown = np.isnan(a[name]) if name in ("facts", "centre", "scale") else False
+            unknown = np.isnan(a[name]) if name in _MAY_BE_UNKNOWN else False
             if a[name].shape != shape or a[name].dtype.kind != "f" or not (np.isfinite(a[name]) | unknown).all():
                 raise ValueError(f"{name} is not as smmil drift writes it")
         patients, reference, level = facts["patients"], facts["reference"], facts["level"]
@@ -429,7 +440,11 @@ class DriftSummary:
                 raise ValueError(f"{name}: the knots are not in order")
             if beyond[-1] != 0 or beyond[0] > patients:
                 raise ValueError(f"{name}: more than its patients")
-        numbers = [facts[name] for name in ("noise", "beyond", "level")]
+        numbers = [facts[name] for name in ("noise", "beyond", "level", "quality_offset")]
+        if facts["quality"] != list(_QUALITY) or any(
+            (a[f"quality_{of}"][1] <= 0).any() for of in ("cases", "instances")
+        ):
+            raise ValueError("its facts of image quality are not those of this version")
         if not isinstance(facts["source"], dict) or not all(type(n) is float and math.isfinite(n) for n in numbers):
             raise ValueError("its facts are not those of a summary")
         if facts["noise"] < 0 or k > d or (facts["noise"] and k == d):
@@ -439,6 +454,7 @@ class DriftSummary:
             _Normal(a["look_mean"], a["look_precision"]),
             _Normal(a["variety_mean"], a["variety_precision"]),
             a["facts"],
+            _QualityNorms(a["quality_cases"], a["quality_instances"], float(facts["quality_offset"])),
             float(facts["beyond"]),
         )
         instances = _Tail(a["instances_knots"], a["instances_beyond"], patients)
@@ -452,6 +468,8 @@ class DriftSummary:
             if name == "structure":
                 facts = np.abs(look.facts - self.norms.facts[0]) / self.norms.facts[1]
                 name = _FACTS[int(np.nanargmax(facts))]
+            elif name == "quality":
+                name = self.norms.quality.why(look.quality)
             names.append(name)
         return tuple(names)
 
@@ -503,7 +521,7 @@ def fit_drift(
         norms,
         centre,
         scale,
-        _Tail.fit([look.energy for look in found], weights, count),
+        _Tail.fit([norms.energy(look) for look in found], weights, count),
         _Tail.fit(cases, weights, count),
         max(float(level), 1 / (count + 1)),
         dict(source or {}),

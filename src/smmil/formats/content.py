@@ -85,6 +85,7 @@ class Stored:
     rule: str = '{"kind": "none"}'
     provenance: str = "{}"
     sha256: str | None = None
+    quality: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         features, coords = self.features, self.coords
@@ -99,7 +100,7 @@ class Stored:
             )
         if coords is not None and coords.ndim != 2:
             raise DataError(f"coords must have the shape (instances, axes), got {coords.shape}")
-        for name, rows in (("coords", coords), ("y_inst", self.y_inst)):
+        for name, rows in (("coords", coords), ("y_inst", self.y_inst), ("quality", self.quality)):
             if rows is not None and len(rows) != len(features):
                 raise DataError(
                     f"{name} has {len(rows):,} rows but features has {len(features):,}; extract this case again"
@@ -107,6 +108,15 @@ class Stored:
         if coords is not None and not np.isfinite(coords).all():
             row = np.argwhere(~np.isfinite(coords))[0, 0]
             raise DataError(f"coords: row {row} is not finite; extract this case again")
+        if self.quality is not None:
+            named = self.quality_names()
+            if self.quality.ndim != 2 or self.quality.shape[1] != len(named) or np.isinf(self.quality).any():
+                raise DataError(f"quality is not of the {len(named)} facts that the provenance names; prepare it again")
+
+    def quality_names(self) -> list[str]:
+        """What the columns of `quality` are called, as the provenance says."""
+        named = json.loads(self.provenance).get("quality", [])
+        return named if isinstance(named, list) and all(isinstance(name, str) for name in named) else []
 
     def on_lattice(self, frame: Frame | None, facts: Mapping[str, Any] | None = None) -> "Stored":
         """The case on the lattice of a frame, with these facts; without a frame it has no neighbours."""
@@ -137,6 +147,7 @@ class Stored:
     def digest(self) -> str:
         """Checksum over content, shapes and the three JSON texts, in this order."""
         arrays = [self.features, self.coords, *(self.edges or (None, None)), self.y_inst]
+        arrays += [] if self.quality is None else [self.quality]  # files without it have the checksum they had
         shapes = [None if a is None else [str(a.dtype), *a.shape] for a in arrays]
         data = [b"" if a is None else a.reshape(-1).view(np.uint8).data for a in arrays]
         return digest(*data, json.dumps([self.id, shapes]), self.frame, self.rule, self.provenance)
@@ -246,6 +257,8 @@ class Stored:
             notes.append(f"lost: neighbourhood {json.dumps(self.parsed_rule())}")
         if self.y_inst is not None:
             notes.append("lost: instance labels")
+        if self.quality is not None:
+            notes.append("lost: facts of image quality")
         if file_name(self.id) != self.id:
             notes.append(f"lost: the name {self.id!r}, written as {file_name(self.id)!r}")
         gone = sorted(set(facts) - set(keeps) - {"format"})
@@ -284,6 +297,8 @@ def _stored_type(name: str, array: np.ndarray) -> np.ndarray:
         return array
     if name == "y_inst":
         return _as_int8(array)
+    if name == "quality":
+        return array.astype(np.float32, copy=False)
     whole = array.dtype.kind in "iu" or ((array == np.rint(array)).all() and np.abs(array).max(initial=0) < 2**53)
     float_kept = name == "edge_weight" or (name == "coords" and not whole)
     return array.astype(np.float64 if float_kept else np.int64, copy=False)

@@ -104,6 +104,7 @@ def describe(path: str | Path) -> dict[str, Any]:
             "provenance": reader.all_facts(path, stored),
             "checksum": "absent" if stored.sha256 is None else _CHECKSUM[stored.digest() == stored.sha256],
             "instance_labels": _counts(stored.y_inst),
+            "quality": _medians(stored),
             "extreme_rows": _extremes(stored),
         }
         return {**facts, "warnings": _warnings(facts, stored)}
@@ -169,6 +170,14 @@ def _extremes(stored: Stored, shown: int = 3) -> dict[str, str]:
         return f"row {row}{place}: {norms[row]:.4g}"
 
     return {name: "; ".join(map(described, rows)) for name, rows in ends.items()}
+
+
+def _medians(stored: Stored) -> dict[str, float] | None:
+    """The middle of every fact of image quality over the instances that have it."""
+    if stored.quality is None:
+        return None
+    known = [column[~np.isnan(column)] for column in stored.quality.T]
+    return {n: float(np.median(k)) for n, k in zip(stored.quality_names(), known, strict=True) if len(k)}
 
 
 def _counts(values: np.ndarray | None) -> dict[str, int] | None:

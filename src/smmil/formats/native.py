@@ -3,6 +3,7 @@
 features (n, d)   as given, float16 or float32, contiguous       attributes: name, encoder
 coords   (n, k)   int64, or float64 when not whole numbers       attributes: TRIDENT's (patch_size_level0, …)
 edges, edge_weight, y_inst                                       only when needed
+quality  (n, q)   float32, nan: not known                        only from prepare; the provenance names the columns
 root attributes   smmil_format, id, frame, graph, provenance (JSON) and sha256 over all of the above
 
 The label of a bag is not in the file: labels belong to the manifest.
@@ -21,7 +22,7 @@ from smmil.bag import Bag
 from smmil.errors import DataError
 from smmil.files import file_name, open_hdf5, replacing
 from smmil.formats.content import Stored, _as_int8, _frame_json, _full_rule, _stored_type, _WritePlan
-from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _number, _text, reader_errors
+from smmil.formats.hdf5 import OURS, Reader, _bag_arrays, _coords_attributes, _dataset, _number, _text, reader_errors
 from smmil.graph import Graph
 
 FORMAT = 1
@@ -35,7 +36,8 @@ class _NativeReader(Reader):
         """Content of the file as arrays and texts; one read per dataset, in the stored type."""
         with open_hdf5(path) as file:
             arrays, texts = _bag_arrays(file), _texts(file)
-        return Stored(**arrays, rule=texts.pop("graph"), **texts)
+            quality = _dataset(file, "quality")
+        return Stored(**arrays, quality=quality, rule=texts.pop("graph"), **texts)
 
     def provenance(self, path: Path) -> dict[str, Any]:
         """Where the features come from, without reading them."""
@@ -72,7 +74,9 @@ def _to_bag(stored: Stored, graph: Graph | None) -> Bag:
     """The content of a feature file as a bag with this graph."""
     coords = None if stored.coords is None else torch.from_numpy(stored.coords)
     y_inst = None if stored.y_inst is None else torch.from_numpy(stored.y_inst).long()
-    return Bag(stored.id, torch.from_numpy(stored.features), coords, stored.parsed_frame(), graph, y_inst=y_inst)
+    quality = None if stored.quality is None else torch.from_numpy(stored.quality)
+    features, frame = torch.from_numpy(stored.features), stored.parsed_frame()
+    return Bag(stored.id, features, coords, frame, graph, y_inst=y_inst, quality=quality)
 
 
 def write_bag(
@@ -82,7 +86,7 @@ def write_bag(
 
     graph       how neighbours are found when reading: "grid", "chain", "knn", "radius", "none", with options as in
                 {"kind": "knn", "k": 5}, or "edges" to store the bag's own graph; it must agree with `bag.graph`
-    provenance  plain JSON: encoder, recipe, licence, mpp, versions
+    provenance  plain JSON: encoder, recipe, licence, mpp, versions; `quality` names the columns of the bag's own
     """
     path, rule = Path(path), _full_rule(graph)
     with reader_errors(path):
@@ -118,6 +122,7 @@ def _to_store(bag: Bag, rule: dict[str, Any], provenance: dict[str, Any]) -> Sto
         _frame_json(bag.frame),
         json.dumps(rule, sort_keys=True),
         json.dumps(provenance, sort_keys=True),
+        quality=None if bag.quality is None else np.ascontiguousarray(bag.quality.cpu().numpy(), dtype=np.float32),
     )
 
 
@@ -141,6 +146,8 @@ def _fill(file: h5py.File, stored: Stored) -> None:
         file.create_dataset("edge_weight", data=stored.edges[1])
     if stored.y_inst is not None:
         file.create_dataset("y_inst", data=stored.y_inst)
+    if stored.quality is not None:
+        file.create_dataset("quality", data=stored.quality)
     texts = (stored.id, stored.frame, stored.rule, stored.provenance, stored.digest())
     for name, text in zip(OURS[1:], texts, strict=True):  # of fixed length: in the header, which HDF5 itself checks
         file.attrs[name] = np.bytes_(text.encode())

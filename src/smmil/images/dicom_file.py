@@ -152,7 +152,7 @@ def _frame_tags(path: Path, tags: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _functional(groups: Any) -> dict[str, Any]:
     """What is needed of the functional groups of a frame, or of those that all frames share."""
-    found = {}
+    found: dict[str, Any] = {}
     for sequence, names in _FUNCTIONAL.items():
         for item in (groups.get(sequence) or ())[:1]:
             found |= {name: item[name].value for name in names if name in item}

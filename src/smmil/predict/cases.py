@@ -303,8 +303,8 @@ def _patients(table: Manifest) -> dict[str, dict[str, str]]:
 
 
 def _drift_case(bag: Bag, provenance: Mapping[str, Any]) -> DriftCase:
-    """What the drift alarm looks at in a bag; the provenance of its file tells the positions of slices."""
-    positions = provenance.get("positions_mm")
+    """What the drift alarm looks at in a bag; its file tells positions of slices and names of facts."""
+    positions, names = provenance.get("positions_mm"), provenance.get("quality", ())
     slices = bag.coords is None or bag.coords.shape[1] == 1  # not patches of them
     known = slices and isinstance(positions, list) and len(positions) == bag.n
     return DriftCase(
@@ -314,6 +314,8 @@ def _drift_case(bag: Bag, provenance: Mapping[str, Any]) -> DriftCase:
         bag.frame,
         None if bag.graph is None else bag.graph.edges().cpu().numpy(),
         np.asarray(positions, dtype=np.float64) if known else None,
+        None if bag.quality is None else bag.quality.cpu().numpy(),
+        names,
     )
 
 

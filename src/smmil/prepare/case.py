@@ -245,10 +245,14 @@ class _CaseMaker:
             return None
         if patches is None or self.recipe.cut is None:
             features = encode_stream(encoder, pictures)
-            encoded = _Encoded(features, np.arange(len(features), dtype=np.int64)[:, None])  # a slice is at its number
+            places = np.arange(len(features), dtype=np.int64)[:, None]  # a slice is at its number
+            encoded = _Encoded(features, places, [], {}, *pictures.quality())
             frame, rule = volume.frame, dict[str, Any](kind="chain")
         else:
-            encoded = _Encoded(patches.encode(pictures, self.recipe.cut, encoder), patches.coords)
+            features = patches.encode(pictures, self.recipe.cut, encoder)
+            measured, names = pictures.quality()  # a patch has the facts of the slice in its middle
+            own = None if measured is None else measured[patches.middle_slices]
+            encoded = _Encoded(features, patches.coords, [], {}, own, names)
             frame, rule = patches.lattice.frame, {"kind": "grid", "neighbours": 8}
         facts: dict[str, Any] = {
             "notes": list(volume.notes),
@@ -276,6 +280,7 @@ class _CaseMaker:
         facts |= {"versions": versions(), "encoder": made_by.pop("id"), "licence": made_by.pop("licence")}
         facts |= {"encoder_facts": made_by, "instances": len(encoded.coords)}
         facts |= {"damaged": [list(place) for place in encoded.damaged]}
+        facts |= {"quality": list(encoded.quality_names)} if encoded.quality_names else {}
         write_bag(self.job.bag_path, encoded.bag(self.case.id, frame), graph=rule, provenance=facts)
         return facts
 

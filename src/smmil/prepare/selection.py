@@ -19,6 +19,7 @@ from smmil.formats.content import ALARM_FROM, ALARM_SHARE
 from smmil.frame import Frame
 from smmil.graph import grid_graph
 from smmil.images import DamagedTile, MosaicSlide, Slide, need_mpp
+from smmil.images.quality import SLICE_FACTS, TILE_FACTS, slice_facts, tile_facts
 from smmil.images.volume import Volume, parse_window, triplets, window_channels
 from smmil.prepare.recipe import Recipe
 from smmil.prepare.stain import _fit_slide
@@ -251,7 +252,8 @@ _AIR = -200.0  # Hounsfield units; every scan of a body has air below
 class _SlicePictures:
     """One float32 picture (side, side, 3) with shades from 0 to 1 per slice, in the order of the volume.
 
-    While they are read, voxels between black and white are counted for every window, those of the lowest value apart.
+    While they are read, their facts of image quality are measured, and voxels between black and white are counted for
+    every window, those of the lowest value apart.
     """
 
     def __init__(self, volume: Volume, recipe: Recipe):
@@ -259,6 +261,7 @@ class _SlicePictures:
         self.windows = [parse_window(name, volume) for name in recipe.windows]
         self.shown, self.voxels = np.zeros(len(self.windows)), 0
         self.lowest, self.highest, self.empty = np.inf, -np.inf, 0
+        self._facts: list[np.ndarray] = []
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return map(_square, self.shades())
@@ -280,10 +283,16 @@ class _SlicePictures:
     def _count(self, values: np.ndarray, shades: np.ndarray) -> None:
         self.shown += ((shades > 0) & (shades < 1)).sum((1, 2))
         self.voxels += values.size
+        if self.recipe.kind == "ct":
+            self._facts.append(slice_facts(values))
         lowest = float(values.min())
         if lowest <= self.lowest:
             self.empty = int((values == lowest).sum()) + (self.empty if lowest == self.lowest else 0)
         self.lowest, self.highest = min(self.lowest, lowest), max(self.highest, float(values.max()))
+
+    def quality(self) -> tuple[np.ndarray | None, tuple[str, ...]]:
+        """Facts of image quality of all slices that were read, and their names; values other than HU have none."""
+        return (np.stack(self._facts), SLICE_FACTS) if self._facts else (None, ())
 
     def warnings(self) -> list[str]:
         """What is wrong with the windows, in words; to be asked when all slices were read."""
@@ -332,9 +341,13 @@ class _Encoded:
     coords: np.ndarray
     damaged: list[tuple[float, float]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    quality: np.ndarray | None = None
+    quality_names: tuple[str, ...] = ()
 
     def bag(self, id_: str, frame: Frame | None) -> Bag:
-        return Bag(id_, torch.from_numpy(self.features), torch.from_numpy(np.ascontiguousarray(self.coords)), frame)
+        quality = None if self.quality is None else torch.from_numpy(self.quality)
+        features, coords = torch.from_numpy(self.features), torch.from_numpy(np.ascontiguousarray(self.coords))
+        return Bag(id_, features, coords, frame, quality=quality)
 
 
 def _encode_tiles(slide: Slide, coords: np.ndarray, footprint: float, recipe: Recipe, encoder: Encoder) -> _Encoded:
@@ -343,6 +356,7 @@ def _encode_tiles(slide: Slide, coords: np.ndarray, footprint: float, recipe: Re
     pixels = recipe.pixels or encoder.pixels
     kept: list[int] = []
     damaged: list[int] = []
+    quality: list[np.ndarray] = []
     stain = _fit_slide(slide, coords, footprint, pixels, recipe)
     recolour = None if stain is None else stain.towards(recipe.stain_target)
 
@@ -360,9 +374,10 @@ def _encode_tiles(slide: Slide, coords: np.ndarray, footprint: float, recipe: Re
                     ) from None
             else:
                 kept.append(index)
+                quality.append(tile_facts(tile))  # of the pixels as scanned
                 yield tile if recolour is None else recolour(tile)
 
     features = encode_stream(encoder, tiles())
     lost = [(float(x), float(y)) for x, y in coords[damaged].tolist()]
     facts = {} if stain is None else {"stain": {"method": stain.method, "found": list(stain.numbers)}}
-    return _Encoded(features, coords[kept], lost, facts)
+    return _Encoded(features, coords[kept], lost, facts, np.stack(quality), TILE_FACTS)

@@ -135,6 +135,12 @@ class _VolumePatches:
         share = _body_voxels(volume, lattice, threshold) / np.prod(lattice.patch)
         return cls(lattice, lattice.coords(share > recipe.share), threshold)
 
+    @property
+    def middle_slices(self) -> np.ndarray:
+        """(n,) the slice in the middle of each patch."""
+        first, deep, last = self.coords[:, 2], self.lattice.patch[2], self.lattice.size[2]
+        return (first + np.minimum(first + deep, last) - 1) // 2
+
     def encode(self, pictures: _SlicePictures, recipe: PatchRecipe, encoder: Encoder) -> np.ndarray:
         """float16 (n, d): features of each patch; of a box made of several slices."""
         n, looks = len(self.coords), recipe.looks
