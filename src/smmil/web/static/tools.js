@@ -14,6 +14,7 @@ export function prepareControls() {
   field("swap").hidden = facts.models.length < 2;
   field("swap").addEventListener("click", swapModels);
   field("window").addEventListener("change", (event) => event.target.value && change({ window: event.target.value }));
+  field("planes").addEventListener("change", (event) => change({ planes: event.target.checked }));
   for (const id of ["window-centre", "window-width"]) field(id).addEventListener("input", typedWindow);
   onChange([...SHOWING, "left", "right", "opened", "models", "window"], draw);
   draw();
@@ -63,12 +64,15 @@ export function currentThreshold() {
 function drawWindow() {
   const scan = state.opened?.info.scan;
   field("scan-tools").hidden = !scan;
+  field("planes").checked = state.planes;
   if (!scan) return;
   const names = Object.entries(scan.windows);
   const chosen = Object.hasOwn(scan.windows, state.window ?? "") ? state.window : state.window === null ? names[0][0] : "";
   fillSelect(field("window"), [...names.map(([name]) => [name, name.replaceAll("_", " ")]), ["", "own"]], chosen);
   if (chosen === "") return;
-  [field("window-centre").value, field("window-width").value] = scan.windows[chosen];
+  const digits = scan.windows[chosen][1] < 20 ? 4 : 0;
+  for (const id of ["window-centre", "window-width"]) field(id).step = digits ? "any" : 5;
+  [field("window-centre").value, field("window-width").value] = scan.windows[chosen].map((value) => Number(value.toFixed(digits)));
 }
 
 function typedWindow() {
