@@ -108,7 +108,7 @@ def draw_scores(
         if interpolate and not flat:
             step, frame = (extent[1] - extent[0]) / image.shape[1], prediction.frame
             spacing, unit = (None, "px") if frame is None or frame.spacing is None else (frame.spacing[0], frame.unit)
-            scale = f"{scale}\n{interpolated_words(step, spacing, unit)}"
+            above = f"{above.strip()}, {interpolated_words(step, spacing, unit)}\n".removeprefix(", ")
             image = finer(image, extent)
         drawn = _show(panel.map, image, extent, **how)
         if lesion is not None:

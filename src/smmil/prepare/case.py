@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 from scipy.ndimage import binary_erosion
 
 from smmil.bag import Bag
@@ -88,8 +88,7 @@ def _scan_preview(path: Path, volume: Volume, shown: tuple[float, float]) -> Non
     draw = ImageDraw.Draw(sheet)
     for place, index in enumerate(chosen):
         shades = window(volume.slice_hu(index), *shown)
-        tile = Image.fromarray((shades * 255).round().astype(np.uint8))
-        tile.thumbnail((_SLICE, _SLICE))
+        tile = ImageOps.pad(Image.fromarray((shades * 255).round().astype(np.uint8)), (_SLICE, _SLICE))
         corner = place % _ACROSS * _SLICE, place // _ACROSS * high
         sheet.paste(tile, corner)
         draw.text((corner[0] + 4, corner[1] + 3), str(index + 1), "white", stroke_width=1, stroke_fill="black")

@@ -116,6 +116,7 @@ function showVerdict(pane) {
 }
 
 export function showPanes() {
+  field("between").closest("label").hidden = !shown.panes.some((pane) => pane.cellWidth?.()); // strips and dots have no cells to go between
   for (const pane of shown.panes) {
     const how = howFor(pane);
     pane.show(how);

@@ -3,7 +3,7 @@ import { BarStrip } from "./bars.js";
 import { shown } from "./report_case.js";
 import { DATA, pictureOf } from "./report_data.js";
 import { cellText } from "./report_slide.js";
-import { sidesOf } from "./sides.js";
+import { makeSides, showSides, sidesOf } from "./sides.js";
 import { lengthText, make, roundLength, themeColour } from "./dom_helpers.js";
 
 const LAYOUT = { top: 16, below: 36, band: 16, gap: 10, labelled: [0, 0.5, 1], fades: true };
@@ -127,12 +127,18 @@ function chooseSlice(name) {
 class SliceView {
   constructor(host, number) {
     const { slices: [across, width, height, count], sides, wide_mm: wide } = DATA.cases[number];
-    Object.assign(this, { across, width, height, count, sides, wide });
+    Object.assign(this, { across, width, height, count, wide });
     this.canvas = make("canvas", "slice");
     this.canvas.setAttribute("role", "img");
     this.caption = make("figcaption", "");
     const figure = make("figure", "slice-view");
-    figure.append(this.canvas, this.caption);
+    const box = make("div", "slice-box");
+    const letters = makeSides();
+    showSides(letters, sides && sidesOf(sides[0], sides[1]));
+    this.bar = make("div", "scale-bar");
+    this.bar.append(make("span"));
+    box.append(this.canvas, letters, this.bar);
+    figure.append(box, this.caption);
     host.append(figure);
     this.image = new Image();
     this.ready = new Promise((done) => {
@@ -147,34 +153,20 @@ class SliceView {
     [this.canvas.width, this.canvas.height] = [this.width, this.height];
     const [column, row] = [slice % this.across, Math.floor(slice / this.across)];
     const from = [column * this.width, row * this.height, this.width, this.height];
-    const pen = this.canvas.getContext("2d");
-    pen.drawImage(this.image, ...from, 0, 0, this.width, this.height);
-    this.annotate(pen);
+    this.canvas.getContext("2d").drawImage(this.image, ...from, 0, 0, this.width, this.height);
+    this.measure();
     this.canvas.dataset.slice = slice;
     this.canvas.setAttribute("aria-label", words);
     this.caption.textContent = words;
   }
 
-  /** Sides of the patient at the edges, and a bar of a round length, white on dark; nothing that is not known. */
-  annotate(pen) {
-    const size = Math.max(9, Math.round(this.width / 24));
-    Object.assign(pen, { font: `600 ${size}px system-ui, sans-serif`, textAlign: "center", textBaseline: "middle", fillStyle: "#ffffff", strokeStyle: "#000000", lineWidth: 3 });
-    const write = (text, x, y) => [pen.strokeText(text, x, y), pen.fillText(text, x, y)];
-    if (this.sides) {
-      const [left, right, top, bottom] = sidesOf(this.sides[0], this.sides[1]);
-      write(left, size * 0.7, this.height / 2);
-      write(right, this.width - size * 0.7, this.height / 2);
-      write(top, this.width / 2, size * 0.7);
-      write(bottom, this.width / 2, this.height - size * 0.7);
-    }
-    if (!this.wide) return;
-    const length = roundLength(this.wide / 3);
-    const wide = (length / this.wide) * this.width;
-    pen.fillStyle = "#000000";
-    pen.fillRect(size * 0.4 - 1, this.height - size * 0.6 - 1, wide + 2, 4);
-    pen.fillStyle = "#ffffff";
-    pen.fillRect(size * 0.4, this.height - size * 0.6, wide, 2);
-    pen.textAlign = "left";
-    write(lengthText(length, "mm"), size * 0.4, this.height - size * 1.3);
+  /** A bar of a round length in millimetres, for the size at which the slice is shown. */
+  measure() {
+    this.bar.hidden = !this.wide;
+    const shown = Math.min(this.canvas.clientWidth, (this.canvas.clientHeight * this.width) / this.height);
+    if (!this.wide || !shown) return;
+    const length = roundLength((90 * this.wide) / shown);
+    this.bar.style.width = `${(length / this.wide) * shown}px`;
+    this.bar.firstChild.textContent = lengthText(length, "mm");
   }
 }

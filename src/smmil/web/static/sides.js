@@ -10,7 +10,7 @@ export function sidesOf(across, down) {
 
 export function makeSides(className = "sides") {
   const box = make("div", className);
-  box.append(...["left", "right", "top", "bottom"].map((edge) => make("span", edge)));
+  box.append(...["left", "right", "top", "bottom"].map((edge) => make("span", `at-${edge}`)));
   return box;
 }
 

@@ -23,6 +23,7 @@ export function prepareControls() {
 function draw() {
   showControls(state);
   field("swap").disabled = state.right === null;
+  field("between").closest("label").hidden = state.opened?.info.kind !== "slide"; // scans and points have no cells to go between
   drawThreshold();
   drawWindow();
 }
