@@ -88,7 +88,7 @@ def reproducible(threads: int | None = None) -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     memory.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
-    torch.set_num_threads(threads or count)
+    torch.set_num_threads(threads or min(count, available_cores()))  # torch does not know the quota of a container
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,16 +179,15 @@ def recorded_window(prediction: Prediction) -> tuple[float, float] | None:
 
 def shown_window(prediction: Prediction, volume: Volume) -> tuple[float, float]:
     """The recorded window; else that of the brain for Hounsfield units, percentiles of the scan for other values."""
-    recorded = recorded_window(prediction)
-    if recorded is not None:
-        return recorded
-    hounsfield = volume.values == "HU" or (volume.values == "unknown" and _has_air(volume))
+    return recorded_window(prediction) or _usual_window(volume)
+
+
+@lru_cache(maxsize=16)
+def _usual_window(volume: Volume) -> tuple[float, float]:
+    """Percentiles read the whole scan, so they are kept; values of unknown kind are HU if the middle slice has air."""
+    unknown = volume.values == "unknown"
+    hounsfield = volume.values == "HU" or (unknown and bool(volume.slice_hu(len(volume) // 2).min() <= AIR))
     return parse_window("brain" if hounsfield else "p1/99", volume)
-
-
-def _has_air(volume: Volume) -> bool:
-    """Whether the middle slice holds values as low as only air has in Hounsfield units."""
-    return bool(np.nanmin(volume.slice_hu(len(volume) // 2)) <= AIR)
 
 
 def recorded_notes(prediction: Prediction) -> list[str]:

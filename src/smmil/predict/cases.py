@@ -55,7 +55,7 @@ def _image_facts(path: Path) -> dict[str, Any]:
         counts = {"slices": len(positions), "rows": rows, "columns": columns}
         ends = [positions[0], positions[-1]]
         scan = {**counts, "spacing_mm": stated.get("spacing_mm"), "ends_mm": ends}
-        more = ("window", "series", "orientation", "notes")
+        more = ("window", "series", "notes")
         return facts | {"scan": scan | {key: stated[key] for key in more if stated.get(key)}}
     if stated.get("bounds") is None or stated.get("level0_width") is None:
         return facts
