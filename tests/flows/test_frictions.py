@@ -336,7 +336,9 @@ def test_previews_of_scans_number_their_slices_and_show_the_truth_of_today(gappe
     preview.write_bytes(stored.read_bytes())
     pixels = np.asarray(Image.open(preview))
     assert pixels.shape == (2 * (_SLICE + _BAND), 5 * _SLICE, 3)
-    assert all((pixels[:24, k * _SLICE : k * _SLICE + 20].max((0, 1)) == 255).all() for k in range(5))  # a number
+    corners = [pixels[2:16, k * _SLICE + 2 : k * _SLICE + 14].max(2) for k in range(5)]
+    assert all(corner.max() > 220 for corner in corners)  # brighter than any voxel of this scan: a number
+    assert len({corner.tobytes() for corner in corners}) == 5
     for labels in ([0, 1, -1, 0, 1, 0, 0], [1, 0, 0, 0, 0, -1, 0]):
         _mark_truth(preview, np.array(labels))
         bands = np.asarray(Image.open(preview))[_SLICE + 2 :: _SLICE + _BAND, _SLICE // 2 :: _SLICE].reshape(-1, 3)
@@ -381,19 +383,19 @@ def test_sheets_of_slices_have_numbers_truth_and_a_colour_scale(mr, tmp_path):
     from PIL import Image
 
     from smmil.exports.batch import export
+    from smmil.exports.raster import _numbered
 
     folder, _, case = mr
     export(case, "png", tmp_path / "sheet.png", image=folder / "m1.nii.gz", size=300)
     pixels = np.asarray(Image.open(tmp_path / "sheet.png")).astype(int)
     cell = 100
     white = (pixels[:200] == 255).all(2)
-    corners = [
-        white[r * cell + 1 : r * cell + 5, c * cell + 94 : c * cell + 98].all() for r in (0, 1) for c in range(3)
-    ]
-    assert corners == [bool(label) for label in case.y_inst]
-    assert all(
-        white[r * cell + 3 : r * cell + 20, c * cell + 4 : c * cell + 20].any() for r in (0, 1) for c in range(3)
-    )
+    cells = [white[r * cell : (r + 1) * cell, c * cell : (c + 1) * cell] for r in (0, 1) for c in range(3)]
+    assert [bool(one[1:5, 94:98].all()) for one in cells] == [bool(label) for label in case.y_inst]
+    black = _numbered(np.zeros((200, 300, 3), np.float32), cell, 3, 6, ExportCase(case))
+    numbers = [black[r * cell : r * cell + 30, c * cell : c * cell + 40] for r in (0, 1) for c in range(3)]
+    assert all(number.max() > 220 for number in numbers)
+    assert len({number.tobytes() for number in numbers}) == 6
     grey = pixels[20:80, 20:80]  # inside the first slice: neither all black nor all white, whatever the values are
     assert 60 < grey.mean() < 200
     below = pixels[200:]

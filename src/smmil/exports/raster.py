@@ -135,7 +135,9 @@ def _numbered(sheet: np.ndarray, cell: int, across: int, count: int, case: Expor
 
     truth, coords = truth_values(case.prediction), case.prediction.coords
     assert coords is not None  # `axes` was asked before
-    marked = set() if truth is None else set(np.rint(coords[truth == 1, -1]).astype(int).tolist())
+    deep = ceil(case.prediction.frame.patch[-1]) if case.prediction.frame is not None and case.axes == 3 else 1
+    first = [] if truth is None else np.rint(coords[truth == 1, -1]).astype(int).tolist()
+    marked = {index for start in first for index in range(start, start + deep)}
     image = Image.fromarray(np.rint(sheet).astype(np.uint8))
     draw, size = ImageDraw.Draw(image), max(8, cell // 9)
     for index in range(count):

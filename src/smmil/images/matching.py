@@ -13,7 +13,7 @@ from smmil.errors import DataError
 from smmil.files import check_csv_width, file_name, read_parquet
 from smmil.images.opening import open_slide
 from smmil.images.slide import Slide
-from smmil.images.volume import AIR, Volume, open_volume, parse_window
+from smmil.images.volume import AIR, PRESETS, Volume, open_volume, parse_window
 from smmil.prediction import Prediction
 
 _PATH_COLUMNS = ("slide", "image", "path", "file")
@@ -187,7 +187,10 @@ def _usual_window(volume: Volume) -> tuple[float, float]:
     """Percentiles read the whole scan, so they are kept; values of unknown kind are HU if the middle slice has air."""
     unknown = volume.values == "unknown"
     hounsfield = volume.values == "HU" or (unknown and bool(volume.slice_hu(len(volume) // 2).min() <= AIR))
-    return parse_window("brain" if hounsfield else "p1/99", volume)
+    try:
+        return parse_window("brain" if hounsfield else "p1/99", volume)
+    except DataError:
+        return PRESETS["brain"]  # all voxels are equal, or one slice is damaged, which is told when it is read
 
 
 def recorded_notes(prediction: Prediction) -> list[str]:
