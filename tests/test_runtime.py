@@ -1,6 +1,9 @@
 """Seeds by place, settings that are given back, and honest answers about hardware."""
 
+import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -98,3 +101,75 @@ def test_worker_processes_share_several_cards_in_turn(monkeypatch):
     assert _place(PrepareExecutor.auto, None, None, 10, "auto") == ("processes", 2)
     assert _place(PrepareExecutor.auto, None, None, 10, "cuda:1") == ("serial", None)
     assert _place(PrepareExecutor.auto, 5, None, 10, "auto") == ("processes", 5)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu.max": "nonsense"}, None),
+        ({}, None),
+    ],
+)
+def test_a_container_grants_so_many_cores(tmp_path, monkeypatch, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert runtime._core_quota(tmp_path) == cores
+    monkeypatch.setattr(runtime, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert runtime.available_cores() == (8 if cores is None else int(cores))
+
+
+def test_a_busy_machine_is_told_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(runtime.os, "getloadavg", lambda: (14.2, 3.0, 1.0))
+    monkeypatch.setattr(runtime.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(runtime, "available_cores", lambda: 2)
+    monkeypatch.setattr(runtime.torch, "get_num_threads", lambda: 2)
+    assert "14.2: others are at work" in runtime.describe()["load"]
+    assert "training.threads=1" in runtime.describe()["load"]
+    monkeypatch.setattr(runtime.torch, "get_num_threads", lambda: 1)
+    assert runtime.describe()["load"] == "14.2"
+
+
+def test_threads_of_the_command_line_wait_asleep_unless_told_otherwise():
+    """Spinning, two threads beside a busy process took 18 times the processor time of two that sleep."""
+    program = (
+        "import os, sys; import smmil.cli as cli; assert 'torch' not in sys.modules; "
+        "cli.app = lambda: print(os.environ['OMP_WAIT_POLICY']); cli.main()"
+    )
+    for given, used in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        clean = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+        told = subprocess.run([sys.executable, "-c", program], env=clean | given, capture_output=True, text=True)
+        assert told.stdout.strip() == used, told.stderr
+
+
+WORK = """
+import os, time, torch
+torch.set_num_threads(2)
+net = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+x = torch.randn(400, 512)
+for step in range(120):
+    if step == 20:
+        began = time.process_time()
+    net(x).softmax(0).sum().backward()
+print(time.process_time() - began)
+"""
+
+
+@pytest.mark.slow
+def test_sleeping_threads_do_not_burn_time_beside_busy_processes():
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        taken = {}
+        for policy in ("ACTIVE", "PASSIVE"):
+            env = os.environ | {"OMP_WAIT_POLICY": policy, "OMP_NUM_THREADS": "2"}
+            taken[policy] = float(subprocess.check_output([sys.executable, "-c", WORK], env=env))
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert taken["PASSIVE"] < taken["ACTIVE"]

@@ -28,6 +28,8 @@ from typing import Any
 from smmil.errors import DataError, brief
 
 _MARK = ".smmil-tmp-"
+_ABSOLUTE = re.compile(r"(?<![^\s'\"(])/(?:[^\s/'\"]+/)+[^\s/'\":;,()]+")
+_FAR = 2  # two paths that share only / or a folder in it, such as /home, lie far from each other
 _OWNED = re.compile(rf"{re.escape(_MARK)}([0-9a-f]{{8}})-(\d{{1,10}})-(\d+)-.*", re.DOTALL | re.ASCII)
 _PATIENCE_S = 86_400  # after which an untouched file of a process that cannot be asked is a leftover
 _LONGEST_NAME = 180
@@ -351,9 +353,9 @@ def escape_formula(text: str) -> str:
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, exact: bool = False) -> None:
     """The rows as CSV with escaped formulas, atomically; without rows there is no file, and one of before is removed.
 
-    exact  texts as they are, for tables that are read back
+    exact  texts as they are, for tables that are read back; in others absolute paths count from the table's folder
     """
-    rows = list(rows)
+    rows = list(rows) if exact else [[_from_here(value, path) for value in row] for row in rows]
     if not rows:
         path.unlink(missing_ok=True)
         return
@@ -366,6 +368,18 @@ def table_text(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, exact: 
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *cells])
     return text.getvalue()
+
+
+def _from_here(value: Any, table: Path) -> Any:
+    """A text whose absolute paths count from the folder of a table; of paths far away only the name of the file."""
+    if not isinstance(value, str):
+        return value
+    return _ABSOLUTE.sub(lambda found: _relative(found[0], table.absolute().parent), value)
+
+
+def _relative(path: str, folder: Path) -> str:
+    common = Path(os.path.commonpath([path, folder]))
+    return os.path.relpath(path, folder) if len(common.parts) > _FAR else os.path.basename(path)
 
 
 def cell(value: Any) -> Any:

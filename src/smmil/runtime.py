@@ -18,6 +18,7 @@ import torch
 
 from smmil.errors import ConfigError
 
+_CGROUPS = Path("/sys/fs/cgroup")
 LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "pandas", "h5py", "safetensors", "pydantic", "typer")
 
 
@@ -87,7 +88,7 @@ def reproducible(threads: int | None = None) -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     memory.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
-    torch.set_num_threads(threads or count)
+    torch.set_num_threads(threads or min(count, available_cores()))  # torch does not know the quota of a container
     try:
         yield
     finally:
@@ -122,14 +123,39 @@ def describe(folder: str | Path = ".") -> dict[str, Any]:
         "device": f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu",
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
+        "load": _load_note(),
         "memory_gb": _memory_gb(),
         "free_disk_gb": round(shutil.disk_usage(folder).free / 1e9, 1),
     }
 
 
 def available_cores() -> int:
-    """Number of cores this process may use; containers and schedulers can restrict it."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Number of cores this process may use; schedulers restrict it by affinity, containers by a quota of time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _core_quota(_CGROUPS)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def _core_quota(root: Path) -> float | None:
+    """Cores' worth of time that the control group (version 2, then 1) grants; None: no limit, or none is known."""
+    with suppress(OSError, ValueError):
+        granted, period = (root / "cpu.max").read_text().split()
+        return None if granted == "max" else int(granted) / int(period)
+    with suppress(OSError, ValueError):
+        parts = [int((root / "cpu" / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")]
+        return parts[0] / parts[1] if min(parts) > 0 else None
+    return None
+
+
+def _load_note() -> str:
+    """How busy the machine is, and what to do when others leave fewer cores than torch has threads."""
+    if not hasattr(os, "getloadavg"):
+        return "unknown"
+    load, cores, threads = os.getloadavg()[0], available_cores(), torch.get_num_threads()
+    if load + threads <= max(cores, os.cpu_count() or 1) + 1 or threads == 1:
+        return f"{load:.1f}"
+    slow = f"{threads} threads that wait for each other may take several times as long as one"
+    return f"{load:.1f}: others are at work, and {slow}; set training.threads=1, or OMP_NUM_THREADS=1"
 
 
 def _memory_gb() -> float | None:

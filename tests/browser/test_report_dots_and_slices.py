@@ -41,7 +41,8 @@ def report(tmp_path_factory):
     (folder / "images").mkdir()
     write_slide_picture(folder / "images" / "nuclei.png", 1, place=PLACE)
     bright_scan(folder / "images" / "scan.nii.gz")
-    write_report([folder / "first", folder / "second"], folder / "r.html", slides=folder / "images", resamples=0)
+    how = {"slides": folder / "images", "window": "brain", "resamples": 0}
+    write_report([folder / "first", folder / "second"], folder / "r.html", **how)
     return folder / "r.html"
 
 

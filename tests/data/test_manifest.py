@@ -64,7 +64,7 @@ def test_bags_without_a_patient_are_their_own_patient_and_patient_is_read_as_gro
     ("columns", "message"),
     [
         ({"id": ["a", "a"], "label": ["0", "1"]}, "duplicate id: a;"),
-        ({"label": ["normal", "tumor"]}, "map them, such as normal = 0, tumor = 1"),
+        ({"label": ["normal", "tumor"]}, "got 'normal', 'tumor'; write an index for each word"),
         ({"label": ["0", "-1"]}, "class indices 0..C-1, got '-1'"),
         ({"label": ["0", "1.5"]}, "got '1.5'"),
         ({"label": ["1", "1"]}, r"only one class \(1\)"),

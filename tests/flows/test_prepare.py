@@ -73,7 +73,7 @@ def test_a_dry_run_shows_cases_sizes_and_numbers_and_writes_nothing(study):
     makers.write_slide(study / "slides" / "glass.svs", makers.glass(256, 256))
     makers.write_slide(study / "slides" / "sizeless.svs", makers.speckled(3, 512), None)
     told = command(study / "slides", "--out", study / "out", "--dry-run", *OPTIONS)
-    assert told.exit_code == 0, told.output
+    assert told.exit_code == 3, told.output  # glass, and no pixel size
     lines = {line.split("│")[1].strip(): line for line in told.output.splitlines() if line.startswith("│")}
     assert "to do" in lines["s0"]
     assert [cell.strip() for cell in lines["s0"].split("│")[3:7]] == ["16", "0.5", "32", "32"]

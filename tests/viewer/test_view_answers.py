@@ -1,6 +1,7 @@
 """What the page is told equals what the predictions say; missing and damaged images cost only themselves."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from smmil.frame import Frame
 from smmil.images import open_volume
 from smmil.prediction import Prediction, load_predictions
 from smmil.viewer.data import ViewerData
+from smmil.viewer.tiles import _slice_bytes
 
 
 def test_the_list_tells_models_cases_and_verdicts(tmp_path):
@@ -79,7 +81,7 @@ def test_slices_are_hounsfield_units_in_the_order_of_the_coordinates(tmp_path):
     assert client.get("/slice/0/0").status_code == 404
 
 
-def test_hounsfield_units_beyond_two_bytes_are_cut_off_not_wrapped(tmp_path):
+def test_values_that_may_be_no_hounsfield_units_are_sent_as_they_are_others_cut_off_not_wrapped(tmp_path):
     import nibabel
 
     hu = np.zeros((4, 4, 3), np.float32)
@@ -89,7 +91,10 @@ def test_hounsfield_units_beyond_two_bytes_are_cut_off_not_wrapped(tmp_path):
     nibabel.save(nibabel.Nifti1Image(hu, affine), tmp_path / "slides" / "ct.nii.gz")
     prediction = Prediction("ct", [0.5], np.zeros((3, 1)), coords=[[0], [1], [2]], frame=Frame((1,), (2.0,), "mm"))
     client = client_of(ViewerData.read([save(tmp_path / "p", prediction)], slides=tmp_path / "slides"))
-    sent = np.frombuffer(client.get("/slice/0/1").content, "<i2")
+    sent = np.frombuffer(client.get("/slice/0/1").content, "<f4")
+    assert sorted(set(sent.tolist())) == pytest.approx([-70_000, 0, 12.6, 70_000])
+    known = replace(open_volume(tmp_path / "slides" / "ct.nii.gz"), values="HU")
+    sent = np.frombuffer(_slice_bytes(known, 1), "<i2")
     assert sorted(set(sent.tolist())) == [-32768, 0, 13, 32767]
 
 

@@ -80,6 +80,8 @@ def _smmil(
 def main() -> None:
     """Run the command line; user errors are one line and exit code 2, bugs a traceback and exit code 1."""
     signal.signal(signal.SIGTERM, _stop)
+    # threads that wait for each other sleep: while they spin, no other process gets the core that one of them waits for
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["PYTHONSAFEPATH"] = "1"  # for processes started from here: they do not import from the working folder
     try:
         app()

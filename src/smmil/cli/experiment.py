@@ -79,6 +79,8 @@ def run(
 
 
 def _print_report(report: Any, folder: Path) -> None:
+    from smmil.files import write_rows
+
     for line in report.left_out:
         print(line)
     meanwhile = f"{len(report.done_by_others)} done by another runner meanwhile, " if report.done_by_others else ""
@@ -87,13 +89,7 @@ def _print_report(report: Any, folder: Path) -> None:
         f"{len(report.failed)} failed"
     )
     failures = folder / "failures.csv"
-    if report.failed:
-        from smmil.files import write_text
-        from smmil.train.folder import table_text
-
-        write_text(failures, table_text([{"run": label, "reason": reason} for label, reason in report.failed.items()]))
-    else:
-        failures.unlink(missing_ok=True)
+    write_rows(failures, ("run", "reason"), report.failed.items())
     _exit_on_failures((f"{label}: {reason}" for label, reason in report.failed.items()), failures)
 
 
@@ -155,11 +151,15 @@ def trust(
     workers: Annotated[int | None, Option(help="Runs at once.")] = None,
 ) -> None:
     """Ask whether the maps deserve trust: seeds, deletion and insertion, inverted maps, position, random labels."""
+    from smmil.cli.progress import _GridBars
     from smmil.experiments.trust import trust_report
 
     _check_place(executor.value, workers, None)
     study = _study(config, data, toy, trust_code, check=True)
-    for path in trust_report(study, out, only=only or (), executor=executor.value, workers=workers):
+    options: dict[str, Any] = {"only": only or (), "executor": executor.value, "workers": workers}
+    with _GridBars("steps") as bars:
+        written = trust_report(study, out, **options, on_begin=bars.begun, on_step=bars.ended)
+    for path in written:
         print(path)
 
 

@@ -39,6 +39,9 @@ def export(
         ),
     ] = None,
     size: Annotated[int | None, Option(help="Longest side of a png, in pixels. [default: 2048]")] = None,
+    interpolate: Annotated[
+        bool, Option("--interpolate", help="Slides as png: colours go over into each other between patches.")
+    ] = False,
     column: Column = None,
     deidentify: Annotated[bool, Option(help="DICOM: take nothing from the image that identifies the patient.")] = True,
     replace_uids: Annotated[
@@ -83,6 +86,7 @@ def export(
             deidentify=deidentify,
             keep_uids=not replace_uids,
             layer=layer,
+            interpolate=interpolate,
             progress=bar.at,
         )
     where = done.written[0] if len(done.written) == 1 and not done.failed else out

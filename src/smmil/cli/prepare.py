@@ -1,6 +1,7 @@
 """smmil prepare"""
 
 import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,8 @@ StainMethod = StrEnum("StainMethod", "macenko reinhard")
 PenInk = StrEnum("PenInk", "keep exclude")
 PrepareExecutor = StrEnum("PrepareExecutor", "auto serial processes dask")
 Precision = StrEnum("Precision", "float32 float16 bfloat16")
+_NAMED = 5  # cases of which the same is said
+_WIDEST = 10_000
 
 
 def prepare(
@@ -207,19 +210,53 @@ def _announce(todo: "PreparePlan") -> None:
 
 
 def _show_dry(todo: "PreparePlan") -> None:
+    """One row per case, then each reason once with the cases it concerns; exit code 3 when a case would fail."""
     from rich.console import Console
 
     from smmil.prepare.case import preflight
 
-    numbers = ("instances", "mpp of the file", "tile µm wanted", "tile µm used")
-    table = _table(None, ("id", "status"), numbers)
-    for job in todo.jobs:
-        line = preflight(job)
-        sizes = ("" if n is None else f"{n:.5g}" for n in (line.mpp_level0, line.wanted_um, line.used_um))
-        table.add_row(line.id, line.status, str(line.instances), *sizes)
-        for warning in line.warnings:
-            print(f"warning: {line.id}: {warning}", file=sys.stderr)
-    Console().print(table)
+    lines = [preflight(job) for job in todo.jobs]
+    numbers = ["instances", "mpp", "tile µm wanted", "tile µm used", "positive"]
+    cells = [(x.instances, x.mpp_level0, x.wanted_um, x.used_um, x.positives) for x in lines]
+    used = [any(row[k] is not None for row in cells) for k in range(len(numbers))]
+    table = _table(None, ("id", "status"), (name for name, shown in zip(numbers, used, strict=True) if shown))
+    for column in table.columns:
+        column.no_wrap = True  # an id is to be copied
+    for line, row in zip(lines, cells, strict=True):
+        shown = ("" if n is None else f"{n:.5g}" for n, wanted in zip(row, used, strict=True) if wanted)
+        table.add_row(line.id, line.status, *shown)
+    needed = Console(width=_WIDEST).measure(table).maximum
+    Console(width=max(Console().width, needed)).print(table)
+    said = [
+        (line.id, _without_case(text, job))
+        for line, job in zip(lines, todo.jobs, strict=True)
+        for text in (*(f"warning: {one}" for one in line.warnings), line.problem and f"fails: {line.problem}")
+        if text
+    ]
+    _print_each_once(said)
+    failing = sum(line.problem is not None for line in lines) + len(todo.missing)
+    if failing:
+        print(f"{failing} of {len(lines) + len(todo.missing)} case(s) would fail", file=sys.stderr)
+        raise Exit(3)
+
+
+def _print_each_once(said: Iterable[tuple[str, str]]) -> None:
+    """Print (id, "kind: text") on standard error, every text once, with the first of the cases it is about."""
+    told: dict[str, list[str]] = {}
+    for id_, text in said:
+        told.setdefault(text, []).append(id_)
+    for text, ids in told.items():
+        more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+        kind, _, rest = text.partition(": ")
+        print(f"{kind}: {', '.join(ids[:_NAMED])}{more}: {rest}", file=sys.stderr)
+
+
+def _without_case(reason: str, job: Any) -> str:
+    """A reason without the files and the name of its case, so that equal reasons of several cases are one."""
+    files = (job.case.source, job.case.annotation, job.case.instance_labels, job.case.tissue)
+    for text in (*(str(path) for path in files if path is not None), job.case.id):
+        reason = reason.replace(f"{text}: ", "")
+    return reason
 
 
 def _run(todo: "PreparePlan", **options: Any) -> "Summary":
@@ -253,6 +290,7 @@ def _run(todo: "PreparePlan", **options: Any) -> "Summary":
 
 def _finish(done: "Summary", todo: "PreparePlan") -> None:
     failed = len(done.failures)
+    _print_each_once((o.task.case.id, f"note: {note}") for o in done.outcomes if o.value for note in o.value.notes)
     print(f"{todo.out}: {done.count('written')} written, {done.count('kept')} there already, {failed} failed or empty")
     if done.edgeless:
         from smmil.formats.content import edgeless_note

@@ -1,5 +1,9 @@
 """Progress bars with the remaining time: training runs and experiment grids."""
 
+from datetime import timedelta
+from math import inf
+from threading import Event, Thread
+from time import monotonic
 from typing import Any, Self
 
 import typer
@@ -10,6 +14,8 @@ from rich.progress import Progress as Bars
 from smmil.cli.options import _print_line, _table
 from smmil.train.loop import Interrupted, Progress
 from smmil.train.run import RunResult
+
+_MINUTE, _CALM = 60.0, 5.0  # seconds between lines where no bar can be shown: at most, at least
 
 
 class _Terminal:
@@ -85,12 +91,25 @@ class _TrainingBars(_Terminal, Progress):
 
 
 class _GridBars(_Terminal):
-    """Shows finished runs of a grid on the terminal; failures stay as lines above the bar."""
+    """Shows finished runs of a grid on the terminal; failures stay as lines above the bar.
+
+    Where standard error is no terminal it prints lines with the time left: at the start, when a run ends, and at least
+    once a minute; never more than one in a few seconds.
+    """
+
+    def __init__(self, words: str = "runs") -> None:
+        super().__init__()
+        self._words, self._over, self._told = words, Event(), -inf
 
     def begun(self, done: int, total: int) -> None:
         """Show the bar; called after all checks, so that an early error is not mixed with it."""
-        self._done = done
-        self._task = self._bars.add_task("runs", total=total, completed=done)
+        self._done = self._first = done
+        self._total, self._start = total, monotonic()
+        if not self.console.is_terminal:
+            self._tell("begun" if done < total else "nothing to do")
+            Thread(target=self._tell_again, daemon=True).start()
+            return
+        self._task = self._bars.add_task(self._words, total=total, completed=done)
         self._bars.start()
         self._bars.reset(self._task, total=total, completed=done)  # the time left counts from here
 
@@ -98,4 +117,27 @@ class _GridBars(_Terminal):
         self._done += 1
         if error is not None:
             _print_line(self.console, f"failed: {label}: {error}")
-        self._bars.update(self._task, description=label, completed=self._done)
+        if self.console.is_terminal:
+            self._bars.update(self._task, description=label, completed=self._done)
+        elif monotonic() - self._told > _CALM or self._done == self._total:
+            self._tell(label)
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        self._over.set()
+        super().__exit__(kind, problem, trace)
+
+    def _tell(self, words: str) -> None:
+        self._told = monotonic()
+        gone, done = self._told - self._start, self._done - self._first
+        left = f", about {_duration(gone / done * (self._total - self._done))} left" if done else ""
+        counted = f"{self._done} of {self._total} {self._words}, {_duration(gone)} gone{left}"
+        _print_line(self.console, f"{counted}: {words}")
+
+    def _tell_again(self) -> None:
+        while not self._over.wait(_MINUTE) and self._done < self._total:
+            if monotonic() - self._told >= _MINUTE:
+                self._tell("still at work")
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -224,8 +224,8 @@ def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
     if words:
         problem = f"labels must be class indices 0..C-1, got {_first_few(list(map(brief, words)))}"
         numbers = any(char.isdigit() for word in words for char in word)
-        mapping = ", ".join(f"{word[:80]} = {i}" for i, word in enumerate(words[:5]))
-        yield f"{problem}; correct these rows" if numbers else f"{problem}; map them, such as {mapping}"
+        ask = "write an index for each word (NEGATIVE_WORD = 0, POSITIVE_WORD = 1); which is which only you can say"
+        yield f"{problem}; {'correct these rows' if numbers else ask}"
         return
     if not training:
         return

@@ -1,6 +1,7 @@
 """Summaries of models: folders of predictions to nested results, and these to rows of a table."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,7 +127,7 @@ def named_folders(places: Sequence[str | Path]) -> dict[str, list[Path]]:
             raise DataError(f"{folder}: no such file or folder")
         inner = sorted({p.parent for p in folder.glob("*/*.npz")})
         for path in [folder] if any(folder.glob("*.npz")) or not inner else inner:
-            name = path.resolve().name
+            name = Path(os.path.abspath(path)).name  # of a link its own, not that of the folder behind it
             found[name if name not in found else str(path)] = [path]
     return {**found, **({"files": files} if files else {})}
 

@@ -1,6 +1,6 @@
 """The trust report of a study: stability, faithfulness and inversion of its maps, position, and a control training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from smmil.evaluate.prior import position_prior
 from smmil.evaluate.ranking import exact_mean
 from smmil.experiments.datasets import RANDOM, _prepare, _PreparedSet, _random_labels
 from smmil.experiments.results import _chosen_rows
-from smmil.experiments.runner import _finished_results, _StudyFolder, load_results, run_study
+from smmil.experiments.runner import OnRun, _finished_results, _StudyFolder, load_results, run_study
 from smmil.experiments.study import Dataset, Study
 from smmil.experiments.writing import _for_spreadsheets, _markdown_cell
 from smmil.files import write_text
@@ -177,22 +177,33 @@ def trust_report(
     executor: str = "serial",
     workers: int | None = None,
     resamples: int = 1000,
+    on_begin: Callable[[int, int], Any] | None = None,
+    on_step: OnRun | None = None,
 ) -> list[Path]:
     """trust.csv and trust.md for every data set and variant of a study whose runs are done.
 
     Trains each variant once more for each data set, on permuted labels, with the first seed, fold and learning rate.
+
+    on_begin  called with the number of finished steps and of all: these runs, and the maps of every variant
+    on_step   called with the name of each step that ends, and the reason if it failed
     """
     folder = _StudyFolder(Path(out), study.name)
     chosen = _chosen_rows(_finished_results(study, out, only)[0])
     used = [d for d in study.datasets if d.name in set(chosen["set"])]
     ready = {d.name: _prepare(d, folder.out / "data") for d in used}
-    extra = _extra_results(study, folder, [(d, ready[d.name]) for d in used], executor, workers)
+    parts = list(chosen.groupby(["set", "variant"], sort=True))
+    told: dict[str, Any] = {"executor": executor, "workers": workers, "on_run": on_step}
+    if on_begin is not None:
+        told["on_begin"] = lambda done, total: on_begin(done, total + len(parts))
+    extra = _extra_results(study, folder, [(d, ready[d.name]) for d in used], **told)
     rows: list[dict[str, Any]] = []
-    for (set_, variant), part in chosen.groupby(["set", "variant"], sort=True):
+    for (set_, variant), part in parts:
         model = next(v.model for v in study.variants if v.name == variant)
         measured = _map_measures(part, model, Manifest.read(ready[str(set_)].manifest), folder, resamples)
         random = extra[(extra["set"] == f"{set_} ({RANDOM})") & (extra["variant"] == variant)].iloc[0]
         rows.append({"set": set_, "variant": variant, **measured, "random_labels": float(random["bag_auroc"])})
+        if on_step is not None:
+            on_step(f"maps of {set_} · {variant}", None)
     order = [v.name for v in study.variants]
     rows.sort(key=lambda row: (row["set"], order.index(row["variant"])))
     write_text(folder.own / "trust.csv", _for_spreadsheets(DataFrame(rows)))
@@ -221,14 +232,14 @@ def _map_measures(rows: DataFrame, name: str, table: Manifest, folder: _StudyFol
 
 
 def _extra_results(
-    study: Study, folder: _StudyFolder, sets: list[tuple[Dataset, _PreparedSet]], executor: str, workers: int | None
+    study: Study, folder: _StudyFolder, sets: list[tuple[Dataset, _PreparedSet]], **how: Any
 ) -> DataFrame:
-    """Results of the runs on random labels."""
+    """Results of the runs on random labels; `how` is for `run_study`."""
     derived = [_random_labels(*one, folder.out / "data") for one in sets]
     smaller = {"folds": [0], "seeds": study.seeds[:1], "learning_rates": study.learning_rates[:1]}
     name = f"{study.name}-trust"
     further = study.model_copy(update={"name": name, "datasets": derived, "tables": [], "figures": [], **smaller})
-    report = run_study(further, folder.out, executor=executor, workers=workers)
+    report = run_study(further, folder.out, **how)
     if report.failed:
         label, reason = next(iter(report.failed.items()))
         raise DataError(f"{len(report.failed)} runs of the trust report failed, such as {label}: {reason}")

@@ -78,6 +78,7 @@ def export(
     deidentify: bool = True,
     keep_uids: bool = True,
     layer: str = "score",
+    interpolate: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
     """Write predictions (files, folders of them, or one Prediction) as one of the registered formats, atomically.
@@ -98,6 +99,8 @@ def export(
     predictions = predictions if isinstance(predictions, Prediction | str | Path) else list(predictions)
     own = threshold is None and format_.threshold == "needed" and _first_calibration(predictions) is not None
     _check_options(format_, place, threshold, size, deidentify, keep_uids, own)
+    if interpolate and to != "png":
+        raise ConfigError(f"--interpolate: is for pictures (png); {to} holds the scores themselves, leave it out")
     check_choice(layer, ["score", *(one.name for one in LAYERS)], "--layer")
     if layer != "score" and (threshold is not None or column is not None):
         raise ConfigError(f"--layer {layer}: --threshold and --column are about scores; leave them out")
@@ -107,6 +110,7 @@ def export(
         "column": column,
         "deidentify": deidentify,
         "keep_uids": keep_uids,
+        "interpolate": interpolate,
     }
     options |= {} if size is None else {"size": size}
     files = [] if isinstance(predictions, Prediction) else _prediction_paths(predictions)

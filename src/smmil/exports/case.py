@@ -12,8 +12,8 @@ from smmil.errors import ConfigError, DataError
 from smmil.evaluate.conformal import applied_calibration
 from smmil.evaluate.instances import instance_probability, instance_score
 from smmil.evaluate.probability import calibrated_probability
-from smmil.images import Slide, Volume, open_slide
-from smmil.images.matching import Difference, open_scan, scan_difference, slide_difference
+from smmil.images import Slide, Volume
+from smmil.images.matching import Difference, Original, open_case_slide, open_scan, scan_difference, slide_difference
 from smmil.prediction import Prediction
 from smmil.redact import plain, provenance
 
@@ -29,6 +29,7 @@ class ExportCase:
     threshold: float | None = None  # instances with at least this score are called positive; None: no instance is
     column: int | None = None  # score column of models with more than two
     size: int = 2048  # longest side of pictures, in pixels
+    interpolate: bool = False  # pictures of slides: colours go over into each other between neighbouring patches
     deidentify: bool = True  # leave out whatever DICOM headers of the image say about a person
     keep_uids: bool = True  # let DICOM exports point at the image they belong to
     mpp: float | None = None  # micrometres per level-0 pixel, where the slide does not say it or says it wrongly
@@ -90,7 +91,7 @@ class ExportCase:
         if self.image is None:
             yield None
             return
-        with open_slide(self.image, self.mpp) as slide:
+        with open_case_slide(Original(self.image, self.mpp), [self.prediction]) as slide:
             self._check(slide_difference(self.prediction, slide), "slide")
             yield slide
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import warnings
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from smmil.exports.case import ExportCase
 from smmil.exports.geometry import ALL, SlideFacts, boxes, paint, slide_facts
 from smmil.exports.registry import ExportFormat, register_export
 from smmil.files import replacing
-from smmil.images.matching import recorded_window
-from smmil.images.volume import Volume, parse_window, window
+from smmil.frame import Frame
+from smmil.images.matching import shown_window
+from smmil.images.volume import Volume, window
 from smmil.maps import canvas
+from smmil.maps.raster import between_cells, interpolated_words, rasterize, scattered, truth_values
 from smmil.redact import RESEARCH, plain
 
 OPACITY = 0.55
@@ -60,7 +63,29 @@ def _overlay_on_slide(case: ExportCase) -> np.ndarray:
             width, height = (max(1, min(case.size, ceil(side / scale - 1e-6))) for side in size)
             base = np.broadcast_to(_PAPER, (height, width, 3)).copy()
     rows = ALL if case.positive is None else case.positive
-    return _tinted(base, paint(rectangles[rows] / scale, case.score[rows], base.shape[:2]), case)
+    heat = paint(rectangles[rows] / scale, case.score[rows], base.shape[:2])
+    if case.interpolate:
+        heat = np.where(np.isnan(heat), np.nan, _between_patches(case, rectangles, facts, scale, heat))
+    return _tinted(base, heat, case)
+
+
+def _between_patches(
+    case: ExportCase, rectangles: np.ndarray, facts: SlideFacts, scale: float, heat: np.ndarray
+) -> np.ndarray:
+    """The heat with scores that go over into each other between the middles of patches; says so in the notes."""
+    frame = case.prediction.frame
+    if frame is None or scattered(case.prediction):
+        case.notes.append("instances lie on no lattice: nothing is interpolated")
+        return heat
+    sizes = rectangles[0, 2:] - rectangles[0, :2]
+    unit = sizes / np.array((frame.patch * 2)[:2])
+    step = np.array((frame.step * 2)[:2]) * unit
+    plain_frame = Frame((float(sizes[0]), float(sizes[1])), None, "px", (float(step[0]), float(step[1])))
+    image, extent = rasterize(replace(case.prediction, coords=rectangles[:, :2], frame=plain_frame), case.score)
+    case.notes.append(interpolated_words(float(step[0]), facts.mpp, "um"))
+    x, y = (np.arange(side) + 0.5 for side in heat.shape[::-1])
+    fine = between_cells(image, extent, x * scale, y * scale)
+    return np.where(np.isnan(fine), heat, fine)
 
 
 def _colours(case: ExportCase, heat: np.ndarray) -> np.ndarray:
@@ -77,7 +102,10 @@ def _tinted(base: np.ndarray, heat: np.ndarray, case: ExportCase) -> np.ndarray:
 
 
 def _contact_sheet(case: ExportCase) -> np.ndarray:
-    """All slices from foot to head, row by row, each in a frame of its score's colour; boxes are tinted."""
+    """All slices from foot to head, row by row, each in a frame of its score's colour; boxes are tinted.
+
+    Slices are numbered from 1; a white corner marks those of the truth; the colour scale stands below.
+    """
     volume = case.volume("a picture of a scan")
     across = ceil(len(volume) ** 0.5)
     cell = max(4, case.size // across)
@@ -85,17 +113,60 @@ def _contact_sheet(case: ExportCase) -> np.ndarray:
     rows = ALL if case.positive is None else case.positive
     heat = geometry.scan_heat(case, volume, rows) if case.axes == 3 else None
     scores = geometry._slice_scores(case, len(volume), rows) if case.axes == 1 else np.full(len(volume), np.nan)
-    border, shown = max(1, cell // 24), recorded_window(case.prediction) or parse_window("brain")
+    border, shades = max(1, cell // 24), shown_window(case.prediction, volume)
     for index in range(len(volume)):
         top, left = (place * cell for place in divmod(index, across))
         if not np.isnan(scores[index]):
             sheet[top : top + cell, left : left + cell] = _colours(case, scores[index : index + 1])
-        grey = window(volume.slice_hu(index), *shown) * 255
+        grey = window(volume.slice_hu(index), *shades) * 255
         picture = np.repeat(grey[..., None], 3, axis=2)
         picture = picture if heat is None else _tinted(picture, heat[index], case)
         inside = slice(top + border, top + cell - border), slice(left + border, left + cell - border)
         sheet[inside] = _fitted(picture, cell - 2 * border)
-    return sheet
+    return np.vstack([_numbered(sheet, cell, across, len(volume), case), _scale_below(case, sheet.shape[1])])
+
+
+_TRUTH = "white corner: truth"
+
+
+def _numbered(sheet: np.ndarray, cell: int, across: int, count: int, case: ExportCase) -> np.ndarray:
+    """The sheet with the number of every slice, and a white corner where an instance of the slice is known positive."""
+    from PIL import Image, ImageDraw
+
+    truth, coords = truth_values(case.prediction), case.prediction.coords
+    assert coords is not None  # `axes` was asked before
+    deep = ceil(case.prediction.frame.patch[-1]) if case.prediction.frame is not None and case.axes == 3 else 1
+    first = [] if truth is None else np.rint(coords[truth == 1, -1]).astype(int).tolist()
+    marked = {index for start in first for index in range(start, start + deep)}
+    image = Image.fromarray(np.rint(sheet).astype(np.uint8))
+    draw, size = ImageDraw.Draw(image), max(8, cell // 9)
+    for index in range(count):
+        top, left = (place * cell for place in divmod(index, across))
+        if index in marked:
+            corner = [(left + cell - 1, top), (left + cell - 1 - size, top), (left + cell - 1, top + size)]
+            draw.polygon(corner, fill="white", outline="black")
+        place = left + max(2, cell // 20), top + max(2, cell // 20)
+        draw.text(place, str(index + 1), fill="white", stroke_width=1, stroke_fill="black", font_size=size)
+    return np.asarray(image, np.float32)
+
+
+def _scale_below(case: ExportCase, width: int) -> np.ndarray:
+    """The colour scale with its ends, what the scores are, and what marks the truth."""
+    from PIL import Image, ImageDraw
+
+    low, high, _ = canvas.limits_of(case.score.astype(np.float64), None)
+    size = max(9, min(22, width // 40))
+    strip = Image.new("RGB", (width, 3 * size), "white")
+    draw, bar = ImageDraw.Draw(strip), max(8, width // 4)
+    colours = _colours(case, np.linspace(low, high, bar)[None])
+    kind = plain(str(case.prediction.meta.get("score_kind", "score")), 40)
+    truth = "" if truth_values(case.prediction) is None else f"   {_TRUTH}"
+    words = f"{low:.3g}", f"{high:.3g}  {kind}{truth}"
+    left = size + draw.textlength(words[0], font_size=size) + size // 2
+    draw.text((size, size), words[0], fill="black", font_size=size)
+    strip.paste(Image.fromarray(np.repeat(np.rint(colours).astype(np.uint8), size, axis=0)), (int(left), size))
+    draw.text((left + bar + size // 2, size), words[1], fill="black", font_size=size)
+    return np.asarray(strip, np.float32)
 
 
 def _fitted(picture: np.ndarray, side: int) -> np.ndarray:

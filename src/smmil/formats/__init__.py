@@ -31,9 +31,10 @@ READERS: tuple[Reader, ...] = (
 )
 
 
-def read_bag(path: str | Path, *, verify: bool = True, instance_labels: bool = True) -> Bag:
+def read_bag(path: str | Path, *, y: int | None = None, verify: bool = True, instance_labels: bool = True) -> Bag:
     """The bag in a feature file, with its neighbourhood.
 
+    y                label of the bag, which feature files do not hold
     verify           compare the stored checksum, where there is one
     instance_labels  False: the bag has none, and files that hold nothing else are not opened, as in training
     """
@@ -41,7 +42,8 @@ def read_bag(path: str | Path, *, verify: bool = True, instance_labels: bool = T
     with reader_errors(path):
         stored = _read_stored(path, _choose_reader(path), verify, instance_labels)
         bag = _to_bag(stored, stored.connected_graph())
-    return bag if instance_labels else replace(bag, y_inst=None)
+    bag = bag if instance_labels else replace(bag, y_inst=None)
+    return bag if y is None else replace(bag, y=y)
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:

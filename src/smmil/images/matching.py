@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.files import check_csv_width, file_name, read_parquet
+from smmil.images.opening import open_slide
 from smmil.images.slide import Slide
-from smmil.images.volume import Volume, open_volume
+from smmil.images.volume import AIR, PRESETS, Volume, open_volume, parse_window
 from smmil.prediction import Prediction
 
 _PATH_COLUMNS = ("slide", "image", "path", "file")
@@ -162,10 +164,39 @@ def open_scan(path: Path, prediction: Prediction) -> Volume:
     return open_volume(path, among_several=series if isinstance(series, str) else None)
 
 
+def open_case_slide(original: Original, predictions: Predictions) -> Slide:
+    """The slide of a case, with the pixel size of the table, else the one given to smmil prepare, else the file's."""
+    recorded = [_recorded(p, "slide") for p in predictions if p is not None]
+    given = [r["mpp"] for r in recorded if r.get("mpp_given") is True and isinstance(r.get("mpp"), int | float)]
+    return open_slide(original.path, original.mpp if original.mpp is not None or not given else float(given[0]))
+
+
 def recorded_window(prediction: Prediction) -> tuple[float, float] | None:
     """Centre and width through which the encoder saw the slices first; None where that is not recorded."""
     ends = _numbers(_recorded(prediction, "scan").get("window"), 2)
     return None if ends is None or not np.isfinite(ends).all() or ends[1] <= 0 else (float(ends[0]), float(ends[1]))
+
+
+def shown_window(prediction: Prediction, volume: Volume) -> tuple[float, float]:
+    """The recorded window; else that of the brain for Hounsfield units, percentiles of the scan for other values."""
+    return recorded_window(prediction) or _usual_window(volume)
+
+
+@lru_cache(maxsize=16)
+def _usual_window(volume: Volume) -> tuple[float, float]:
+    """Percentiles read the whole scan, so they are kept; values of unknown kind are HU if the middle slice has air."""
+    unknown = volume.values == "unknown"
+    hounsfield = volume.values == "HU" or (unknown and bool(volume.slice_hu(len(volume) // 2).min() <= AIR))
+    try:
+        return parse_window("brain" if hounsfield else "p1/99", volume)
+    except DataError:
+        return PRESETS["brain"]  # all voxels are equal, or one slice is damaged, which is told when it is read
+
+
+def recorded_notes(prediction: Prediction) -> list[str]:
+    """What a reader of the scan should know, such as missing slices, as smmil prepare found it."""
+    notes = _recorded(prediction, "scan").get("notes")
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
 def slide_difference(prediction: Prediction, slide: Slide) -> Difference | None:

@@ -13,7 +13,7 @@ import numpy as np
 from smmil.errors import DataError, MissingExtra
 from smmil.files import check_once, need_file
 from smmil.images.dicom_file import DAMAGE
-from smmil.images.volume import LPS_TO_RAS, Turn, Volume, _plane_spacing, _slice_normal, _turned
+from smmil.images.volume import ASSUMED, LPS_TO_RAS, Turn, Volume, _plane_spacing, _slice_normal, _turned
 
 LARGEST_VOLUME = 2**30
 # Deflate cannot pack better than about 1 : 1032, so a file that promises more is no volume.
@@ -128,7 +128,7 @@ def _placed(image: Any) -> tuple[np.ndarray, tuple[str, ...]]:
         raise DataError("the affine does not describe a volume; write the file again with its geometry")
     notes = []
     if "sform_code" in header and int(header["sform_code"]) == 0 and int(header["qform_code"]) == 0:
-        notes.append("the file states no orientation (sform and qform codes are 0); left and right are assumed")
+        notes.append(f"the file states no orientation (sform and qform codes are 0); {ASSUMED}")
     if unit not in _MM_PER:
         notes.append("the file states no unit of length; taken as mm")
     return affine, tuple(notes)

@@ -103,7 +103,7 @@ def _gaps(files: tuple[Path, ...]) -> str:
     numbers = [_number(file) or 0 for file in files]
     steps = np.diff(numbers)
     missing = np.flatnonzero(steps > steps.min(initial=steps.max(initial=0)))
-    first = f"after {files[missing[0]].name}" if len(missing) else ""
+    first = f"after {numbers[missing[0]]}" if len(missing) else ""
     return f"{len(missing)} gap(s) in the numbers of the pictures, the first {first}" if len(missing) else ""
 
 

@@ -139,6 +139,9 @@ def _plane_spacing(affine: np.ndarray) -> tuple[float, float, float]:
     return float(x), float(y), float(axes[:, 2] @ _slice_normal(affine))
 
 
+ASSUMED = "left and right are assumed"
+
+
 @dataclass(frozen=True, eq=False)
 class Volume:
     """One scan. Slices run from foot to head, rows from front to back, columns from the patient's right to left.
@@ -180,6 +183,11 @@ class Volume:
         from nibabel import orientations
 
         return "".join(orientations.aff2axcodes(self.affine))
+
+    @property
+    def stated_orientation(self) -> str | None:
+        """`orientation`, or None where the files do not say which side is left."""
+        return None if not self.sized or any(ASSUMED in note for note in self.notes) else self.orientation
 
     @property
     def plane(self) -> str:
@@ -248,6 +256,8 @@ def open_volume(
             return _open_stack(path)
     return _open_series(path, series=series, strict=strict, among_several=among_several)
 
+
+AIR = -200.0  # Hounsfield units; every scan of a body has air below
 
 # centre, width
 PRESETS: dict[str, tuple[float, float]] = {

@@ -57,6 +57,41 @@ def _places(prediction: Prediction) -> np.ndarray:
     return coords.astype(np.float64)
 
 
+def between_cells(image: np.ndarray, extent: Extent, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Interpolated values (len(y), len(x)) of a picture of `rasterize` at these coordinates, for display only.
+
+    Bilinear between the middles of the cells, over those that hold tissue; nan where the cell itself holds none. It
+    equals the cell at its middle and never leaves the values of the (up to four) cells around it.
+    """
+    left, right, bottom, top = extent
+    rows, columns = image.shape
+    across, down = (x - left) / (right - left) * columns, (y - top) / (bottom - top) * rows
+    padded, known = np.pad(np.nan_to_num(image), 1), np.pad(~np.isnan(image), 1)
+    total, weight = np.zeros((len(y), len(x))), np.zeros((len(y), len(x)))
+    first_row, first_column = np.floor(down - 0.5), np.floor(across - 0.5)
+    for row in (first_row, first_row + 1):
+        for column in (first_column, first_column + 1):
+            near = np.outer(1 - np.abs(down - 0.5 - row), 1 - np.abs(across - 0.5 - column))
+            at = np.ix_(np.clip(row + 1, 0, rows + 1).astype(int), np.clip(column + 1, 0, columns + 1).astype(int))
+            total, weight = total + near * padded[at], weight + near * known[at]
+    own = np.ix_(*(np.clip(np.floor(v) + 1, 0, n + 1).astype(int) for v, n in ((down, rows), (across, columns))))
+    return np.where(known[own] & (weight > 0), total / np.where(weight > 0, weight, 1), np.nan)
+
+
+def finer(image: np.ndarray, extent: Extent, fineness: int = 8) -> np.ndarray:
+    """`between_cells` at `fineness` x `fineness` places of every cell."""
+    left, right, bottom, top = extent
+    rows, columns = (side * fineness for side in image.shape)
+    x = left + (np.arange(columns) + 0.5) * (right - left) / columns
+    return between_cells(image, extent, x, top + (np.arange(rows) + 0.5) * (bottom - top) / rows)
+
+
+def interpolated_words(step: float, spacing: float | None, unit: str) -> str:
+    """What to write beside the colours of an interpolated map."""
+    size = f"{step:.3g} px" if spacing is None else f"{step * spacing:.3g} {unit.replace('um', 'µm')}"
+    return f"interpolated between patches of {size}"
+
+
 def _plane_coords(prediction: Prediction) -> np.ndarray:
     """Coordinates as (n, 2) x and y; a scan with one coordinate lies along x."""
     if prediction.coords is None:

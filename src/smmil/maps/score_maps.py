@@ -15,6 +15,8 @@ from smmil.maps.raster import (
     _draw_rings,
     _plane_coords,
     dots_extent,
+    finer,
+    interpolated_words,
     rasterize,
     scattered,
     truth_values,
@@ -36,11 +38,13 @@ def score_map(
     column: int | None = None,
     colour_scale: str = "viridis",
     title: str | None = None,
+    interpolate: bool = False,
 ) -> Path:
     """A PNG of the scores of one slide, next to the truth when it is known.
 
     limits  lowest and highest score of the colours, to share one scale between cases; None: 2nd to 98th percentile of
             this case. The label of the colour bar names the choice.
+    interpolate  colours go over into each other between the middles of neighbouring patches; the label says so
     """
     labels = truth_values(prediction) if truth else None
     scores = instance_score(prediction, column)
@@ -48,7 +52,7 @@ def score_map(
     if labels is not None:
         draw_truth(panels[0], prediction, labels)
     kind = canvas.plain(str(prediction.meta.get("score_kind", "score")), 40)
-    draw_scores(panels[-1], prediction, scores, limits, colour_scale, above=f"{kind}\n")
+    draw_scores(panels[-1], prediction, scores, limits, colour_scale, above=f"{kind}\n", interpolate=interpolate)
     canvas.bare(panels[-1].map, title or ("score" if truth_values(prediction) is None else "score (outline: lesion)"))
     return canvas._write_with_headline(figure, canvas.headline(prediction), path)
 
@@ -88,6 +92,7 @@ def draw_scores(
     limits: tuple[float, float] | None,
     colour_scale: str,
     above: str = "",
+    interpolate: bool = False,
 ) -> None:
     """The map, outline of the known lesion, scale bar and colour bar; scattered instances are dots, lesions rings."""
     low, high, scale = canvas.limits_of(scores, limits)
@@ -100,7 +105,13 @@ def draw_scores(
             _draw_rings(panel.map, prediction, lesion > 0.5)
     else:
         image, extent = rasterize(prediction, scores)
-        drawn, flat = _show(panel.map, image, extent, **how), image.shape[0] == 1
+        flat = image.shape[0] == 1
+        if interpolate and not flat:
+            step, frame = (extent[1] - extent[0]) / image.shape[1], prediction.frame
+            spacing, unit = (None, "px") if frame is None or frame.spacing is None else (frame.spacing[0], frame.unit)
+            above = f"{above.strip()}, {interpolated_words(step, spacing, unit)}\n".removeprefix(", ")
+            image = finer(image, extent)
+        drawn = _show(panel.map, image, extent, **how)
         if lesion is not None:
             _outline(panel.map, rasterize(prediction, lesion)[0] > 0.5, extent)
     if not flat:

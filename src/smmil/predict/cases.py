@@ -55,11 +55,13 @@ def _image_facts(path: Path) -> dict[str, Any]:
         counts = {"slices": len(positions), "rows": rows, "columns": columns}
         ends = [positions[0], positions[-1]]
         scan = {**counts, "spacing_mm": stated.get("spacing_mm"), "ends_mm": ends}
-        return facts | {"scan": scan | {key: stated[key] for key in ("window", "series") if stated.get(key)}}
+        more = ("window", "series", "notes")
+        return facts | {"scan": scan | {key: stated[key] for key in more if stated.get(key)}}
     if stated.get("bounds") is None or stated.get("level0_width") is None:
         return facts
     size = [stated["level0_width"], stated["level0_height"]]
-    return facts | {"slide": {"size": size, "bounds": stated["bounds"], "mpp": stated.get("mpp_level0")}}
+    slide = {"size": size, "bounds": stated["bounds"], "mpp": stated.get("mpp_level0")}
+    return facts | {"slide": slide | ({"mpp_given": True} if stated.get("mpp_given") else {})}
 
 
 def _refuse_other_features(facts: dict[str, Any], table: Manifest, ids: Iterable[str]) -> None:

@@ -3,7 +3,6 @@
 A case that is done already is recognised by the recipe and the fingerprint of its image, and kept.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 from scipy.ndimage import binary_erosion
 
+from smmil.bag import Bag
 from smmil.data.tables import read_instance_labels
 from smmil.encoders import Encoder, encode_stream
 from smmil.errors import DataError
@@ -46,7 +46,7 @@ from smmil.runtime import own_card, versions
 
 _SIDE = 1024
 _OUTLINE, _TILE, _DAMAGED = (0, 90, 200), (0, 130, 60), (220, 0, 0)
-_ACROSS, _SLICE = 5, 160
+_ACROSS, _SLICE, _BAND = 5, 160, 6
 _BLOCK, _BLOCKS = 65536, 32  # bytes and number of the parts of a file that make its fingerprint
 
 
@@ -76,21 +76,42 @@ def _outline(mask: _TissueMask, shape: tuple[int, int], scale: float) -> np.ndar
     return tissue & ~binary_erosion(tissue, np.ones((3, 3)))
 
 
+def _shown_slices(count: int) -> list[int]:
+    """Up to 20 slices, evenly spread from the first to the last."""
+    return sorted(set(np.linspace(0, count - 1, min(count, 4 * _ACROSS)).round().astype(int).tolist()))
+
+
 def _scan_preview(
     path: Path, volume: Volume, shown: tuple[float, float], patches: _VolumePatches | None = None
 ) -> None:
-    """Up to 20 slices, evenly spread from the first to the last, through the first window, with their patches."""
-    chosen = np.unique(np.linspace(0, len(volume) - 1, min(len(volume), 4 * _ACROSS)).round().astype(int))
-    size = _SLICE * min(_ACROSS, len(chosen)), _SLICE * ceil(len(chosen) / _ACROSS)
-    sheet = Image.new("L" if patches is None else "RGB", size)
-    for place, index in enumerate(chosen.tolist()):
+    """Up to 20 slices through the first window, numbered from 1, with their patches; below each is room for truth."""
+    chosen = _shown_slices(len(volume))
+    high = _SLICE + _BAND
+    sheet = Image.new("RGB", (_SLICE * min(_ACROSS, len(chosen)), high * ceil(len(chosen) / _ACROSS)))
+    draw = ImageDraw.Draw(sheet)
+    for place, index in enumerate(chosen):
         shades = window(volume.slice_hu(index), *shown)
-        tile = Image.fromarray((shades * 255).round().astype(np.uint8))
-        tile.thumbnail((_SLICE, _SLICE))
-        corner = place % _ACROSS * _SLICE, place // _ACROSS * _SLICE
+        picture = Image.fromarray((shades * 255).round().astype(np.uint8))
+        scale = _SLICE / max(picture.size)
+        tile = ImageOps.contain(picture, (_SLICE, _SLICE))
+        left, top = place % _ACROSS * _SLICE, place // _ACROSS * high
+        corner = left + (_SLICE - tile.width) // 2, top + (_SLICE - tile.height) // 2
         sheet.paste(tile, corner)
         if patches is not None:
-            _draw_patches(sheet, corner, tile.width / volume.shape[2], patches, index)
+            _draw_patches(sheet, corner, scale, patches, index)
+        draw.text((left + 4, top + 3), str(index + 1), "white", stroke_width=1, stroke_fill="black")
+    _save(path, sheet)
+
+
+def _mark_truth(path: Path, labels: np.ndarray) -> None:
+    """Paint below every slice of a preview whether it is positive (red), negative (green) or unknown (black)."""
+    with Image.open(path) as stored:
+        sheet = stored.convert("RGB")
+    draw, high = ImageDraw.Draw(sheet), _SLICE + _BAND
+    for place, index in enumerate(_shown_slices(len(labels))):
+        left, bottom = place % _ACROSS * _SLICE, place // _ACROSS * high + high - 1
+        colour = _DAMAGED if labels[index] > 0 else _TILE if labels[index] == 0 else (0, 0, 0)
+        draw.rectangle((left, bottom - _BAND + 1, left + _SLICE - 1, bottom), fill=colour)
     _save(path, sheet)
 
 
@@ -154,6 +175,8 @@ def prepare_case(job: PrepareJob) -> PreparedCase:
     if facts is None:
         return PreparedCase("no tissue", warnings=maker.warnings)
     labels = maker.write_labels(facts["damaged"])
+    if labels is not None and len(labels.labels) == (facts.get("shape") or [0])[0]:  # of a scan, one for each slice
+        _mark_truth(job.preview_path, labels.labels)
     return PreparedCase(
         status,
         facts["instances"],
@@ -234,6 +257,7 @@ class _CaseMaker:
             encoded = _encode_tiles(slide, selection.coords, selection.footprint, recipe, encoder)
             _slide_preview(job.preview_path, slide, selection, encoded.damaged)
             facts = _slide_facts(slide, selection, recipe.pixels or encoder.pixels) | encoded.facts
+            facts |= {} if self.case.mpp is None else {"mpp_given": True}
         return self._write(encoded, encoder, selection.frame, selection.graph, facts)
 
     def _make_scan(self, encoder: Encoder) -> dict[str, Any] | None:
@@ -286,37 +310,56 @@ class _CaseMaker:
 
     def write_labels(self, damaged: list[list[float]]) -> InstanceLabels | None:
         """Write the labels of a case whose bag is there, from its annotation or its points; None: there are none."""
-        job, case, points = self.job, self.case, self.points
-        if case.instance_labels is not None:
-            return self._copy_labels(case.instance_labels)
-        if case.annotation is not None:
-            return self._annotate(case.annotation)
-        if points is None and case.label == "0" and job.negatives_known:
-            none = negative_case(read_bag(job.bag_path))
-            write_labels(job.labels_path, none)
-            return none
-        if points is None or points.labels is None:
+        case, points = self.case, self.points
+        told = case.instance_labels is not None or case.annotation is not None
+        if not told and points is not None:
+            if points.labels is None:
+                return None
+            corners = points.corners(self.recipe).tolist()
+            lost = {tuple(place) for place in damaged}
+            kept = [label for label, corner in zip(points.labels, corners, strict=True) if tuple(corner) not in lost]
+            return self._write_found(InstanceLabels(np.asarray(kept), np.zeros(0)))
+        if not told and not (case.label == "0" and self.job.negatives_known):
             return None
-        corners = points.corners(self.recipe).tolist()
-        lost = {tuple(place) for place in damaged}
-        kept = [label for label, corner in zip(points.labels, corners, strict=True) if tuple(corner) not in lost]
-        return self._write_plain_labels(kept)
+        found = self.labels(read_bag(self.job.bag_path), read_provenance(self.job.bag_path))
+        return None if found is None else self._write_found(found)
 
-    def _copy_labels(self, given: Path) -> InstanceLabels:
+    def labels(self, bag: Bag, facts: dict[str, Any]) -> InstanceLabels | None:
+        """Labels from the files named in the table, or of a case without lesions; an error when a file does not fit."""
+        if self.case.instance_labels is not None:
+            return self._given_labels(self.case.instance_labels, bag.n)
+        if self.case.annotation is not None:
+            return self._annotate(self.case.annotation, bag, facts)
+        known = self.points is None and self.case.label == "0" and self.job.negatives_known
+        return negative_case(bag) if known else None
+
+    def looked_at(self, line: "_Preview", coords: np.ndarray, frame: Frame, facts: dict[str, Any]) -> "_Preview":
+        """A line of a dry run with what the annotation marks in the instances that were chosen."""
+        empty = _Encoded(np.zeros((len(coords), 1), np.float32), coords)
+        found = self.labels(empty.bag(self.case.id, frame), facts)
+        if found is None:
+            return line
+        marked = int((found.labels > 0).sum())
+        return replace(line, positives=marked, warnings=(*line.warnings, *found.about.get("warnings", ())))
+
+    def _given_labels(self, given: Path, n: int) -> InstanceLabels:
         """Labels that are known instance by instance, such as those of the slices of a scan from foot to head."""
-        labels, n = read_instance_labels(given), read_bag(self.job.bag_path).n
+        labels = read_instance_labels(given)
         if len(labels) != n:
             raise DataError(
                 f"{given}: {len(labels):,} labels, but {self.case.id} has {n:,} instances; give one for each"
             )
-        return self._write_plain_labels(labels.tolist())
+        return InstanceLabels(labels, np.zeros(0))
 
-    def _write_plain_labels(self, labels: Sequence[int]) -> InstanceLabels:
-        with replacing(self.job.labels_path) as temporary:
-            np.savetxt(temporary, labels, fmt="%d", header="label", comments="")
-        return InstanceLabels(np.asarray(labels), np.zeros(0))
+    def _write_found(self, found: InstanceLabels) -> InstanceLabels:
+        if found.about:
+            write_labels(self.job.labels_path, found)
+        else:
+            with replacing(self.job.labels_path) as temporary:
+                np.savetxt(temporary, found.labels, fmt="%d", header="label", comments="")
+        return found
 
-    def _annotate(self, annotation: Path) -> InstanceLabels:
+    def _annotate(self, annotation: Path, bag: Bag, facts: dict[str, Any]) -> InstanceLabels:
         job, case = self.job, self.case
         options: dict[str, Any] = {"kind": case.annotation_kind, "complete": case.annotation_complete}
         options |= {"coverage": job.coverage, "positive": job.positive}
@@ -324,22 +367,23 @@ class _CaseMaker:
             options["scan"] = self.open_volume()
             options["slices"] = options["scan"].sop_uids or None
         else:
-            facts = read_provenance(job.bag_path)
             options["size"] = facts.get("level0_width"), facts.get("level0_height")
             options |= {"bounds": tuple(facts["bounds"])} if self.recipe.tissue.origin == "bounds" else {}
-        found = annotate_case(read_bag(job.bag_path), annotation, **options)
+        found = annotate_case(bag, annotation, **options)
         if case.label not in ("", "0") and not found.share.any():
             nothing = "the case is positive, but its annotation marks none of its instances; it is empty, of another "
             nothing += "case, or drawn outside the tissue: correct it, or leave its cell empty"
             warnings = [*found.about.get("warnings", ()), nothing]
             found = replace(found, about={**found.about, "warnings": warnings})
-        write_labels(job.labels_path, found)
         return found
 
 
 @dataclass(frozen=True)
 class _Preview:
-    """One line of a dry run. `wanted_um` and `used_um` are the width of a tile asked for and as rounded to pixels."""
+    """One line of a dry run. `wanted_um` and `used_um` are the width of a tile asked for and as rounded to pixels.
+
+    positives  instances that the annotation marks; None: there is none
+    """
 
     id: str
     status: str
@@ -347,11 +391,13 @@ class _Preview:
     mpp_level0: float | None = None
     wanted_um: float | None = None
     used_um: float | None = None
+    positives: int | None = None
+    problem: str | None = None
     warnings: tuple[str, ...] = ()
 
 
 def preflight(job: PrepareJob) -> _Preview:
-    """Open the case and choose its instances, without encoding them; what fails says why in `status`."""
+    """Open the case, choose its instances and read its annotation, without encoding; `problem` says why it fails."""
     id_ = job.case.id
     try:
         maker = _CaseMaker(job)
@@ -359,13 +405,20 @@ def preflight(job: PrepareJob) -> _Preview:
         if job.recipe.kind in SCANS:
             volume = maker.open_volume()
             patches = maker.select_patches(volume)
-            count = len(volume) if patches is None else len(patches.coords)
-            return _Preview(id_, status if count else "no tissue", count)
+            coords = np.arange(len(volume), dtype=np.int64)[:, None] if patches is None else patches.coords
+            line = _Preview(id_, status, len(coords))
+            if not len(coords):
+                nothing = f"{job.case.source}: no patch holds enough of the body; adjust --foreground, or patch.share"
+                return replace(line, status="no tissue", problem=nothing)
+            return maker.looked_at(line, coords, volume.frame if patches is None else patches.lattice.frame, {})
         with maker.open_slide() as slide:
             chosen = maker.select(slide)
             count, width = len(chosen.coords), chosen.facts.get("tile_um", {})
-            status = status if count else "no tissue"
-            warnings = tuple(chosen.facts.get("warnings", ()))
-            return _Preview(id_, status, count, slide.mpp, width.get("requested"), width.get("used"), warnings)
+            line = _Preview(id_, status, count, slide.mpp, width.get("requested"), width.get("used"))
+            line = replace(line, warnings=tuple(chosen.facts.get("warnings", ())))
+            if not count:
+                nothing = f"{job.case.source}: no tissue found; adjust the tissue settings, or give a mask"
+                return replace(line, status="no tissue", problem=nothing)
+            return maker.looked_at(line, chosen.coords, chosen.frame, _slide_facts(slide, chosen, 1))
     except DataError as problem:
-        return _Preview(id_, f"fails: {problem}")
+        return _Preview(id_, "fails", problem=str(problem))

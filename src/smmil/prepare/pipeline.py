@@ -317,8 +317,20 @@ def _bind_folder(todo: PreparePlan, overwrite: bool) -> None:
 
 def _differences(theirs: Any, ours: dict[str, Any]) -> str:
     try:
-        old, new = ({"encoder": r["encoder"], **r["settings"]} for r in (theirs, ours))
+        old, new = (_flat({"encoder": r["encoder"], **r["settings"]}) for r in (theirs, ours))
     except (TypeError, KeyError):
         return "its recipe.json is damaged"
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    return "; ".join(f"{key}: {old.get(key)} there, {new.get(key)} now" for key in keys)
+    return "; ".join(f"{key}: {_said(old.get(key))} there, {_said(new.get(key))} now" for key in keys)
+
+
+def _flat(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """{"tissue.share": 0.25} of {"tissue": {"share": 0.25}}."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
+    return found
+
+
+def _said(value: Any) -> str:
+    return "not set" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -20,7 +20,7 @@ from smmil.frame import Frame
 from smmil.graph import grid_graph
 from smmil.images import DamagedTile, MosaicSlide, Slide, need_mpp
 from smmil.images.quality import SLICE_FACTS, TILE_FACTS, slice_facts, tile_facts
-from smmil.images.volume import Volume, parse_window, triplets, window_channels
+from smmil.images.volume import AIR, Volume, parse_window, triplets, window_channels
 from smmil.prepare.recipe import Recipe
 from smmil.prepare.stain import _fit_slide
 from smmil.prepare.tissue import _TissueMask
@@ -246,7 +246,6 @@ def _slide_facts(slide: Slide, selection: _Selection, pixels: int) -> dict[str, 
 
 
 _SHOWN = 0.05  # share of the voxels that at least one window should show as neither black nor white
-_AIR = -200.0  # Hounsfield units; every scan of a body has air below
 
 
 class _SlicePictures:
@@ -308,7 +307,7 @@ class _SlicePictures:
                 f"{lost:.0%} of the voxels are all black or all white ({names}; {values}): the pictures hold hardly "
                 "anything; choose other windows, such as --window p1/99"
             )
-        if self.recipe.kind == "ct" and self.volume.values == "unknown" and self.lowest > _AIR:
+        if self.recipe.kind == "ct" and self.volume.values == "unknown" and self.lowest > AIR:
             found.append(
                 f"{values}, so there is no air: these may be no Hounsfield units; MR is prepared with --kind mr"
             )

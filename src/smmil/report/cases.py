@@ -12,6 +12,7 @@ from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.conformal import applied_calibration
 from smmil.evaluate.instances import instance_score
+from smmil.images.matching import recorded_notes
 from smmil.maps import canvas
 from smmil.maps.raster import Extent, dot_positions, dots_extent, rasterize, scattered, truth_values
 from smmil.prediction import Prediction
@@ -207,6 +208,7 @@ def _case(id_: str, predictions: list[Prediction | None], column: int | None, bi
         for p, layers in zip(predictions, rasters, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
+    facts |= {"notes": [safe_text(note) for note in recorded_notes(first)]}
     return _ReportCase(id_, facts, rasters, predictions)
 
 

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import DataError, SmmilError
-from smmil.images import DamagedTile, Slide, Thumbnail, Volume, open_slide
+from smmil.images import DamagedTile, Slide, Thumbnail, Volume
 from smmil.images.matching import (
     Original,
     find_case_images,
+    open_case_slide,
     open_scan,
     pixels_per_unit,
-    recorded_window,
     refuse_other_scan,
     refuse_other_slide,
+    shown_window,
 )
 from smmil.images.volume import Window, check_window, parse_window, window
 from smmil.report.cases import _ReportCase
@@ -38,6 +39,8 @@ class _CasePicture:
     damage: str | None = None  # what of a slide is lost and hatched; damaged scans are not shown at all
     layout: list[int] | None = None  # of a scan: slices per row, their width and height, number of slices
     voxels: list[int] | None = None  # columns and rows of a slice in its file
+    sides: str | None = None  # what its columns, rows and slices run towards, such as LPS, where that is known
+    wide_mm: float | None = None  # width of a slice, where that is known
 
 
 def _lost_pixels(thumbnail: Thumbnail) -> np.ndarray:
@@ -113,12 +116,12 @@ _WIDEST = 6000  # pixels of a picture's side; browsers refuse much larger ones
 def _scan_picture(original: Original, case: _ReportCase, most_bytes: int, shades: Window | None = None) -> _CasePicture:
     """All slices through a window, as the largest JPEG that fits into `most_bytes` (the smallest, when none does).
 
-    shades  None: the window that the prediction records, else that of the brain
+    shades  None: the window that the prediction records, else the usual one for such values
     """
     first = next(prediction for prediction in case.predictions if prediction is not None)
     volume = open_scan(original.path, first)
     refuse_other_scan(case.id, case.predictions, volume)
-    grey = _grey(volume, parse_window(shades or recorded_window(first) or "brain", volume))
+    grey = _grey(volume, shown_window(first, volume) if shades is None else parse_window(shades, volume))
     rows = ceil(len(grey) ** 0.5)
     # widths of a slice that keep the whole picture small enough to be shown
     for side in [side for side in _SIDES if side * rows <= _WIDEST] or [max(8, _WIDEST // rows)]:
@@ -126,7 +129,9 @@ def _scan_picture(original: Original, case: _ReportCase, most_bytes: int, shades
         jpeg = _as_jpeg(sheet)
         if len(jpeg) <= most_bytes:
             break
-    return _CasePicture(jpeg, layout=[across, width, height, len(grey)], voxels=[volume.shape[2], volume.shape[1]])
+    wide = volume.shape[2] * volume.spacing_mm[0] if volume.sized else None
+    layout, voxels = [across, width, height, len(grey)], [volume.shape[2], volume.shape[1]]
+    return _CasePicture(jpeg, layout=layout, voxels=voxels, sides=volume.stated_orientation, wide_mm=wide)
 
 
 def _grey(volume: Volume, shades: tuple[float, float]) -> np.ndarray:
@@ -193,7 +198,7 @@ def _picture(case: _ReportCase, files: dict[str, Original], most_bytes: int, sha
 
 def _case_picture(original: Original, case: _ReportCase, most_bytes: int) -> _CasePicture:
     """The tissue of a slide as the largest JPEG that fits into `most_bytes` (the smallest one, when none does)."""
-    with open_slide(original.path, original.mpp) as slide:
+    with open_case_slide(original, case.predictions) as slide:
         refuse_other_slide(case.id, case.predictions, slide)
         unit = pixels_per_unit(case.id, case.predictions, slide)
         area = _tissue_area(case, slide.size, unit)

@@ -1,5 +1,6 @@
 """Models of a report: their predictions, model card, data card and caveats."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -38,7 +39,7 @@ def _load(name: str, places: Sequence[Path], run: dict[str, Any]) -> _Prediction
 def find_sources(places: Sequence[str | Path]) -> list[tuple[str, Sequence[Path], dict[str, Any]]]:
     """Name, files or folders of predictions, and run.json of each model, before anything is read."""
     runs = {Path(p): run for p in places if (run := _run_of(Path(p))) is not None}
-    found = [(run.resolve().name, _predictions_of(run), _facts(run)) for run in runs.values()]
+    found = [(Path(os.path.abspath(run)).name, _predictions_of(run), _facts(run)) for run in runs.values()]
     others = named_folders([p for p in places if Path(p) not in runs])
     found += [(Path(name).name, files, {}) for name, files in others.items()]
     if not found:
@@ -48,8 +49,9 @@ def find_sources(places: Sequence[str | Path]) -> list[tuple[str, Sequence[Path]
 
 
 def _run_of(place: Path) -> Path | None:
-    """The run that a folder is, or whose `predictions` it is."""
-    candidates = (place, place.resolve().parent if place.resolve().name == "predictions" else place)
+    """The run that a folder is, or whose `predictions` it is; the folder may be a link, inside the run or elsewhere."""
+    ways = [Path(os.path.abspath(place)), place.resolve()]
+    candidates = (place, *(way.parent for way in ways if way.name == "predictions"))
     return next((p for p in candidates if (p / "run.json").is_file()), None)
 
 

@@ -15,7 +15,7 @@ from smmil.errors import ConfigError, SmmilError
 from smmil.exports.batch import export
 from smmil.exports.registry import FORMATS
 from smmil.files import file_name
-from smmil.images.matching import recorded_window
+from smmil.images.matching import recorded_notes
 from smmil.maps import canvas
 from smmil.prediction import Prediction
 from smmil.redact import safe_text
@@ -91,7 +91,8 @@ def _all_cases(study: "ViewerData") -> dict[str, Any]:
 def _one_case(study: "ViewerData", number: int) -> dict[str, Any]:
     """What can be shown of a case, with a note on whatever is missing."""
     row, places = study.cases[number], study.geometry(number)
-    notes: list[str] = list(places.notes)
+    recorded = recorded_notes(study.first_export_case(number).prediction)
+    notes = [*places.notes, *map(safe_text, recorded)]
     formats = study.formats(number)
     return {
         "id": row.title,
@@ -138,7 +139,7 @@ def _image_facts(study: "ViewerData", number: int, notes: list[str]) -> dict[str
         return None
     try:
         if row.kind == "scan":
-            return _scan_facts(study.volume(number), recorded_window(study.first_export_case(number).prediction))
+            return _scan_facts(study.volume(number), study.first_export_case(number).prediction)
         return study.picture(number).facts()
     except SmmilError as problem:
         notes.append(study.message(problem, number))

@@ -140,7 +140,7 @@ class ViewerData:
         return self._cached_jpeg(case, ("patch", index, size), lambda slide: _patch_pixels(slide, boxes[index], size))
 
     def slice(self, case: int, index: int) -> bytes:
-        """One slice of a scan in Hounsfield units, int16."""
+        """One slice of a scan: Hounsfield units as int16, other values as float32."""
         if self.cases[case].kind != "scan" or self.cases[case].image is None:
             raise _NotFound("no scan was given for this case; start smmil view with --slides")
         volume = self.volume(case)

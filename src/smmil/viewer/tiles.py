@@ -12,8 +12,8 @@ from PIL import Image, ImageOps
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import paint, scan_heat
-from smmil.images import Slide, Volume, open_slide
-from smmil.images.matching import Original, recorded_window, refuse_other_slide
+from smmil.images import Slide, Volume
+from smmil.images.matching import Original, open_case_slide, recorded_window, refuse_other_slide, shown_window
 from smmil.images.volume import PRESETS, window
 from smmil.maps import canvas
 from smmil.maps.raster import rasterize
@@ -52,7 +52,7 @@ class _SlidePicture:
     @classmethod
     def open(cls, original: Original, prediction: Prediction) -> "_SlidePicture":
         """Size and place of a case's slide; an error when it cannot be opened, is another one, or has no overview."""
-        with open_slide(*original) as slide:
+        with open_case_slide(original, [prediction]) as slide:
             refuse_other_slide(prediction.id, [prediction], slide)
             left, top, width, height = _scanned(slide)
             weight = slide.size[0] * slide.size[1] * 3 if slide.reader == "pillow" else 0
@@ -125,27 +125,40 @@ def _scanned(slide: Slide) -> tuple[int, int, int, int]:
     return (left, top, width, height) if width > 0 and height > 0 else (0, 0, *slide.size)
 
 
-def _scan_facts(volume: Volume, shown: tuple[float, float] | None = None) -> dict[str, Any]:
-    """Sizes, distances in mm (slice, row, column) and the windows a radiologist asks for (centre, width).
+def _scan_facts(volume: Volume, prediction: Prediction) -> dict[str, Any]:
+    """Sizes, distances in mm (slice, row, column), orientation, and windows (centre, width), the usual one first.
 
-    shown  the window of the prediction; it comes first, which the page chooses, unless it is one of the usual ones
+    Values that are no Hounsfield units, such as those of MR, are sent as they are and have windows of their own.
     """
-    named = {} if shown is None or shown in PRESETS.values() else {"as prepared": shown}
+    shown = shown_window(prediction, volume)
+    hounsfield = volume.values == "HU" or (volume.values == "unknown" and shown in PRESETS.values())
+    named = {} if shown in PRESETS.values() else {"as prepared" if recorded_window(prediction) else "p1/99": shown}
     slices, rows, columns = volume.shape
     x, y, z = volume.spacing_mm
+    windows = named | (PRESETS if volume.values in ("HU", "unknown") else {})
     return {
         "slices": slices,
         "rows": rows,
         "columns": columns,
-        "spacing": [z, y, x],
-        "windows": {name: list(limits) for name, limits in (named | PRESETS).items()},
+        "spacing": [z, y, x] if volume.sized else None,
+        "orientation": volume.stated_orientation,
+        "unit": "HU" if hounsfield else None,
+        "numbers": _numbers(volume),
+        "windows": {name: list(limits) for name, limits in windows.items()},
     }
 
 
+def _numbers(volume: Volume) -> str:
+    """How slices are sent: whole numbers for Hounsfield units; others may all lie between 0 and 1."""
+    return "int16" if volume.values == "HU" else "float32"
+
+
 def _slice_bytes(volume: Volume, index: int) -> bytes:
-    """Slice `index` row by row, little-endian int16, cut off at its limits."""
-    hu = np.nan_to_num(volume.slice_hu(index), nan=-32768)
-    return np.clip(np.rint(hu), -32768, 32767).astype("<i2").tobytes()
+    """Slice `index` row by row, little-endian; int16 is cut off at its limits."""
+    values = volume.slice_hu(index)
+    if _numbers(volume) == "float32":
+        return np.nan_to_num(values, nan=float(np.nanmin(values, initial=0.0))).astype("<f4").tobytes()
+    return np.clip(np.rint(np.nan_to_num(values, nan=-32768)), -32768, 32767).astype("<i2").tobytes()
 
 
 def _thumbnail(study: "ViewerData", number: int) -> bytes:
@@ -204,12 +217,12 @@ def _of_scan(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     if case.image is None:
         return strip
     try:
-        hottest = int(places[case.score.argmax(), -1])
-        shown = study.volume(number).slice_hu(hottest)
+        hottest, volume = int(places[case.score.argmax(), -1]), study.volume(number)
+        shown, limits = volume.slice_hu(hottest), shown_window(case.prediction, volume)
     except SmmilError:
         return strip  # as above
     grey = np.repeat(
-        (window(shown, *(recorded_window(case.prediction) or PRESETS["brain"])) * 255).astype(np.uint8)[..., None],
+        (window(shown, *limits) * 255).astype(np.uint8)[..., None],
         3,
         axis=2,
     )

@@ -5,7 +5,7 @@ import { note } from "./messages.js";
 import { goToView } from "./case_panes.js";
 import { change, onChange, state } from "./state.js";
 
-const LINKED = ["case", "left", "right", "view", "patch", "slice", "window", "cut", "cutOf", "scale", "palette", "opacity"];
+const LINKED = ["case", "left", "right", "view", "patch", "slice", "window", "cut", "cutOf", "scale", "palette", "opacity", "between", "planes"];
 const WAIT = 150;
 let waiting = 0;
 let written = null; // the case of the address as it stands
@@ -24,6 +24,7 @@ function textOf() {
   if (state.scale !== "case") params.set("scale", state.scale);
   if (state.palette !== "viridis") params.set("colours", state.palette);
   if (state.opacity !== 0.65) params.set("opacity", state.opacity);
+  for (const key of ["between", "planes"]) if (state[key]) params.set(key, "yes");
   return `#${params}`;
 }
 
@@ -55,6 +56,7 @@ function read(unknown) {
     cut: thresholdOf(params.get("threshold"), left), cutOf: left, scale: params.get("scale") === "all" ? "all" : "case",
     palette: Object.hasOwn(facts.palettes, params.get("colours") ?? "") ? params.get("colours") : "viridis",
     opacity: params.has("opacity") ? share("opacity") : 0.65,
+    between: params.get("between") === "yes", planes: params.get("planes") === "yes",
   };
 }
 

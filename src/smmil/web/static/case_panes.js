@@ -88,6 +88,11 @@ export function zoomBy(factor) {
   leader()?.zoom(factor);
 }
 
+/** Arrows and their kin for the pane, while no element of the page has the focus. */
+export function paneKeys(event) {
+  leader()?.keys?.(event);
+}
+
 export function whole() {
   leader()?.whole();
 }

@@ -20,6 +20,7 @@ export function wireControls({ models, palettes, change, slide, useThreshold, zo
   on("use-threshold", "click", useThreshold);
   on("heat", "change", (e) => change({ heat: e.checked }));
   on("truth", "change", (e) => change({ truth: e.checked }));
+  on("between", "change", (e) => change({ between: e.checked }));
   on("zoom-in", "click", () => zoom(1.5));
   on("zoom-out", "click", () => zoom(1 / 1.5));
   on("whole", "click", whole);
@@ -37,4 +38,5 @@ export function showControls(settings) {
   field("opacity-value").textContent = `${Math.round(settings.opacity * 100)} %`;
   field("heat").checked = settings.heat;
   field("truth").checked = settings.truth;
+  field("between").checked = settings.between;
 }

@@ -47,6 +47,7 @@ export function howFor(model, scores) {
     opacity: state.opacity,
     heat: state.heat,
     truth: state.truth,
+    between: state.between,
   };
 }
 

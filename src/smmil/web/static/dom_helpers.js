@@ -76,6 +76,11 @@ export function lengthText(length, unit) {
   return `${length.toLocaleString("en")} ${unit}`;
 }
 
+/** A length with three digits that count. */
+export function roundedLength(length) {
+  return Number(length.toPrecision(3));
+}
+
 /** The longest of 1, 2, 5, 10, 20 … that is no longer than this. */
 export function roundLength(most) {
   const power = 10 ** Math.floor(Math.log10(most));

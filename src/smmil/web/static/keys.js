@@ -2,7 +2,7 @@
 import { step } from "./list.js";
 import { mark } from "./marks.js";
 import { jump } from "./panel.js";
-import { whole, zoomBy } from "./case_panes.js";
+import { paneKeys, whole, zoomBy } from "./case_panes.js";
 import { change, state } from "./state.js";
 import { nextModel, nextPalette, nextWindow, swapModels } from "./tools.js";
 import { field } from "./dom_helpers.js";
@@ -11,6 +11,7 @@ const ACTIONS = {
   n: () => step(1), p: () => step(-1),
   h: () => change({ heat: !state.heat }), t: () => change({ truth: !state.truth }), c: nextPalette,
   l: () => mark(1), o: () => mark(0),
+  i: () => change({ between: !state.between }), v: () => change({ planes: !state.planes }),
   m: nextModel, x: swapModels, w: nextWindow,
   "+": () => zoomBy(1.5), "=": () => zoomBy(1.5), "-": () => zoomBy(1 / 1.5), 0: whole,
   "/": () => field("search").focus(), "?": () => field("keys").showModal(),
@@ -36,7 +37,9 @@ function isTyping(event) {
 }
 
 function pressed(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event) || !Object.hasOwn(ACTIONS, event.key)) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
+  if (event.target === document.body || event.target === field("stage")) paneKeys(event); // nothing has been clicked yet
+  if (!Object.hasOwn(ACTIONS, event.key)) return;
   ACTIONS[event.key]();
   if (event.key === "Escape" && event.target.matches("select")) return; // it also closes an open list
   event.preventDefault();

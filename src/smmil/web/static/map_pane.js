@@ -6,7 +6,7 @@ import { outlineOf, paintLayer, paintPaper } from "./layers.js";
 import { makeLegend, paintLegend } from "./paint.js";
 import { addressed, report } from "./server.js";
 import { change, state } from "./state.js";
-import { make, scoreText, themeColour } from "./dom_helpers.js";
+import { lengthText, make, roundedLength, scoreText, themeColour } from "./dom_helpers.js";
 import { ZoomPane, around } from "./zoom_pane.js";
 
 const FRAME = 9; // patches across the view after a jump
@@ -123,7 +123,7 @@ export class MapPane extends ZoomPane {
     if (!info.image) this.paintPaper();
     this.more.replaceChildren(...extras.map((extra) => this.extra(...extra)));
     this.above.textContent = aboveThreshold(this.scores.values, how.threshold);
-    paintLegend(this.legend, how);
+    paintLegend(this.legend, how, places.dots ? null : lengthText(roundedLength(places.step[0] * this.spacing), this.unit));
     this.mark(state.patch);
   }
 
@@ -185,6 +185,16 @@ export class MapPane extends ZoomPane {
     const [x, y, width] = (view ?? "").split(",").map(Number);
     if (!(Number.isFinite(x) && Number.isFinite(y) && width > 0)) return;
     this.viewer.viewport.fitBounds(this.rect(x - width / 2, y - width / 2e3, x + width / 2, y + width / 2e3), immediately);
+  }
+
+  /** Arrows move the view by a tenth of it. */
+  keys(event) {
+    const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const { width, height } = this.viewer.viewport.getBounds();
+    this.viewer.viewport.panBy(new OpenSeadragon.Point((by[0] * width) / 10, (by[1] * height) / 10));
+    this.viewer.viewport.applyConstraints();
   }
 
   /** Bring a patch into the middle, near enough to be recognised. */

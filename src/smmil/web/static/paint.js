@@ -4,8 +4,53 @@ import { make, shortNumber } from "./dom_helpers.js";
 const SVG = "http://www.w3.org/2000/svg";
 const SMALLEST_DOT = 2.2; // radius in pixels of the screen: a smaller instance must still be seen
 
+const FINENESS = 8; // pixels across a cell of an interpolated map
+const MOST_PIXELS = 2 ** 22;
+
+/** Mean of the up to four cells around a place (in cells), weighted by nearness; cells without tissue do not count. At
+ * the middle of a cell it is the cell's own score, and nowhere beyond those around it. */
+export function scoreBetween({ rows, columns, scores }, x, y) {
+  const [left, top] = [Math.floor(x - 0.5), Math.floor(y - 0.5)];
+  let [total, weight] = [0, 0];
+  for (const row of [top, top + 1]) {
+    for (const column of [left, left + 1]) {
+      if (row < 0 || column < 0 || row >= rows || column >= columns) continue;
+      const score = scores[row * columns + column];
+      const near = (1 - Math.abs(x - 0.5 - column)) * (1 - Math.abs(y - 0.5 - row));
+      if (Number.isNaN(score) || near <= 0) continue;
+      total += near * score;
+      weight += near;
+    }
+  }
+  return weight > 0 ? total / weight : NaN;
+}
+
+/** As `paintHeat`, with several pixels per cell that go over into each other; the same cells are shown. */
+function paintBetween(canvas, cells, how) {
+  const fine = Math.max(1, Math.min(FINENESS, Math.floor(Math.sqrt(MOST_PIXELS / cells.scores.length))));
+  const wide = cells.columns * fine;
+  [canvas.width, canvas.height] = [wide, cells.rows * fine];
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(canvas.width, canvas.height);
+  let shown = 0;
+  for (let cell = 0; cell < cells.scores.length; cell++) {
+    if (!(cells.scores[cell] >= how.threshold)) continue;
+    shown++;
+    const [left, top] = [(cell % cells.columns) * fine, Math.floor(cell / cells.columns) * fine];
+    for (let pixel = 0; pixel < fine * fine; pixel++) {
+      const [x, y] = [left + (pixel % fine), top + Math.floor(pixel / fine)];
+      const colour = colourIndex(scoreBetween(cells, (x + 0.5) / fine, (y + 0.5) / fine), how.limits) * 3;
+      image.data.set([how.palette[colour], how.palette[colour + 1], how.palette[colour + 2], 255], (y * wide + x) * 4);
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return shown;
+}
+
 /** One pixel per cell: colour by score, transparent without tissue and below the threshold. Returns the cells shown. */
 export function paintHeat(canvas, cells, how) {
+  canvas.classList.toggle("between", Boolean(how.between));
+  if (how.between) return paintBetween(canvas, cells, how);
   canvas.width = cells.columns;
   canvas.height = cells.rows;
   const context = canvas.getContext("2d");
@@ -145,11 +190,13 @@ export function freshCanvas(canvas, width, height) {
 /** The colour scale with its ends. */
 export function makeLegend() {
   const legend = make("div", "colour-legend");
-  legend.append(make("span", "low"), make("canvas", "colour-bar"), make("span", "high"));
+  legend.append(make("span", "low"), make("canvas", "colour-bar"), make("span", "high"), make("span", "between-words"));
   return legend;
 }
 
-export function paintLegend(legend, how) {
+/** `cell`: width of a patch in words; of an interpolated map the legend says between what. */
+export function paintLegend(legend, how, cell = null) {
+  legend.querySelector(".between-words").textContent = how.between && cell ? `interpolated between patches of ${cell}` : "";
   const bar = legend.querySelector(".colour-bar");
   [bar.width, bar.height] = [256, 1];
   const pen = bar.getContext("2d");

@@ -93,7 +93,7 @@ function drawNotes(entry, models) {
   const picture = [...(entry.missing ? [`no picture: ${entry.missing}`] : []), ...(entry.damage ? [entry.damage] : [])];
   const held = shown.panes.filter((pane) => pane.cells.layer !== settings.layer).map((pane) =>
     `${DATA.models[pane.model].name} holds no ${layerOf(settings.layer).title} of this case: its scores are shown`);
-  const notes = [...picture, ...held, ...shown.panes.flatMap((pane) => pane.cells.notes)];
+  const notes = [...picture, ...entry.notes, ...held, ...shown.panes.flatMap((pane) => pane.cells.notes)];
   const truth = shown.panes.some((pane) => pane.cells.truth) ? [] : ["no instance label is known: no outline"];
   field("case-notes").replaceChildren(...[...new Set([...missing, ...notes, ...truth])].map((n) => make("li", "", n)));
 }
@@ -116,12 +116,13 @@ function showVerdict(pane) {
 }
 
 export function showPanes() {
+  field("between").closest("label").hidden = !shown.panes.some((pane) => pane.cellWidth?.()); // strips and dots have no cells to go between
   for (const pane of shown.panes) {
     const how = howFor(pane);
     pane.show(how);
     pane.host.querySelector(".score-kind").textContent = kindText(pane);
     showVerdict(pane);
-    paintLegend(pane.host.querySelector(".colour-legend"), how);
+    paintLegend(pane.host.querySelector(".colour-legend"), how, pane.cellWidth?.());
     pane.host.querySelector(".above").textContent = aboveText(how.threshold, pane.shown, (pane.cells.volume ?? pane.cells).cells);
   }
 }
@@ -150,9 +151,10 @@ export function caseKeys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("select")) return;
   const actions = {
     n: () => step(1), p: () => step(-1), h: () => change({ heat: !settings.heat }),
-    t: () => change({ truth: !settings.truth }), c: nextPalette, l: nextLayer,
+    t: () => change({ truth: !settings.truth }), c: nextPalette, l: nextLayer, i: () => change({ between: !settings.between }),
     "+": () => zoomAll(1.5), "=": () => zoomAll(1.5), "-": () => zoomAll(1 / 1.5), 0: wholeAll,
   };
+  if (!event.target.matches("input, .strip canvas, .openseadragon-canvas")) shown.panes[0]?.keys?.(event); // nothing has been chosen yet
   if (!(event.key in actions)) return;
   actions[event.key]();
   event.preventDefault();

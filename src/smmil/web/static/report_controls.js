@@ -6,7 +6,7 @@ import { repaintRows } from "./report_table.js";
 import { field, fillSelect, following } from "./dom_helpers.js";
 
 export const settings = {
-  palette: "viridis", opacity: 0.65, threshold: 0, exact: false, heat: true, truth: true, scale: "case",
+  palette: "viridis", opacity: 0.65, threshold: 0, exact: false, heat: true, truth: true, scale: "case", between: false,
   layer: "score", left: 0, right: null,
 };
 

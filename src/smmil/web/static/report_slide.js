@@ -1,7 +1,7 @@
 // A zoomable slide with its heat map, or with one dot per instance where instances lie on no lattice.
 import { colourOf, dotRadius, freshCanvas, makeOutline, paintDots, paintHeat, paintTissue } from "./paint.js";
 import { DATA, layerOf, pictureOf } from "./report_data.js";
-import { make, scoreText, themeColour } from "./dom_helpers.js";
+import { lengthText, make, roundedLength, scoreText, themeColour } from "./dom_helpers.js";
 import { ZoomPane, around } from "./zoom_pane.js";
 
 /** The rectangle that all panes of a case show, so that their zooms can be linked. */
@@ -57,6 +57,12 @@ export class SlidePane extends ZoomPane {
     this.outline.style.visibility = how.truth ? "visible" : "hidden";
   }
 
+  /** Width of a cell in words. */
+  cellWidth() {
+    const { extent: [left, , right], columns } = this.cells;
+    return lengthText(roundedLength(((right - left) / columns) * this.spacing), this.unit);
+  }
+
   read(event) {
     const cell = cellAt(this.cells, ...this.placeUnder(event));
     this.readout.textContent = cell === null ? "" : cellText(this.cells, cell);
@@ -65,6 +71,11 @@ export class SlidePane extends ZoomPane {
 
 /** Dots keep a visible size on the screen, so they are drawn again for every view. */
 export class PointsPane extends SlidePane {
+  /** Dots are never interpolated. */
+  cellWidth() {
+    return null;
+  }
+
   /** Canvases of the size of the stage: places without a colour, scores, rings of the truth. */
   lay() {
     this.places = make("canvas", "dots");

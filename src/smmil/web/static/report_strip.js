@@ -5,7 +5,8 @@ import { shown } from "./report_case.js";
 import { paintOver } from "./paint.js";
 import { DATA, perSlice, pictureOf, sliceCells } from "./report_data.js";
 import { cellAt, cellText } from "./report_slide.js";
-import { make, themeColour } from "./dom_helpers.js";
+import { makeSides, showSides, sidesOf } from "./sides.js";
+import { lengthText, make, roundLength, themeColour } from "./dom_helpers.js";
 
 const LAYOUT = { top: 16, below: 36, band: 16, gap: 10, labelled: [0, 0.5, 1], fades: true };
 
@@ -133,16 +134,22 @@ const FINER = 2; // pixels of a map per pixel of its picture, for sharp borders
 /** One slice of a scan, cut from the picture that holds all of them, below the map of its patches where there is one. */
 class SliceView {
   constructor(host, number, pane) {
-    const { slices, voxels } = DATA.cases[number];
+    const { slices, voxels, sides, wide_mm: wide } = DATA.cases[number];
     const [across, width, height, count] = slices ?? [1, ...paperSize(pane.cells.volume.extent), Infinity];
-    Object.assign(this, { across, width, height, count, voxels, pane, drawn: Boolean(slices) });
+    Object.assign(this, { across, width, height, count, voxels, wide, pane, drawn: Boolean(slices) });
     this.canvas = make("canvas", "slice");
     this.canvas.addEventListener("pointermove", (event) => this.read(event));
     this.canvas.addEventListener("pointerleave", () => { pane.readout.textContent = ""; });
     this.canvas.setAttribute("role", "img");
     this.caption = make("figcaption", "");
     const figure = make("figure", "slice-view");
-    figure.append(this.canvas, this.caption);
+    const box = make("div", "slice-box");
+    const letters = makeSides();
+    showSides(letters, sides && sidesOf(sides[0], sides[1]));
+    this.bar = make("div", "scale-bar");
+    this.bar.append(make("span"));
+    box.append(this.canvas, letters, this.bar);
+    figure.append(box, this.caption);
     host.append(figure);
     this.image = new Image();
     this.ready = !this.drawn ? Promise.resolve() : new Promise((done) => {
@@ -163,6 +170,7 @@ class SliceView {
     if (this.drawn) pen.drawImage(this.image, ...from, 0, 0, this.canvas.width, this.canvas.height);
     this.cells = volume ? sliceCells(volume, slice) : null;
     if (this.cells) paintOver(pen, this.cells, this.view(), { ...this.pane.how, truth: this.pane.how.truth && volume.truth });
+    this.measure();
     this.canvas.dataset.slice = slice;
     this.canvas.setAttribute("aria-label", words);
     this.caption.textContent = words;
@@ -191,6 +199,16 @@ class SliceView {
   /** Number of the slice's first cell among all. */
   offset() {
     return (this.cells.scores.byteOffset - this.pane.cells.volume.scores.byteOffset) / this.cells.scores.BYTES_PER_ELEMENT;
+  }
+
+  /** A bar of a round length in millimetres, for the size at which the slice is shown. */
+  measure() {
+    this.bar.hidden = !this.wide;
+    const shown = Math.min(this.canvas.clientWidth, (this.canvas.clientHeight * this.width) / this.height);
+    if (!this.wide || !shown) return;
+    const length = roundLength((90 * this.wide) / shown);
+    this.bar.style.width = `${(length / this.wide) * shown}px`;
+    this.bar.firstChild.textContent = lengthText(length, "mm");
   }
 }
 

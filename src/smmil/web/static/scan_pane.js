@@ -6,10 +6,12 @@ import { howFor } from "./display_settings.js";
 import { note } from "./messages.js";
 import { colourOf, freshCanvas, paintOver } from "./paint.js";
 import { report } from "./server.js";
+import { ScanPlanes, fitsInMemory } from "./scan_planes.js";
+import { makeSides, showSides, sidesOf } from "./sides.js";
 import { paintSlice, sliceOf, windowOf } from "./slices.js";
 import { change, state } from "./state.js";
 import { ScoreStrip } from "./score_strip.js";
-import { make } from "./dom_helpers.js";
+import { lengthText, make, roundLength } from "./dom_helpers.js";
 
 const WHEEL = 40; // pixels of wheel for one slice
 
@@ -29,7 +31,10 @@ export class ScanPane {
     host.classList.toggle("no-images", !scan);
     this.stage = this.makeStage();
     this.below = make("div", "strips");
-    host.append(this.stage, this.makeSlider(), this.below);
+    this.row = make("div", "slice-row");
+    this.side = make("div", "planes-across");
+    this.row.append(this.stage, this.side);
+    host.append(this.row, this.makeSlider(), this.below);
     this.ready = Promise.resolve();
     this.resized = new ResizeObserver(() => this.fit());
     this.resized.observe(this.stage);
@@ -42,7 +47,17 @@ export class ScanPane {
     this.canvas = make("canvas", "slice");
     this.map = make("canvas", "slice-map");
     this.words = make("p", "slice-words");
-    stage.append(...(this.scan ? [this.canvas, this.map] : [make("p", "empty", withoutImages(this.opened))]), this.words);
+    this.voxel = make("p", "voxel");
+    this.bar = make("div", "scale-bar");
+    this.bar.append(make("span"));
+    this.sides = makeSides();
+    const { orientation } = this.scan ?? {};
+    showSides(this.sides, orientation && sidesOf(orientation[0], orientation[1]));
+    const pictures = this.scan ? [this.canvas, this.map] : [make("p", "empty", withoutImages(this.opened))];
+    stage.append(...pictures, this.words, this.voxel, this.sides, this.bar);
+    this.bar.hidden = !this.scan?.spacing;
+    this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.addEventListener("pointerleave", () => { this.voxel.textContent = ""; });
     stage.addEventListener("click", (event) => this.pick(event));
     stage.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     stage.addEventListener("keydown", (event) => this.keys(event));
@@ -121,6 +136,47 @@ export class ScanPane {
     this.stage.setAttribute("aria-label", words);
     this.frame();
     if (this.scan) this.paint();
+    this.showPlanes();
+  }
+
+  /** The voxel under the pointer: its value, and the planes through it. */
+  point(event) {
+    const { rows, columns, unit } = this.scan;
+    const box = this.canvas.getBoundingClientRect();
+    const column = Math.floor(((event.clientX - box.left) / box.width) * columns);
+    const row = Math.floor(((event.clientY - box.top) / box.height) * rows);
+    const value = this.values?.[row * columns + column];
+    if (value === undefined || row < 0 || column < 0 || row >= rows || column >= columns) return;
+    this.voxel.textContent = `row ${row + 1}, column ${column + 1}\n${unit ? `${Math.round(value)} ${unit}` : `value ${Number(value.toPrecision(4))}`}`;
+    if (!this.planes) return;
+    this.planes.through(row, column);
+    this.showPlanes();
+  }
+
+  /** The planes across the slices, while they are wanted; drawn at most once per frame of the screen. */
+  showPlanes() {
+    const wanted = Boolean(state.planes && this.scan && fitsInMemory(this.scan));
+    this.host.classList.toggle("with-planes", wanted);
+    if (!wanted) return this.closePlanes();
+    this.planes ??= new ScanPlanes(this.side, this.opened, (slice) => (slice === state.slice ? this.showPlanes() : this.goToSlice(slice)));
+    this.planes.load(() => this.drawPlanes()).catch((problem) => report(problem, () => this.show()));
+    this.drawPlanes();
+  }
+
+  drawPlanes() {
+    if (this.drawing) return;
+    this.drawing = requestAnimationFrame(() => {
+      this.drawing = 0;
+      if (!this.planes || state.slice === null) return;
+      const [model, scores] = this.pairs[0];
+      this.planes.show(state.slice, windowOf(state.window, this.scan.windows), (k) => scores.values[this.order[k]], howFor(model, scores));
+    });
+  }
+
+  closePlanes() {
+    this.planes?.close();
+    this.planes = null;
+    this.side.replaceChildren();
   }
 
   /** The slice's colour on the scale, as a frame around it: seen without hiding any pixel. */
@@ -136,13 +192,14 @@ export class ScanPane {
     const { rows, columns, windows } = this.scan;
     const [k, chosen] = [state.slice, windowOf(state.window, windows)];
     try {
-      const hu = await sliceOf(this.opened.number, k, rows * columns);
+      const hu = await sliceOf(this.opened.number, k, this.scan);
       if (k !== state.slice) return;
+      this.values = hu;
       paintSlice(this.canvas, hu, rows, columns, windowOf(state.window, windows));
       this.canvas.dataset.painted = `${k}:${chosen.join("/")}`;
       this.fit();
       for (const near of [k + 1, k - 1, k + 2, k - 2]) {
-        if (near >= 0 && near < this.count) sliceOf(this.opened.number, near, rows * columns).catch(() => {}); // reported when it is looked at
+        if (near >= 0 && near < this.count) sliceOf(this.opened.number, near, this.scan).catch(() => {}); // reported when it is looked at
       }
     } catch (problem) {
       report(problem, () => this.show());
@@ -160,6 +217,8 @@ export class ScanPane {
     this.canvas.style.transform = `translate(${this.moved[0]}px, ${this.moved[1]}px) scale(${this.factor})`;
     for (const side of ["width", "height", "transform"]) this.map.style[side] = this.canvas.style[side];
     this.paintMap();
+    this.measure(scale * this.factor);
+    if (this.planes) this.drawPlanes();
   }
 
   /** Scores of the patches of this slice by the first model, the border of the lesion, and a frame around the chosen
@@ -178,6 +237,14 @@ export class ScanPane {
     [pen.strokeStyle, pen.lineWidth] = ["#ff2e63", 3];
     const [x, y] = [places.x[state.patch] * view.across, places.y[state.patch] * view.down];
     pen.strokeRect(x, y, places.patch[0] * view.across, places.patch[1] * view.down);
+  }
+
+  /** A bar of a round length in millimetres. */
+  measure(pixelsPerMm) {
+    if (!this.scan.spacing || !(pixelsPerMm > 0)) return;
+    const length = roundLength(120 / pixelsPerMm);
+    this.bar.style.width = `${length * pixelsPerMm}px`;
+    this.bar.firstChild.textContent = lengthText(length, "mm");
   }
 
   wheel(event) {
@@ -219,6 +286,7 @@ export class ScanPane {
 
   close() {
     this.closeStrips();
+    this.closePlanes();
     this.resized.disconnect();
   }
 }

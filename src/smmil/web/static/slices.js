@@ -1,13 +1,13 @@
-// Slices of a scan as Hounsfield units, and the window that makes them visible.
+// Slices of a scan as numbers, Hounsfield units for CT, and the window that makes them visible.
 import { askNumbers } from "./server.js";
 import { remembered } from "./dom_helpers.js";
 
 const MOST_SLICES = 96;
-const loadSlice = remembered(MOST_SLICES, (url, count) => askNumbers(url, Int16Array, count));
+const loadSlice = remembered(MOST_SLICES, (url, Kind, count) => askNumbers(url, Kind, count));
 
-/** HU of one slice; asked for once. */
-export function sliceOf(number, k, count) {
-  return loadSlice(`/slice/${number}/${k}`, count);
+/** Values of one slice, HU where the scan has them; asked for once. */
+export function sliceOf(number, k, { rows, columns, numbers }) {
+  return loadSlice(`/slice/${number}/${k}`, numbers === "float32" ? Float32Array : Int16Array, rows * columns);
 }
 
 /** Grey values: black at centre - width/2 and below, white at centre + width/2 and above, linear between. */

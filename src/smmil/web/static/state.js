@@ -2,7 +2,7 @@
 export const state = {
   case: null, left: 0, right: null, layers: {}, patch: null, slice: null, view: null, window: null,
   opened: null, models: [], refreshed: 0, marked: 0,
-  palette: "viridis", opacity: 0.65, cut: null, cutOf: 0, heat: true, truth: true, scale: "case",
+  palette: "viridis", opacity: 0.65, cut: null, cutOf: 0, heat: true, truth: true, scale: "case", between: false, planes: false,
 };
 const listeners = [];
 
@@ -18,4 +18,4 @@ export function change(some) {
   for (const { keys, action } of listeners) if (changed.some((key) => keys.has(key))) action(changed);
 }
 
-export const SHOWING = ["palette", "opacity", "cut", "cutOf", "heat", "truth", "scale"];
+export const SHOWING = ["palette", "opacity", "cut", "cutOf", "heat", "truth", "scale", "between", "planes"];

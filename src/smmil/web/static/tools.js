@@ -14,6 +14,7 @@ export function prepareControls() {
   field("swap").hidden = facts.models.length < 2;
   field("swap").addEventListener("click", swapModels);
   field("window").addEventListener("change", (event) => event.target.value && change({ window: event.target.value }));
+  field("planes").addEventListener("change", (event) => change({ planes: event.target.checked }));
   for (const id of ["window-centre", "window-width"]) field(id).addEventListener("input", typedWindow);
   onChange([...SHOWING, "left", "right", "opened", "models", "window"], draw);
   draw();
@@ -22,6 +23,7 @@ export function prepareControls() {
 function draw() {
   showControls(state);
   field("swap").disabled = state.right === null;
+  field("between").closest("label").hidden = state.opened?.info.kind !== "slide"; // scans and points have no cells to go between
   drawThreshold();
   drawWindow();
 }
@@ -63,12 +65,15 @@ export function currentThreshold() {
 function drawWindow() {
   const scan = state.opened?.info.scan;
   field("scan-tools").hidden = !scan;
+  field("planes").checked = state.planes;
   if (!scan) return;
   const names = Object.entries(scan.windows);
   const chosen = Object.hasOwn(scan.windows, state.window ?? "") ? state.window : state.window === null ? names[0][0] : "";
   fillSelect(field("window"), [...names.map(([name]) => [name, name.replaceAll("_", " ")]), ["", "own"]], chosen);
   if (chosen === "") return;
-  [field("window-centre").value, field("window-width").value] = scan.windows[chosen];
+  const digits = scan.windows[chosen][1] < 20 ? 4 : 0;
+  for (const id of ["window-centre", "window-width"]) field(id).step = digits ? "any" : 5;
+  [field("window-centre").value, field("window-width").value] = scan.windows[chosen].map((value) => Number(value.toFixed(digits)));
 }
 
 function typedWindow() {
