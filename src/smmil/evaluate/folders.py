@@ -119,8 +119,8 @@ def _refuse_other_scores(name: str, cases: Sequence[Prediction], held_out: Seque
     scales = [{str(_member_scales(p)) for p in part} for part in (cases, held_out)]
     if scales[0] != scales[1]:
         raise DataError(
-            f"{name}: the runs of this ensemble were brought to one scale on other cases than those of validation, so a "
-            "threshold of one says nothing about the other; predict both again where the runs' own bags can be read"
+            f"{name}: the runs of this ensemble were brought to one scale on other cases than those of validation, so "
+            "a threshold of one says nothing about the other; predict both again where the runs' own bags can be read"
         )
 
 
