@@ -57,7 +57,6 @@ NARROW = {"dim": 128}
 VARIANTS = {
     "ABMIL": Variant("abmil", NARROW, explained=True),
     "SmAP-early": Variant("sm_ap", {**NARROW, "where": "early"}, explained=True),
-    "SmAP-late": Variant("sm_ap", {**NARROW, "where": "late"}),
     "ProbSmAP": Variant("prob_sm_ap", NARROW, explained=True),
     "DSMIL": Variant("dsmil", explained=True),
     "CLAM": Variant("clam", NARROW, explained=True),
