@@ -71,7 +71,7 @@ VARIANTS = {
 }
 TRAINING = {"epochs": 15, "lr": 5e-4, "warmup_epochs": 2}
 # Folds of the cross-validation of each data set, in the order of the work: the smallest first.
-SETS = {"scans": 3, "slides": 3, "crchisto": 5}
+SETS = {"scans": 3, "slides": 3, "crchisto": 3}
 TITLES = {"crchisto": "Colon images (nuclei)", "slides": "Synthetic slides", "scans": "Synthetic scans"}
 
 
