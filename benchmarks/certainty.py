@@ -4,7 +4,8 @@
 
 On every data set each model is trained once per fold of a cross-validation by patient, so that every case is judged by
 a model that has not seen it. The scores of a fold are moved and scaled so that its threshold, chosen on the fold's
-validation cases, is 0 and their deviation there is 1; then all cases are judged together, and patients are resampled.
+validation cases, is 0 and their deviation there is 1; then all cases are judged together (wrong calls within each fold,
+since deviations have a scale of their own in each model), and patients are resampled.
 What is done is kept: repeating the command goes on. Tables go to docs/evidence/certainty-*.md and .csv.
 """
 
@@ -301,9 +302,10 @@ TABLES: dict[str, tuple[str, str, Callable[[Sequence[Prediction]], dict[str, str
         "Which calls are wrong?",
         "AUROC with which the uncertainty of a score, and the distance of the score from the threshold, tell wrong "
         "calls of instances from right ones; `both` divides the distance by the uncertainty. First among the instances "
-        "of all cases, then of positive cases alone. The threshold of a fold is that of the best F1 on its validation "
-        "cases. Area under the risk-coverage curve: lower is better. Differences are from the distance, their 95 % "
-        "intervals from resampling patients, both alike. Models without uncertainty are not listed.",
+        "of all cases, then of positive cases alone; always among the cases of one fold, whose model is one, averaged "
+        "over the folds. The threshold of a fold is that of the best F1 on its validation cases. Area under the "
+        "risk-coverage curve: lower is better. Differences are from the distance, their 95 % intervals from resampling "
+        "patients, both alike. Models without uncertainty are not listed.",
         errors_row,
     ),
     "area": (
