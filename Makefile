@@ -74,7 +74,7 @@ study: install  ## the published study again: make study IMAGES=folder of CRCHis
 
 docs: install  ## the documentation as a web site in site/
 	$(BIN)/pip install --quiet --disable-pip-version-check --group docs
-	$(BIN)/mkdocs build --strict
+	IPYTHONDIR=$(CURDIR)/docs/.ipython $(BIN)/mkdocs build --strict  # runs the notebooks, some minutes
 
 dist: install  ## wheel and source archive in dist/, checked
 	$(BIN)/pip install --quiet --disable-pip-version-check --group release

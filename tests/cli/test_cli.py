@@ -1,17 +1,21 @@
 """The command line from outside: words, exit codes, and the road from a table to predictions."""
 
 import errno
+import importlib.metadata
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import smmil.cli
+from smmil.cli.doctor import EXTRAS
 from smmil.errors import DataError
 from smmil.synthetic import synthetic_slides, write_synthetic
 
@@ -160,6 +164,32 @@ def test_the_doctor_finds_this_machine_well(smmil_main):
     assert code == 0
     assert "two synthetic bags: ok" in shown
     assert "torch" in shown
+
+
+def test_the_doctor_says_which_extra_a_command_needs_and_what_is_missing(smmil_main, monkeypatch):
+    there = importlib.metadata.version
+
+    def version(name):
+        if name in ("nibabel", "starlette"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return there(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setenv("COLUMNS", "200")
+    _, shown, _ = smmil_main("doctor")
+    state = {row.split("│")[1].strip(): row.split("│")[3].strip() for row in shown.splitlines() if row.count("│") == 4}
+    assert {name for name, words in state.items() if words.startswith("missing")} >= {"ct", "view"}
+    assert state["ct"] == "missing: nibabel"
+    assert state["slides"] == "complete"
+
+
+def test_the_doctor_knows_every_extra_that_an_error_proposes():
+    project = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"all"}
+    source = "".join(path.read_text(encoding="utf-8") for path in (CONFIGS.parent / "src").rglob("*.py"))
+    proposed = set(re.findall(r"MissingExtra\([^,]+, \"(\w+)\"", source))
+    assert len(proposed) >= 8
+    assert proposed <= set(EXTRAS)
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in CONFIGS.glob("*.yaml")))

@@ -13,6 +13,7 @@ from smmil.data import Manifest
 from smmil.data.manifest import describe_manifest
 from smmil.errors import DataError
 from smmil.formats import write_bag
+from smmil.frame import Frame
 from smmil.runtime import source_digest
 
 
@@ -280,3 +281,16 @@ def test_long_checks_use_processes_and_survive_the_death_of_one(tmp_path, monkey
     with pytest.raises(DataError, match=r"2 problems\n.*7\.h5: not readable(.|\n)*width: 3 \(0\), 4 \(40\)"):
         manifest.check_files(lambda *done: seen.append(done))
     assert seen == [(n, 41) for n in range(1, 42)]
+
+
+def test_small_bags_without_an_edge_are_counted_each_time(tmp_path, monkeypatch):
+    """Also where the check is remembered; a bag with rule none has no graph on purpose."""
+    monkeypatch.setattr("smmil.data.manifest._WORTH_S", -1.0)
+    monkeypatch.setattr("smmil.data.manifest._SETTLED_S", -1.0)
+    for name, apart, rule in (("far", 30, "grid"), ("near", 10, "grid"), ("none", 30, "none")):
+        coords = torch.tensor([[0, 0], [apart, 0], [5 * apart, 0]])
+        write_bag(tmp_path / f"{name}.h5", Bag(name, torch.ones(3, 2), coords, Frame((10, 10))), graph=rule)
+    path = write_csv(tmp_path, "id,path,label\n" + "".join(f"{n},{n}.h5,0\n" for n in ("far", "near", "none")))
+    assert Manifest.read(path).check_files() == 1
+    monkeypatch.setattr("smmil.data.manifest._check_bag", None)  # nothing is read again
+    assert Manifest.read(path).check_files() == 1

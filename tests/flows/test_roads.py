@@ -1,5 +1,6 @@
 """Everybody's folders: each road from somebody else's files to a report, on the command line."""
 
+import json
 import re
 
 import h5py
@@ -479,3 +480,7 @@ def test_small_bags_without_an_edge_are_counted_and_told(tmp_path):
     for _ in range(2):  # written, then kept
         told = smmil("prepare", tmp_path / "tables/slides", "--out", tmp_path / "study", *PREPARE)
         assert "2 of 3 bags have fewer than ten instances and no two neighbours" in told
+    told = smmil("inspect", tmp_path / "study/bags", "--json", code=3)
+    facts = json.loads(told)[0]
+    assert (facts["bags"], facts["without_neighbours"], facts["instances"]["all"]) == (3, 2, 7)
+    assert "2 of 3 bags have fewer than ten instances" in facts["warnings"][0]

@@ -13,7 +13,7 @@ import torch
 from smmil.bag import Bag
 from smmil.errors import ConfigError, DataError
 from smmil.formats import native, read_bag, read_provenance, write_bag
-from smmil.formats.inspection import describe
+from smmil.formats.inspection import describe, describe_folder
 from smmil.frame import Frame
 from smmil.graph import Graph, grid_graph, knn_graph, radius_graph
 
@@ -148,7 +148,22 @@ def test_mostly_isolated_instances_raise_the_alarm_with_the_likely_cause(tmp_pat
     with pytest.raises(DataError, match=r"t\.h5: 100% of 20 .* step 256 x 256, .* 512 apart .*patch_size_level0"):
         read_bag(path)
     assert describe(path)["isolated_share"] == 1.0
-    assert "probably wrong" in describe(path)["warnings"][0]
+    assert "likely cause: a wrong step" in describe(path)["warnings"][0]
+
+
+def test_a_folder_is_described_with_what_is_wrong_in_it(tmp_path):
+    foreign(tmp_path / "wrong.h5", np.ones((20, 3), "f4"), lattice().numpy(), **{**TRIDENT, "patch_size_level0": 256})
+    foreign(tmp_path / "good.h5", np.ones((20, 3), "f4"), lattice().numpy(), **TRIDENT)
+    foreign(tmp_path / "few.h5", np.ones((4, 3), "f4"), lattice(2, 2).numpy() * 9, **TRIDENT)
+    (tmp_path / "broken.h5").write_bytes(b"nothing")
+    facts = describe_folder(tmp_path)
+    assert (facts["bags"], facts["not_readable"], facts["without_neighbours"]) == (3, 1, 1)
+    assert facts["instances"] == {"least": 4, "most": 20, "all": 44}
+    told = " ".join(facts["warnings"])
+    assert "broken.h5" in told
+    assert "wrong.h5: 100% of the instances have no neighbour, while the nearest coordinates are 512 apart" in told
+    assert "1 of 3 bags have fewer than ten instances and no two neighbours" in told
+    assert "good.h5" not in told
 
 
 def test_the_alarm_stays_silent_for_few_instances_and_without_a_graph(tmp_path):

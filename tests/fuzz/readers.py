@@ -327,7 +327,7 @@ def read_cache(path: Path) -> Any:
 def checked_bags(folder: Path) -> Path:
     digest_cache(folder)
     manifest = Manifest.read(folder / "manifest.csv")
-    manifest._remember({id_: [["marks of another day"], 4] for id_ in manifest.ids})
+    manifest._remember({id_: [["marks of another day"], 4, False] for id_ in manifest.ids})
     return folder / _CHECKED
 
 
@@ -448,6 +448,7 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("slide:tifffile jpeg", samples.pyramid("aperio", "jpeg"), lambda p: pixels(p, "tifffile"), BINARY, 0.55,
                PIXELS),
     FuzzReader("slide:openslide tiff", samples.pyramid("generic", "jpeg"), pixels, BINARY, 0.55, PIXELS),
+    FuzzReader("slide:openslide qptiff", samples.qptiff, pixels, BINARY, 0.85, PIXELS),
     FuzzReader("slide:dicom", samples.pyramid("dicom", "jpeg"), pixels, BINARY, 0.6, PIXELS),
     FuzzReader("slide:pillow", samples.plain("a.png"), lambda p: pixels(p, mpp=0.5), sealed=True),
     FuzzReader("slide:pillow jpeg", samples.plain("a.jpg"), lambda p: pixels(p, mpp=0.5), BINARY, 0.4, PIXELS),

@@ -131,6 +131,10 @@ def picture_stack(folder: Path) -> Path:
     return folder / "scan"
 
 
+def qptiff(folder: Path) -> Path:
+    return pyramids.qptiff(folder / "slide.qptiff", pyramids.noise(96, 96), compression="jpeg")
+
+
 def pyramid(flavour: str, compression: str) -> Callable[[Path], Path]:
     return lambda folder: pyramids.slide_file(
         folder, picture(128), flavour, compression=compression, factors=(1, 4), tile=64

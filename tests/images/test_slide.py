@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.pyramids import FLAVOURS, noise, origin, planted, slide_file
+from support.pyramids import FLAVOURS, noise, origin, planted, qptiff, slide_file
 
 from smmil.errors import ConfigError, DataError
 from smmil.images import need_mpp, open_slide
@@ -149,6 +149,25 @@ def test_plain_images_are_slides_of_one_level(tmp_path, suffix):
     with open_slide(tmp_path / f"plain.{suffix}", mpp=0.5) as slide:
         assert (slide.reader, slide.size, slide.mpp, slide.downsamples) == ("pillow", (110, 90), 0.5, (1.0,))
         assert np.array_equal(slide.read(20, 10, 64, 64), image[10:74, 20:84])
+
+
+@pytest.mark.parametrize("compression", ["none", "lzw"])
+def test_a_bright_field_qptiff_is_a_slide_without_its_label(tmp_path, compression):
+    image = planted(512, 640, 128, 64, 64)
+    with open_slide(qptiff(tmp_path / "slide.qptiff", image, compression=compression, mpp=0.4988)) as slide:
+        assert slide.level_sizes == ((640, 512), (320, 256), (160, 128))
+        assert slide.mpp == pytest.approx(0.4988, rel=1e-4)
+        assert np.array_equal(slide.read(64, 0, 256, 256), image[:256, 64:320])
+        assert np.array_equal(slide.read(64, 0, 256, 64), image[:256:4, 64:320:4])
+
+
+def test_fluorescence_in_a_qptiff_is_refused_with_its_channels(tmp_path):
+    path = qptiff(tmp_path / "codex.qptiff", noise(256, 256), channels=("DAPI", "CD8"))
+    with pytest.raises(DataError, match=r"codex\.qptiff: 2 fluorescence channel\(s\) \(DAPI, CD8\) and no RGB picture"):
+        open_slide(path)
+    hidden = qptiff(tmp_path / "l.tif", noise(256, 256), label={"tile": (64, 64), "subfiletype": 1})
+    with pytest.raises(DataError, match="Label image is marked as a level"):
+        open_slide(hidden)
 
 
 def test_transparency_lies_over_white(tmp_path):

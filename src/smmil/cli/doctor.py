@@ -2,15 +2,30 @@
 
 import typer
 
+EXTRAS = {
+    "slides": "prepare, predict --model, report and view of slides and pictures; export of TIFF and regions",
+    "ct": "prepare, predict --model, report and view of CT and MR (DICOM, NIfTI); export --to dicom, nifti",
+    "timm": "encoders by name (UNI, Virchow, ResNet …); encoders fetch",
+    "view": "view",
+    "onnx": "package --onnx",
+    "dask": "--executor dask of prepare and experiment",
+    "slurm": "--executor slurm of experiment",
+    "lazyslide": "bags of LazySlide and SpatialData",
+    "tables": "tables in Excel files",
+    "tensorboard": "train with training.tensorboard",
+    "fast": "nothing needs it; train and predict are quicker on a processor",
+}
+
 
 def doctor() -> None:
-    """Show versions, device, threads, memory and disk, and check that a model can learn here.
+    """Show versions, device, threads, memory and disk, which extras are there, and check that a model can learn here.
 
     [bold]Example[/bold]
 
       smmil doctor
 
-    Paste its output into a bug report.
+    The second table says which extra each command needs; everything not named there works without one. Paste the
+    output into a bug report.
     """
     from rich.console import Console
     from rich.table import Table
@@ -23,9 +38,32 @@ def doctor() -> None:
         table.add_row(name.replace("_", " "), str(value))
     works = _self_check()
     table.add_row("self-check", "a step of sm_ap on two synthetic bags: " + ("ok" if works else "FAILED"))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    extras = Table("extra", "needed for", "here", title="pip install 'smmil\\[extra]'", title_justify="left")
+    for name, verbs in EXTRAS.items():
+        missing = _missing_libraries(name)
+        extras.add_row(name, verbs, f"missing: {', '.join(missing)}" if missing else "complete")
+    console.print(extras)
     if not works:
         raise typer.Exit(1)
+
+
+def _missing_libraries(extra: str) -> list[str]:
+    """Libraries of an extra, as this installation states them, that are not installed."""
+    import re
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    missing = []
+    for line in requires("smmil") or []:
+        requirement, _, marker = line.partition(";")
+        found = re.match(r"[\w.-]+", requirement)
+        if found and re.search(rf"extra == ['\"]{extra}['\"]", marker):
+            try:
+                version(found[0])
+            except PackageNotFoundError:
+                missing.append(found[0])
+    return missing
 
 
 def _self_check() -> bool:

@@ -11,19 +11,22 @@ from smmil.errors import DataError
 
 
 def inspect(
-    paths: Annotated[list[Path], Argument(help="Feature files of any format, or manifests (.csv, .parquet).")],
+    paths: Annotated[list[Path], Argument(help="Feature files of any format, folders of them, or manifests.")],
     as_json: Annotated[bool, Option("--json", help="Print JSON, one object per file, for other programs.")] = False,
 ) -> None:
     """Show what is inside feature files and manifests, before any training.
 
     For a bag (native, TRIDENT, CLAM, STAMP, torchmil, LazySlide, WSInfer): instances, features, coordinates, how many
     neighbours they have, where the features come from, the rows that stand out, and whether the checksum matches. For
-    a manifest: bags, labels, patients, splits, and files that are missing. A file that cannot be read does not stop the
-    others. When there is anything to warn of, the exit code is 3.
+    a folder: how many bags, their sizes and formats, and how many of them have no neighbours at all. For a manifest:
+    bags, labels, patients, splits, and files that are missing. A file that cannot be read does not stop the others.
+    When there is anything to warn of, the exit code is 3.
 
     [bold]Examples[/bold]
 
       smmil inspect bags/slide_0001.h5
+
+      smmil inspect features
 
       smmil inspect manifest.csv
 
@@ -43,11 +46,18 @@ def inspect(
 def _facts_or_reason(path: Path, alone: bool) -> dict[str, Any]:
     """What is in a file, or why it cannot be read; a single file that cannot be read is an error of the command."""
     from smmil.data.manifest import describe_manifest
-    from smmil.formats.inspection import describe, find_or_none
+    from smmil.formats.inspection import describe, describe_folder, find_bags, find_or_none
 
     try:
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
+        if (
+            path.is_dir()
+            and find_or_none(path) is None
+            and not (path / "manifest.csv").is_file()
+            and find_bags(path)[0]
+        ):
+            return describe_folder(path)
         is_manifest = path.suffix.lower() in (".csv", ".parquet") and find_or_none(path) is None
         return describe_manifest(path) if is_manifest else describe(path)
     except DataError as problem:

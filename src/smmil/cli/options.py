@@ -66,11 +66,7 @@ def _folder(path: Path) -> str | None:
         return f"{path}: is a folder; its bags are listed in the manifest: smmil inspect {path / 'manifest.csv'}"
     if (path / "config.yaml").is_file():
         return f"{path}: is a training run, not features; use smmil predict {path}"
-    for ending in (".h5", ".npz", ".pt"):
-        if any(path.glob(f"*{ending}")):
-            features = f"is a folder; name the files in it: smmil inspect {path}/*{ending}"
-            return f"{path}: {_PREDICTIONS if ending == '.npz' else features}"
-    return _image(path)
+    return f"{path}: {_PREDICTIONS}" if any(path.glob("*.npz")) else _image(path)
 
 
 def _image(path: Path) -> str | None:

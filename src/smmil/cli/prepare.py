@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 ImageKind = StrEnum("ImageKind", "auto slide ct mr stack points patches")
 PatchGraph = StrEnum("PatchGraph", "grid knn")
+TissueMethod = StrEnum("TissueMethod", "otsu grey dark none")
+StainMethod = StrEnum("StainMethod", "macenko reinhard")
+PenInk = StrEnum("PenInk", "keep exclude")
 PrepareExecutor = StrEnum("PrepareExecutor", "auto serial processes dask")
 Precision = StrEnum("Precision", "float32 float16 bfloat16")
 
@@ -45,6 +48,13 @@ def prepare(
     tile_mpp: Annotated[float | None, Option(help="Micrometres per pixel at which tiles are read.")] = None,
     overlap_um: Annotated[float | None, Option(help="How far neighbouring tiles overlap (0).")] = None,
     tissue_share: Annotated[float | None, Option(help="Share of a tile that must be tissue (0.25).")] = None,
+    tissue: Annotated[
+        TissueMethod | None,
+        Option(help="Tissue is what has colour (otsu), is darker than glass (grey), brighter (dark), or all (none)."),
+    ] = None,
+    pen: Annotated[PenInk | None, Option(help="exclude: felt pen on the slide is no tissue (keep).")] = None,
+    stain: Annotated[StainMethod | None, Option(help="Bring the colours of every slide to one target.")] = None,
+    stain_reference: Annotated[Path | None, Option(help="Picture with the target colours of --stain.")] = None,
     mpp: Annotated[
         float | None, Option(help="Micrometres per pixel at full resolution, for files that do not say.")
     ] = None,
@@ -102,6 +112,8 @@ def prepare(
     from smmil.prepare.recipe import load_recipe, refuse_unused
 
     _check_place(executor.value, workers, dask)
+    mask = {"share": tissue_share, "method": tissue and tissue.value, "pen": pen and pen.value}
+    mask = {name: value for name, value in mask.items() if value is not None}
     chosen = {
         "kind": None if kind is ImageKind.auto else kind.value,
         "encoder": encoder,
@@ -111,7 +123,9 @@ def prepare(
         "tile_px": tile_px,
         "tile_mpp": tile_mpp,
         "overlap_um": overlap_um,
-        "tissue": None if tissue_share is None else {"share": tissue_share},
+        "tissue": mask or None,
+        "stain": stain and stain.value,
+        "stain_reference": None if stain_reference is None else str(stain_reference),
         "windows": tuple(window) if window else None,
         "triplets": triplets or None,
         "crop_px": crop_px,
@@ -188,6 +202,8 @@ def _show_dry(todo: "PreparePlan") -> None:
         line = preflight(job)
         sizes = ("" if n is None else f"{n:.5g}" for n in (line.mpp_level0, line.wanted_um, line.used_um))
         table.add_row(line.id, line.status, str(line.instances), *sizes)
+        for warning in line.warnings:
+            print(f"warning: {line.id}: {warning}", file=sys.stderr)
     Console().print(table)
 
 
@@ -224,10 +240,9 @@ def _finish(done: "Summary", todo: "PreparePlan") -> None:
     failed = len(done.failures)
     print(f"{todo.out}: {done.count('written')} written, {done.count('kept')} there already, {failed} failed or empty")
     if done.edgeless:
-        bags = f"{done.edgeless} of {len(done.outcomes)} bags have fewer than ten instances and no two neighbours"
-        print(
-            f"note: {bags}: smoothing does nothing there; smaller tiles or less tissue_share give more", file=sys.stderr
-        )
+        from smmil.formats.content import edgeless_note
+
+        print(f"note: {edgeless_note(done.edgeless, len(done.outcomes))}", file=sys.stderr)
     if done.lost is not None:
         print(f"warning: {done.lost}", file=sys.stderr)
     if done.manifest is not None:

@@ -24,6 +24,7 @@ from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instanc
 from smmil.errors import DataError, suggest
 from smmil.files import digest, read_json, read_parquet, remove_leftovers, replacing, write_text
 from smmil.formats import find_reader, read_bag
+from smmil.formats.content import is_edgeless
 from smmil.runtime import available_cores, source_digest
 
 Progress = Callable[[int, int], None]
@@ -158,15 +159,21 @@ class Manifest:
         """Check the table without opening a bag; one error lists all problems."""
         self._refuse(_table_problems(self.table, training))
 
-    def check_files(self, progress: Progress | None = None) -> None:
+    def check_files(self, progress: Progress | None = None) -> int:
         """Read every bag once: files present and sound, one feature width, instance labels that fit.
+
+        Gives the number of bags with fewer than ten instances and no two neighbours.
 
         A check that takes seconds is shared among processes and remembered beside the manifest: bags whose size, times
         and inode are those of a sound file are not read again. Whoever uses a bag still compares its checksum.
         """
         self._refuse(self._missing_files())
         began, known, marks = time.monotonic(), self._remembered(), {i: self._mark(i) for i in self.ids}
-        found = {i: _Checked(known[i][1], True) for i in self.ids if i in known and known[i][0] == marks[i]}
+        found = {
+            i: _Checked(known[i][1], True, edgeless=known[i][2])
+            for i in self.ids
+            if i in known and known[i][0] == marks[i]
+        }
         old = len(found)
         for done, (id_, checked) in enumerate(_checked(self, [i for i in self.ids if i not in found]), old + 1):
             found[id_] = checked
@@ -175,7 +182,7 @@ class Manifest:
         if progress is not None and old == len(self):
             progress(old, old)
         if time.monotonic() - began > _WORTH_S:
-            sound = {i: [marks[i], c.width] for i, c in found.items() if c.in_one_file and not c.problem}
+            sound = {i: [marks[i], c.width, c.edgeless] for i, c in found.items() if c.in_one_file and not c.problem}
             self._remember(known | sound)
         widths: dict[int, str] = {}
         for id_ in self.ids:
@@ -186,6 +193,7 @@ class Manifest:
             listed = ", ".join(f"{width} ({widths[width]})" for width in sorted(widths))
             problems.append(f"bags of different feature width: {listed}; use one encoder for all")
         self._refuse(problems)
+        return sum(found[i].edgeless for i in self.ids)
 
     def _mark(self, id_: str) -> list[Any] | None:
         """What shows that the files and the label of a bag are those of before; None when they changed just now."""
@@ -205,14 +213,15 @@ class Manifest:
         return Path(self.name).with_name(_CHECKED) if Path(self.name).is_file() else None
 
     def _remembered(self) -> dict[str, Any]:
-        """Mark and width of bags that this version of smmil has checked, by id; whatever else lies there is ignored."""
+        """Mark, width and edgeless of bags that this version has checked, by id; what else lies there is ignored."""
         with suppress(DataError, KeyError, TypeError, AttributeError, OSError):
             if self._memory is None or not self._memory.exists():
                 return {}
             remove_leftovers(self._memory.parent)
             stored = read_json(self._memory)
             kept = stored["bags"] if stored["by"] == source_digest() else {}
-            return {i: v for i, v in kept.items() if isinstance(v, list) and len(v) == 2 and type(v[1]) is int and v[0]}
+            shape = [int, bool]
+            return {i: v for i, v in kept.items() if isinstance(v, list) and [*map(type, v[1:])] == shape and v[0]}
         return {}
 
     def _remember(self, checked: dict[str, Any]) -> None:
@@ -247,17 +256,19 @@ class Manifest:
 
 
 class _Checked(NamedTuple):
-    """What reading a bag showed: its feature width, whether one file holds all of it, and what is wrong."""
+    """What reading a bag showed: its feature width, whether one file holds all of it, what is wrong, no neighbours."""
 
     width: int
     in_one_file: bool
     problem: str = ""
+    edgeless: bool = False
 
 
 def _check_bag(manifest: Manifest, id_: str) -> _Checked:
     try:
-        width = manifest.bag(id_).x.shape[1]
-        return _Checked(width, find_reader(manifest.path_of(id_)).name in _IN_ONE_FILE)
+        bag = manifest.bag(id_)
+        in_one_file = find_reader(manifest.path_of(id_)).name in _IN_ONE_FILE
+        return _Checked(bag.x.shape[1], in_one_file, edgeless=is_edgeless(bag.n, bag.graph))
     except DataError as problem:
         return _Checked(0, False, str(problem))
 

@@ -188,17 +188,24 @@ class Stored:
         if graph is None or self.coords is None or graph.n < ALARM_FROM or graph.isolated_share <= ALARM_SHARE:
             return graph
         used = f"step {_sides(frame.step)}" if kind == "grid" and frame else f"graph {kind!r}"
-        apart = _nearest_distance(self.coords)
-        alone = f"{graph.isolated_share:.0%} of {graph.n:,} instances have no neighbour with {used}"
-        if self._regular(apart):
-            raise DataError(
-                f"{alone}, while the nearest coordinates are {apart:g} apart (median); likely cause: a wrong step "
-                "(patch_size in place of patch_size_level0); write the file again with the level-0 step"
-            )
         raise DataError(
-            f"{alone}, and they lie on no lattice (nearest {apart:g} apart, median): they were sampled sparsely, so "
-            "neighbours must be the nearest ones; smmil convert --to native --graph knn (or radius:"
-            f"{_two_digits(2 * apart):g}) writes such bags"
+            f"{graph.isolated_share:.0%} of {graph.n:,} instances have no neighbour with {used}, {self.why_isolated()}"
+        )
+
+    def why_isolated(self) -> str:
+        """Why most instances have no neighbour, and what helps: a wrong step, or patches that were sampled sparsely."""
+        assert self.coords is not None  # without them there are no neighbours to look for
+        apart = _nearest_distance(self.coords)
+        nearest = f"smmil convert --to native --graph knn (or radius:{_two_digits(2 * apart):g})"
+        if self._regular(apart):
+            return (
+                f"while the nearest coordinates are {apart:g} apart (median); likely cause: a wrong step (patch_size "
+                "in place of patch_size_level0); write the file again with the level-0 step, or if patches were left "
+                f"out on purpose, {nearest} joins the nearest"
+            )
+        return (
+            f"and they lie on no lattice (nearest {apart:g} apart, median): they were sampled sparsely, so neighbours "
+            f"must be the nearest ones; {nearest} writes such bags"
         )
 
     def _regular(self, apart: float) -> bool:
@@ -243,6 +250,19 @@ class Stored:
             notes.append(f"lost: the name {self.id!r}, written as {file_name(self.id)!r}")
         gone = sorted(set(facts) - set(keeps) - {"format"})
         return notes + ([f"lost: provenance {', '.join(gone)}"] if gone else [])
+
+
+def is_edgeless(n: int, graph: Graph | None) -> bool:
+    """Whether a bag has fewer than ten instances and a graph without edges; of larger bags reading itself says so."""
+    return n < ALARM_FROM and graph is not None and not len(graph.indices)
+
+
+def edgeless_note(count: int, bags: int) -> str:
+    """What it means that so many bags have no neighbours, in words."""
+    return (
+        f"{count} of {bags} bags have fewer than ten instances and no two neighbours: smoothing does nothing there; "
+        "smaller tiles or less tissue_share give more, smmil convert --to native --graph knn joins the nearest"
+    )
 
 
 def _sides(lengths: tuple[float, ...]) -> str:

@@ -12,12 +12,13 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import open_hdf5
 from smmil.formats import _choose_reader, find_reader
-from smmil.formats.content import ALARM_FROM, ALARM_SHARE, Stored, _nearest_distance
+from smmil.formats.content import ALARM_FROM, ALARM_SHARE, Stored, _nearest_distance, edgeless_note
 from smmil.formats.hdf5 import ENDINGS, _layout, reader_errors
 from smmil.formats.lazyslide import _LazySlideReader
 
 _is_store = _LazySlideReader().recognises
 _WHOLE_SLIDE = "features of a whole slide, not of its patches"
+_SHOWN = 10  # warnings about the files of a folder that are spelled out
 _CHECKSUM = {True: "matches", False: "does not match"}
 
 
@@ -105,7 +106,46 @@ def describe(path: str | Path) -> dict[str, Any]:
             "instance_labels": _counts(stored.y_inst),
             "extreme_rows": _extremes(stored),
         }
-        return {**facts, "warnings": _warnings(facts)}
+        return {**facts, "warnings": _warnings(facts, stored)}
+
+
+def describe_folder(folder: Path) -> dict[str, Any]:
+    """What the bags below a folder hold together, as plain JSON values, with what is wrong in some as warnings."""
+    paths, others = find_bags(folder)
+    if not paths:
+        raise DataError(f"{folder}: no feature file found; give a folder of bags, a file, or a manifest")
+    bags, warnings, lonely, sizes = [], [], 0, []
+    for path in paths:
+        try:
+            facts = describe(path)
+        except DataError as problem:
+            warnings.append(str(problem))
+            continue
+        bags.append(facts)
+        sizes.append(facts["instances"])
+        if facts["instances"] < ALARM_FROM and _no_pairs(facts):
+            lonely += 1
+        else:
+            warnings += [f"{path.relative_to(folder)}: {text}" for text in facts["warnings"]]
+    if lonely:
+        warnings.append(edgeless_note(lonely, len(bags)))
+    hidden = len(warnings) - _SHOWN
+    return {
+        "file": str(folder),
+        "bags": len(bags),
+        "not_readable": len(paths) - len(bags),
+        "formats": _counts(np.array([bag["format"] for bag in bags])),
+        "dims": _counts(np.array([bag["dim"] for bag in bags])),
+        "instances": {"least": min(sizes, default=0), "most": max(sizes, default=0), "all": sum(sizes)},
+        "graphs": _counts(np.array([bag["graph"]["kind"] for bag in bags])),
+        "without_neighbours": lonely,
+        "left_aside": {reason: list(others.values()).count(reason) for reason in sorted(set(others.values()))},
+        "warnings": [*warnings[:_SHOWN], *([f"and {hidden} more"] if hidden > 0 else [])],
+    }
+
+
+def _no_pairs(facts: dict[str, Any]) -> bool:
+    return facts["degrees"] is not None and set(facts["degrees"]) == {"0"}
 
 
 def _extent(coords: np.ndarray | None) -> dict[str, Any] | None:
@@ -138,14 +178,15 @@ def _counts(values: np.ndarray | None) -> dict[str, int] | None:
     return {str(v): int(c) for v, c in zip(found, number, strict=True)}
 
 
-def _warnings(facts: dict[str, Any]) -> list[str]:
+def _warnings(facts: dict[str, Any], stored: Stored) -> list[str]:
     found = []
     if facts["checksum"] == "does not match":
         found.append("content does not match its checksum: the file is damaged")
     if facts["rows_not_finite"]:
         found.append(f"{facts['rows_not_finite']:,} rows hold NaN or Inf")
     isolated = facts["isolated_share"] or 0.0
-    if isolated > ALARM_SHARE and facts["instances"] >= ALARM_FROM:
-        cause = "the step in the file is probably wrong, or patches were sampled sparsely (smmil convert --graph knn)"
-        found.append(f"{isolated:.0%} of the instances have no neighbour: {cause}")
+    if isolated > ALARM_SHARE and facts["instances"] >= ALARM_FROM and stored.coords is not None:
+        found.append(f"{isolated:.0%} of the instances have no neighbour, {stored.why_isolated()}")
+    if 1 < facts["instances"] < ALARM_FROM and _no_pairs(facts):
+        found.append(f"no two of the {facts['instances']} instances are neighbours: smoothing does nothing here")
     return found

@@ -125,7 +125,7 @@ READERS = ("openslide", "tifffile", "pillow")
 # Suffixes that never are slides with levels: no need to ask OpenSlide, or even to have it.
 _NEVER_PYRAMIDS = tuple(suffix for suffix in SUFFIXES if suffix not in (".tif", ".tiff"))
 _SUPPORTED = (
-    "OpenSlide's formats (svs, ndpi, mrxs, scn, bif, vms, vmu, svslide, czi, tif, tiff), "
+    "OpenSlide's formats (svs, ndpi, mrxs, scn, bif, vms, vmu, svslide, czi, qptiff, tif, tiff), "
     f"DICOM slides (a .dcm file or its folder), plain images ({', '.join(SUFFIXES)}), "
     "and tables of patches (.patches.csv)"
 )

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, MissingExtra
+from smmil.files import check_once
 from smmil.images.slide import DamagedTile, Slide, choose_mpp
-from smmil.images.tiff_slide import _check_tile_size, _check_tile_table, _TiffTiles
+from smmil.images.tiff_slide import _check_qptiff, _check_tile_size, _check_tile_table, _TiffTiles
 
 # A single tile of more pixels is not a tile but a trap (or an untiled image): decoding it needs gigabytes.
 _TIFF = ("aperio", "generic-tiff", "leica", "philips-tiff", "trestle", "ventana")
@@ -35,6 +36,8 @@ class OpenSlideSlide(Slide):
         properties = self._handle.properties
         if properties.get("openslide.vendor") in _TIFF:
             _check_tile_table(self._file)
+        if properties.get("openslide.vendor") == "generic-tiff":
+            check_once(self._file, _check_qptiff)
         self._steps = self._handle.level_downsamples
         self.size, self.level_sizes = self._handle.dimensions, self._handle.level_dimensions
         _check_tiles(self.path, properties, len(self.level_sizes))

@@ -130,6 +130,34 @@ def _check_tile_table(path: Path) -> None:
             )
 
 
+_QPTIFF, _QPTIFF_TAGS = "<PerkinElmer-QPI-ImageDescription>", ("ImageType", "Name")
+
+
+def _check_qptiff(path: Path) -> None:
+    """Refuse a QPTIFF of Akoya or PerkinElmer that is no RGB picture, or whose label would be taken for a level."""
+    pages = [page for page in _of_pages(path, _qptiff_page) if page is not None]
+    full = [(name, rgb) for kind, name, rgb, _ in pages if kind == "FullResolution"]
+    if len(full) > 1 or not all(rgb for _, rgb in full):
+        names = ", ".join(dict.fromkeys(name for name, _ in full if name.isprintable()))[:200]
+        raise DataError(
+            f"{path}: {len(full)} fluorescence channel(s) ({names or 'without names'}) and no RGB picture; export the "
+            "channels you want as an RGB image with levels, for example from QuPath"
+        )
+    aside = [kind for kind, _, _, level in pages if level and kind not in ("FullResolution", "ReducedResolution")]
+    if aside:
+        raise DataError(f"{path}: its {aside[0]} image is marked as a level of the slide; export the slide again")
+
+
+def _qptiff_page(page: Any) -> tuple[str, str, bool, bool] | None:
+    """Kind, channel, whether it is RGB in 8 bits, and whether it counts as a level; None for a page of another kind."""
+    text = page.description
+    if _QPTIFF not in text:
+        return None
+    kind, name = (found[1] if (found := re.search(rf"<{tag}>([^<]*)</{tag}>", text)) else "" for tag in _QPTIFF_TAGS)
+    level = bool(page.is_tiled and int(page.subfiletype) & 1)
+    return kind, name, page.samplesperpixel == 3 and page.dtype == np.uint8, level
+
+
 def _tile_sides(page: Any) -> tuple[float, float]:
     return float(np.max(page.tilewidth)), float(np.max(page.tilelength))  # in a damaged file there may be several
 

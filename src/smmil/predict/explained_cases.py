@@ -57,12 +57,12 @@ def explain_run(
     run = _OpenedRun.open(run_dir, manifest, part, checkpoint, trust_code)
     folders, explained = {one.method: Path(out) / one.method for one in explanations}, Explained()
 
-    def told(words: str) -> Callable[[int, int], None] | None:
+    def labelled_progress(words: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda count, total: progress(count, total, words)
 
     for explanation in explanations:
         name = explanation.method
-        options: dict[str, Any] = {"out": folders[name], "device": device, "progress": told(name)}
+        options: dict[str, Any] = {"out": folders[name], "device": device, "progress": labelled_progress(name)}
         explained.done[name] = run.predict(**options, explanation=explanation)
     if "integrated-gradients" in explained.done:
         files = explained.done["integrated-gradients"].paths
@@ -71,7 +71,7 @@ def explain_run(
     if not measure:
         return explained
     how, failed = {"seed": seed, "repeats": repeats}, explained.unmeasured
-    rows = _measured(run, folders, choose_device(device), how, failed, told("faithfulness"))
+    rows = _measured(run, folders, choose_device(device), how, failed, labelled_progress("faithfulness"))
     columns = list(rows[0]) if rows else []
     write_rows(Path(out) / "faithfulness.csv", columns, ([row[key] for key in columns] for row in rows))
     write_rows(Path(out) / "failures.csv", ("id", "reason"), failed.items())

@@ -19,7 +19,7 @@ from smmil.encoders import Encoder, encode_stream
 from smmil.errors import DataError
 from smmil.files import digest, replacing
 from smmil.formats import read_bag, read_provenance, write_bag
-from smmil.formats.content import ALARM_FROM
+from smmil.formats.content import ALARM_FROM, is_edgeless
 from smmil.frame import Frame
 from smmil.images import MosaicSlide, Slide, open_slide
 from smmil.images.opening import is_mosaic
@@ -131,7 +131,7 @@ def prepare_case(job: PrepareJob) -> PreparedCase:
     if facts is None:
         facts, status = maker.make(), "written"
     if facts is None:
-        return PreparedCase("no tissue")
+        return PreparedCase("no tissue", warnings=maker.warnings)
     labels = maker.write_labels(facts["damaged"])
     return PreparedCase(
         status,
@@ -144,18 +144,14 @@ def prepare_case(job: PrepareJob) -> PreparedCase:
         None if labels is None else int((labels.labels > 0).sum()),
         None if labels is None or "coverage" not in labels.about else float(labels.share.max()),
         (*facts.get("warnings", ()), *(() if labels is None else labels.about.get("warnings", ()))),
-        facts["instances"] < ALARM_FROM and _edgeless(job.bag_path),
+        facts["instances"] < ALARM_FROM and is_edgeless(facts["instances"], read_bag(job.bag_path).graph),
     )
-
-
-def _edgeless(path: Path) -> bool:
-    """Whether no two instances of a bag are neighbours; of larger bags reading itself says so."""
-    graph = read_bag(path).graph
-    return graph is None or not len(graph.indices)
 
 
 class _CaseMaker:
     """A job, its points, and the fingerprint of everything its bag is made from: pixels, pixel size, mask, points."""
+
+    warnings: tuple[str, ...] = ()  # of a case without tissue
 
     def __init__(self, job: PrepareJob):
         self.job, self.case, self.recipe = job, job.case, job.recipe
@@ -212,10 +208,11 @@ class _CaseMaker:
             if not len(selection.coords):
                 _slide_preview(job.preview_path, slide, selection, [])
                 job.bag_path.unlink(missing_ok=True)
+                self.warnings = tuple(selection.facts.get("warnings", ()))
                 return None
             encoded = _encode_tiles(slide, selection.coords, selection.footprint, recipe, encoder)
             _slide_preview(job.preview_path, slide, selection, encoded.damaged)
-            facts = _slide_facts(slide, selection, recipe.pixels or encoder.pixels)
+            facts = _slide_facts(slide, selection, recipe.pixels or encoder.pixels) | encoded.facts
         return self._write(encoded, encoder, selection.frame, selection.graph, facts)
 
     def _make_scan(self, encoder: Encoder) -> dict[str, Any]:
@@ -310,6 +307,7 @@ class _Preview:
     mpp_level0: float | None = None
     wanted_um: float | None = None
     used_um: float | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def preflight(job: PrepareJob) -> _Preview:
@@ -324,6 +322,7 @@ def preflight(job: PrepareJob) -> _Preview:
             chosen = maker.select(slide)
             count, width = len(chosen.coords), chosen.facts.get("tile_um", {})
             status = status if count else "no tissue"
-            return _Preview(id_, status, count, slide.mpp, width.get("requested"), width.get("used"))
+            warnings = tuple(chosen.facts.get("warnings", ()))
+            return _Preview(id_, status, count, slide.mpp, width.get("requested"), width.get("used"), warnings)
     except DataError as problem:
         return _Preview(id_, f"fails: {problem}")

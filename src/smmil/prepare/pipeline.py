@@ -22,6 +22,7 @@ from smmil.files import read_json, remove_leftovers, write_json, write_rows
 from smmil.prepare.case import prepare_case
 from smmil.prepare.recipe import KINDS, SCANS, SOURCES, Recipe, refuse_unused
 from smmil.prepare.selection import _check_classes, _encoder_of, _stray_images
+from smmil.prepare.stain import _with_reference
 from smmil.prepare.table import (
     PrepareCase,
     PreparedCase,
@@ -110,7 +111,9 @@ def _empty(outcome: _Outcome) -> bool:
 def failure_reason(outcome: _Outcome) -> str | None:
     """Why a case has no bag; None when it has one."""
     if _empty(outcome):
-        return f"no tissue found; look at {outcome.task.preview_path} and adjust the tissue settings, or give a mask"
+        hints = outcome.value.warnings if outcome.value is not None else ()
+        look = f"look at {outcome.task.preview_path} and adjust the tissue settings, or give a mask"
+        return f"no tissue found; {'; '.join(hints) or look}"
     return outcome.error
 
 
@@ -187,6 +190,7 @@ def plan(
         recipe = checked(Recipe, recipe.model_dump(exclude=unsaid) | kind, "the recipe")
     if (recipe.kind == "points") != (points is not None):
         raise ConfigError("--points: a table of points and the kind 'points' belong together; give both")
+    recipe = _with_reference(recipe)
     refuse_unused({"mpp": mpp, "coverage": coverage, "series": series}, recipe.kind)
     # of this kind, and damaged ones that might be
     fitting = [s for s in found if s.kind in (None, *SOURCES[recipe.kind])]

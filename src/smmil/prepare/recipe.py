@@ -33,18 +33,20 @@ class _Part(BaseModel):
 class TissueRecipe(_Part):
     """Where the tissue is, and how much of it a tile needs.
 
-    method         otsu: saturation above Otsu's threshold; none: everything inside the bounds is tissue
+    method         otsu: saturation above Otsu's threshold; grey: darker than the glass, dark: brighter than a dark
+                   background, both for images without colour; none: everything inside the bounds is tissue
     resolution_um  size of a mask pixel, the same for every slide whatever its magnification
-    lowest         Otsu's threshold on saturation (0 to 1) is kept between these two: blank glass is not split into
+    lowest         Otsu's threshold on saturation or shade (0 to 1) is kept between these two: glass is not split into
     highest        halves, and neither is a slide without any glass
     darkest        pixels darker than this (0 to 1) are ink, folds or the edge of the scan
     smallest_um2   smaller pieces are dust
     hole_um2       smaller holes are filled
     share          a tile is kept when at least this share of its area is tissue
+    pen            exclude: felt pen on the glass or over tissue is none; for H&E and brown chromogens
     origin         where outlines and annotations in GeoJSON count from: level0 (TRIDENT) or bounds (QuPath)
     """
 
-    method: Literal["otsu", "none"] = "otsu"
+    method: Literal["otsu", "grey", "dark", "none"] = "otsu"
     resolution_um: Positive = 8.0
     lowest: Share = 0.05
     highest: Share = 0.15
@@ -52,6 +54,7 @@ class TissueRecipe(_Part):
     smallest_um2: NotNegative = 10_000.0
     hole_um2: NotNegative = 10_000.0
     share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    pen: Literal["keep", "exclude"] = "keep"
     origin: Literal["level0", "bounds"] = "level0"
 
 
@@ -69,6 +72,9 @@ class Recipe(_Part):
     first_pixel  whether the coordinates of points begin at 0 or at 1
     neighbours   nearest points that are neighbours of a point
     graph        neighbours of patches: grid (those that touch), or knn where patches were sampled sparsely
+    stain        colours of every slide brought to one target: macenko or reinhard; None: as they are
+    stain_reference  picture whose colours are the target in place of published ones; `plan` puts its checksum here
+    stain_target     and the numbers found in it there, in the order of `smmil.prepare.stain`
     windows      scans: three windows as colours, or one; by name, as centre/width, or percentiles such as p1/99
     triplets     scans: the slice below, itself and the slice above as colours, through a single window
     encoder      name of an encoder, or `package.module:function` that gives one
@@ -89,6 +95,9 @@ class Recipe(_Part):
     first_pixel: Literal[0, 1] = 1
     neighbours: Annotated[int, Field(ge=1)] = 5
     graph: Literal["grid", "knn"] = "grid"
+    stain: Literal["macenko", "reinhard"] | None = None
+    stain_reference: str | None = None
+    stain_target: tuple[float, ...] | None = None
     windows: tuple[str, ...] = RSNA
     triplets: bool = False
     encoder: str = "efficientnet-lite0"
@@ -122,6 +131,15 @@ class Recipe(_Part):
             raise ValueError(f"an overlap of {self.overlap_um:g} µm leaves nothing of a tile of {self.tile_um:g} µm")
         if self.tissue.lowest > self.tissue.highest:
             raise ValueError("tissue.lowest must not be above tissue.highest")
+        if self.tissue.pen == "exclude" and self.tissue.method != "otsu":
+            raise ValueError(f"pen is told from tissue by colour, which tissue {self.tissue.method} does not look at")
+        if self.stain is None and self.stain_reference is not None:
+            raise ValueError("stain_reference needs stain: macenko or reinhard")
+        numbers = None if self.stain_target is None else len(self.stain_target)
+        if numbers not in (None, {"macenko": 8, "reinhard": 6}.get(self.stain or "")) or (
+            numbers and self.stain_reference is None
+        ):
+            raise ValueError("stain_target is found in stain_reference; leave it out")
         if self.kind in SCANS:
             self._check_windows()
         return self
@@ -144,7 +162,12 @@ class Recipe(_Part):
     def settings(self) -> dict[str, Any]:
         """The choices that count for this kind, as plain data: a CT recipe does not change with a tile size."""
         dumped = self.model_dump(mode="json", exclude={"tile_px", "tile_mpp"})
-        return {name: value for name, value in dumped.items() if name in _SHARED or name in _OWN[self.kind]}
+        # what earlier versions did not have counts only when it is chosen, so that their fingerprints stay
+        if self.tissue.pen == "keep":
+            del dumped["tissue"]["pen"]
+        unset = {name for name in _LATER if dumped[name] is None}
+        own = {*_SHARED, *_OWN[self.kind]} - unset
+        return {name: value for name, value in dumped.items() if name in own}
 
     def digest(self, encoder_id: str) -> str:
         """Fingerprint of these choices and of the encoder's weights (`name@revision`)."""
@@ -152,10 +175,11 @@ class Recipe(_Part):
 
 
 _SHARED = ("kind", "encoder", "autocast", "encoder_pixels")
+_LATER = ("stain", "stain_reference", "stain_target")
 _OWN = {
-    "slide": ("tile_um", "pixels", "overlap_um", "tissue", "reader", "max_damaged"),
-    "points": ("pixels", "reader", "max_damaged", "crop_px", "first_pixel", "neighbours"),
-    "patches": ("pixels", "max_damaged", "graph", "neighbours"),
+    "slide": ("tile_um", "pixels", "overlap_um", "tissue", "reader", "max_damaged", *_LATER),
+    "points": ("pixels", "reader", "max_damaged", "crop_px", "first_pixel", "neighbours", *_LATER),
+    "patches": ("pixels", "max_damaged", "graph", "neighbours", *_LATER),
     **dict.fromkeys(SCANS, ("windows", "triplets")),
 }
 _NEITHER: dict[str, tuple[str, ...]] = {
@@ -163,7 +187,7 @@ _NEITHER: dict[str, tuple[str, ...]] = {
     "coverage": ("slide", "points", "patches"),
 }
 _NEITHER["series"] = ("ct", "mr")
-_TYPED = {"windows": "--window", "tissue": "--tissue-share"}
+_TYPED = {"windows": "--window"}
 _CASES = {"slide": "slides", "points": "crops around points", "patches": "patch files"}
 _CASES |= {"ct": "CT scans", "mr": "MR scans", "stack": "stacks of pictures"}
 
@@ -175,6 +199,8 @@ def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
         kinds = _NEITHER.get(name) or [k for k in KINDS if own in _OWN[k]]
         if kind not in kinds:
             typed = _TYPED.get(name, f"--{name.replace('_', '-')}")
+            if name == "tissue":
+                typed = {"share": "--tissue-share", "pen": "--pen"}.get(next(iter(chosen[name])), "--tissue")
             meant = " and ".join(_CASES[k] for k in kinds if k not in SCANS[1:])
             raise ConfigError(f"{typed}: is for {meant}, but these are {_CASES[kind]}; leave it out")
 
@@ -182,11 +208,17 @@ def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
 def load_recipe(
     path: str | Path | None = None, changes: Mapping[str, Any] | None = None, *, trust_code: bool = False
 ) -> Recipe:
-    """The recipe in a YAML file with changes on top; unknown keys are refused by name.
+    """The recipe in a YAML file with changes on top; unknown keys are refused by name; paths count from the file.
 
     trust_code  the file may name an encoder outside smmil, which means running that code; the changes always may
     """
     content = {} if path is None else read_yaml(path, "recipe", "lines such as tile_um: 256")
+    if (
+        path is not None
+        and isinstance(picture := content.get("stain_reference"), str)
+        and "stain_target" not in content
+    ):
+        content = content | {"stain_reference": str(Path(path).parent / picture)}
     merged = _merged(content, {name: value for name, value in (changes or {}).items() if value is not None})
     # lists as YAML has them become tuples, which a frozen recipe keeps
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in merged.items()}

@@ -21,6 +21,7 @@ from smmil.graph import grid_graph
 from smmil.images import DamagedTile, MosaicSlide, Slide, need_mpp
 from smmil.images.volume import Volume, parse_window, triplets, window_channels
 from smmil.prepare.recipe import Recipe
+from smmil.prepare.stain import _fit_slide
 from smmil.prepare.tissue import _TissueMask
 
 
@@ -182,10 +183,11 @@ def _select_tiles(slide: Slide, recipe: Recipe, given_mask: Path | None = None) 
     coords = cells.tissue_tiles(mask, recipe.tissue.share)
     columns, rows = cells.counts
     rule = {"kind": "grid", "neighbours": 8}
-    facts = {
+    facts: dict[str, Any] = {
         "tile_um": {"requested": recipe.tile_um, "used": cells.footprint * cells.mpp},
         "overlap_um": {"requested": recipe.overlap_um, "used": (cells.footprint - cells.step) * cells.mpp},
     }
+    facts |= {"warnings": list(mask.warnings)} if mask.warnings else {}
     return _Selection(coords, cells.footprint, cells.frame, rule, mask, columns * rows, facts)
 
 
@@ -325,6 +327,7 @@ class _Encoded:
     features: np.ndarray
     coords: np.ndarray
     damaged: list[tuple[float, float]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def bag(self, id_: str, frame: Frame | None) -> Bag:
         return Bag(id_, torch.from_numpy(self.features), torch.from_numpy(np.ascontiguousarray(self.coords)), frame)
@@ -336,6 +339,8 @@ def _encode_tiles(slide: Slide, coords: np.ndarray, footprint: float, recipe: Re
     pixels = recipe.pixels or encoder.pixels
     kept: list[int] = []
     damaged: list[int] = []
+    stain = _fit_slide(slide, coords, footprint, pixels, recipe)
+    recolour = None if stain is None else stain.towards(recipe.stain_target)
 
     def tiles() -> Iterator[np.ndarray]:
         """One by one; those that cannot be decoded are left out and remembered."""
@@ -351,8 +356,9 @@ def _encode_tiles(slide: Slide, coords: np.ndarray, footprint: float, recipe: Re
                     ) from None
             else:
                 kept.append(index)
-                yield tile
+                yield tile if recolour is None else recolour(tile)
 
     features = encode_stream(encoder, tiles())
     lost = [(float(x), float(y)) for x, y in coords[damaged].tolist()]
-    return _Encoded(features, coords[kept], lost)
+    facts = {} if stain is None else {"stain": {"method": stain.method, "found": list(stain.numbers)}}
+    return _Encoded(features, coords[kept], lost, facts)

@@ -18,7 +18,7 @@ from smmil.images.opening import SUFFIXES, is_mosaic
 from smmil.images.picture_stack import is_stack
 from smmil.prepare.recipe import Recipe
 
-_SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", *SUFFIXES)
+_SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".qptiff", *SUFFIXES)
 _SCANS = (".nii", ".nii.gz")
 _DICOM = (".dcm", ".dicom", ".ima")
 _FEATURES = (".h5", ".hdf5", ".npz", ".npy", ".pt", ".safetensors")

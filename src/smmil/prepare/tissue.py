@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from scipy.ndimage import label, median_filter
+from scipy.ndimage import binary_dilation, label, median_filter
 
 from smmil.errors import DataError, MissingExtra
 from smmil.files import need_file, read_json
@@ -16,14 +16,23 @@ from smmil.images import Slide, need_mpp
 from smmil.images.tiff_slide import check_picture
 from smmil.prepare.recipe import TissueRecipe
 
+_COLOURLESS = 0.001  # share of saturated pixels below which a picture has no colour
+_GLASS = 0.8  # glass is at least this bright, a dark background at least this dark, whatever covers the slide
+_PALE = 5  # pixels that ink may reach beyond its unmistakable part
+_DENSITY = -np.log((np.arange(256, dtype=np.float32) + 1) / 256)
+
 
 @dataclass(frozen=True, eq=False)
 class _TissueMask:
-    """True where there is tissue. Pixel [i, j] covers level 0 from origin + (j, i) · scale on."""
+    """True where there is tissue. Pixel [i, j] covers level 0 from origin + (j, i) · scale on.
+
+    warnings  what the picture shows that another choice in the recipe would serve better
+    """
 
     mask: np.ndarray
     scale: tuple[float, float]
     origin: tuple[float, float] = (0.0, 0.0)
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def find(cls, slide: Slide, recipe: TissueRecipe, given: Path | None = None) -> "_TissueMask":
@@ -37,8 +46,8 @@ class _TissueMask:
         side = max(1, ceil(max(slide.size) * need_mpp(slide) / recipe.resolution_um))
         picture = slide.thumbnail(side)
         pixel_um2 = (picture.scale * need_mpp(slide)) ** 2
-        mask = _tidy(_coloured(picture.image, recipe), recipe.smallest_um2 / pixel_um2, recipe.hole_um2 / pixel_um2)
-        return cls(mask, (picture.scale, picture.scale))
+        mask, warnings = _tissue_of(picture.image, recipe, recipe.smallest_um2 / pixel_um2, recipe.hole_um2 / pixel_um2)
+        return cls(mask, (picture.scale, picture.scale), warnings=warnings)
 
     def shares(self, coords: np.ndarray, footprint: float) -> np.ndarray:
         """The share of tissue, 0 to 1, in each square with its corner at `coords` (n, 2) and this side; exact."""
@@ -61,20 +70,88 @@ def _at(total: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     return upper * (1 - v) + lower * v
 
 
-def _coloured(image: np.ndarray, recipe: TissueRecipe) -> np.ndarray:
-    """True where an RGB image is saturated more than Otsu's threshold (kept within the recipe's limits)."""
+def _tissue_of(
+    image: np.ndarray, recipe: TissueRecipe, smallest: float, hole: float
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The tissue of a small picture by the recipe's method; pieces and holes of fewer pixels are dropped and filled."""
+    if recipe.method != "otsu":
+        return _tidy(_above_otsu(_shade(image, recipe), recipe), smallest, hole), ()
+    saturation = _saturation(image)
+    saturation[image.max(2) < recipe.darkest * 255] = 0
+    saturation = median_filter(saturation, 3)
+    mask = _tidy(_above_otsu(saturation, recipe), smallest, hole)
+    if (saturation > recipe.lowest).mean() < _COLOURLESS and (better := _grey_method(image, recipe, smallest, hole)):
+        where = "a light" if better == "grey" else "a dark"
+        return mask, (
+            f"the image has no colour, by which tissue is found: with {where} background choose --tissue {better}",
+        )
+    ink = _ink(image, smallest)
+    if recipe.pen == "exclude":
+        return mask & ~ink, ()
+    share = (mask & ink).sum() / max(1, mask.sum())
+    if share:
+        return mask, (f"{share:.1%} of what is taken as tissue looks like felt pen; --pen exclude leaves it out",)
+    return mask, ()
+
+
+def _saturation(image: np.ndarray) -> np.ndarray:
+    brightest, faintest = image.max(2).astype(np.float32), image.min(2).astype(np.float32)
+    return (brightest - faintest) / np.maximum(brightest, 1)
+
+
+def _shade(image: np.ndarray, recipe: TissueRecipe) -> np.ndarray:
+    """How much darker than the glass a pixel is, 0 to 1, or with a dark background how much brighter."""
+    light = image.mean(2, dtype=np.float32) / 255
+    seen = light if recipe.method == "grey" else 1 - light
+    glass = max(_GLASS, float(np.percentile(seen, 99)))
+    shade = np.clip(1 - seen / glass, 0, 1)
+    if recipe.method == "grey":
+        shade[light < recipe.darkest] = 0  # the edge of the scan
+    return median_filter(shade, 3)
+
+
+def _grey_method(image: np.ndarray, recipe: TissueRecipe, smallest: float, hole: float) -> str | None:
+    """The method that finds tissue in a picture without colour, by its background; None: there is none."""
+    name = "grey" if np.median(image) > 127 else "dark"
+    found, _ = _tissue_of(image, recipe.model_copy(update={"method": name}), smallest, hole)
+    return name if found.any() else None
+
+
+def _above_otsu(signal: np.ndarray, recipe: TissueRecipe) -> np.ndarray:
+    """True where the signal exceeds Otsu's threshold (kept within the recipe's limits)."""
     try:
         from skimage.filters import threshold_otsu
     except ModuleNotFoundError:
         raise MissingExtra("scikit-image", "slides", "finding tissue") from None
-    brightest, faintest = image.max(2).astype(np.float32), image.min(2).astype(np.float32)
-    saturation = (brightest - faintest) / np.maximum(brightest, 1)
-    saturation[brightest < recipe.darkest * 255] = 0
-    saturation = median_filter(saturation, 3)
     threshold = recipe.lowest
-    if saturation.min() < saturation.max():
-        threshold = float(np.clip(threshold_otsu(saturation), recipe.lowest, recipe.highest))
-    return saturation > threshold
+    if signal.min() < signal.max():
+        threshold = float(np.clip(threshold_otsu(signal), recipe.lowest, recipe.highest))
+    return signal > threshold
+
+
+def _ink(image: np.ndarray, smallest: float) -> np.ndarray:
+    """True on felt pen: black, or of a colour that no mixture of haematoxylin with eosin or a brown chromogen has.
+
+    Blue and green ink absorb more red than green light, which those stains do not; red ink absorbs much blue light,
+    hardly any red, and is more saturated than blood. Over tissue the densities add up, so each has a second, denser
+    rule. Unmistakable pixels must make up a piece of `smallest` pixels; from there ink reaches as far as paler pixels
+    of its kind touch.
+    """
+    red, green, blue = np.moveaxis(_DENSITY[image], 2, 0)
+    saturation, brightest = _saturation(image), image.max(2)
+
+    def pixels(beyond: float, density: float, vivid: float, dark: float) -> np.ndarray:
+        cold = (red > beyond * green) & (red > density)
+        cold |= (red > 0.95 * green) & (blue < 0.4 * red) & (red > 0.7 + density)
+        warm = (saturation > vivid) & (blue > 0.6 * green) & (red < 0.25 * green)
+        warm |= (saturation > vivid) & (blue > 0.5 * green) & (red < 0.4 * green) & (green > 2.2)
+        black = (brightest < dark) & (saturation < 0.3) | (brightest < 0.6 * dark) & (saturation < 0.75)
+        return np.asarray(cold | warm | black)
+
+    sure = _tidy(pixels(1.2, 0.5, 0.8, 90), max(1, smallest), smallest)
+    if not sure.any():
+        return sure
+    return np.asarray(binary_dilation(binary_dilation(sure, mask=pixels(1.1, 0.15, 0.6, 130), iterations=_PALE)))
 
 
 def _tidy(mask: np.ndarray, smallest: float, hole: float) -> np.ndarray:

@@ -19,6 +19,7 @@ from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run
 from smmil.errors import ConfigError, DataError
 from smmil.files import digest
 from smmil.formats import read_provenance
+from smmil.formats.content import edgeless_note
 from smmil.losses import InstanceLoss, class_weights
 from smmil.models import create_model
 from smmil.predict.cases import SOURCE_KEYS, feature_source
@@ -205,7 +206,9 @@ class _ManifestBags:
 
     def check(self, progress: Progress) -> None:
         """Read every bag once. Test bags are never opened, but it is said now if their files are missing."""
-        self.manifest.select(self._used).check_files(progress.checked)
+        edgeless = self.manifest.select(self._used).check_files(progress.checked)
+        if edgeless:
+            progress.message(f"note: {edgeless_note(edgeless, len(self._used))}")
         missing = [i for i in self.split.test if not self.manifest.path_of(i).exists()]
         if missing:
             progress.message(f"note: files of {len(missing)} test bags are missing, such as {missing[0]}")

@@ -6,7 +6,12 @@ from smmil.data.manifest import Manifest
 from smmil.data.sources import _by_stem, _count_lines, _DownloadedStudy, _need_folder, _read_table
 from smmil.errors import DataError
 
-IMAGES = (*(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".svslide", ".czi"), ".png", ".jpg", ".jpeg")
+IMAGES = (
+    *(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".svslide", ".czi", ".qptiff"),
+    ".png",
+    ".jpg",
+    ".jpeg",
+)
 OUTLINES = (".xml", ".geojson", ".json", ".png", ".tif", ".tiff")
 _KEPT = ("patient", "group", "split", "annotation_kind", "annotation_complete")
 

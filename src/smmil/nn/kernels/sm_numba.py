@@ -90,7 +90,7 @@ class _Plan(NamedTuple):
     stride: int
     slots: int
 
-    def scratch(self, bases: int) -> int:
+    def buffer_rows(self, bases: int) -> int:
         return bases * self.base + self.slots * self.stride + 1
 
 
@@ -102,7 +102,7 @@ def _plan(n: int, bandwidth: int, steps: int) -> _Plan:
     base = _power(tile + max(2, steps) * bandwidth)
     tiled = _Plan(tile, bandwidth, base, ring, ring + APART, max(1, steps - 1))
     whole = _Plan(n, 0, _power(n), _power(n), _power(n) + APART, min(2, max(1, steps - 1)))
-    return min(tiled, whole, key=lambda plan: plan.scratch(2))
+    return min(tiled, whole, key=lambda plan: plan.buffer_rows(2))
 
 
 def _power(rows: int) -> int:
@@ -120,8 +120,8 @@ def _recur(u: Tensor, matrix: CSR, factors: Factors, other: Tensor | None = None
         dots = np.zeros((len(firsts), len(factors), 0 if other is None else lanes))
 
         def work(part: slice, firsts: np.ndarray = firsts, lanes: int = lanes, dots: np.ndarray = dots) -> None:
-            scratch, like = _aligned(plan.scratch(bases) * lanes, dtype), (dtype.type(0),) * lanes
-            _kernel()(csr, *matrices, dots[part], coefficients, firsts[part], width, tuple(plan), scratch, like)
+            buffer, like = _aligned(plan.buffer_rows(bases) * lanes, dtype), (dtype.type(0),) * lanes
+            _kernel()(csr, *matrices, dots[part], coefficients, firsts[part], width, tuple(plan), buffer, like)
 
         parts = _shares(len(firsts))
         if len(parts) == 1:
