@@ -263,7 +263,9 @@ def uncertainty_metrics(
         for of_model in rankings:
             points = [r.points(None if weights is None else weights[case[rows[r.order]]]) for rows, r in of_model]
             found.append([[p.roc_area(), p.risk_coverage_area()] for p in points])
-        return np.array([[exact_mean(_defined(column)) for column in row] for row in np.moveaxis(found, 0, 2)])
+        return np.array(
+            [[exact_mean(_defined(column)) for column in row] for row in np.moveaxis(np.array(found), 0, 2)]
+        )
 
     measured = values(None)
     draws = _patient_weights(usable, resamples, seed) if len(wrong) else []
