@@ -45,7 +45,7 @@ test-quick: install  ## a minute: laws of operator, models and metrics, while yo
 	$(BIN)/pytest -n 2 $(QUICK)
 
 # Laws that use files, tables and commands, so that every direct dependency of the core takes part.
-DOORS := tests/test_config.py tests/data/test_manifest.py tests/cli/test_cli.py
+DOORS := tests/test_config.py tests/data/test_manifest.py tests/cli/test_cli.py tests/formats/test_lazyslide.py
 
 test-lowest: .venv-lowest/installed  ## the same laws with the lowest versions that pyproject.toml allows (gigabytes)
 	.venv-lowest/bin/python -m pytest -n 2 $(QUICK) $(DOORS)

@@ -132,6 +132,7 @@ SAFE = {
     "dask": "2026.1.0",  # CVE-2026-23528
     "tornado": "6.5.7",  # CVE-2026-31958, CVE-2026-49853
     "onnx": "1.22.0",  # CVE-2026-27489, CVE-2026-34445, CVE-2026-44512
+    "zarr": "3.0.8",  # zarr.load deletes data (zarr-python issue 3061); 3.0.0 to 3.0.7 were withdrawn
     "openslide-bin": "4.0.1",  # CVE-2026-48977
 }
 

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import math
+import mmap
 import os
 import re
 import secrets
@@ -250,15 +251,31 @@ def check_once(path: Path, check: Callable[..., Any], *options: object, opened: 
     return answer
 
 
+# torch lets a file of weights ask for as many zeros as it likes, with memory for all of them.
+_ZEROS = re.compile(rb"c(__builtin__|builtins)\nbytearray\n")
+
+
 def check_torch_archive(path: Path) -> None:
     """Compare the checksums in a `.pt` or `.pth` file; those of old versions are no zip archives and have none."""
     if not zipfile.is_zipfile(path):
+        if path.stat().st_size == 0:
+            raise DataError("is empty; copy or save it again")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            _refuse_zeros(content)
         return
     with zipfile.ZipFile(path) as archive:
         if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
             raise DataError("its parts claim more than the file can hold; torch does not write such files")
         if (wrong := archive.testzip()) is not None:
             raise DataError(f"{wrong} does not match its checksum, the file is damaged; copy or save it again")
+        for name in archive.namelist():
+            if name.endswith(".pkl"):
+                _refuse_zeros(archive.read(name))
+
+
+def _refuse_zeros(content: bytes | mmap.mmap) -> None:
+    if _ZEROS.search(content):
+        raise DataError("asks for a bytearray, which no weights need; save the state_dict() of the model")
 
 
 @contextmanager
@@ -336,13 +353,19 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 
     exact  texts as they are, for tables that are read back
     """
-    cells = [list(row) if exact else [cell(value) for value in row] for row in rows]
-    if not cells:
+    rows = list(rows)
+    if not rows:
         path.unlink(missing_ok=True)
         return
+    write_text(path, table_text(columns, rows, exact=exact))
+
+
+def table_text(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, exact: bool = False) -> str:
+    """What `write_rows` writes."""
+    cells = [list(row) if exact else [cell(value) for value in row] for row in rows]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *cells])
-    write_text(path, text.getvalue())
+    return text.getvalue()
 
 
 def cell(value: Any) -> Any:

@@ -16,6 +16,11 @@ from smmil.errors import DataError, brief
 from smmil.files import check_once, check_torch_archive, digest, need_file, replacing
 
 _KEY = "smmil"
+# What files of other programs may hold: nested mappings, named weights, characters of a name, and, as several names may
+# stand for one tensor, weights of this many times the size of the file.
+_DEEPEST, _MOST_NAMES, _LONGEST_NAME, _SHARED = 20, 200_000, 300, 16
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PLAIN = {*_FLOATS, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool}
 _EXTRACT = (
     "python -c \"import torch; c = torch.load('FILE', map_location='cpu', weights_only=False); "
     "torch.save(c.get('state_dict', c), 'weights.pt')\""
@@ -63,9 +68,10 @@ def read_foreign_weights(path: Path, wrappers: Sequence[str]) -> Mapping[Any, An
         raise DataError(f"{path}: {what}")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        check_once(path, check_torch_archive)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+            content: Any = load_file(path)
+        else:
+            check_once(path, check_torch_archive)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     # torch and safetensors name no common error for a file that is damaged, foreign, or holds more than weights
     except Exception as problem:  # noqa: BLE001
         cause = " ".join(str(problem).split())[:120] or type(problem).__name__
@@ -77,12 +83,50 @@ def read_foreign_weights(path: Path, wrappers: Sequence[str]) -> Mapping[Any, An
                 f"only on a file of your own whose program is installed: {_EXTRACT}"
             )
         raise DataError(f"{path}: cannot be read as weights alone ({cause}); {advice}") from None
+    if isinstance(content, Mapping):
+        _check_plain(content, path)
     while isinstance(content, Mapping):
         inner = [content[key] for key in wrappers if isinstance(content.get(key), Mapping)]
         if not inner:
             return content
         content = inner[0]
     return {}
+
+
+def _check_plain(content: Mapping[Any, Any], path: Path) -> None:
+    """Refuse mappings that go round or never end, and tensors that are not plain or larger than what is stored."""
+    waiting, names, room = [(content, 1)], 0, _SHARED * path.stat().st_size
+    while waiting:
+        mapping, depth = waiting.pop()
+        names += len(mapping)
+        if depth > _DEEPEST or names > _MOST_NAMES:
+            what = f"mappings {_DEEPEST} deep and more" if depth > _DEEPEST else f"more than {_MOST_NAMES:,} names"
+            raise DataError(f"{path}: holds {what}, no weights; save the state_dict() of the model")
+        for key, value in mapping.items():
+            if isinstance(value, Mapping):
+                waiting.append((value, depth + 1))
+            elif not isinstance(value, Tensor):
+                continue
+            if not (isinstance(key, str) and len(key) <= _LONGEST_NAME) and not (type(key) is int and 0 <= key < 2**31):
+                shown = brief(key) if isinstance(key, str) else f"a {type(key).__name__}"
+                raise DataError(f"{path}: {shown} is no name of a weight; save the state_dict() of the model")
+            if isinstance(value, Tensor):
+                room -= _stored_bytes(value, f"{path}: {key}")
+                if room < 0:
+                    raise DataError(
+                        f"{path}: its weights claim more numbers than the file holds; copy or save it again"
+                    )
+
+
+def _stored_bytes(tensor: Tensor, where: str) -> int:
+    """Bytes of a tensor that holds all its numbers, as every weight does."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type != "cpu" or tensor.dtype not in _PLAIN:
+        kind = f"{tensor.layout}, {tensor.device}, {tensor.dtype}".replace("torch.", "")
+        raise DataError(f"{where} is no plain tensor of numbers ({kind}); save the state_dict() of the model")
+    size = tensor.numel() * tensor.element_size()
+    if size > tensor.untyped_storage().nbytes():
+        raise DataError(f"{where} claims more numbers than the file holds; copy or save it again")
+    return size
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -33,6 +33,8 @@ class Hub:
     history: tuple[str, ...] = ()
     ranges: list[str | None] = field(default_factory=list)
     address: str = ""
+    moved: str = ""
+    asked_by: list[str | None] = field(default_factory=list)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -68,11 +70,18 @@ class _Handler(BaseHTTPRequestHandler):
         facts = {"ETag": f'"{etag}"', "X-Linked-Etag": f'"{etag}"', "X-Repo-Commit": server.commit,
                  "X-Linked-Size": str(len(server.content)), "Accept-Ranges": "bytes"}  # fmt: skip
         content, status = server.content, 200
+        if body and server.moved:
+            self._send(302, b"", body, {"Location": server.moved})
+            return
         if body:
+            server.asked_by.append(self.headers.get("authorization"))
             asked = self.headers.get("range")
             server.ranges.append(asked)
             if asked:
                 start = int(asked.removeprefix("bytes=").partition("-")[0])
+                if start >= len(content):
+                    self._send(416, b"", body)
+                    return
                 facts["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
                 content, status = content[start:], 206
         self._send(status, content, body, facts, server.break_after if body else None)
@@ -100,13 +109,18 @@ def weights(tmp_path_factory):
     return path.read_bytes()
 
 
+def started(content):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    server.hub = Hub(content, address=f"http://127.0.0.1:{server.server_address[1]}")
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return server
+
+
 @pytest.fixture
 def served(weights, monkeypatch, tmp_path):
     """The hub, a row whose weights lie there, and an empty folder of weights."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    server.hub = Hub(weights, address=f"http://127.0.0.1:{server.server_address[1]}")
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server = started(weights)
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", server.hub.address)
@@ -157,6 +171,38 @@ def test_an_interrupted_transfer_goes_on_where_it_stopped(served):
     assert served.ranges == [None, f"bytes={half}-"]
     assert told[-1] == (len(served.content), len(served.content))
     assert sorted(file.name for file in path.parent.iterdir()) == ["fetched.json", FILE]
+
+
+@pytest.mark.parametrize("more", [0, 10])
+def test_a_part_that_is_whole_or_longer_is_fetched_anew(served, tmp_path, more):
+    """The process was killed before the last step, or two of them went on with one part."""
+    mark = hashlib.sha256(served.content).hexdigest()[:16]
+    part = tmp_path / "weights" / "lab--small" / f"{FILE}.{mark}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(served.content + b"x" * more)
+    assert fetch_weights("small").read_bytes() == served.content
+    assert len(served.ranges) == 2
+    assert not part.exists()
+
+
+def test_the_token_is_for_the_hub_alone(served):
+    other = started(served.content)
+    served.moved = f"{other.hub.address}/{REPO}/resolve/{COMMIT}/{FILE}"
+    assert fetch_weights("small", token="secret").read_bytes() == served.content
+    assert other.hub.asked_by == [None]
+    other.shutdown()
+    other.server_close()
+
+
+def test_an_address_that_is_no_network_is_refused(served, monkeypatch, tmp_path):
+    import huggingface_hub
+
+    class Elsewhere:
+        location = tmp_path.as_uri()
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: Elsewhere)
+    with pytest.raises(DataError, match="no address of the network"):
+        fetch_weights("small")
 
 
 def test_a_wrong_checksum_is_refused_and_the_file_removed(served):

@@ -1,12 +1,12 @@
 """The runner: what is done stays done, what is broken is mended, and the table is the same whatever happened."""
 
-import multiprocessing
 import random
 import shutil
 import time
 
 import pandas as pd
 import pytest
+from support.kills import PROCESSES
 from support.studies import (
     copied,
     epochs_trained,
@@ -27,9 +27,6 @@ from smmil.experiments.run import _exclusive_lock, _perform, _RunJob
 from smmil.experiments.runner import run_states, run_study
 from smmil.files import replacing
 from smmil.synthetic import synthetic_slides, write_synthetic
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["smmil.experiments.runner", "smmil.models.sm_ap", "sklearn.model_selection"])
 
 
 def test_a_finished_study_is_not_trained_again(finished_study, trainings, tmp_path):

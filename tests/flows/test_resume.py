@@ -1,12 +1,12 @@
 """Training killed at any moment and started again ends with the same bytes."""
 
-import multiprocessing
 import random
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.kills import PROCESSES
 
 from smmil.config import load_config
 from smmil.synthetic import synthetic_slides, write_synthetic
@@ -14,9 +14,6 @@ from smmil.train.folder import _read_state
 
 SAME = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "checkpoints/last.safetensors",
         "metrics.csv", "split.json", "config.yaml", "run.json")  # fmt: skip
-PROCESSES = multiprocessing.get_context("forkserver")
-# What training imports on its way, loaded once, so that each process begins at once.
-PROCESSES.set_forkserver_preload(["smmil.train", "smmil.models.sm_ap", "torch._dynamo", "sklearn.model_selection"])
 
 
 def train_slowly(config, out, pause):

@@ -14,6 +14,7 @@ from PIL import Image
 from support import foreign_files as foreign
 from support import prepare_makers as makers
 from support.ct_makers import change, series, voxels
+from support.dicom_makers import enhanced, segmentation
 from typer.testing import CliRunner
 
 from smmil.cli import app
@@ -24,6 +25,7 @@ from smmil.images import MosaicSlide, Volume, open_slide, open_volume
 from smmil.images.dicom_series import find_series
 from smmil.images.volume import parse_window, window_channels
 from smmil.prediction import Prediction
+from smmil.prepare.table import find_sources
 
 TINY = (
     "--set",
@@ -289,6 +291,67 @@ def test_a_rule_that_does_not_decide_is_refused_with_the_keys(two_series):
         with pytest.raises(DataError, match=message) as told:
             open_volume(scan, series=rule)
         assert find_series(scan)[0][0].key in str(told.value)
+
+
+@pytest.fixture(scope="module")
+def enhanced_scans(tmp_path_factory):
+    """The same heads as classic slices and as one multi-frame file each, with a mask of the ball beside the frames."""
+    folder = tmp_path_factory.mktemp("enhanced")
+    for i in range(8):
+        hu = np.where(heads(i) > 0, 40 + heads(i) / 100, -1000)
+        _, files = series(folder / f"classic/s{i}", hu.astype(np.float32), seed=i)
+        order = np.random.default_rng(i).permutation(len(files))
+        file = enhanced(folder / f"scans/s{i}/frames.dcm", files, order, shared=True)
+        if i % 2:
+            ball = (heads(i) > 1000)[order].astype(np.uint8)
+            segmentation(folder / f"scans/s{i}/a_mask.dcm", [file], ball, shuffle=i)
+    return folder
+
+
+def test_multi_frame_files_with_segmentations_reach_a_report(enhanced_scans):
+    folder = enhanced_scans
+    masks = [f"scans/s{i}/a_mask.dcm" if i % 2 else "" for i in range(8)]
+    labels, out = labels_file(folder, annotation=masks), folder / "study"
+    told = smmil("prepare", folder / "scans", "--labels", labels, "--out", out, *PREPARE)
+    assert "failed" not in told.replace("0 failed", "")
+    smmil("prepare", folder / "classic", "--out", folder / "plain", *PREPARE)
+    for i in range(8):
+        ours, plain = (read_bag(place / f"bags/s{i}.h5") for place in (out, folder / "plain"))
+        assert ours.x.equal(plain.x)
+        assert ours.coords.equal(plain.coords)
+        assert ours.frame == plain.frame
+        found = pd.read_csv(out / f"instance_labels/s{i}.csv")
+        assert found["label"].tolist() == [0, i % 2, 0, 0]
+        if i % 2:
+            assert found["share"].tolist() == pytest.approx((heads(i) > 1000).mean((1, 2)), abs=1e-9)
+            assert json.loads(found["about"][0])["kind"] == "dicom-seg"
+    assert pictures_in(reach_report(out, folder / "scans")) == 8
+    words = ("--image", folder / "scans", "--out", folder / "maps")
+    told = smmil("export", out / "predictions", "--to", "dicom-seg", "--threshold", 0.5, *words, code=3)
+    assert "over a multi-frame (enhanced) file is not written; export nifti" in " ".join(told.split())
+    smmil("export", out / "predictions", "--to", "nifti", *words)
+
+
+def test_a_mask_of_another_scan_is_refused_and_the_others_go_on(enhanced_scans):
+    folder = enhanced_scans
+    masks = [f"scans/s{i}/a_mask.dcm" if i % 2 else "" for i in range(8)]
+    masks[1] = masks[3]
+    labels = labels_file(folder, annotation=masks)
+    told = smmil("prepare", folder / "scans", "--labels", labels, "--out", folder / "swapped", *PREPARE, code=3)
+    assert re.search(r"is a mask of the series \w{8}, the scan has \w{8}", " ".join(told.split()))
+    assert "7 written" in told
+
+
+def test_a_mask_before_the_slices_of_an_mr_folder_does_not_make_it_ct(tmp_path):
+    _, paths = series(tmp_path / "s0", heads(3), seed=1)
+    for path in paths:
+        change(path, Modality="MR", SOPClassUID="1.2.840.10008.5.1.4.1.1.4")
+    segmentation(tmp_path / "s0/AAA.dcm", paths, (heads(3) > 1000).astype(np.uint8))
+    segmentation(tmp_path / "masks/s0.dcm", paths, (heads(3) > 1000).astype(np.uint8))
+    found = find_sources([tmp_path])
+    assert [(source.name, source.kind) for source in found] == [("s0", "mr")]
+    smmil("prepare", tmp_path, "--out", tmp_path / "out", *PREPARE)
+    assert read_provenance(tmp_path / "out/bags/s0.h5")["notes"] == ["other files passed over: 1 SEG"]
 
 
 def test_mr_in_dicom_is_read_without_rescale_tags_and_never_as_hounsfield_units(tmp_path):

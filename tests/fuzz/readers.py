@@ -155,6 +155,12 @@ def labelled(kind: str, **options: Any) -> Callable[[Path], Any]:
     return read
 
 
+def over_scan(path: Path) -> Any:
+    """Labels and shares of slices by a DICOM mask that lies beside its scan."""
+    made = annotate_case(SCAN, path, scan=open_volume(path.parent / "ct"))
+    return made.labels, made.share, made.about["notes"]
+
+
 def shares(folder: Path) -> Path:
     about = {"kind": "asap", "coverage": 0.5}
     labels = InstanceLabels(np.array([1, 0, -1], np.int8), np.array([0.75, 0.25, 0.5]), about)
@@ -463,6 +469,11 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("scan:dicom", samples.ct_series(), voxels, BINARY, 0.4, PIXELS),
     FuzzReader("scan:dicom rle", samples.ct_series("rle"), voxels, BINARY, 0.55, PIXELS),
     FuzzReader("scan:dicom jpeg2000", samples.ct_series("jpeg2000"), voxels, BINARY, 0.6, PIXELS),
+    FuzzReader("scan:dicom jpeg-lossless", samples.ct_series("jpeg-lossless-sv1"), voxels, BINARY, 0.6, PIXELS),
+    FuzzReader("scan:dicom jpeg-ls", samples.ct_series("jpeg-ls"), voxels, BINARY, 0.6, PIXELS),
+    FuzzReader("scan:dicom multi-frame", samples.multi_frame(), voxels, BINARY, 0.7, PIXELS),
+    FuzzReader("scan:dicom multi-frame jpeg-lossless", samples.multi_frame("jpeg-lossless"), voxels, BINARY, 0.6,
+               PIXELS),
     FuzzReader("scan:nifti", samples.nifti("a.nii"), voxels, BINARY, 0.75, PIXELS),
     FuzzReader("scan:nifti gz", samples.nifti("a.nii.gz"), voxels, sealed=True),
     FuzzReader("export:dicom header", first_slice, header, BINARY, 0.3, PLAIN),
@@ -479,6 +490,9 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("annotation:panda-karolinska", samples.panda_mask, labelled("panda-karolinska"), BINARY, 0.4, PIXELS),
     FuzzReader("annotation:volume", samples.nifti("a.nii.gz", labels=True),
                lambda p: annotate_case(SCAN, p, kind="volume").labels, sealed=True),
+    *(FuzzReader(f"annotation:dicom-seg {kind}", samples.dicom_mask(kind), over_scan, BINARY, 0.3, PIXELS)
+      for kind in ("BINARY", "FRACTIONAL", "LABELMAP")),
+    FuzzReader("annotation:rtstruct", samples.dicom_mask("rtstruct"), over_scan, BINARY, 0.3, PLAIN),
     FuzzReader("annotation:rsna", samples.slice_labels, labelled("rsna", slices=["ID_0", "ID_1", "ID_2"]), TEXT, 0.15,
                PLAIN),
     FuzzReader("marks:drawing", samples.geojson("case.geojson"), marked, TEXT, 0.15, PLAIN),

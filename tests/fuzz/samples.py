@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from PIL import Image
 from pydantic import BaseModel
-from support import ct_makers, drawings, foreign_programs, pyramids
+from support import ct_makers, dicom_makers, drawings, foreign_programs, pyramids
 from support import foreign_files as foreign
 from torch import nn
 
@@ -149,6 +149,36 @@ def ct_series(compression: str | None = None) -> Callable[[Path], Path]:
         for path in paths if compression else ():
             ct_makers.compress(path, compression)
         return folder / "scan"
+
+    return make
+
+
+def multi_frame(compression: str | None = None) -> Callable[[Path], Path]:
+    """One file with three slices as frames, in another order."""
+
+    def make(folder: Path) -> Path:
+        _, files = ct_makers.series(folder / "ct", ct_makers.voxels(3, 32, 32))
+        file = dicom_makers.enhanced(folder / "scan" / "frames.dcm", files, [2, 0, 1], shared=True)
+        if compression:
+            dicom_makers.packed_frames(file, compression)
+        return file.parent
+
+    return make
+
+
+def dicom_mask(kind: str) -> Callable[[Path], Path]:
+    """A mask beside the folder `ct` of its scan."""
+
+    def make(folder: Path) -> Path:
+        _, files = ct_makers.series(folder / "ct", ct_makers.voxels(3, 8, 8))
+        lesion = np.zeros((3, 8, 8))
+        lesion[0, 2:5, 3:6] = lesion[1, 2:6, 2:6] = 1
+        if kind in ("BINARY", "FRACTIONAL", "LABELMAP"):
+            pixels = lesion if kind == "FRACTIONAL" else lesion.astype(np.uint8)
+            return dicom_makers.segmentation(folder / "mask.dcm", files, pixels, kind=kind)
+        corners = np.array([(-9.2, -18.1), (-7.7, -18.1), (-7.7, -16.3), (-9.2, -16.3)])
+        rings = [np.column_stack([corners, np.full(4, z)]) for z in (30.0, 35.0)]
+        return dicom_makers.structure_set(folder / "mask.dcm", files[0], {1: ("lesion", rings)})
 
     return make
 

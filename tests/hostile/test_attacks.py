@@ -11,11 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from support.foreign_files import trident_file
 
+from smmil.data.sources import write_source
 from smmil.encoders import load_encoder
+from smmil.encoders.networks import _read_tensors
 from smmil.errors import DataError
+from smmil.foreign_weights.convert import import_weights
 from smmil.formats import read_bag
 from smmil.graph import grid_graph, knn_graph, radius_graph
 from smmil.packaging import load_package
@@ -125,3 +129,94 @@ def test_a_study_cannot_show_the_environment(tmp_path, monkeypatch, command, key
         code, said = command("experiment", verb, tmp_path / "s.yaml", "--out", tmp_path / "out")
         assert (code, "(its value is not shown)" in said, "hunter2" in said) == (2, True, False), said
     assert not [f for f in tmp_path.rglob("*") if f.is_file() and b"hunter2" in f.read_bytes()]
+
+
+def patch_table(folder, id_="a", path="0.png", x="0"):
+    Image.new("RGB", (4, 4)).save(folder / "0.png")
+    table = folder / "patches.csv"
+    table.write_text(f"id,path,x,y\n{id_},{path},{x},0\n{id_},0.png,4,0\n")
+    return table
+
+
+LONG_OR_FAR = {
+    "long id": {"id_": "9" * 400},
+    "long id in bytes": {"id_": "ä" * 100},
+    "long name": {"path": "9" * 400},
+    "long path": {"path": "a/" * 4000},
+    "far": {"x": "1e300"},
+    "infinite": {"x": "inf"},
+    "digits": {"x": "9" * 400},
+}
+
+
+@pytest.mark.parametrize("hostile", LONG_OR_FAR.values(), ids=LONG_OR_FAR)
+def test_patch_tables_with_long_names_and_far_places_are_refused(tmp_path, hostile):
+    table = patch_table(tmp_path, **hostile)
+    with pytest.raises(DataError, match=str(tmp_path)) as told:
+        write_source("patches", table, tmp_path / "out")
+    assert len(str(told.value)) < 600 + len(str(table))
+    assert not list(tmp_path.glob("out/slides/*.csv"))
+
+
+def circular():
+    content = {"w": torch.zeros(2)}
+    content["state_dict"] = content
+    return content
+
+
+def doubling(levels=18):
+    content = {f"w{n}": torch.zeros(0) for n in range(4)}
+    for _ in range(levels):
+        content = {"a": content, "b": content}
+    return content
+
+
+ODD_WEIGHTS = {
+    "mappings": circular,
+    "names": doubling,
+    "w claims more numbers": lambda: {"w": torch.zeros(1).expand(100_000, 100_000)},
+    "weights claim more": lambda: {f"w{n}": big for big in [torch.zeros(1000)] for n in range(100)},
+    "no plain tensor of numbers \\(sparse": lambda: {"w": torch.zeros(2, 2).to_sparse()},
+    "no plain tensor of numbers \\(strided, meta": lambda: {"w": torch.empty(10**9, 10**9, device="meta")},
+    "complex": lambda: {"w": torch.zeros(2, dtype=torch.complex64)},
+    "float8": lambda: {"w": torch.zeros(2).to(torch.float8_e4m3fn)},
+    "no name of a weight": lambda: {"w" * 100_000: torch.zeros(2)},
+    "a int is no name": lambda: {-1: torch.zeros(2)},
+    "bytearray": lambda: {"w": bytearray(b"0")},
+}
+
+
+@pytest.mark.parametrize("words", ODD_WEIGHTS)
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "old form"])
+def test_weights_of_others_are_plain_and_no_larger_than_their_file(tmp_path, words, old):
+    if old and words == "float8":
+        pytest.skip("torch itself cannot read it")
+    torch.save(ODD_WEIGHTS[words](), tmp_path / "w.pt", _use_new_zipfile_serialization=not old)
+    began = time.process_time()
+    for read in (lambda path: import_weights(path, "transmil"), _read_tensors):
+        with pytest.raises(DataError, match=rf"w\.pt: .*{words}") as told:
+            read(tmp_path / "w.pt")
+        assert len(str(told.value)) < 400 + len(str(tmp_path))
+    assert time.process_time() - began < 5
+
+
+class Promise:
+    """Pickled as the call of numpy that makes an array of this many numbers, in the other order of bytes."""
+
+    def __reduce__(self):
+        return np.ndarray, ((3, 10**8), np.dtype(">f4"))
+
+
+def test_arrays_of_features_are_no_larger_than_their_file(tmp_path):
+    path = tmp_path / "pt_files" / "case.pt"
+    path.parent.mkdir()
+    torch.save(Promise(), path)
+    with pytest.raises(DataError, match=r"case\.pt: the array claims more numbers than the file holds"):
+        read_bag(path)
+
+
+def test_tied_weights_are_read(tmp_path):
+    tied = torch.arange(6.0).reshape(2, 3)
+    torch.save({"a": tied, "b": tied, "c": tied.T, "d": tied[:, :1]}, tmp_path / "w.pt")
+    assert all(torch.equal(v, w) for v, w in zip(_read_tensors(tmp_path / "w.pt").values(),
+                                                 (tied, tied, tied.T, tied[:, :1]), strict=True))  # fmt: skip

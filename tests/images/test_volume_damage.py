@@ -8,10 +8,11 @@ import numpy as np
 import pydicom
 import pytest
 from pydicom.dataset import Dataset
+from pydicom.pixels import get_decoder
 from support.ct_makers import change, compress, series, voxels
 
 from smmil.errors import DataError
-from smmil.images import dicom_file
+from smmil.images import dicom_file, dicom_pixels
 from smmil.images.volume import open_volume
 
 SECRETS = {
@@ -52,7 +53,7 @@ def damaged(original, rng):
     return bytes(data)
 
 
-@pytest.mark.parametrize("kind", ["plain", "rle", "jpeg2000"])
+@pytest.mark.parametrize("kind", ["plain", "rle", "jpeg2000", "jpeg-lossless-sv1", "jpeg-ls"])
 def test_changed_bytes_give_an_error_or_a_volume(tmp_path, kind):
     _, paths = series(tmp_path, voxels(1, 32, 32))
     if kind != "plain":
@@ -65,7 +66,7 @@ def test_changed_bytes_give_an_error_or_a_volume(tmp_path, kind):
     assert 20 < errors < 150
 
 
-@pytest.mark.parametrize("kind", ["plain", "rle", "jpeg2000"])
+@pytest.mark.parametrize("kind", ["plain", "rle", "jpeg2000", "jpeg-lossless-sv1", "jpeg-ls"])
 def test_a_file_cut_short_anywhere_is_an_error(tmp_path, kind):
     _, paths = series(tmp_path, voxels(1, 32, 32))
     if kind != "plain":
@@ -174,13 +175,31 @@ def test_what_a_slice_lacks_is_said(tmp_path, tags, said):
     assert said in outcome(paths[0])
 
 
-def test_a_compression_without_decoder_says_what_to_do(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "package", "syntax"),
+    [
+        ("jpeg-lossless", "imagecodecs", "1.2.840.10008.1.2.4.57"),
+        ("jpeg-lossless-sv1", "imagecodecs", "1.2.840.10008.1.2.4.70"),
+        ("jpeg-extended", "imagecodecs", "1.2.840.10008.1.2.4.51"),
+        ("jpeg-ls", "pyjpegls", "1.2.840.10008.1.2.4.80"),
+        ("jpeg2000", "pylibjpeg-openjpeg", "1.2.840.10008.1.2.4.90"),
+    ],
+)
+def test_a_compression_without_decoder_names_the_package_and_the_syntax(tmp_path, monkeypatch, name, package, syntax):
+    _, paths = series(tmp_path, voxels(1, 32, 32))
+    compress(paths[0], name)
+    monkeypatch.setattr(dicom_pixels, "find_spec", lambda name: None)
+    monkeypatch.setattr(get_decoder(syntax), "_available", {})
+    assert f"({syntax}), which needs the package {package}: install it" in outcome(paths[0])
+
+
+def test_a_film_is_refused_with_the_name_of_its_compression(tmp_path):
     _, paths = series(tmp_path, voxels(1, 32, 32))
     compress(paths[0], "jpeg2000")
     dataset = pydicom.dcmread(paths[0])
-    dataset.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.4.70"
+    dataset.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.4.102"
     dataset.save_as(paths[0])
-    assert "no decoder is installed; convert it with gdcmconv" in outcome(paths[0])
+    assert "(1.2.840.10008.1.2.4.102), which is not read here" in outcome(paths[0])
 
 
 def test_nothing_that_identifies_a_person_is_ever_said(tmp_path):

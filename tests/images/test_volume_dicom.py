@@ -225,12 +225,39 @@ def test_no_files_no_folder_no_ct(tmp_path):
         open_volume(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["rle", "jpeg2000"])
-def test_compressed_slices_are_the_same_slices(tmp_path, name):
-    hu, paths = series(tmp_path, voxels(3, 48, 32))
+@pytest.mark.parametrize("intercept", [-1024, 0])  # stored without and with negative numbers
+@pytest.mark.parametrize("name", ["rle", "jpeg2000", "jpeg-ls", "jpeg-lossless", "jpeg-lossless-sv1"])
+def test_compressed_slices_are_the_same_slices(tmp_path, name, intercept):
+    hu, paths = series(tmp_path, voxels(3, 48, 32), intercept=intercept)
     for path in paths:
         compress(path, name)
     assert np.array_equal(open_volume(tmp_path).hu, hu)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("name", ["jpeg-lossless", "jpeg-lossless-sv1"])
+def test_twelve_bits_in_lossless_jpeg_keep_their_sign(tmp_path, name, signed):
+    low, high = (-2048, 2048) if signed else (0, 4096)
+    values = np.random.default_rng(3).integers(low, high, (9, 11))
+    _, (path,) = series(tmp_path, np.zeros((1, 9, 11)))
+    stored = (values & 0x0FFF).astype(np.uint16)  # what scanners pack: twelve bits, nothing above them
+    change(path, PixelRepresentation=int(signed), BitsStored=12, HighBit=11, PixelData=stored.tobytes())
+    compress(path, name)
+    assert np.array_equal(open_volume(path).hu[0], values - 1024)
+
+
+def test_twelve_bits_of_lossy_jpeg_are_read_near_what_was_packed(tmp_path):
+    y, x = np.mgrid[:32, :40]
+    hu = (20 * x + 31 * y).astype(np.float32)[None]
+    _, (path,) = series(tmp_path, hu)
+    change(path, BitsStored=12, HighBit=11, PixelRepresentation=0)
+    compress(path, "jpeg-extended")
+    assert np.abs(open_volume(path).hu - hu).max() <= 3
+
+
+def test_a_real_jpeg_ls_slice_has_the_pixels_of_its_plain_twin():
+    packed = open_volume(TEST_FILES / "MR_small_jpeg_ls_lossless.dcm")
+    assert np.array_equal(packed.hu, open_volume(TEST_FILES / "MR_small.dcm").hu)
 
 
 def test_slope_and_intercept_belong_to_each_slice(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from smmil.errors import DataError
 from smmil.frame import Frame
-from smmil.maps import rasterize
+from smmil.maps import rasterize, score_map
 from smmil.maps.score_maps import _borders
 from smmil.prediction import Prediction
 
@@ -79,12 +79,35 @@ def test_values_without_number_leave_their_cell_empty():
 def test_what_cannot_be_drawn_is_refused_with_the_reason():
     with pytest.raises(DataError, match="a: a map needs coords"):
         rasterize(Prediction("a", [0.5], [1.0]))
-    with pytest.raises(DataError, match="one or two coordinates, got 3"):
-        rasterize(at([[0, 0, 0]], [1]))
+    with pytest.raises(DataError, match="one or two coordinates, got 4"):
+        rasterize(at([[0, 0, 0, 0]], [1]))
+    with pytest.raises(DataError, match="one or two coordinates, got 3; smmil report"):
+        score_map(at([[0, 0, 0]], [1]), "nowhere.png")
     with pytest.raises(DataError, match="3 values for 1 instances"):
         rasterize(at([[0, 0]], [1]), np.zeros(3))
     with pytest.raises(DataError, match=r"100,001 x 100,001 cells; give the right frame"):
         rasterize(at([[0, 0], [100000, 100000]], [1, 2], Frame((1, 1))))
+
+
+@pytest.mark.parametrize("stride", [None, (8, 4, 1), (5, 8, 2)])
+def test_patches_of_a_scan_become_layers_of_cells_each_the_mean_of_what_covers_it(stride):
+    rng = np.random.default_rng(1)
+    step = np.array(stride or (8, 8, 3))
+    cells = np.argwhere(rng.random((5, 6, 4)) < 0.5)[:, ::-1]
+    coords, values = cells * step + (16, 8, 2), rng.normal(size=len(cells))
+    image, extent = rasterize(at(coords, values, Frame((8, 8, 3), (1.0, 1.0, 5.0), "mm", stride)))
+    reach = np.clip(np.rint(np.array([8, 8, 3]) / step), 1, 16).astype(int)
+    low = cells.min(0)
+    assert image.shape == tuple((cells.max(0) - low + reach)[::-1])
+    for z, y, x in np.ndindex(*image.shape):
+        over = [
+            v
+            for c, v in zip(cells - low, values, strict=True)
+            if all(0 <= p - q < r for p, q, r in zip((x, y, z), c, reach, strict=True))
+        ]
+        assert image[z, y, x] == pytest.approx(np.mean(over)) if over else np.isnan(image[z, y, x])
+    first, last = (low * step + (16, 8, 2)), (low * step + (16, 8, 2)) + np.array(image.shape[::-1]) * step
+    assert extent == pytest.approx((first[0], last[0], last[1], first[1], first[2], last[2]))
 
 
 def test_sixty_thousand_instances_take_less_than_half_a_second():

@@ -80,9 +80,33 @@ def test_cases_without_a_plane_become_a_list_that_says_why():
     assert bare.facts["kind"] == "list"
     assert "coords" in bare.facts["notes"][0]
     assert "no coords:" not in bare.facts["notes"][0]
-    solid = _pack(Prediction("c", [0.5], [3.0, 1.0], coords=[[0, 0, 0], [1, 1, 1]]))
-    assert solid.facts["kind"] == "list"
-    np.testing.assert_allclose(unpack(solid)[0], [[3, 1]])
+    four = _pack(Prediction("c", [0.5], [3.0, 1.0], coords=[[0, 0, 0, 0], [1, 1, 1, 1]]))
+    assert four.facts["kind"] == "list"
+    np.testing.assert_allclose(unpack(four)[0], [[3, 1]])
+
+
+@pytest.mark.parametrize(("slices", "end"), [(None, 11), (10, 10)])
+def test_patches_of_a_scan_are_layers_below_each_other(slices, end):
+    coords = [[8, 0, 2], [16, 8, 2], [8, 8, 8]]
+    meta = {} if slices is None else {"scan": {"slices": slices}}
+    case = Prediction("c", [0.5], [3.0, 1.0, 2.0], coords=coords, frame=Frame((8, 8, 3)), y_inst=[1, 0, -1], meta=meta)
+    facts = _pack(case).facts
+    assert (facts["kind"], facts["layers"], facts["rows"], facts["columns"]) == ("volume", 3, 6, 2)
+    assert facts["extent"] == [8, 0, 24, 16]
+    assert facts["span"] == [2, end, 3]
+    scores, known = unpack(_pack(case))
+    nan = np.nan
+    np.testing.assert_allclose(scores, [[3, nan], [nan, 1], [nan, nan], [nan, nan], [nan, nan], [2, nan]], atol=1e-4)
+    assert known[~np.isnan(scores)].tolist() == [1, 0, 2]
+
+
+def test_a_huge_scan_is_drawn_coarser_within_its_slices(monkeypatch):
+    monkeypatch.setattr(cases, "MOST_CELLS", 100)
+    z, y, x = (axis.ravel() for axis in np.mgrid[:3, :20, :10])
+    scores = np.where((z == 1) & (y == 13) & (x == 7), 9.0, 0.0)
+    raster = _pack(Prediction("c", [0.5], scores, coords=np.stack([x, y, z], 1), frame=Frame((1, 1, 1))))
+    assert (raster.facts["layers"], raster.facts["rows"], raster.facts["columns"]) == (3, 3 * 7, 4)
+    assert np.argwhere(unpack(raster)[0] == 9).tolist() == [[7 + 4, 2]]
 
 
 def test_equal_scores_survive():

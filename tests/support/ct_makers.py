@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import imagecodecs
 import numpy as np
 import pydicom
 from openjpeg.utils import encode_array
 from pydicom.encaps import encapsulate
-from pydicom.uid import JPEG2000Lossless, RLELossless
+from pydicom.uid import JPEG2000Lossless, JPEGExtended12Bit, JPEGLossless, JPEGLosslessSV1, JPEGLSLossless, RLELossless
 
 from smmil.synthetic.ct import _write_ct_series
 
@@ -42,15 +43,39 @@ def change_all(folder, **tags):
         change(path, **tags)
 
 
+def _unsigned(pixels):
+    """JPEG knows no sign: the bits of a number as they are."""
+    return np.ascontiguousarray(pixels).view(np.uint16)
+
+
+# Name, transfer syntax and how a picture of 16 bits is packed; all but the last without loss.
+PACKED = {
+    "jpeg2000": (
+        JPEG2000Lossless,
+        lambda pixels: bytes(encode_array(pixels, bits_stored=16, photometric_interpretation=2)),
+    ),
+    "jpeg-lossless": (
+        JPEGLossless,
+        lambda pixels: imagecodecs.jpeg8_encode(_unsigned(pixels), lossless=True, predictor=6, bitspersample=16),
+    ),
+    "jpeg-lossless-sv1": (JPEGLosslessSV1, lambda pixels: imagecodecs.ljpeg_encode(_unsigned(pixels))),
+    "jpeg-extended": (
+        JPEGExtended12Bit,
+        lambda pixels: imagecodecs.jpeg8_encode(_unsigned(pixels), level=100, bitspersample=12),
+    ),
+}
+
+
 def compress(path, name):
-    """Rewrite a file compressed without loss, as "rle" or "jpeg2000"."""
+    """Rewrite a file compressed as "rle", "jpeg-ls" or one of PACKED."""
     dataset = pydicom.dcmread(path)
-    if name == "rle":
-        dataset.compress(RLELossless, encoding_plugin="pydicom", generate_instance_uid=False)
+    if name in ("rle", "jpeg-ls"):
+        syntax, plugin = (RLELossless, "pydicom") if name == "rle" else (JPEGLSLossless, "pyjpegls")
+        dataset.compress(syntax, encoding_plugin=plugin, generate_instance_uid=False)
     else:
-        picture = encode_array(dataset.pixel_array, bits_stored=16, photometric_interpretation=2)
-        dataset.PixelData = encapsulate([bytes(picture)])
+        syntax, encode = PACKED[name]
+        dataset.PixelData = encapsulate([encode(dataset.pixel_array)])
         dataset["PixelData"].VR = "OB"
         dataset["PixelData"].is_undefined_length = True
-        dataset.file_meta.TransferSyntaxUID = JPEG2000Lossless
+        dataset.file_meta.TransferSyntaxUID = syntax
     dataset.save_as(path)

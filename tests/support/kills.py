@@ -12,12 +12,13 @@ from pathlib import Path
 # Seconds of epochs; files remembered by their time of change, where reading them took long.
 CLOCKS = ("timing.csv", "digests.json", ".smmil-checked.json")
 PROCESSES = multiprocessing.get_context("forkserver")
-# What the commands import on their way, loaded once, so that each process begins at once.
+# What the commands import on their way, loaded once, so that each process begins at once. The one list of a test
+# process: whoever sets another replaces it, for everybody.
 PROCESSES.set_forkserver_preload([
     "smmil.cli", "smmil.train.run", "smmil.models.sm_ap", "smmil.models.clam", "smmil.prepare.pipeline",
-    "sklearn.metrics", "smmil.experiments.runner", "smmil.report.document", "smmil.exports.batch", "smmil.packaging",
-    "torch._dynamo", "smmil.formats.convert", "smmil.foreign_weights.convert", "smmil.evaluate.folders",
-    "matplotlib.pyplot",
+    "sklearn.metrics", "sklearn.model_selection", "smmil.experiments.runner", "smmil.report.document",
+    "smmil.exports.batch", "smmil.packaging", "torch._dynamo", "smmil.formats.convert",
+    "smmil.foreign_weights.convert", "smmil.evaluate.folders", "matplotlib.pyplot",
 ])  # fmt: skip
 
 

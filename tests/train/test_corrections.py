@@ -196,6 +196,10 @@ def test_the_loop_closes_predict_suggest_mark_train(settings, study, split, tmp_
     manifest = Manifest.read(study)
     assert len(table) == 20
     assert set(table["id"]) <= {i for i in split.train if manifest.labels[i]}
+    written = (tmp_path / "marks" / "marks.csv").read_bytes()
+    (tmp_path / "marks" / "marks.csv").unlink()  # as if the first process had been killed before it
+    assert CliRunner().invoke(app, list(map(str, words))).exit_code == 0
+    assert (tmp_path / "marks" / "marks.csv").read_bytes() == written
     with pytest.raises(DataError, match="no mark in training cases"):  # nothing is marked yet
         train(taught(settings, tmp_path / "marks"), tmp_path / "second")
     truth = {id_: manifest.bag(id_).y_inst for id_ in set(table["id"])}

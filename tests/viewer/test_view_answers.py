@@ -180,7 +180,8 @@ def test_cases_without_places_or_without_a_lattice_have_their_own_kind(tmp_path)
     assert client.get("/api/case/0/instance/2").json()["coords"] is None
     assert client.get("/api/case/0").json()["exports"] == ["csv", "parquet"]
     assert client.get("/api/case/1").json()["step"] is None
-    assert np.frombuffer(client.get("/api/case/2/coords").content, "<f4").tolist() == [3, 6]
+    assert np.frombuffer(client.get("/api/case/2/coords").content, "<f4").tolist() == [1, 2, 3, 4, 5, 6]
+    assert [client.get("/api/case/2").json()[name] for name in ("axes", "patch", "step")] == [3, [2] * 3, [2] * 3]
     for case in (1, 2):
         assert client.get(f"/thumbnail/{case}.png").status_code == 200
 

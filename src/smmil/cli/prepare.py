@@ -66,6 +66,16 @@ def prepare(
         str | None, Option(help="DICOM: most-slices, description:TEXT, or a key, where a folder holds several series.")
     ] = None,
     triplets: Annotated[bool, Option(help="Scans: a slice with its neighbours as colours (one --window).")] = False,
+    patch_mm: Annotated[
+        float | None, Option(help="Scans: cut slices into patches of this width; default: every slice is an instance.")
+    ] = None,
+    patch_px: Annotated[int | None, Option(help="Or: width of a patch in voxels.")] = None,
+    patch_depth_mm: Annotated[float | None, Option(help="Thickness of a patch; default: within one slice.")] = None,
+    patch_slices: Annotated[int | None, Option(help="Or: thickness of a patch in slices (1).")] = None,
+    patch_overlap: Annotated[float | None, Option(help="Share by which neighbouring patches overlap (0).")] = None,
+    foreground: Annotated[
+        str | None, Option(help="Patches only where voxels exceed: auto, none, a value (-300), a percentile (p60).")
+    ] = None,
     points: Annotated[Path | None, Option(help="Table image,x,y[,label]: a crop around every point.")] = None,
     crop_px: Annotated[int | None, Option(help="Side of a crop around a point, in pixels (27).")] = None,
     graph: Annotated[
@@ -102,6 +112,8 @@ def prepare(
 
       smmil prepare head_mr --kind mr --series description:axial --labels labels.csv --out mr
 
+      smmil prepare scans --labels labels.csv --patch-mm 24 --out ct_patches
+
       smmil prepare folders_of_png --kind stack --labels labels.csv --out scans
 
       smmil prepare png --points nuclei.csv --crop-px 27 --positive epithelial --labels labels.csv --out nuclei
@@ -112,6 +124,8 @@ def prepare(
     from smmil.prepare.recipe import load_recipe, refuse_unused
 
     _check_place(executor.value, workers, dask)
+    patch: dict[str, Any] = {"side_mm": patch_mm, "side_px": patch_px, "depth_mm": patch_depth_mm}
+    patch |= {"depth_slices": patch_slices, "overlap": patch_overlap, "foreground": foreground}
     mask = {"share": tissue_share, "method": tissue and tissue.value, "pen": pen and pen.value}
     mask = {name: value for name, value in mask.items() if value is not None}
     chosen = {
@@ -128,6 +142,7 @@ def prepare(
         "stain_reference": None if stain_reference is None else str(stain_reference),
         "windows": tuple(window) if window else None,
         "triplets": triplets or None,
+        "patch": {name: value for name, value in patch.items() if value is not None} or None,
         "crop_px": crop_px,
         "graph": None if graph is None else graph.value,
     }
@@ -147,7 +162,7 @@ def prepare(
         coverage=coverage,
         positive=positive or None,
     )
-    refuse_unused(chosen, todo.recipe.kind)
+    refuse_unused(chosen, todo.recipe.kind, todo.recipe.cut is not None)
     _announce(todo)
     if dry_run:
         _show_dry(todo)

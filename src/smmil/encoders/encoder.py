@@ -100,6 +100,7 @@ class Encoder:
     pooling   how the vector is made of the last layer
     gate      what the owner of the weights asks before they can be fetched: none, terms, approval
     commit    of the repository that the weights came from, where it is known
+    depth     slices of the boxes that the network sees, (n, 3, depth, pixels, pixels); None: it sees pictures
     """
 
     id: str
@@ -116,6 +117,7 @@ class Encoder:
     pooling: str = "not stated"
     gate: str = "none"
     commit: str | None = None
+    depth: int | None = None
 
     @property
     def precision(self) -> str:
@@ -130,6 +132,8 @@ class Encoder:
 
     def encode(self, tiles: np.ndarray) -> np.ndarray:
         """float16 (n, dim) for square tiles, uint8 or float32 in [0, 1], of shape (n, side, side, 3).
+
+        An encoder of boxes takes (n, depth, side, side, 3).
 
         On a processor several groups of tiles run side by side, each on one thread (as many as
         `torch.get_num_threads()` allows): the result does not depend on their number, and cores do not wait.
@@ -149,7 +153,7 @@ class Encoder:
     def provenance(self) -> dict[str, Any]:
         """What a feature file should remember about its encoder, as plain values."""
         names = ["id", "dim", "pixels", "mean", "std", "mpp", "licence", "source", "autocast"]
-        names += ["pooling", "gate", "commit", "precision"]
+        names += ["pooling", "gate", "commit", "precision", *(["depth"] if self.depth is not None else [])]
         name, _, revision = self.id.partition("@")
         values = {one: getattr(self, one) for one in names} | {"name": name, "revision": revision.partition("/")[0]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -169,18 +173,19 @@ class Encoder:
         return half
 
     def _images(self, tiles: np.ndarray) -> Tensor:
-        """Normalised images (group, 3, pixels, pixels), the missing ones grey."""
-        pixels = torch.from_numpy(np.ascontiguousarray(tiles)).to(self.device).permute(0, 3, 1, 2).float()
+        """Normalised images (group, 3, pixels, pixels), or boxes (group, 3, depth, …); the missing ones grey."""
+        pixels = torch.from_numpy(np.ascontiguousarray(tiles)).to(self.device).movedim(-1, 1).float()
         full = pixels.new_full((self.group, *pixels.shape[1:]), 0.5)
         full[: len(tiles)] = pixels / 255 if tiles.dtype == np.uint8 else pixels
-        mean, std = (torch.tensor(colour, device=self.device).view(3, 1, 1) for colour in (self.mean, self.std))
+        shape = 3, *[1] * (pixels.ndim - 2)
+        mean, std = (torch.tensor(colour, device=self.device).view(shape) for colour in (self.mean, self.std))
         images = (_resize(full, self.pixels) - mean) / std
-        return images.contiguous(memory_format=torch.channels_last)
+        return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
 
 
 def _check_tiles(tiles: np.ndarray) -> np.ndarray:
     """The tiles themselves, if an encoder can take them."""
-    if tiles.ndim != 4 or tiles.shape[3] != 3 or tiles.shape[1] != tiles.shape[2] or tiles.shape[1] == 0:
+    if tiles.ndim not in (4, 5) or tiles.shape[-1] != 3 or tiles.shape[-3] != tiles.shape[-2] or tiles.shape[-2] == 0:
         raise DataError(f"tiles: got shape {tiles.shape}, expected (n, side, side, 3); pad or crop them to squares")
     if tiles.dtype == np.uint8:
         return tiles

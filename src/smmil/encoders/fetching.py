@@ -9,8 +9,10 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlparse
 from urllib.request import Request, urlopen
 
@@ -161,6 +163,8 @@ def _address(
 
     url = hf_hub_url(hub, file, revision=commit)
     place = get_hf_file_metadata(url, token=token).location
+    if urlparse(place).scheme not in ("http", "https"):
+        raise DataError(f"{url}: leads to {place[:200]}, which is no address of the network; nothing was fetched")
     headers = build_hf_headers(token=token) if urlparse(place).netloc == urlparse(url).netloc else {}
     return place, folder / file, stated or "", headers
 
@@ -173,8 +177,10 @@ def _transfer(url: str, path: Path, checksum: str, headers: dict[str, str], tell
     part = path.with_name(f"{path.name}.{checksum[:16]}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     start = part.stat().st_size if part.is_file() else 0
-    request = Request(url, headers=headers | ({"Range": f"bytes={start}-"} if start else {}))
-    with urlopen(request, timeout=_PATIENCE_S) as answer:
+    request = Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    for name, value in headers.items():
+        request.add_unredirected_header(name, value)  # the token is for this server alone
+    with _continued(part, request) as answer:
         resumed = getattr(answer, "status", None) == 206
         length = answer.headers.get("Content-Length")
         total = None if length is None else int(length) + start * resumed
@@ -182,13 +188,27 @@ def _transfer(url: str, path: Path, checksum: str, headers: dict[str, str], tell
             while chunk := answer.read(_CHUNK):
                 file.write(chunk)
                 tell(file.tell(), total)
-    if total is not None and part.stat().st_size < total:
-        raise OSError(f"the connection broke after {part.stat().st_size:,} of {total:,} bytes")
+    if total is not None and (size := part.stat().st_size) != total:
+        if size > total:  # two processes went on with the same part
+            part.unlink()
+        raise OSError(f"the connection broke after {size:,} of {total:,} bytes")
     found = _sha256(part)
     if not found.startswith(checksum):
         part.unlink()
         raise DataError(f"{path}: checksum {found[:16]}…, but {checksum[:16]}… is stated; removed, fetch it again")
     os.replace(part, path)
+
+
+def _continued(part: Path, request: Request) -> Any:
+    """The answer to a request for the rest of a file; one that is whole already is asked for from its beginning."""
+    try:
+        return urlopen(request, timeout=_PATIENCE_S)
+    except HTTPError as problem:
+        if problem.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
+    part.unlink()  # all was here, or more; which of it, nobody knows
+    request.remove_header("Range")
+    return urlopen(request, timeout=_PATIENCE_S)
 
 
 @contextmanager

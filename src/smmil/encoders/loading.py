@@ -22,7 +22,7 @@ Network = Callable[[Tensor], Tensor]
 _REVISION = 12
 # Networks of the table halve their input five times.
 _SMALLEST = 32
-_FACTS = ("name", "revision", "dim", "pixels", "mean", "std", "mpp", "licence", "source", "pooling")
+_FACTS = ("name", "revision", "dim", "pixels", "mean", "std", "mpp", "licence", "source", "pooling", "depth")
 
 
 def load_encoder(
@@ -103,11 +103,14 @@ def _ready(network: nn.Module, device: torch.device) -> nn.Module:
     return network
 
 
-def _dim(network: nn.Module, name: str, pixels: int, expected: int | None, device: torch.device) -> int:
-    """Length of the features, found by trying the network on one empty image."""
+def _dim(
+    network: nn.Module, name: str, pixels: int, expected: int | None, device: torch.device, depth: int | None = None
+) -> int:
+    """Length of the features, found by trying the network on one empty image, or box of `depth` slices."""
+    sides = (pixels, pixels) if depth is None else (depth, pixels, pixels)
     try:
         with torch.inference_mode():
-            features = network(torch.zeros(1, 3, pixels, pixels, device=device))
+            features = network(torch.zeros(1, 3, *sides, device=device))
     except (RuntimeError, AssertionError, ValueError) as problem:
         raise ConfigError(
             f"encoder {name}: cannot take pixels={pixels} ({problem}); leave pixels out, or choose another"
@@ -185,6 +188,7 @@ def _own_encoder(
         )
     network = _ready(found if isinstance(found, nn.Module) else _FunctionModule(found), device)
     pixels, revision, tensors = int(stated["pixels"]), stated["revision"], network.state_dict()
+    depth = None if stated["depth"] is None else int(stated["depth"])
     if revision is None and not tensors:
         raise ConfigError(
             f"encoder {name}: has no weights that identify it; give a revision, to be changed with its features"
@@ -192,7 +196,7 @@ def _own_encoder(
     revision = tensors_digest(tensors)[:_REVISION] if revision is None else revision
     return Encoder(
         id=f"{name}@{revision}",
-        dim=_dim(network, name, pixels, stated["dim"], device),
+        dim=_dim(network, name, pixels, stated["dim"], device, depth),
         pixels=pixels,
         mean=_colour(stated["mean"], f"encoder {name}: mean"),
         std=_colour(stated["std"], f"encoder {name}: std"),
@@ -203,6 +207,7 @@ def _own_encoder(
         device=device,
         autocast=autocast,
         pooling=str(stated["pooling"] or "not stated"),
+        depth=depth,
     )
 
 

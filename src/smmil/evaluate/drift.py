@@ -194,7 +194,9 @@ def _structure(case: DriftCase, z: np.ndarray) -> np.ndarray:
         facts |= {"size": math.log(frame.patch[0] * unit), "distance": math.log(frame.step[0] * unit)}
     places = case.positions_mm
     if places is None and case.coords is not None:
-        places = np.asarray(case.coords, dtype=np.float64) * unit
+        places = np.asarray(case.coords, dtype=np.float64)
+        each = None if frame is None or frame.spacing is None else np.array(frame.spacing)
+        places = places * (each if each is not None and len(each) == places.shape[-1] else unit)
     if places is not None and n > 1:
         places = np.asarray(places, dtype=np.float64).reshape(n, -1)
         facts["extent"] = math.log(max(float(np.ptp(places, axis=0).max()), _LEAST))

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pandas import DataFrame
 
+from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.metrics import metric_name
 from smmil.evaluate.significance import friedman_nemenyi
@@ -285,7 +286,10 @@ def _panel_size(case: Prediction) -> tuple[float, float]:
         left, right, bottom, top = dots_extent(case)
         shape = bottom - top, right - left
     else:
-        shape = rasterize(case, np.zeros(case.n))[0].shape
+        image = rasterize(case, np.zeros(case.n))[0]
+        if image.ndim > 2:
+            raise DataError(f"{case.id}: this picture shows one or two coordinates, got {image.ndim}; see smmil report")
+        shape = image.shape
         if shape[0] == 1:
             return _STRIP
     unit = _LONGEST / max(shape)

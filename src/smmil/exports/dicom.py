@@ -14,7 +14,7 @@ from smmil import __version__
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.exports.case import ExportCase
 from smmil.exports.dicom_source import WSI_CLASS, _code, _derived_uid, _slide_file, _source_header
-from smmil.exports.geometry import ALL, Rows, _scan_heat, _slide_heat, boxes, slide_facts
+from smmil.exports.geometry import ALL, Rows, _slide_heat, boxes, scan_heat, slide_facts
 from smmil.exports.registry import ExportFormat, register_export
 from smmil.files import digest, replacing
 from smmil.images.dicom_series import DicomSlices
@@ -168,7 +168,9 @@ def _scan_canvas(case: ExportCase, rows: Rows, what: str) -> _Canvas:
     volume = case.volume(what)
     if not isinstance(volume.source, DicomSlices):
         raise DataError(f"{case.image}: {what} refers to DICOM files; give the DICOM series, or export nifti")
-    heat = _scan_heat(case, volume, rows)
+    if any(header.frame is not None for header in volume.source.headers):
+        raise DataError(f"{case.image}: {what} over a multi-frame (enhanced) file is not written; export nifti")
+    heat = scan_heat(case, volume, rows)
     frames = np.stack([_as_stored(volume.source.turn, picture) for picture in heat])
     return _Canvas(frames, [_source_header(case, h.path) for h in volume.source.headers], {})
 

@@ -172,7 +172,7 @@ def _extent(boxes: np.ndarray, size: tuple[int, int] | None) -> tuple[int, int]:
 _MOST_VOXELS = 2**30
 
 
-def _scan_heat(case: ExportCase, volume: Volume, rows: Rows = ALL) -> np.ndarray:
+def scan_heat(case: ExportCase, volume: Volume, rows: Rows = ALL) -> np.ndarray:
     """float32 (slices, rows, columns) as `open_volume` shows them: whole slices or boxes of voxels; nan elsewhere."""
     if int(np.prod(volume.shape)) > _MOST_VOXELS:
         raise DataError(f"{volume.name}: {volume.shape} voxels are too many for one map; export a table instead")

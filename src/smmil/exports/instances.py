@@ -15,7 +15,7 @@ from smmil.evaluate.suggestion import Region
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import SlideFacts, boxes, slide_facts
 from smmil.exports.registry import ExportFormat, register_export
-from smmil.files import digest, escape_formula, file_name, replacing, write_rows, write_text
+from smmil.files import digest, escape_formula, file_name, need_file, replacing, table_text, write_text
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -64,20 +64,24 @@ def write_suggestions(
     """Write regions worth marking into a folder: marks.csv with a row per patch, and of slides <id>.geojson for QuPath.
 
     The column label of the table is empty: filled in, and with the regions classed, the folder is one of corrections.
-    A file that is there is refused, since an expert may have worked on it.
+    A file that is there with other content is refused, since an expert may have worked on it.
     """
     by_case: dict[str, dict[int, Region]] = {}
     for rank, region in enumerate(regions, 1):
         by_case.setdefault(region.id, {})[rank] = region
     table, out = Path(out) / "marks.csv", Path(out)
     drawings = {id_: out / f"{file_name(id_)}.geojson" for id_ in by_case if _on_slide(cases[id_])}
-    for path in (table, *drawings.values()):
-        if path.exists():
-            raise DataError(f"{path}: is there already, maybe with your marks; give another folder with --out")
-    for id_, path in drawings.items():
-        _write_wanted(ExportCase(cases[id_], (images or {}).get(id_)), by_case[id_], path)
     rows = [row for rank, region in enumerate(regions, 1) for row in _patch_rows(rank, region, cases[region.id])]
-    write_rows(table, ("rank", "id", "instance", "x", "y", "z", "score", "doubt", "label"), rows)
+    texts = {
+        path: _wanted(ExportCase(cases[id_], (images or {}).get(id_)), by_case[id_]) for id_, path in drawings.items()
+    }
+    texts[table] = table_text(("rank", "id", "instance", "x", "y", "z", "score", "doubt", "label"), rows)
+    there = {path for path in texts if path.exists()}
+    for path in there:  # what a killed process of the same command wrote is not in the way
+        if need_file(path).read_bytes() != texts[path].encode():
+            raise DataError(f"{path}: is there already, maybe with your marks; give another folder with --out")
+    for path in texts.keys() - there:
+        write_text(path, texts[path])
     return [table, *drawings.values()]
 
 
@@ -94,8 +98,8 @@ def _patch_rows(rank: int, region: Region, prediction: Prediction) -> Iterator[l
         yield [rank, region.id, index, *(place.get(axis) for axis in "xyz"), score, round(region.doubt, 4), None]
 
 
-def _write_wanted(case: ExportCase, regions: Mapping[int, Region], path: Path) -> None:
-    """Write the regions of a slide as annotations of QuPath, one each, free to be classed and redrawn."""
+def _wanted(case: ExportCase, regions: Mapping[int, Region]) -> str:
+    """GeoJSON with the regions of a slide as annotations of QuPath, one each, free to be classed and redrawn."""
     from smmil.annotations.marks import WANTED
 
     shapely, facts = _shapely(), slide_facts(case)
@@ -113,7 +117,7 @@ def _write_wanted(case: ExportCase, regions: Mapping[int, Region], path: Path) -
         geometry = shapely.geometry.mapping(shapely.union_all(shapely.box(*tiles.T)))
         identifier = _identifier(digest(case.id, tiles.tobytes()), f"wanted {rank}")
         features.append({"type": "Feature", "id": identifier, "geometry": geometry, "properties": properties})
-    write_text(path, json.dumps({"type": "FeatureCollection", "smmil": _about(case, facts), "features": features}))
+    return json.dumps({"type": "FeatureCollection", "smmil": _about(case, facts), "features": features})
 
 
 def _shapely() -> Any:

@@ -15,6 +15,7 @@ from smmil.exports.case import ExportCase
 from smmil.exports.geometry import ALL, SlideFacts, boxes, paint, slide_facts
 from smmil.exports.registry import ExportFormat, register_export
 from smmil.files import replacing
+from smmil.images.matching import recorded_window
 from smmil.images.volume import Volume, parse_window, window
 from smmil.maps import canvas
 from smmil.redact import RESEARCH, plain
@@ -82,14 +83,14 @@ def _contact_sheet(case: ExportCase) -> np.ndarray:
     cell = max(4, case.size // across)
     sheet = np.zeros((cell * ceil(len(volume) / across), cell * across, 3), np.float32)
     rows = ALL if case.positive is None else case.positive
-    heat = geometry._scan_heat(case, volume, rows) if case.axes == 3 else None
+    heat = geometry.scan_heat(case, volume, rows) if case.axes == 3 else None
     scores = geometry._slice_scores(case, len(volume), rows) if case.axes == 1 else np.full(len(volume), np.nan)
-    border = max(1, cell // 24)
+    border, shown = max(1, cell // 24), recorded_window(case.prediction) or parse_window("brain")
     for index in range(len(volume)):
         top, left = (place * cell for place in divmod(index, across))
         if not np.isnan(scores[index]):
             sheet[top : top + cell, left : left + cell] = _colours(case, scores[index : index + 1])
-        grey = window(volume.slice_hu(index), *parse_window("brain")) * 255
+        grey = window(volume.slice_hu(index), *shown) * 255
         picture = np.repeat(grey[..., None], 3, axis=2)
         picture = picture if heat is None else _tinted(picture, heat[index], case)
         inside = slice(top + border, top + cell - border), slice(left + border, left + cell - border)
@@ -205,7 +206,7 @@ def _write_nifti(case: ExportCase, path: Path) -> None:
     if case.axes == 2:
         raise ConfigError(f"{case.id}: nifti is for scans, but this case is a slide; choose tiff, geojson or dicom-pm")
     volume = case.volume("nifti")
-    image = nibabel.Nifti1Image(geometry._scan_heat(case, volume).transpose(2, 1, 0), volume.affine)
+    image = nibabel.Nifti1Image(geometry.scan_heat(case, volume).transpose(2, 1, 0), volume.affine)
     image = _as_stored(image, volume, case.image)
     _describe(image.header, case)
     data = image.to_bytes()

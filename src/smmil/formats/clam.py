@@ -105,6 +105,8 @@ def _tensor(path: Path) -> np.ndarray:
     check_once(path, check_torch_archive)
     with torch.serialization.safe_globals(_numpy_globals()):
         content = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(content, np.ndarray) and content.nbytes > path.stat().st_size:  # memory is taken when it is copied
+        raise DataError("the array claims more numbers than the file holds; the file is damaged")
     if isinstance(content, np.ndarray) and content.dtype.kind == "f":  # TRIDENT saves arrays, not tensors
         content = torch.from_numpy(np.ascontiguousarray(content.astype(content.dtype.newbyteorder("="), copy=False)))
     if not isinstance(content, torch.Tensor) or content.layout != torch.strided:

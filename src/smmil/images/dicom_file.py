@@ -1,4 +1,4 @@
-"""One DICOM file of a CT or MR series: its header checked, its pixels as stored.
+"""The checked header of a slice: of a DICOM file of a CT or MR series, or of a frame of a multi-frame (enhanced) file.
 
 The tags read are listed here, and names, dates and numbers of patients are not among them, so they cannot reach a
 message; the description of a series is read to be compared, never to be shown. For the same reason messages never
@@ -11,7 +11,7 @@ import struct
 import threading
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +22,12 @@ import numpy as np
 from smmil.errors import DataError, MissingExtra
 from smmil.files import need_file
 
-_JPEG_2000 = b"\xff\x4f\xff\x51"
-_NO_LENGTH = {0x01, *range(0xD0, 0xD9)}
-# Start-of-frame markers of JPEG (C4, C8 and CC mean other things) and of JPEG-LS (F7).
-_START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 LARGEST_SLICE = 4096 * 4096
 LARGEST_FILE = 512 * 2**20
+_LARGEST_SERIES = 2**33  # a file with many frames, of which one at a time is read
 _HEADER = (
     *("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "Modality", "ImageType", "NumberOfFrames"),
-    "SeriesDescription",
+    *("SeriesDescription", "FrameOfReferenceUID"),
     *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "SliceThickness"),
     *("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
@@ -42,9 +39,28 @@ DAMAGE = (
 )
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _DIRECTORY = "1.2.840.10008.1.3.10"
-_RLE = "1.2.840.10008.1.2.5"
+# Enhanced and Legacy Converted Enhanced CT and MR.
+_ENHANCED = tuple(f"1.2.840.10008.5.1.4.1.1.{number}" for number in ("2.1", "2.2", "4.1", "4.4"))
+# What is read of the functional groups of a frame; of those that tell frames in one place apart, the word for them.
+_FUNCTIONAL = {
+    "PixelMeasuresSequence": ("PixelSpacing", "SliceThickness"),
+    "PlanePositionSequence": ("ImagePositionPatient",),
+    "PlaneOrientationSequence": ("ImageOrientationPatient",),
+    "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept", "RescaleType"),
+    "FrameContentSequence": ("StackID", "TemporalPositionIndex"),
+    "MREchoSequence": ("EffectiveEchoTime",),
+    "MRDiffusionSequence": ("DiffusionBValue",),
+    "CardiacSynchronizationSequence": ("NominalCardiacTriggerDelayTime",),
+    **dict.fromkeys(("CTImageFrameTypeSequence", "MRImageFrameTypeSequence"), ("FrameType",)),
+    "ConversionSourceAttributesSequence": ("ReferencedSOPInstanceUID",),
+    "SegmentIdentificationSequence": ("ReferencedSegmentNumber",),
+}
+_PARTS = {
+    **{"stack": "StackID", "time": "TemporalPositionIndex", "echo": "EffectiveEchoTime", "type": "FrameType"},
+    **{"diffusion": "DiffusionBValue", "phase": "NominalCardiacTriggerDelayTime"},
+}
 # Changing the warning filters is not safe between threads.
-_QUIET = threading.Lock()
+_QUIET = threading.RLock()
 
 
 _ITEM = b"\xfe\xff\x00\xe0"  # begins a frame, or a part of one
@@ -66,26 +82,19 @@ class _SliceHeader:
     wraps_at_12_bits: bool
     unit_unspecified: bool
     sop_uid: str = field(repr=False)
+    series_uid: str = field(repr=False)
+    reference_uid: str = field(repr=False)
+    frame: int | None = None  # of a file with many, counted from 0
+    segment: int | None = None  # that a frame of a mask belongs to
 
-
-def _declared_size(codestream: bytes) -> tuple[int, int]:
-    """(rows, columns) in the header of a JPEG, JPEG-LS or JPEG 2000 picture; ValueError when there is none."""
-    start, place = codestream[:4096].find(_JPEG_2000), 2
-    if start >= 0 and len(codestream) >= start + 24:
-        # The extent of the reference grid minus its offset (ISO 15444-1, marker SIZ).
-        right, bottom, left, top = struct.unpack_from(">4I", codestream, start + 8)
-        return bottom - top, right - left
-    is_jpeg = start < 0 and codestream[:2] == b"\xff\xd8"
-    while is_jpeg and place + 9 <= len(codestream) and codestream[place] == 0xFF:
-        marker, length, rows, columns = struct.unpack_from(">BHxHH", codestream, place + 1)
-        if marker in _START_OF_FRAME:
-            return rows, columns
-        place += 2 if marker in _NO_LENGTH else 2 + length
-    raise ValueError("the compressed picture does not tell its size")
+    @property
+    def place(self) -> str:
+        """File and frame, for messages."""
+        return str(self.path) if self.frame is None else f"{self.path} (frame {self.frame + 1})"
 
 
 @contextmanager
-def dicom_errors(path: Path) -> Iterator[None]:
+def dicom_errors(path: Path, what: str = "a DICOM slice") -> Iterator[None]:
     """Turn whatever pydicom or a decoder raises into a DataError that names the file."""
     from pydicom.errors import BytesLengthException, InvalidDicomError
 
@@ -96,31 +105,74 @@ def dicom_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except DataError as problem:
-        raise DataError(f"{path}: {problem}") from None
+        raise DataError(str(problem) if str(problem).startswith(f"{path}: ") else f"{path}: {problem}") from None
     except (*DAMAGE, InvalidDicomError, BytesLengthException) as problem:
         kind = type(problem).__name__
-        raise DataError(f"{path}: not readable as a DICOM slice ({kind}); copy or export the file again") from None
+        raise DataError(f"{path}: not readable as {what} ({kind}); copy or export the file again") from None
 
 
-def read_tags(path: Path) -> dict[str, Any]:
-    """The few tags of a DICOM file that are needed here, by name."""
+def read_tags(path: Path, more: Sequence[str] = ()) -> dict[str, Any]:
+    """The few tags of a DICOM file that are needed here, and some more, by name."""
     try:
         from pydicom import dcmread
     except ImportError:
         raise MissingExtra("pydicom", "ct", "reading DICOM") from None
     with dicom_errors(path):
-        _refuse_deflated(path)
-        tags = dcmread(path, stop_before_pixels=True, specific_tags=list(_HEADER))
+        _refuse_deflated(path, _LARGEST_SERIES)
+        tags = dcmread(path, stop_before_pixels=True, specific_tags=[*_HEADER, *more])
         # pydicom turns bytes into values when they are first asked for; do it here, inside the boundary.
-        return {name: tags[name].value for name in _HEADER if name in tags}
+        return {name: tags[name].value for name in (*_HEADER, *more) if name in tags}
 
 
-def _refuse_deflated(path: Path) -> None:
+def _is_multi_frame(tags: dict[str, Any]) -> bool:
+    """Whether the file holds its slices as frames, with a place for each."""
+    return tags.get("SOPClassUID") in _ENHANCED or tags.get("NumberOfFrames") not in (None, "", 1)
+
+
+def frame_headers(path: Path, tags: dict[str, Any]) -> list[_SliceHeader]:
+    """The header of every frame of a multi-frame file with these tags."""
+    return [_slice_header(path, each) for each in _frame_tags(path, tags)]
+
+
+def _frame_tags(path: Path, tags: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tags of every frame of a multi-frame file, as those of a slice in a file of its own, and its number."""
+    from pydicom import dcmread
+
+    sequences = ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"]
+    with dicom_errors(path, "a multi-frame DICOM file"):
+        data, count = dcmread(path, stop_before_pixels=True, specific_tags=sequences), _frame_count(tags)
+        shared, frames = (data.get(name) or () for name in sequences)
+        if not len(frames):
+            raise DataError("a multi-frame file that does not say where its frames lie; convert it to NIfTI")
+        if len(frames) != count:
+            raise DataError(f"NumberOfFrames is {count:,}, but {len(frames):,} are described; export the file again")
+        common = {k: v for k, v in tags.items() if k != "NumberOfFrames"} | (_functional(shared[0]) if shared else {})
+        return [{**common, **_functional(groups), "frame": number} for number, groups in enumerate(frames)]
+
+
+def _functional(groups: Any) -> dict[str, Any]:
+    """What is needed of the functional groups of a frame, or of those that all frames share."""
+    found = {}
+    for sequence, names in _FUNCTIONAL.items():
+        for item in (groups.get(sequence) or ())[:1]:
+            found |= {name: item[name].value for name in names if name in item}
+    return found
+
+
+def _frame_count(tags: Any) -> int:
+    number = tags.get("NumberOfFrames")
+    count = 1 if number in (None, "") else int(number)
+    if not 0 < count <= 2**20:
+        raise DataError(f"NumberOfFrames is {count:,}, expected a number from 1 on; export the file again")
+    return count
+
+
+def _refuse_deflated(path: Path, largest: int = LARGEST_FILE) -> None:
     """A deflated file is unpacked as a whole before any check, and may unpack to a thousand times its size."""
     from pydicom.filereader import read_file_meta_info
 
-    if path.stat().st_size > LARGEST_FILE:
-        raise DataError(f"the file is larger than {LARGEST_FILE >> 20} MB, too large for one CT slice")
+    if path.stat().st_size > largest:
+        raise DataError(f"the file is larger than {largest >> 20} MB, too large for what it is read as")
     if read_file_meta_info(path).get("TransferSyntaxUID") == _DEFLATED:
         raise DataError("a deflated DICOM file is not read; convert it first, for example with dcmconv +te")
 
@@ -186,14 +238,19 @@ def _slice_header(path: Path, tags: dict[str, Any]) -> _SliceHeader:
             slope,
             intercept,
             stored == (12, 0) and intercept > -100 and kind_of(tags) == "CT",
-            str(tags.get("RescaleType", "")) == "US",
-            str(tags["SOPInstanceUID"]),
+            str(tags.get("RescaleType", "")) == "US" and kind_of(tags) == "CT",
+            # Frames have no name of their own, unless they were slices with one.
+            str(tags["SOPInstanceUID"] if "frame" not in tags else tags.get("ReferencedSOPInstanceUID", "")),
+            str(tags["SeriesInstanceUID"]),
+            str(tags.get("FrameOfReferenceUID") or ""),
+            tags.get("frame"),
+            None if (segment := tags.get("ReferencedSegmentNumber")) is None else int(segment),
         )
 
 
 def _refuse_other_pictures(tags: dict[str, Any]) -> None:
-    if int(tags.get("NumberOfFrames") or 1) != 1:
-        raise DataError("a multi-frame (enhanced) CT file is not read; convert it to NIfTI, for example with dcm2niix")
+    if _frame_count(tags) != 1:
+        raise DataError("the file has several frames now; open the series again")
     if int(tags.get("SamplesPerPixel") or 1) != 1:
         raise DataError("the picture has colours; expected a CT slice with one value per pixel")
 
@@ -234,55 +291,3 @@ def _rescale(tags: dict[str, Any]) -> tuple[float, float]:
     if is_ct and str(tags.get("RescaleType") or "HU") not in ("HU", "US"):
         raise DataError("RescaleType is not HU: the pixels are no Hounsfield units; choose the series that is in HU")
     return slope, intercept
-
-
-def _read_hu(header: _SliceHeader) -> np.ndarray:
-    """The slice in Hounsfield units, float32, as it lies in the file."""
-    from pydicom import dcmread
-
-    with dicom_errors(header.path):
-        _refuse_deflated(header.path)
-        dataset = dcmread(header.path, specific_tags=[*_HEADER, "PixelData"])
-        tags = {name: dataset[name].value for name in _HEADER if name in dataset}
-        _refuse_other_pictures(tags)
-        if _size(tags) != (header.rows, header.columns):
-            raise DataError("the file has changed since it was opened; open the series again")
-        _check_compressed(dataset, (header.rows, header.columns))
-        _check_length(dataset, header)
-        stored = dataset.pixel_array.astype(np.float64)
-    if header.wraps_at_12_bits:
-        stored[stored + 1000 >= 4096] -= 4096
-    return (header.slope * stored + header.intercept).astype(np.float32)
-
-
-def _check_length(dataset: Any, header: _SliceHeader) -> None:
-    """Refuse a whole row of pixels or more that the header does not know of: pydicom would only cut them off."""
-    row, found = header.columns * int(dataset.BitsAllocated) // 8, len(dataset.PixelData)
-    if not dataset.file_meta.TransferSyntaxUID.is_compressed and found >= row * (header.rows + 1):
-        raise DataError(
-            f"PixelData has {found:,} bytes, {header.rows} x {header.columns} pixels need {row * header.rows:,}; "
-            "copy or export the file again"
-        )
-
-
-def _check_compressed(dataset: Any, size: tuple[int, int]) -> None:
-    """Refuse a compression that cannot be undone here, or a compressed picture of another size than the header says."""
-    from pydicom.encaps import get_frame
-    from pydicom.pixels import get_decoder
-
-    syntax = dataset.file_meta.TransferSyntaxUID
-    if not syntax.is_compressed:
-        return
-    if not syntax.is_transfer_syntax or not get_decoder(syntax).is_available:
-        raise DataError(
-            f"compressed as {syntax.name}, for which no decoder is installed; convert it with gdcmconv --raw"
-        )
-    if syntax == _RLE:
-        # pydicom's own decoder: on damaged data the one in Rust panics with something that is not even an Exception.
-        dataset.pixel_array_options(decoding_plugin="pydicom")
-        return
-    declared = _declared_size(get_frame(dataset.PixelData, 0, number_of_frames=1))
-    if declared != size:
-        raise DataError(
-            f"the compressed picture is {declared[0]:,} x {declared[1]:,}, the header says {size[0]} x {size[1]}"
-        )

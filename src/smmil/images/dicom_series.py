@@ -1,8 +1,13 @@
-"""A CT or MR volume from the files of a DICOM series, sorted by where the slices lie, never by name or number."""
+"""A CT or MR volume from the files of a DICOM series, sorted by where the slices lie, never by name or number.
+
+A slice is a file, or a frame of a multi-frame (enhanced) file. Frames that lie in the same place (echoes, times …) are
+divided into series of their own.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,19 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.files import digest
-from smmil.images.dicom_file import _read_hu, _slice_header, _SliceHeader, is_dicom, kind_of, read_tags
+from smmil.images.dicom_file import (
+    _PARTS,
+    _frame_tags,
+    _is_multi_frame,
+    _numbers,
+    _slice_header,
+    _SliceHeader,
+    dicom_errors,
+    is_dicom,
+    kind_of,
+    read_tags,
+)
+from smmil.images.dicom_pixels import _read_hu
 from smmil.images.volume import Turn, Volume, _doubles, _slice_normal, _Stack, _stack, _turned
 
 # Files with these endings claim to be DICOM; any other file without the mark of DICOM is passed over.
@@ -22,12 +39,17 @@ _MOST, _DESCRIBED = "most-slices", "description:"
 
 @dataclass(frozen=True)
 class Series:
-    """Files of one CT or MR series; `key` stands for its UID, which may hold a date and so is not shown."""
+    """Slices of one CT or MR series; `key` stands for its UID, which may hold a date and so is not shown.
+
+    files, tags  one per slice: a file with many frames is there as often
+    parts        which of the echoes, times … of a multi-frame file, as words with numbers from 1
+    """
 
     key: str
     files: tuple[Path, ...]
     tags: tuple[dict[str, Any], ...] = field(repr=False)
     uid: str = field(repr=False)
+    parts: tuple[tuple[str, int], ...] = ()
 
     @property
     def modality(self) -> str:
@@ -35,11 +57,12 @@ class Series:
 
     @property
     def is_localizer(self) -> bool:
-        return any("LOCALIZER" in str(tags.get("ImageType", "")) for tags in self.tags)
+        return any("LOCALIZER" in f"{t.get('ImageType', '')}{t.get('FrameType', '')}" for t in self.tags)
 
     def describe(self) -> str:
         sizes = Counter(f"{t.get('Rows', '?')} x {t.get('Columns', '?')}" for t in self.tags)
         scout = ", MR" * (self.modality == "MR") + ", localizer" * self.is_localizer
+        scout += "".join(f", {part} {number}" for part, number in self.parts)
         plural = "" if len(self.files) == 1 else "s"
         return f"{self.key} ({len(self.files)} slice{plural} of {sizes.most_common(1)[0][0]}{scout})"
 
@@ -53,6 +76,14 @@ class DicomSlices:
 
     def __call__(self, index: int) -> np.ndarray:
         return np.ascontiguousarray(self.turn.show(_read_hu(self.headers[index])))
+
+    @property
+    def corners_mm(self) -> np.ndarray:
+        """(slices, 3) where the first pixel of every slice lies as it is shown, LPS."""
+        turn, first = self.turn, self.headers[0]
+        flipped = (turn.flip_rows, turn.flip_columns) if turn.swap else (turn.flip_columns, turn.flip_rows)
+        pixels = np.array([first.columns - 1, first.rows - 1]) * flipped * first.pixel_mm
+        return np.stack([h.position + pixels @ h.orientation for h in self.headers])
 
 
 def find_series(path: str | Path | Sequence[str | Path]) -> tuple[list[Series], tuple[str, ...]]:
@@ -70,18 +101,69 @@ def find_series(path: str | Path | Sequence[str | Path]) -> tuple[list[Series], 
         elif not tags.get("SeriesInstanceUID"):
             raise DataError(f"{file}: SeriesInstanceUID is missing; export the series again with full headers")
         else:
-            groups.setdefault(str(tags["SeriesInstanceUID"]), []).append((file, tags))
+            slices = _frame_tags(file, tags) if _is_multi_frame(tags) else [tags]
+            groups.setdefault(str(tags["SeriesInstanceUID"]), []).extend((file, each) for each in slices)
     passed_over = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
     if not groups:
         raise DataError(
             f"{where}: no CT or MR slices found among {len(files)} file(s) ({passed_over or 'nothing else either'})"
         )
     found = [
-        Series(digest(uid)[:8], tuple(file for file, _ in group), tuple(tags for _, tags in group), uid)
-        for uid, group in groups.items()
+        Series(
+            digest(uid, *(f"{part} {number}" for part, number in parts))[:8],
+            tuple(file for file, _ in group),
+            tuple(tags for _, tags in group),
+            uid,
+            parts,
+        )
+        for uid, everything in groups.items()
+        for parts, group in _divided(everything).items()
     ]
     notes = (f"other files passed over: {passed_over}",) if others else ()
     return sorted(found, key=lambda s: (-len(s.files), s.key)), notes
+
+
+_Slices = list[tuple[Path, dict[str, Any]]]
+_Parts = tuple[tuple[str, int], ...]
+
+
+def _divided(slices: _Slices) -> dict[_Parts, _Slices]:
+    """The slices by echo, time …: the fewest parts in which no two frames lie in the same place; else all together."""
+    if not any("frame" in tags for _, tags in slices) or _lie_apart(slices):
+        return {(): slices}
+    numbers = {word: _numbered([str(tags.get(name, "")) for _, tags in slices]) for word, name in _PARTS.items()}
+    differing = [word for word, ranks in numbers.items() if max(ranks) > 1]
+    best: dict[_Parts, _Slices] = {(): slices}
+    for chosen in (words for count in range(len(differing)) for words in combinations(differing, count + 1)):
+        parts: dict[_Parts, _Slices] = {}
+        for index, one in enumerate(slices):
+            parts.setdefault(tuple((word, numbers[word][index]) for word in chosen), []).append(one)
+        if (len(best) == 1 or len(parts) < len(best)) and all(map(_lie_apart, parts.values())):
+            best = parts
+    return best
+
+
+def _lie_apart(slices: _Slices) -> bool:
+    """Whether the slices have one orientation and no two the same place."""
+    places, directions = set(), set()
+    for file, tags in slices:
+        with dicom_errors(file):
+            places.add(tuple(np.round(_numbers(tags, "ImagePositionPatient", 3), 2).tolist()))
+            directions.add(tuple(np.round(_numbers(tags, "ImageOrientationPatient", 6), 2).tolist()))
+    return len(places) == len(slices) and len(directions) == 1
+
+
+def _numbered(values: list[str]) -> list[int]:
+    """The place of each value among those that differ, from 1: numbers by size, else words by their letters."""
+
+    def size(text: str) -> tuple[bool, float, str]:
+        try:
+            return False, float(text), text
+        except ValueError:
+            return True, 0.0, text
+
+    order = {value: number for number, value in enumerate(sorted(set(values), key=size), 1)}
+    return [order[value] for value in values]
 
 
 def _files(path: str | Path | Sequence[str | Path]) -> tuple[list[Path], str]:
@@ -133,7 +215,7 @@ def _choose(found: list[Series], wanted: str | None, where: Any) -> Series:
         return found[0]
     chosen = _matching(found, wanted)
     if not chosen:
-        rules = f"a key, a SeriesInstanceUID, {_MOST}, or {_DESCRIBED} and part of the description"
+        rules = f"a key, a SeriesInstanceUID, {_MOST}, {_DESCRIBED} and part of the description, or such as echo:1"
         raise DataError(f"{where}: the series asked for is not here; there are {listed}; expected {rules}")
     if len(chosen) > 1:
         several = ", ".join(series.describe() for series in chosen[:12])
@@ -150,7 +232,12 @@ def _matching(found: list[Series], wanted: str) -> list[Series]:
     if wanted.startswith(_DESCRIBED):
         part = wanted.removeprefix(_DESCRIBED).strip().lower()
         return [s for s in found if part and part in str(s.tags[0].get("SeriesDescription", "")).lower()]
-    return [series for series in found if wanted in (series.key, series.uid)]
+    parts = {tuple(rule.split(":")) for rule in wanted.replace(" ", "").split(",")}
+    return [series for series in found if wanted in (series.key, series.uid) or parts <= _words(series)]
+
+
+def _words(series: Series) -> set[tuple[str, ...]]:
+    return {(word, str(number)) for word, number in series.parts}
 
 
 def _refuse_mixtures(headers: Sequence[_SliceHeader]) -> None:
@@ -160,7 +247,7 @@ def _refuse_mixtures(headers: Sequence[_SliceHeader]) -> None:
     _refuse_odd(headers, lambda h: h.pixel_mm, "a pixel spacing in mm of")
     pairs = _doubles(np.stack([h.position for h in headers]), headers[0].orientation)
     if pairs:
-        one, other = (headers[i].path for i in pairs[0])
+        one, other = (headers[i].place for i in pairs[0])
         raise DataError(
             f"{one}: lies in the same place as {other} ({len(pairs)} such pair(s) in the series); "
             "remove copies, or keep one acquisition"
@@ -173,7 +260,7 @@ def _refuse_odd(headers: Sequence[_SliceHeader], trait: Callable[[_SliceHeader],
     if len(unlike):
         odd = unlike[0]
         raise DataError(
-            f"{headers[odd].path}: has {what} {traits[odd].tolist()}, but {headers[0].path.name} in the series has "
+            f"{headers[odd].place}: has {what} {traits[odd].tolist()}, but {headers[0].path.name} in the series has "
             f"{traits[0].tolist()} ({len(unlike)} of {len(headers)} slices differ from it); keep files of one kind"
         )
 
@@ -202,6 +289,6 @@ def _volume(name: str, headers: Sequence[_SliceHeader], pile: _Stack, notes: tup
         distance_mm=pile.distance_mm,
         source=DicomSlices(ordered, turn),
         notes=notes,
-        sop_uids=tuple(h.sop_uid for h in ordered),
+        sop_uids=tuple(h.sop_uid for h in ordered) if all(h.sop_uid for h in ordered) else (),
     )
     return volume if volume.plane == "axial" else replace(volume, notes=(*notes, f"{volume.plane} slices"))

@@ -202,6 +202,12 @@ class Volume:
             raise ConfigError(f"{self.name}: slice {index} asked for; there are slices 0 to {len(self) - 1}")
         return self.source(index)
 
+    def voxels_above_lowest(self) -> np.ndarray:
+        """float64 (n,): all voxels but those of the lowest value; of more than 64 million every second, third … row."""
+        apart = -(-int(np.prod(self.shape, dtype=object)) // _MOST_SAMPLED)
+        voxels = np.concatenate([self.slice_hu(index)[::apart].ravel() for index in range(len(self))])
+        return voxels[voxels > voxels.min()].astype(np.float64)
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -292,12 +298,9 @@ def _percentiles(value: Window) -> tuple[float, float] | None:
 def _percentile_window(volume: "Volume", low: float, high: float, text: str) -> tuple[float, float]:
     """Centre and width between two percentiles of the voxels above the lowest value, which is air or padding.
 
-    The pictures do not change when all values are multiplied and shifted: MR has no unit. Of more than 64 million
-    voxels every second, third … row counts.
+    The pictures do not change when all values are multiplied and shifted: MR has no unit.
     """
-    apart = -(-int(np.prod(volume.shape, dtype=object)) // _MOST_SAMPLED)
-    voxels = np.concatenate([volume.slice_hu(index)[::apart].ravel() for index in range(len(volume))])
-    voxels = voxels[voxels > voxels.min()].astype(np.float64)
+    voxels = volume.voxels_above_lowest()
     below, above = np.percentile(voxels, (low, high)) if len(voxels) else (0.0, 0.0)
     if not below < above:
         raise DataError(

@@ -136,7 +136,7 @@ def bare(axes: "Axes", title: str) -> None:
     axes.set_title(plain(title, 48), fontsize=9, color=INK, parse_math=False)
 
 
-def _scale_bar(axes: "Axes", prediction: Prediction, extent: tuple[float, float, float, float]) -> None:
+def _scale_bar(axes: "Axes", prediction: Prediction, extent: tuple[float, ...]) -> None:
     """A bar of a round length below the map; in mm or µm when the spacing is known, else in level-0 pixels."""
     from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 

@@ -1,5 +1,6 @@
 """Instances as an image: lattices as pixels, scattered points as dots."""
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from smmil.prediction import Prediction
 _MOST_CELLS = 50_000_000
 _WIDEST_PATCH = 16
 
-Extent = tuple[float, float, float, float]
+Extent = tuple[float, ...]  # left, right, bottom, top; of scans cut into patches also first and last along the slices
 # Pieces of tissue with lattices of their own may share a few cells where they meet.
 _MERGED = 0.02
 # A piece of tissue with a lattice of its own holds at least this share of the instances; points share none.
@@ -28,24 +29,32 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
     units, as matplotlib's imshow wants it. Patches wider than the step overlap; a cell is the mean of all patches that
     cover it. Pieces of tissue with lattices of their own are moved to the nearest cell (half a step at most), and
     instances that share a cell are averaged (instances on no lattice: see `smmil.maps.raster`). Values that are nan do
-    not count. One coordinate gives a single row.
+    not count. One coordinate gives a single row. Three, of a scan cut into patches, give (layers, rows, columns), and
+    the extent goes on with the first slice and the end of the last.
     """
-    points = _plane_coords(prediction)
+    points = _places(prediction)
     values = np.asarray(instance_score(prediction) if values is None else values, dtype=np.float64).reshape(-1)
     if len(values) != len(points):
         raise DataError(f"{prediction.id}: {len(values):,} values for {len(points):,} instances; give one each")
     step, reach = _lattice_of(prediction, points)
     origin = points.min(0)
     cells = np.floor((points - origin) / step + 0.5 + 1e-6).astype(np.int64)
-    columns, rows = (int(v) for v in cells.max(0) + reach)
-    if rows * columns > _MOST_CELLS:
+    shape = tuple(int(v) for v in (cells.max(0) + reach)[::-1])
+    if prod(shape) > _MOST_CELLS:
         raise DataError(
-            f"{prediction.id}: a map with a step of {step.tolist()} would have {rows:,} x {columns:,} cells; "
-            "give the right frame (patch, stride) to the prediction"
+            f"{prediction.id}: a map with a step of {step.tolist()} would have {' x '.join(f'{n:,}' for n in shape)} "
+            "cells; give the right frame (patch, stride) to the prediction"
         )
-    right, bottom = origin + step * (columns, rows)
-    extent = (float(origin[0]), float(right), float(bottom), float(origin[1]))
-    return _mean_per_cell(cells, values, reach, (rows, columns)), extent
+    (left, top, *first), (right, bottom, *last) = origin.tolist(), (origin + step * shape[::-1]).tolist()
+    return _mean_per_cell(cells, values, reach, shape), (left, right, bottom, top, *first, *last)
+
+
+def _places(prediction: Prediction) -> np.ndarray:
+    """Coordinates as (n, 2) x and y, or (n, 3) with the slice; a scan with one coordinate lies along x."""
+    coords = prediction.coords
+    if coords is None or coords.shape[1] != 3:
+        return _plane_coords(prediction)
+    return coords.astype(np.float64)
 
 
 def _plane_coords(prediction: Prediction) -> np.ndarray:
@@ -54,7 +63,10 @@ def _plane_coords(prediction: Prediction) -> np.ndarray:
         raise DataError(f"{prediction.id}: a map needs coords, which this prediction does not store; predict it again")
     points = prediction.coords.astype(np.float64)
     if points.shape[1] > 2:
-        raise DataError(f"{prediction.id}: maps show one or two coordinates, got {points.shape[1]}; choose a plane")
+        raise DataError(
+            f"{prediction.id}: this picture shows one or two coordinates, got {points.shape[1]}; smmil report and "
+            "smmil view show scans slice by slice"
+        )
     return points if points.shape[1] == 2 else np.column_stack([points, np.zeros(len(points))])
 
 
@@ -66,15 +78,16 @@ def truth_values(prediction: Prediction) -> np.ndarray | None:
 
 
 def _lattice_of(prediction: Prediction, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cell size along x and y, and how many cells a patch covers."""
+    """Cell size along each axis, and how many cells a patch covers."""
+    axes = points.shape[1]
     if prediction.frame is None:
-        return np.array([_smallest_gap(points[:, axis]) for axis in (0, 1)]), np.array([1, 1])
-    step, patch = _two(prediction.frame.step), _two(prediction.frame.patch)
+        return np.array([_smallest_gap(values) for values in points.T]), np.ones(axes, np.int64)
+    step, patch = _sizes(prediction.frame.step, axes), _sizes(prediction.frame.patch, axes)
     return step, np.clip(np.rint(patch / step), 1, _WIDEST_PATCH).astype(np.int64)
 
 
-def _two(sizes: tuple[float, ...]) -> np.ndarray:
-    return np.array([sizes[0], sizes[-1] if len(sizes) < 3 else sizes[1]])
+def _sizes(sizes: tuple[float, ...], axes: int) -> np.ndarray:
+    return np.array((*sizes, *sizes[-1:] * axes)[:axes])
 
 
 def _smallest_gap(values: np.ndarray) -> float:
@@ -82,15 +95,14 @@ def _smallest_gap(values: np.ndarray) -> float:
     return float(gaps.min()) if gaps.size else 1.0
 
 
-def _mean_per_cell(cells: np.ndarray, values: np.ndarray, reach: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def _mean_per_cell(cells: np.ndarray, values: np.ndarray, reach: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     known = ~np.isnan(values)
     cells, values = cells[known], values[known]
-    total, count = np.zeros(shape[0] * shape[1]), np.zeros(shape[0] * shape[1])
-    for right in range(reach[0]):
-        for down in range(reach[1]):
-            place = (cells[:, 1] + down) * shape[1] + cells[:, 0] + right
-            total += np.bincount(place, values, total.size)
-            count += np.bincount(place, minlength=count.size)
+    total, count = np.zeros(prod(shape)), np.zeros(prod(shape))
+    for further in np.ndindex(*reach.tolist()):
+        place = np.ravel_multi_index(tuple((cells + further).T[::-1]), shape)
+        total += np.bincount(place, values, total.size)
+        count += np.bincount(place, minlength=count.size)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan).reshape(shape)
 
 

@@ -9,7 +9,16 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
 from smmil.maps import canvas
-from smmil.maps.raster import Extent, _draw_dots, _draw_rings, dots_extent, rasterize, scattered, truth_values
+from smmil.maps.raster import (
+    Extent,
+    _draw_dots,
+    _draw_rings,
+    _plane_coords,
+    dots_extent,
+    rasterize,
+    scattered,
+    truth_values,
+)
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -131,6 +140,7 @@ def _map_shape(prediction: Prediction) -> tuple[float, float]:
     if scattered(prediction):
         left, right, bottom, top = dots_extent(prediction)
         return bottom - top, right - left
+    _plane_coords(prediction)  # refuses scans cut into patches
     rows, columns = rasterize(prediction, np.zeros(prediction.n))[0].shape
     return rows, columns
 

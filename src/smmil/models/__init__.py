@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import time
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,11 @@ from smmil.graph import Graph
 # Models that are another one with Sm in its place, and sizes for which 0 has a meaning.
 _WITH_SM = {"abmil": "sm_ap", "transformer_abmil": "sm_tap"}
 _MAY_BE_ZERO = ("steps", "warmup")
+# Whole numbers larger than these are refused: files of others state options too, and a billion steps never end. Sizes
+# of weights are bounded by the weights as well (`predict.inference.rebuilt`); these are repeated or grow with nothing.
+_LARGEST = {"steps": 1000, "iterations": 1000, "splits": 1000, "samples": 10_000, "probes": 10_000, "size": 2048}
+_LARGEST |= {"knn": 10_000, "depth": 1000, "layers": 1000, "residual_blocks": 1000, "K": 1000}
+_LARGEST_OF_ANY = 1_000_000
 # Models whose step costs at most twice that of ABMIL, for bags of any size (docs/speed.md).
 QUICK = ("abmil", "sm_ap", "dsmil", "gtp", "mean_pool", "max_pool")
 # Instances of the small steps that tell what a large one costs: each twice the one before, until one takes this long.
@@ -94,6 +100,8 @@ def create_model(name: str, in_dim: int, n_classes: int = 1, **options: Any) -> 
             raise ConfigError(f"model {name}: unknown option {option!r}; {_instead(name, option, known)}")
     _check_sizes(name, {"in_dim": in_dim, "n_classes": n_classes, **options}, {"in_dim": 1, "n_classes": 1, **known})
     _check_kinds(name, options, known)
+    if ":" not in name:  # code that is trusted has limits of its own
+        _check_largest(name, {"in_dim": in_dim, "n_classes": n_classes, **options})
     try:
         return model_class(name)(in_dim, n_classes, **options)
     except ConfigError as problem:
@@ -130,6 +138,17 @@ def _check_sizes(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> 
         counted = type(default) is int and default > 0 and not (option == "steps" and isinstance(value, str))
         if counted and not (type(value) is int and value >= least):
             raise ConfigError(f"model {name}: {option} must be a whole number of at least {least}, got {value!r}")
+
+
+def _check_largest(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse counts that no model needs, those inside of `sm` too."""
+    for option, value in given.items():
+        largest = _LARGEST.get(option, _LARGEST_OF_ANY)
+        if isinstance(value, Mapping):
+            _check_largest(name, value)
+        elif isinstance(value, int) and value > largest:
+            shown = f"{value:,}" if value < 10**18 else "a larger number"
+            raise ConfigError(f"model {name}: {option} must be at most {largest:,}, got {shown}")
 
 
 def _check_kinds(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:

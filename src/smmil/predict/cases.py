@@ -305,7 +305,8 @@ def _patients(table: Manifest) -> dict[str, dict[str, str]]:
 def _drift_case(bag: Bag, provenance: Mapping[str, Any]) -> DriftCase:
     """What the drift alarm looks at in a bag; the provenance of its file tells the positions of slices."""
     positions = provenance.get("positions_mm")
-    known = isinstance(positions, list) and len(positions) == bag.n
+    slices = bag.coords is None or bag.coords.shape[1] == 1  # not patches of them
+    known = slices and isinstance(positions, list) and len(positions) == bag.n
     return DriftCase(
         bag.id,
         bag.x.float().cpu().numpy(),

@@ -1,7 +1,7 @@
 """Annotations to instance labels: what share of every instance an expert marked, kept in a file next to the bag."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from smmil.annotations.dicom_masks import DICOM_MASKS, dicom_mask_kind, read_dicom_mask
 from smmil.annotations.labels import ANY, annotation_errors, labels_in_order, read_slice_labels
 from smmil.annotations.masks import PANDA, SUFFIXES, open_mask, pixel_share, polygon_share
 from smmil.annotations.polygons import is_boxes, read_asap, read_boxes, read_geojson, read_table
@@ -16,11 +17,13 @@ from smmil.bag import Bag
 from smmil.data.tables import read_instance_labels
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, need_file, replacing
+from smmil.images.dicom_file import is_dicom
 from smmil.images.volume import Volume, open_volume
 
 SHAPES = {"asap": read_asap, "geojson": read_geojson, "boxes": read_boxes}
-KINDS = ("auto", *SHAPES, "label-image", *PANDA, "volume", "rsna")
+KINDS = ("auto", *SHAPES, "label-image", *PANDA, "volume", "rsna", *DICOM_MASKS)
 _Bounds = tuple[float, ...]
+_DIGITS = 8  # of a share: rounding must not tip the scales at exactly one half
 _PADDING = 0.02  # share by which a mask may differ from its slide: tiles that were filled up, rounding
 
 
@@ -54,16 +57,17 @@ def annotate_case(
     """Label every instance of a bag by an annotation file: positive when more than `coverage` of it is annotated.
 
     kind      one of KINDS; auto: by the name of the file, and for .csv by its columns
-    coverage  for patches; a CT slice is positive as soon as one voxel of it is annotated
+    coverage  for patches, of slides and of scans; a CT slice is positive as soon as one voxel of it is annotated
     mpp       micrometres per pixel of the annotation, when it is not drawn in level-0 pixels
     bounds    x, y, width, height of the scanned area: where coordinates of GeoJSON count from (QuPath), and those of a
               label image of exactly that size
-    positive  classes or codes that are lesions, where the file has others as well; of RSNA the subtypes; of masks
-              also ["any"]: every code but 0, as in masks that number their lesions
+    positive  classes or codes that are lesions, where the file has others as well; of RSNA the subtypes; of DICOM
+              masks numbers or names; of masks also ["any"]: every code but 0, as in masks that number their lesions
     slices    SOPInstanceUID of every instance, for labels given per slice (`Volume.sop_uids`)
     complete  False: not all lesions were marked, so what is not positive is unknown
     size      width and height of the slide in level-0 pixels: a label image of another size is refused
-    scan      the scan of a label volume: one that lies elsewhere along the body, or has other sizes, is refused
+    scan      the scan of a label volume: one that lies elsewhere along the body, or has other sizes, is refused;
+              DICOM masks need it, since they lie in the patient
 
     What is doubtful but not refused stands in about["warnings"].
     """
@@ -72,8 +76,17 @@ def annotate_case(
     if not 0 <= coverage < 1:
         raise ConfigError(f"coverage must be at least 0 and less than 1, got {coverage}")
     kind = _kind(path) if check_choice(kind, KINDS, "kind of annotation") == "auto" else kind
-    if kind in ("rsna", "volume"):
+    boxes = bag.coords is not None and bag.coords.shape[1] == 3
+    of_scan = ("volume", *DICOM_MASKS)
+    if boxes and kind not in of_scan:
+        raise DataError(
+            f"{path}: {kind} says nothing about patches of a scan, which {bag.id} has; give a label volume (NIfTI) or "
+            "a DICOM mask, or prepare whole slices"
+        )
+    if kind in ("rsna", *of_scan):
         rule = {"rule": "any annotation in the slice", "coverage": 0.0}
+        if boxes:
+            rule = {"rule": "more than coverage of the patch", "coverage": coverage}
         share, more = _of_scan(bag, path, kind, positive, slices, scan)
     else:
         rule = {"rule": "more than coverage of the area", "coverage": coverage}
@@ -135,6 +148,10 @@ def _kind(path: Path) -> str:
     known = {".xml": "asap", ".geojson": "geojson", ".json": "geojson", **dict.fromkeys(SUFFIXES, "label-image")}
     if path.suffix.lower() in known:
         return known[path.suffix.lower()]
+    if path.suffix.lower() != ".csv" and is_dicom(path):
+        if (found := dicom_mask_kind(path)) is None:
+            raise DataError(f"{path}: is a DICOM file, but no mask; expected SEG or RTSTRUCT")
+        return found
     if path.suffix.lower() != ".csv":
         raise DataError(f"{path}: cannot tell what kind of annotation this is; choose from: {', '.join(KINDS[1:])}")
     with annotation_errors(path, "a table"):
@@ -226,7 +243,7 @@ def _of_scan(
     slices: Sequence[str] | None,
     scan: Volume | None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Annotated share of every slice: 0 or 1 from a table of labels per slice, else that of a label volume."""
+    """Annotated share of every slice or patch: 0 or 1 from a table of labels per slice, else that of a label volume."""
     if kind == "rsna":
         if slices is None or len(slices) != bag.n:
             got = "none" if slices is None else f"{len(slices)}"
@@ -234,19 +251,51 @@ def _of_scan(
         with annotation_errors(path, "labels of slices"):
             marked = labels_in_order(read_slice_labels(path), slices, positive or (ANY,))
         return marked.astype(np.float64), {}
+    patches = bag.coords is not None and bag.coords.shape[1] == 3
+    if kind in DICOM_MASKS:
+        if scan is None or (not patches and len(scan) != bag.n):
+            got = "none" if scan is None else f"one of {len(scan)}"
+            raise DataError(
+                f"{path}: lies in the patient and needs the scan of {bag.n} slices it was drawn on, got {got}"
+            )
+        masks, notes = read_dicom_mask(path, kind, scan, positive)
+        return _shares(bag, path, masks, scan.shape), {"notes": notes}
     codes, volume = _codes(positive), open_volume(path)  # turned as the scan itself is
-    if len(volume) != bag.n:
+    if not patches and len(volume) != bag.n:
         raise DataError(f"{path}: {len(volume)} slices for a scan of {bag.n}; the label volume is of another scan")
     if scan is not None:
         _check_geometry(path, volume, scan)
-    pages = [volume.slice_hu(index) for index in range(bag.n)]
+    pages = [volume.slice_hu(index) for index in range(len(volume))]
     seen = np.unique(np.concatenate([np.unique(page) for page in pages]))
     if codes is None and len(seen[seen != 0]) > 1:
         listed = ", ".join(f"{code:g}" for code in seen[:10])
         raise DataError(
             f"{path}: holds the codes {listed}; say which are lesions (--positive 3), or that all are (--positive any)"
         )
-    return np.array([(page != 0 if not codes else np.isin(page, codes)).mean() for page in pages]), {}
+    lesions = (page != 0 if not codes else np.isin(page, codes) for page in pages)
+    return _shares(bag, path, lesions, volume.shape), {}
+
+
+def _shares(bag: Bag, path: Path, lesions: Iterable[np.ndarray], shape: tuple[int, int, int]) -> np.ndarray:
+    """Share of lesion in every slice, or in every patch, from a yes/no picture of each slice."""
+    if bag.coords is None or bag.coords.shape[1] != 3:
+        return np.array([lesion.mean() for lesion in lesions])
+    boxes = _voxel_boxes(bag, path, shape)
+    share, (first, last) = np.zeros(bag.n), (boxes[:, 2], boxes[:, 5])
+    for z, lesion in enumerate(lesions):
+        here = np.flatnonzero((first <= z) & (z < last))
+        share[here] += pixel_share(boxes[here][:, [0, 1, 3, 4]], [(0, 0, lesion)])
+    return np.round(share / (last - first), _DIGITS)
+
+
+def _voxel_boxes(bag: Bag, path: Path, shape: tuple[int, int, int]) -> np.ndarray:
+    """(n, 6) first and last corner of every patch of a scan in voxels; an error if the mask is too small."""
+    if bag.coords is None or bag.frame is None or len(bag.frame.patch) != 3:
+        raise DataError(f"{bag.id}: patches of a scan need a frame with the size of a patch along x, y and z")
+    first = bag.coords.numpy().astype(np.float64)
+    if first.min() < 0 or (first >= shape[::-1]).any():
+        raise DataError(f"{path}: patches of {bag.id} lie outside; the label volume is of another scan")
+    return np.hstack([first, first + bag.frame.patch])
 
 
 def _check_geometry(path: Path, mask: Volume, scan: Volume) -> None:

@@ -41,6 +41,7 @@ from smmil.prepare.selection import (
 )
 from smmil.prepare.table import PreparedCase, PrepareJob
 from smmil.prepare.tissue import _TissueMask
+from smmil.prepare.volume_patches import _VolumePatches
 from smmil.runtime import own_card, versions
 
 _SIDE = 1024
@@ -75,16 +76,36 @@ def _outline(mask: _TissueMask, shape: tuple[int, int], scale: float) -> np.ndar
     return tissue & ~binary_erosion(tissue, np.ones((3, 3)))
 
 
-def _scan_preview(path: Path, volume: Volume, shown: tuple[float, float]) -> None:
-    """Up to 20 slices, evenly spread from the first to the last, through the first window."""
+def _scan_preview(
+    path: Path, volume: Volume, shown: tuple[float, float], patches: _VolumePatches | None = None
+) -> None:
+    """Up to 20 slices, evenly spread from the first to the last, through the first window, with their patches."""
     chosen = np.unique(np.linspace(0, len(volume) - 1, min(len(volume), 4 * _ACROSS)).round().astype(int))
-    sheet = Image.new("L", (_SLICE * min(_ACROSS, len(chosen)), _SLICE * ceil(len(chosen) / _ACROSS)))
+    size = _SLICE * min(_ACROSS, len(chosen)), _SLICE * ceil(len(chosen) / _ACROSS)
+    sheet = Image.new("L" if patches is None else "RGB", size)
     for place, index in enumerate(chosen.tolist()):
         shades = window(volume.slice_hu(index), *shown)
         tile = Image.fromarray((shades * 255).round().astype(np.uint8))
         tile.thumbnail((_SLICE, _SLICE))
-        sheet.paste(tile, (place % _ACROSS * _SLICE, place // _ACROSS * _SLICE))
+        corner = place % _ACROSS * _SLICE, place // _ACROSS * _SLICE
+        sheet.paste(tile, corner)
+        if patches is not None:
+            _draw_patches(sheet, corner, tile.width / volume.shape[2], patches, index)
     _save(path, sheet)
+
+
+def _draw_patches(
+    sheet: Image.Image, corner: tuple[int, int], scale: float, patches: _VolumePatches, index: int
+) -> None:
+    """Frames around the patches of a slice, within the picture of that slice."""
+    first, (wide, high, deep) = patches.coords, patches.lattice.patch
+    here = first[(first[:, 2] <= index) & (index < first[:, 2] + deep)]
+    for x, y, _ in here.tolist():
+        right, bottom = min(x + wide, patches.lattice.size[0]), min(y + high, patches.lattice.size[1])
+        box = [round(side * scale) for side in (x, y, right, bottom)]
+        ends = [corner[0] + box[0], corner[1] + box[1], corner[0] + box[2] - 1, corner[1] + box[3] - 1]
+        if ends[2] > ends[0] and ends[3] > ends[1]:
+            ImageDraw.Draw(sheet).rectangle(ends, outline=_TILE)
 
 
 def _save(path: Path, image: Any) -> None:
@@ -215,13 +236,21 @@ class _CaseMaker:
             facts = _slide_facts(slide, selection, recipe.pixels or encoder.pixels) | encoded.facts
         return self._write(encoded, encoder, selection.frame, selection.graph, facts)
 
-    def _make_scan(self, encoder: Encoder) -> dict[str, Any]:
+    def _make_scan(self, encoder: Encoder) -> dict[str, Any] | None:
         volume = self.open_volume()
-        pictures = _SlicePictures(volume, self.recipe)
-        features = encode_stream(encoder, pictures)
-        encoded = _Encoded(features, np.arange(len(features), dtype=np.int64)[:, None])  # a slice is at its number
-        _scan_preview(self.job.preview_path, volume, pictures.windows[0])
-        facts = {
+        pictures, patches = _SlicePictures(volume, self.recipe), self.select_patches(volume)
+        _scan_preview(self.job.preview_path, volume, pictures.windows[0], patches)
+        if patches is not None and not len(patches.coords):
+            self.job.bag_path.unlink(missing_ok=True)
+            return None
+        if patches is None or self.recipe.cut is None:
+            features = encode_stream(encoder, pictures)
+            encoded = _Encoded(features, np.arange(len(features), dtype=np.int64)[:, None])  # a slice is at its number
+            frame, rule = volume.frame, dict[str, Any](kind="chain")
+        else:
+            encoded = _Encoded(patches.encode(pictures, self.recipe.cut, encoder), patches.coords)
+            frame, rule = patches.lattice.frame, {"kind": "grid", "neighbours": 8}
+        facts: dict[str, Any] = {
             "notes": list(volume.notes),
             "shape": list(volume.shape),
             "spacing_mm": list(volume.spacing_mm),
@@ -231,7 +260,13 @@ class _CaseMaker:
             "series": volume.series,
             "warnings": pictures.warnings(),
         }
-        return self._write(encoded, encoder, volume.frame, {"kind": "chain"}, facts)
+        if patches is not None:
+            facts |= {"patch_voxels": list(patches.lattice.patch), "body_above": patches.threshold}
+        return self._write(encoded, encoder, frame, rule, facts)
+
+    def select_patches(self, volume: Volume) -> _VolumePatches | None:
+        """The patches of a scan; None: its slices are the instances."""
+        return None if self.recipe.cut is None else _VolumePatches.select(volume, self.recipe.cut, self.recipe.kind)
 
     def _write(
         self, encoded: _Encoded, encoder: Encoder, frame: Frame, rule: dict[str, Any], facts: dict[str, Any]
@@ -317,7 +352,10 @@ def preflight(job: PrepareJob) -> _Preview:
         maker = _CaseMaker(job)
         status = "to do" if maker.finished() is None else "done"
         if job.recipe.kind in SCANS:
-            return _Preview(id_, status, len(maker.open_volume()))
+            volume = maker.open_volume()
+            patches = maker.select_patches(volume)
+            count = len(volume) if patches is None else len(patches.coords)
+            return _Preview(id_, status if count else "no tissue", count)
         with maker.open_slide() as slide:
             chosen = maker.select(slide)
             count, width = len(chosen.coords), chosen.facts.get("tile_um", {})

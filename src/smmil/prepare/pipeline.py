@@ -82,7 +82,7 @@ def _lost(done: Sequence[_Outcome]) -> str | None:
     known = [(o.task, o.value) for o in done if o.value is not None and o.value.positives is not None]
     known = [(job, case) for job, case in known if job.case.label not in ("", "0")]
     shares = [case.largest_share for _, case in known if case.largest_share is not None]
-    by_area = {job.coverage for job, _ in known} if known and known[0][0].recipe.kind not in SCANS else set()
+    by_area = {job.coverage for job, _ in known if job.recipe.kind not in SCANS or job.recipe.cut}
     coverage = by_area.pop() if len(by_area) == 1 and len(shares) == len(known) else None
     return lost_truth(len(known), sum(not case.positives for _, case in known), shares, coverage)
 
@@ -191,7 +191,7 @@ def plan(
     if (recipe.kind == "points") != (points is not None):
         raise ConfigError("--points: a table of points and the kind 'points' belong together; give both")
     recipe = _with_reference(recipe)
-    refuse_unused({"mpp": mpp, "coverage": coverage, "series": series}, recipe.kind)
+    refuse_unused({"mpp": mpp, "coverage": coverage, "series": series}, recipe.kind, recipe.cut is not None)
     # of this kind, and damaged ones that might be
     fitting = [s for s in found if s.kind in (None, *SOURCES[recipe.kind])]
     if not fitting:
@@ -206,6 +206,7 @@ def plan(
     else:
         own = used = load_encoder(encoder, weights=weights, device=device, autocast=recipe.autocast, pixels=pixels)
         recipe = recipe.model_copy(update={"encoder": own.id.partition("@")[0]})
+    _check_depth(recipe, used)
     digest = recipe.digest(used.id)
     annotated = any(case.annotation is not None for case in cases.cases)
     note = _check_annotations(cases.cases, recipe.kind, annotated, points, coverage, positive)
@@ -216,6 +217,18 @@ def plan(
     strays = [] if points is None else _stray_images(points, [case.source.stem for case in cases.cases])
     notes = tuple(text for text in (note, _scale_note(recipe, used)) if text is not None)
     return PreparePlan(jobs, recipe, used.id, out, (*cases.missing, *strays), cases.unlisted, notes)
+
+
+def _check_depth(recipe: Recipe, encoder: Encoder) -> None:
+    """Refuse an encoder of boxes for anything but boxes of as many slices, and one of pictures for whole boxes."""
+    wanted = recipe.cut.slices if recipe.cut is not None and recipe.cut.encode == "whole" else None
+    if wanted != encoder.depth:
+        takes = "pictures" if encoder.depth is None else f"boxes of {encoder.depth} slices"
+        given = "pictures" if wanted is None else f"boxes of {wanted} slices (encode: whole)"
+        raise ConfigError(
+            f"encoder {encoder.id.partition('@')[0]}: takes {takes}, but the recipe gives {given}; change encode and "
+            "slices under patch in the recipe, or choose another encoder"
+        )
 
 
 def _scale_note(recipe: Recipe, encoder: Encoder) -> str | None:

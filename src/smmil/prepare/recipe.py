@@ -1,11 +1,12 @@
 """Every choice that changes pixels or features, in one frozen object with a fingerprint."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from smmil.config import checked, read_yaml
 from smmil.encoders.table import is_outside
@@ -58,6 +59,54 @@ class TissueRecipe(_Part):
     origin: Literal["level0", "bounds"] = "level0"
 
 
+class PatchRecipe(_Part):
+    """Patches of a scan in place of whole slices: squares within a slice, or boxes of several slices.
+
+    side_mm       width and height of a patch; or give side_px, in voxels
+    depth_mm      its thickness; or give depth_slices (1: squares within a slice)
+    overlap       share of a patch by which neighbours overlap, along both sides and through the slices of a box
+    foreground    what counts as body: auto (CT: above -300 HU; else above Otsu's threshold), none (everything), voxels
+                  above a value such as -300, or above a percentile such as p60; holes within a slice are filled
+    share         a patch is kept when more than this share of it is body; 0: one voxel is enough
+    slices        of how many slices, evenly spread over it, the features of a box are made
+    encode        mean of their features; concat: one after the other; whole: the encoder takes all of them at once
+    """
+
+    side_mm: Positive | None = None
+    side_px: Side | None = None
+    depth_mm: Positive | None = None
+    depth_slices: Side | None = None
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    foreground: str = "auto"
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    slices: Annotated[int, Field(ge=1, le=64)] = 3
+    encode: Literal["mean", "concat", "whole"] = "mean"
+
+    @field_validator("foreground", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        """YAML reads -300 as a number."""
+        return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "PatchRecipe":
+        if (self.side_mm is None) == (self.side_px is None):
+            raise ValueError("patches of a scan have one width: give side_mm (--patch-mm) or side_px (--patch-px)")
+        if self.depth_mm is not None and self.depth_slices is not None:
+            raise ValueError("patches of a scan have one thickness: give depth_mm or depth_slices")
+        if not re.fullmatch(r"auto|none|-?\d+(\.\d+)?|p\d{1,2}(\.\d+)?", self.foreground):
+            raise ValueError(
+                f"foreground {self.foreground!r}: expected auto, none, a value such as -300, or a percentile (p60)"
+            )
+        return self
+
+    @property
+    def looks(self) -> int:
+        """Slices of which the features of a patch are made; 1 within a slice."""
+        flat = self.depth_mm is None and self.depth_slices in (None, 1)
+        return 1 if flat and self.encode != "whole" else self.slices
+
+
 class Recipe(_Part):
     """From the pixels of a case to its instances and their features.
 
@@ -77,6 +126,7 @@ class Recipe(_Part):
     stain_target     and the numbers found in it there, in the order of `smmil.prepare.stain`
     windows      scans: three windows as colours, or one; by name, as centre/width, or percentiles such as p1/99
     triplets     scans: the slice below, itself and the slice above as colours, through a single window
+    patch        scans: cut into patches; None: every slice is an instance
     encoder      name of an encoder, or `package.module:function` that gives one
     autocast     encoder in 16 bits: true, float16 or bfloat16
     encoder_pixels  side at which the encoder looks at an instance; None: what it was trained on. Less is faster
@@ -100,6 +150,7 @@ class Recipe(_Part):
     stain_target: tuple[float, ...] | None = None
     windows: tuple[str, ...] = RSNA
     triplets: bool = False
+    patch: PatchRecipe | None = None
     encoder: str = "efficientnet-lite0"
     autocast: bool | Literal["float16", "bfloat16"] = False
     encoder_pixels: Side | None = None
@@ -159,13 +210,18 @@ class Recipe(_Part):
                     f"window {name!r} is in Hounsfield units, which {_CASES[self.kind]} have not; try p1/99"
                 )
 
+    @property
+    def cut(self) -> PatchRecipe | None:
+        """How scans are cut into patches; None: whole slices, or other cases than scans."""
+        return self.patch if self.kind in SCANS else None
+
     def settings(self) -> dict[str, Any]:
         """The choices that count for this kind, as plain data: a CT recipe does not change with a tile size."""
         dumped = self.model_dump(mode="json", exclude={"tile_px", "tile_mpp"})
         # what earlier versions did not have counts only when it is chosen, so that their fingerprints stay
         if self.tissue.pen == "keep":
             del dumped["tissue"]["pen"]
-        unset = {name for name in _LATER if dumped[name] is None}
+        unset = {name for name in (*_STAINS, "patch") if dumped[name] is None}
         own = {*_SHARED, *_OWN[self.kind]} - unset
         return {name: value for name, value in dumped.items() if name in own}
 
@@ -175,26 +231,30 @@ class Recipe(_Part):
 
 
 _SHARED = ("kind", "encoder", "autocast", "encoder_pixels")
-_LATER = ("stain", "stain_reference", "stain_target")
+_STAINS = ("stain", "stain_reference", "stain_target")
 _OWN = {
-    "slide": ("tile_um", "pixels", "overlap_um", "tissue", "reader", "max_damaged", *_LATER),
-    "points": ("pixels", "reader", "max_damaged", "crop_px", "first_pixel", "neighbours", *_LATER),
-    "patches": ("pixels", "max_damaged", "graph", "neighbours", *_LATER),
-    **dict.fromkeys(SCANS, ("windows", "triplets")),
+    "slide": ("tile_um", "pixels", "overlap_um", "tissue", "reader", "max_damaged", *_STAINS),
+    "points": ("pixels", "reader", "max_damaged", "crop_px", "first_pixel", "neighbours", *_STAINS),
+    "patches": ("pixels", "max_damaged", "graph", "neighbours", *_STAINS),
+    **dict.fromkeys(SCANS, ("windows", "triplets", "patch")),
 }
 _NEITHER: dict[str, tuple[str, ...]] = {
     "mpp": ("slide", "points", "patches"),
     "coverage": ("slide", "points", "patches"),
 }
 _NEITHER["series"] = ("ct", "mr")
-_TYPED = {"windows": "--window"}
+_TYPED = {"windows": "--window", "patch": "--patch-mm, --patch-px"}
 _CASES = {"slide": "slides", "points": "crops around points", "patches": "patch files"}
 _CASES |= {"ct": "CT scans", "mr": "MR scans", "stack": "stacks of pictures"}
 
 
-def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
-    """Refuse choices made for this run that change nothing for its kind of cases; a recipe file may serve several."""
-    for name in (name for name, value in chosen.items() if value is not None and name not in _SHARED):
+def refuse_unused(chosen: Mapping[str, Any], kind: str, patches: bool = False) -> None:
+    """Refuse choices made for this run that change nothing for its kind of cases; a recipe file may serve several.
+
+    patches  scans are cut into patches, which a mask may cover in part
+    """
+    shared = (*_SHARED, "coverage") if patches else _SHARED
+    for name in (name for name, value in chosen.items() if value is not None and name not in shared):
         own = "tile_um" if name in ("tile_px", "tile_mpp") else name
         kinds = _NEITHER.get(name) or [k for k in KINDS if own in _OWN[k]]
         if kind not in kinds:
@@ -202,6 +262,7 @@ def refuse_unused(chosen: Mapping[str, Any], kind: str) -> None:
             if name == "tissue":
                 typed = {"share": "--tissue-share", "pen": "--pen"}.get(next(iter(chosen[name])), "--tissue")
             meant = " and ".join(_CASES[k] for k in kinds if k not in SCANS[1:])
+            meant += " and patches of scans" if name == "coverage" else ""
             raise ConfigError(f"{typed}: is for {meant}, but these are {_CASES[kind]}; leave it out")
 
 
@@ -233,7 +294,15 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     sizes = ("tile_um", "tile_px", "tile_mpp")
     if any(name in above for name in sizes):
         below = {name: value for name, value in below.items() if name not in sizes}
-    inner = below.get("tissue")
-    if "tissue" in above and isinstance(below.get("tissue", {}), dict):
-        inner = {**below.get("tissue", {}), **above["tissue"]}
-    return below | above | ({} if inner is None else {"tissue": inner})
+    inner = {}
+    for part in ("tissue", "patch"):
+        if part in above and isinstance(below.get(part, {}), dict):
+            inner[part] = _without_rivals(below.get(part, {}), above[part]) | above[part]
+    return below | above | inner
+
+
+def _without_rivals(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """The choices below, without the other form of a size that is given on top."""
+    rivals = ({"side_mm", "side_px"}, {"depth_mm", "depth_slices"})
+    replaced = set().union(*(both for both in rivals if both & above.keys()))
+    return {name: value for name, value in below.items() if name not in replaced}

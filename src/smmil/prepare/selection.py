@@ -261,17 +261,21 @@ class _SlicePictures:
         self.lowest, self.highest, self.empty = np.inf, -np.inf, 0
 
     def __iter__(self) -> Iterator[np.ndarray]:
+        return map(_square, self.shades())
+
+    def shades(self) -> Iterator[np.ndarray]:
+        """(3, rows, columns) of every slice in turn."""
         if self.recipe.triplets:
             for three in triplets(self.volume):
                 shades = window_channels(three, self.windows)
                 self._count(three[1], shades[:, 1])
-                yield _square(shades[0])
+                yield shades[0]
             return
         for index in range(len(self.volume)):
             hu = self.volume.slice_hu(index)
             shades = window_channels(hu, self.windows)
             self._count(hu, shades)
-            yield _square(shades if len(shades) == 3 else shades.repeat(3, axis=0))
+            yield shades if len(shades) == 3 else shades.repeat(3, axis=0)
 
     def _count(self, values: np.ndarray, shades: np.ndarray) -> None:
         self.shown += ((shades > 0) & (shades < 1)).sum((1, 2))

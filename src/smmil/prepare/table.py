@@ -26,6 +26,8 @@ _TEXTS = (".csv", ".parquet", ".xlsx", ".txt", ".xml", ".json", ".geojson", ".ya
 _PATCHES = ".patches.csv"
 ENDINGS = _SLIDES + _SCANS + _DICOM
 _LOOKS = 5
+_MASKS = "masks"
+_DRAWN = ("SEG", "RTSTRUCT")
 _CALLED = {"slide": "slides", "ct": "scans", "mr": "MR scans", "patches": "tables of patches"}
 
 
@@ -41,7 +43,8 @@ def find_sources(roots: Iterable[str | Path], skip: Path | None = None, stacks: 
             raise DataError(f"{root}: no such file or folder")
         _refuse_no_image(root)
         for path in [root] if root.is_file() else _stacks(root, skip) if stacks else _inside(root, skip):
-            found.setdefault(path.resolve(), ImageSource(path, _name(path, root), _source_kind(path)))
+            if (kind := _source_kind(path)) != _MASKS:
+                found.setdefault(path.resolve(), ImageSource(path, _name(path, root), kind))
     if not found:
         hint = f"looked for {', '.join(_SLIDES + _SCANS)} and DICOM files"
         if features := [path for folder in folders for path in sorted(folder.glob("*.h5"))]:
@@ -98,7 +101,7 @@ def _name(path: Path, root: Path) -> str:
 
 
 def _source_kind(path: Path) -> str | None:
-    """slide, patches, ct, mr or stack; None for a damaged file."""
+    """slide, patches, ct, mr or stack; masks for a folder of nothing but DICOM masks; None for a damaged file."""
     if is_mosaic(path):
         return "patches"
     if is_stack(path):
@@ -106,13 +109,19 @@ def _source_kind(path: Path) -> str | None:
     if path.is_file() and _ending(path) not in _DICOM:
         return "ct" if _ending(path) in _SCANS else "slide"
     files = [path] if path.is_file() else _some_dicom(sorted(p for p in path.iterdir() if p.is_file()))
-    for file in files[:_LOOKS]:
+    looked, masks = 0, 0
+    for file in files:
         try:
             modality = kind_of(read_tags(file))
         except DataError:
-            continue  # the case itself will say so when its turn comes
-        return {"SM": "slide", "MR": "mr"}.get(modality, "ct")
-    return None
+            modality = None  # the case itself will say so when its turn comes
+        if modality in _DRAWN:
+            masks += 1
+        elif modality is not None:
+            return {"SM": "slide", "MR": "mr"}.get(modality, "ct")
+        elif (looked := looked + 1) == _LOOKS:
+            break
+    return _MASKS if masks and not looked else None
 
 
 def _common_kind(sources: list[ImageSource]) -> str:

@@ -32,8 +32,8 @@ _UNKNOWN_TRUTH = 2
 
 @dataclass(frozen=True)
 class _Raster:
-    """A packed map (slides), dots (slides whose instances lie on no lattice), strip (scans: one coordinate) or list (no
-    usable coordinates).
+    """A packed map (slides), dots (slides whose instances lie on no lattice), strip (scans: one coordinate), volume
+    (scans cut into patches: layers below each other, from foot to head) or list (no usable coordinates).
 
     packed  base64 of gzip of: mask (1 bit per cell), then for the cells with tissue truth (1 byte: 0, 1, 2 = unknown)
             and the score as whole number from 0 (lowest) to 2^bits - 1 (highest), all high bytes before all low bytes;
@@ -59,7 +59,21 @@ def _pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> 
     if scattered(prediction):
         return _dots(prediction, scores, bits)
     kind, image, truth, extent, notes = _picture(prediction, scores)
-    return _raster(_map_facts(kind, extent, scores, notes), image, truth, bits)
+    facts = _map_facts(kind, extent, scores, notes)
+    if image.ndim == 3:
+        facts |= {"layers": len(image), "span": _slice_span(prediction, extent, len(image))}
+        image = image.reshape(-1, image.shape[-1])
+        truth = None if truth is None else truth.reshape(image.shape)
+    return _raster(facts, image, truth, bits)
+
+
+def _slice_span(prediction: Prediction, extent: Extent, layers: int) -> list[float]:
+    """First slice, end of the last one (patches may stick out of the scan), and slices per layer."""
+    first, last = extent[4:]
+    recorded = prediction.meta.get("scan")
+    slices = recorded.get("slices") if isinstance(recorded, dict) else None
+    end = min(last, float(slices)) if isinstance(slices, int) and slices > first else last
+    return [first, end, (last - first) / layers]
 
 
 def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> _Raster:
@@ -84,7 +98,7 @@ def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> _Raster:
 
 def _map_facts(kind: str, extent: Extent, scores: np.ndarray, notes: list[str]) -> dict[str, Any]:
     """Left, top, right, bottom; ends of the colour scale: 2nd and 98th percentile, as in the pictures of smmil.maps."""
-    left, right, bottom, top = extent
+    left, right, bottom, top = extent[:4]
     colours = list(canvas.limits_of(scores, None)[:2])
     return {"kind": kind, "extent": [left, top, right, bottom], "colours": colours, "notes": notes}
 
@@ -127,23 +141,24 @@ def _picture(
         reason = str(problem).removeprefix(f"{prediction.id}: ")
         return "list", scores[None], row, (0.0, width, 1.0, 0.0), [f"no map: {reason}"]
     assert prediction.coords is not None  # rasterize refuses predictions without
-    kind = "strip" if prediction.coords.shape[1] == 1 else "map"
+    kind = {1: "strip", 3: "volume"}.get(prediction.coords.shape[1], "map")
     factor = int(np.ceil(np.sqrt(image.size / MOST_CELLS)))
     if factor == 1:
         return kind, image, truth, extent, []
-    step = (extent[1] - extent[0]) / image.shape[1], (extent[2] - extent[3]) / image.shape[0]
+    step = (extent[1] - extent[0]) / image.shape[-1], (extent[2] - extent[3]) / image.shape[-2]
     image, truth = _coarser(image, factor), None if truth is None else _coarser(truth, factor)
-    right, bottom = extent[0] + image.shape[1] * factor * step[0], extent[3] + image.shape[0] * factor * step[1]
+    right, bottom = extent[0] + image.shape[-1] * factor * step[0], extent[3] + image.shape[-2] * factor * step[1]
     note = f"large map: every cell shows the highest score of {factor} x {factor} tiles"
-    return kind, image, truth, (extent[0], right, bottom, extent[3]), [note]
+    return kind, image, truth, (extent[0], right, bottom, extent[3], *extent[4:]), [note]
 
 
 def _coarser(image: np.ndarray, factor: int) -> np.ndarray:
-    """Highest value of each block of factor x factor cells, nan where all are."""
-    rows, columns = (-(-side // factor) * factor for side in image.shape)
-    padded = np.full((rows, columns), -np.inf)
-    padded[: image.shape[0], : image.shape[1]] = np.where(np.isnan(image), -np.inf, image)
-    highest = padded.reshape(rows // factor, factor, columns // factor, factor).max((1, 3))
+    """Highest value of each block of factor x factor cells, in every layer; nan where all are."""
+    rows, columns = (-(-side // factor) * factor for side in image.shape[-2:])
+    padded = np.full((*image.shape[:-2], rows, columns), -np.inf)
+    padded[..., : image.shape[-2], : image.shape[-1]] = np.where(np.isnan(image), -np.inf, image)
+    blocks = padded.reshape(*image.shape[:-2], rows // factor, factor, columns // factor, factor)
+    highest = blocks.max((-3, -1))
     return np.where(np.isinf(highest), np.nan, highest)
 
 
@@ -166,9 +181,9 @@ class _ReportCase:
 
     @property
     def kind(self) -> str:
-        """The best that any model's prediction allows: map, points, strip or list."""
+        """The best that any model's prediction allows: map, points, volume, strip or list."""
         kinds = {raster.facts["kind"] for raster in self.all_rasters}
-        return next(kind for kind in ("map", "points", "strip", "list") if kind in kinds)
+        return next(kind for kind in ("map", "points", "volume", "strip", "list") if kind in kinds)
 
 
 def _all_cases(

@@ -328,6 +328,7 @@ def _picture_facts(picture: _CasePicture | None, reason: str | None) -> dict[str
     return {
         "picture": None if picture is None or picture.area is None else list(picture.area),
         "slices": None if picture is None else picture.layout,
+        "voxels": None if picture is None else picture.voxels,
         "missing": None if reason is None or picture is not None else safe_text(reason),
         "damage": None if reason is None or picture is None else safe_text(reason),
     }

@@ -37,6 +37,7 @@ class _CasePicture:
     area: Area | None = None  # left, top, width, height of a slide in coordinate units
     damage: str | None = None  # what of a slide is lost and hatched; damaged scans are not shown at all
     layout: list[int] | None = None  # of a scan: slices per row, their width and height, number of slices
+    voxels: list[int] | None = None  # columns and rows of a slice in its file
 
 
 def _lost_pixels(thumbnail: Thumbnail) -> np.ndarray:
@@ -125,7 +126,7 @@ def _scan_picture(original: Original, case: _ReportCase, most_bytes: int, shades
         jpeg = _as_jpeg(sheet)
         if len(jpeg) <= most_bytes:
             break
-    return _CasePicture(jpeg, layout=[across, width, height, len(grey)])
+    return _CasePicture(jpeg, layout=[across, width, height, len(grey)], voxels=[volume.shape[2], volume.shape[1]])
 
 
 def _grey(volume: Volume, shades: tuple[float, float]) -> np.ndarray:
@@ -184,8 +185,8 @@ def _picture(case: _ReportCase, files: dict[str, Original], most_bytes: int, sha
     if case.kind == "list":
         raise DataError("there is no map that a picture could lie below; see the note on the case")
     if case.id not in files:
-        raise DataError(f"no {'scan' if case.kind == 'strip' else 'slide'} of this name was found")
-    if case.kind == "strip":
+        raise DataError(f"no {'scan' if case.kind in ('strip', 'volume') else 'slide'} of this name was found")
+    if case.kind in ("strip", "volume"):
         return _scan_picture(files[case.id], case, most_bytes, shades)
     return _case_picture(files[case.id], case, most_bytes)
 

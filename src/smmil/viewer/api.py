@@ -97,6 +97,7 @@ def _one_case(study: "ViewerData", number: int) -> dict[str, Any]:
         "id": row.title,
         "kind": row.kind,
         "instances": row.instances,
+        "axes": 0 if places.coords is None else places.coords.shape[1],
         "patch": places.patch,
         "step": places.step,
         "mpp": places.mpp,

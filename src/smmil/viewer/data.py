@@ -92,7 +92,8 @@ class ViewerData:
         return next(m for m in range(len(self.models)) if self.present(case, m))
 
     def coords_bytes(self, case: int) -> bytes:
-        """Little-endian float32: corners of the patches in level-0 pixels, or the number of the slice."""
+        """Little-endian float32: corners of the patches in level-0 pixels, the number of the slice, or of patches of a
+        scan column, row and slice."""
         places = self.geometry(case)
         if places.coords is None:
             raise _NotFound("this case has no coordinates")

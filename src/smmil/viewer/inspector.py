@@ -25,7 +25,8 @@ _SAME_SIZE = 0.01  # pixel sizes closer than this are the same, written with few
 
 @dataclass(frozen=True, eq=False)
 class _Geometry:
-    """coords (n, 2) corners or (n, 1) slices; boxes (n, 4) left, top, right, bottom; sizes in level-0 pixels.
+    """coords (n, 2) corners, (n, 1) slices, or (n, 3) corners and first slice of patches of a scan; boxes (n, 4) left,
+    top, right, bottom; sizes in level-0 pixels, of scans in voxels.
 
     size   of the slide, width and height, as far as it is known
     notes  what a viewer should know, one line each
@@ -47,7 +48,9 @@ def _case_geometry(study: "ViewerData", number: int) -> _Geometry:
     if coords is None or row.kind == "none":
         return _Geometry()
     if row.kind == "scan":
-        return _Geometry(coords[:, -1:].astype(np.float64))
+        frame = case.prediction.frame if coords.shape[1] == 3 else None
+        sizes = (None, None) if frame is None else (frame.patch, frame.step)
+        return _Geometry(coords.astype(np.float64), None, *sizes)
     try:
         facts, case = _facts(study, number, case)
         if case.prediction.frame is None:

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
-from smmil.exports.geometry import paint
+from smmil.exports.geometry import paint, scan_heat
 from smmil.images import Slide, Volume, open_slide
 from smmil.images.matching import Original, recorded_window, refuse_other_slide
 from smmil.images.volume import PRESETS, window
@@ -194,15 +194,18 @@ def _on_paper(heat: np.ndarray, case: ExportCase) -> np.ndarray:
 
 def _of_scan(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
     """The hottest slice, as it was prepared, above a strip of all scores; without the scan only the strip."""
-    slices = study.geometry(number).coords
-    assert slices is not None  # scans have coordinates
-    order = np.argsort(slices[:, 0], kind="stable")
-    columns = order[np.linspace(0, len(order) - 1, _SIDE).round().astype(int)]
-    strip = np.repeat(_on_paper(case.score[columns][None].astype(np.float64), case), _STRIP, axis=0)
+    places = study.geometry(number).coords
+    assert places is not None  # scans have coordinates
+    slices, which = np.unique(places[:, -1], return_inverse=True)
+    highest = np.full(len(slices), -np.inf)  # of the patches of each slice, where it was cut into some
+    np.maximum.at(highest, which.ravel(), case.score.astype(np.float64))
+    columns = np.linspace(0, len(slices) - 1, _SIDE).round().astype(int)
+    strip = np.repeat(_on_paper(highest[columns][None], case), _STRIP, axis=0)
     if case.image is None:
         return strip
     try:
-        shown = study.volume(number).slice_hu(int(slices[case.score.argmax(), 0]))
+        hottest = int(places[case.score.argmax(), -1])
+        shown = study.volume(number).slice_hu(hottest)
     except SmmilError:
         return strip  # as above
     grey = np.repeat(
@@ -210,6 +213,9 @@ def _of_scan(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
         3,
         axis=2,
     )
+    if case.axes == 3:
+        volume, rows = study.volume(number), np.flatnonzero(places[:, -1] == hottest)
+        grey = _tinted(grey, scan_heat(case, volume, rows)[hottest], case, _OPACITY)
     fitted = ImageOps.pad(Image.fromarray(grey), (_SIDE, _SIDE - _STRIP), color="black")
     return np.vstack([np.asarray(fitted), strip])
 

@@ -1,5 +1,6 @@
 """Patches in files of their own, as most challenges publish them: cases put together by name or by a table."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import pandas as pd
 from smmil.data.manifest import Manifest
 from smmil.data.sources import _count_lines, _DownloadedStudy, _read_table, _some
 from smmil.data.tables import _relative
-from smmil.errors import ConfigError, DataError
+from smmil.errors import ConfigError, DataError, brief
 from smmil.files import replacing
 from smmil.formats.content import begins_formula
 from smmil.images.opening import SUFFIXES
@@ -18,6 +19,8 @@ from smmil.images.opening import SUFFIXES
 _PATTERN = r"(?P<id>.+?)_x(?P<x>\d+)_y(?P<y>\d+)(?:_class(?P<label>-?\d+))?"
 _CASES = ("id", "slide", "case", "image", "patient")  # columns that may say which patches make a case; the first counts
 _SLIDES = "slides"
+_FARTHEST = 10**9  # pixels
+_LONGEST_ID = 150  # bytes; a file system allows 255, endings included
 
 
 def patches(
@@ -85,8 +88,9 @@ def _listed(study: _DownloadedStudy, table: Path) -> pd.DataFrame:
     if column is None:
         raise DataError(f"{table}: no column says which patches make a case; name it {', '.join(_CASES)}")
     rows = rows.assign(id=rows[column])
-    places = [next((f for f in (study.root / name, table.parent / name) if f.is_file()), None) for name in rows["path"]]
-    lost = [name for name, place in zip(rows["path"], places, strict=True) if place is None]
+    # a name too long for any file is none, where Path.is_file raises
+    places = [next((f for f in (study.root / p, table.parent / p) if os.path.isfile(f)), None) for p in rows["path"]]
+    lost = [brief(name) for name, place in zip(rows["path"], places, strict=True) if place is None]
     study.missing = study.refuse(_count_lines([(f"patches of {table.name}", lost)]))
     kept = rows.assign(path=pd.Series(places, rows.index, dtype=object))[[place is not None for place in places]]
     if kept.empty:
@@ -98,10 +102,10 @@ def _scaled(rows: pd.DataFrame, axis: str, step: int | None, where: str | Path) 
     values = pd.to_numeric(rows[axis], errors="coerce").to_numpy(np.float64)
     if step is not None and step < 1:
         raise ConfigError(f"--step must be at least one pixel, got {step}")
-    if len(wrong := np.flatnonzero(~(np.isfinite(values) & (values == np.rint(values)) & (values >= 0)))):
-        raise DataError(
-            f"{where}: {axis} of {rows['path'].iloc[wrong[0]]} is {rows[axis].iloc[wrong[0]]!r}; expected pixels"
-        )
+    fits = (values == np.rint(values)) & (values >= 0) & (values * (step or 1) <= _FARTHEST)
+    if len(wrong := np.flatnonzero(~fits)):
+        named, value = rows["path"].iloc[wrong[0]], rows[axis].iloc[wrong[0]]
+        raise DataError(f"{where}: {axis} of {named} is {brief(value)}; expected pixels from 0 to {_FARTHEST:,}")
     return values.astype(np.int64) * (step or 1)
 
 
@@ -124,7 +128,9 @@ def _case_labels(study: _DownloadedStudy, labels: str | Path | None, groups: dic
 def _case(study: _DownloadedStudy, id_: str, rows: pd.DataFrame, label: str) -> dict[str, str]:
     """Write the table of one case, and give its row."""
     if "/" in id_ or "\\" in id_ or id_.startswith(".") or not id_.isprintable() or begins_formula(id_):
-        raise DataError(f"{study.root}: case {id_!r} cannot name a file; rename it in the table or the files")
+        raise DataError(f"{study.root}: case {brief(id_)} cannot name a file; rename it in the table or the files")
+    if len(id_.encode()) > _LONGEST_ID:
+        raise DataError(f"{study.root}: case {brief(id_)} is too long to name a file; at most {_LONGEST_ID} bytes are")
     place = study.out / _SLIDES / f"{id_}.patches.csv"
     columns = [name for name in ("path", "x", "y", "label") if name in rows]
     ordered = rows.sort_values(["y", "x"], kind="stable")

@@ -64,17 +64,44 @@ function dotsOf(x, y, patch) {
   return { n: x.length, x: left, y: top, patch: size, dots, extent };
 }
 
-/** Instances in a row: slices of a scan by number, others as they come. */
+/** Instances in a row: slices of a scan by number, patches of a scan with their place in the slice, others as they
+ * come. `depth`: how many slices an instance covers. */
 export function listed(info, coords) {
   const n = info.instances;
-  return { n, slice: coords ? Int32Array.from(coords, Math.round) : null };
+  if (info.axes !== 3) return { n, depth: 1, slice: coords ? Int32Array.from(coords, Math.round) : null };
+  const plane = placesOf(flat(info), coords.filter((_, i) => i % 3 < 2));
+  const slice = Int32Array.from({ length: n }, (_, i) => Math.round(coords[3 * i + 2]));
+  return { ...plane, n, depth: Math.max(1, Math.round(info.patch?.[2] ?? 1)), slice };
+}
+
+function flat({ patch, step }) {
+  return { kind: "slide", patch: patch?.slice(0, 2), step: step?.slice(0, 2) };
+}
+
+/** The numbers of the patches that a slice of a scan runs through. */
+export function patchesOf({ slice, depth }, k) {
+  return [...slice.keys()].filter((i) => slice[i] <= k && k < slice[i] + depth);
+}
+
+/** The scores and labels of some patches on the lattice of their slice, in the form that paint.js takes. */
+export function sliceCells(places, chosen, values, labels) {
+  const of = (all) => Int32Array.from(chosen, (i) => all[i]);
+  const here = { ...places, n: chosen.length, column: of(places.column), row: of(places.row) };
+  const marked = labels && meanPerCell(here, Float64Array.from(chosen, (i) => (labels[i] < 0 ? NaN : labels[i])));
+  return {
+    rows: places.rows, columns: places.columns, extent: places.extent,
+    scores: meanPerCell(here, Float64Array.from(chosen, (i) => values[i])),
+    labels: marked && Int8Array.from(marked, (share) => (share > 0.5 ? 1 : 0)),
+  };
 }
 
 /** The instance of every slice; of several in one slice, the one with the highest score. */
-export function instancePerSlice(slice, values, count) {
+export function instancePerSlice({ slice, depth }, values, count) {
   const order = new Array(count).fill(undefined);
-  slice.forEach((k, i) => {
-    if (k >= 0 && k < count && !(values[order[k]] >= values[i])) order[k] = i;
+  slice.forEach((first, i) => {
+    for (let k = Math.max(0, first); k < Math.min(count, first + depth); k++) {
+      if (!(values[order[k]] >= values[i])) order[k] = i;
+    }
   });
   return order;
 }

@@ -23,7 +23,7 @@ async function open(number) {
   const info = await askJson(`/api/case/${number}`);
   if (info.id !== entry.id) throw new Outdated();
   const n = info.instances;
-  const axes = { slide: 2, points: 2, scan: 1 }[info.kind];
+  const axes = { slide: 2, points: 2, scan: info.axes }[info.kind];
   const [coords, truth] = await Promise.all([
     axes ? askNumbers(`/api/case/${number}/coords`, Float32Array, n * axes) : null,
     entry.truth ? askNumbers(`/api/case/${number}/truth`, Int8Array, n) : null,

@@ -21,7 +21,7 @@ function look() {
   clearTimeout(waiting);
   const mine = ++turn;
   const { opened, patch } = state;
-  field("patch-title").textContent = opened?.info.kind === "scan" ? "Slice" : opened?.info.kind === "slide" ? "Patch" : "Instance";
+  field("patch-title").textContent = opened?.info.kind === "scan" && opened.info.axes === 1 ? "Slice" : ["slide", "scan"].includes(opened?.info.kind) ? "Patch" : "Instance";
   if (!opened || opened.number !== state.case || patch === null) return empty();
   waiting = setTimeout(() => ask(mine, opened, patch), WAIT);
 }
@@ -66,7 +66,7 @@ function nameOf({ info, places }, index) {
 function headOf(opened, answer) {
   const line = make("p", "where");
   const at = answer.coords?.map((v) => Math.round(v));
-  const place = !at ? "" : opened.info.kind === "scan" ? "" : `x ${at[0]}, y ${at[1]}`;
+  const place = !at || at.length === 1 ? "" : `x ${at[0]}, y ${at[1]}`;
   line.append(make("span", "", [nameOf(opened, answer.index), place].filter(Boolean).join(" · ")));
   if (answer.label !== null) line.append(make("span", `outcome ${answer.label ? "missed" : ""}`, labelText(answer.label)));
   if (opened.info.kind !== "scan") line.append(makeButton("×", "Close (Esc)", () => change({ patch: null })));

@@ -78,6 +78,29 @@ export function makeOutline({ rows, columns }, marked) {
   return svg;
 }
 
+/** A map and the border of its lesions over a picture. view: corner of the picture, and its pixels per unit across and
+ * down. */
+export function paintOver(pen, cells, view, how) {
+  const [left, top, right, bottom] = cells.extent;
+  const box = [(left - view.left) * view.across, (top - view.top) * view.down, (right - left) * view.across, (bottom - top) * view.down];
+  if (how.heat) {
+    const heat = make("canvas");
+    paintHeat(heat, cells, how);
+    pen.imageSmoothingEnabled = false;
+    pen.globalAlpha = how.opacity;
+    pen.drawImage(heat, ...box);
+    pen.globalAlpha = 1;
+  }
+  if (!how.truth || !cells.labels) return;
+  const border = new Path2D();
+  const cell = [box[2] / cells.columns, box[3] / cells.rows];
+  border.addPath(new Path2D(outlinePath(cells.rows, cells.columns, cells.labels)), new DOMMatrix([cell[0], 0, 0, cell[1], box[0], box[1]]));
+  for (const [colour, wide] of [["#101010", 4], ["#ffffff", 2]]) {
+    [pen.strokeStyle, pen.lineWidth] = [colour, wide];
+    pen.stroke(border);
+  }
+}
+
 /** Radius of a dot on a canvas. view: corner of the canvas and pixels per unit, size of the canvas, smallest radius. */
 export function dotRadius(dots, view) {
   return Math.max(view.smallest ?? SMALLEST_DOT, ((dots.width || 0) * view.scale) / 2);

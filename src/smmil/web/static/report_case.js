@@ -122,7 +122,7 @@ export function showPanes() {
     pane.host.querySelector(".score-kind").textContent = kindText(pane);
     showVerdict(pane);
     paintLegend(pane.host.querySelector(".colour-legend"), how);
-    pane.host.querySelector(".above").textContent = aboveText(how.threshold, pane.shown, pane.cells.cells);
+    pane.host.querySelector(".above").textContent = aboveText(how.threshold, pane.shown, (pane.cells.volume ?? pane.cells).cells);
   }
 }
 

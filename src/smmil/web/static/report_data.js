@@ -51,6 +51,28 @@ async function unpacked(key, raster) {
   return cells;
 }
 
+/** The cells of one slice of a scan cut into patches; null where there is none. */
+export function sliceCells(volume, slice) {
+  const [first, , step] = volume.span;
+  const layer = Math.floor((slice - first) / step + 1e-6);
+  if (layer < 0 || layer >= volume.layers) return null;
+  const rows = volume.rows / volume.layers;
+  const part = (values) => values.subarray(layer * rows * volume.columns, (layer + 1) * rows * volume.columns);
+  return { ...volume, rows, scores: part(volume.scores), labels: part(volume.labels) };
+}
+
+/** A scan cut into patches as a strip: every slice has the highest score of its patches, and is a lesion if one is. */
+export function perSlice(volume) {
+  const [first, end] = volume.span;
+  const count = Math.max(1, Math.round(end - first));
+  const highest = (values, none) => values.reduce((most, v) => (v > most || Number.isNaN(most) ? v : most), none);
+  const slices = [...Array(count).keys()].map((place) => sliceCells(volume, first + place));
+  const scores = Float64Array.from(slices, (cells) => (cells ? highest(cells.scores, NaN) : NaN));
+  const labels = Int8Array.from(slices, (cells) => (cells ? highest(cells.labels, -1) : -1));
+  const cells = scores.filter((score) => !Number.isNaN(score)).length;
+  return { ...volume, kind: "strip", volume, scores, labels, cells, rows: 1, columns: count, extent: [first, 0, first + count, 1] };
+}
+
 /** Places of the dots in level-0 pixels, read from the end of the bytes. */
 function dotsOf(bytes, raster) {
   const n = raster.cells;

@@ -58,12 +58,8 @@ export class SlidePane extends ZoomPane {
   }
 
   read(event) {
-    const [x, y] = this.placeUnder(event);
-    const { extent: [left, top, right, bottom], columns, rows } = this.cells;
-    const column = Math.floor(((x - left) / (right - left)) * columns);
-    const row = Math.floor(((y - top) / (bottom - top)) * rows);
-    const outside = column < 0 || row < 0 || column >= columns || row >= rows;
-    this.readout.textContent = outside ? "" : cellText(this.cells, row * columns + column);
+    const cell = cellAt(this.cells, ...this.placeUnder(event));
+    this.readout.textContent = cell === null ? "" : cellText(this.cells, cell);
   }
 }
 
@@ -150,6 +146,13 @@ function paintRings(pen, cells, view) {
   }
   pen.globalCompositeOperation = "destination-out";
   pen.fill(discs(0.4));
+}
+
+/** The cell at a place in coordinate units; null outside. */
+export function cellAt({ extent: [left, top, right, bottom], columns, rows }, x, y) {
+  const column = Math.floor(((x - left) / (right - left)) * columns);
+  const row = Math.floor(((y - top) / (bottom - top)) * rows);
+  return column < 0 || row < 0 || column >= columns || row >= rows ? null : row * columns + column;
 }
 
 export function cellText(cells, cell) {

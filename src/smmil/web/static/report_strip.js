@@ -1,8 +1,10 @@
-// A scan as a strip: one bar per slice above a band of truth. Without coordinates: instances from hottest to coldest.
+// A scan as a strip: one bar per slice above a band of truth, and beside it the slice, with the map of its patches where
+// it was cut into some. Without coordinates: instances from hottest to coldest.
 import { BarStrip } from "./bars.js";
 import { shown } from "./report_case.js";
-import { DATA, pictureOf } from "./report_data.js";
-import { cellText } from "./report_slide.js";
+import { paintOver } from "./paint.js";
+import { DATA, perSlice, pictureOf, sliceCells } from "./report_data.js";
+import { cellAt, cellText } from "./report_slide.js";
 import { make, themeColour } from "./dom_helpers.js";
 
 const LAYOUT = { top: 16, below: 36, band: 16, gap: 10, labelled: [0, 0.5, 1], fades: true };
@@ -18,16 +20,17 @@ export class StripPane extends BarStrip {
     const row = make("div", "strip-row");
     row.append(this.stage);
     this.readout = make("p", "readout");
-    this.picture = cells.kind === "strip" && DATA.cases[number].slices ? new SliceView(row, number) : null;
+    this.picture = this.cells.volume || (cells.kind === "strip" && DATA.cases[number].slices) ? new SliceView(row, number, this) : null;
     host.append(row, this.readout);
     this.ready = this.picture ? this.picture.ready : Promise.resolve();
     this.span = this.places.length;
-    this.chosen = cells.scores.reduce((best, score, i) => (score > (cells.scores[best] ?? -Infinity) ? i : best), -1);
+    this.chosen = this.cells.scores.reduce((best, score, i) => (score > (this.cells.scores[best] ?? -Infinity) ? i : best), -1);
   }
 
   /** Other numbers for the same places. */
   use(cells) {
-    this.cells = cells;
+    this.cells = cells.kind === "volume" ? perSlice(cells) : cells;
+    cells = this.cells;
     this.series = { values: cells.scores, low: cells.low, high: cells.high, labels: cells.truth ? cells.labels : null };
     this.places = this.order();
   }
@@ -39,7 +42,8 @@ export class StripPane extends BarStrip {
 
   show(how) {
     this.how = how;
-    this.shown = this.cells.scores.reduce((count, score) => count + (score >= how.threshold), 0);
+    const all = (this.cells.volume ?? this.cells).scores;
+    this.shown = all.reduce((count, score) => count + (score >= how.threshold), 0);
     this.draw();
   }
 
@@ -64,7 +68,8 @@ export class StripPane extends BarStrip {
   }
 
   words(place) {
-    return `${this.cells.kind === "strip" ? "slice" : "instance"} ${this.label(place)} · ${cellText(this.cells, this.places[place])}`;
+    const what = this.cells.volume ? "highest patch of slice" : this.cells.kind === "strip" ? "slice" : "instance";
+    return `${what} ${this.label(place)} · ${cellText(this.cells, this.places[place])}`;
   }
 
   choose(name) {
@@ -122,33 +127,74 @@ function chooseSlice(name) {
   for (const pane of shown.panes) if (pane instanceof StripPane) pane.choose(name);
 }
 
-/** One slice of a scan, cut from the picture that holds all of them. */
+const PAPER = 384; // pixels of the longer side of a map without pictures
+const FINER = 2; // pixels of a map per pixel of its picture, for sharp borders
+
+/** One slice of a scan, cut from the picture that holds all of them, below the map of its patches where there is one. */
 class SliceView {
-  constructor(host, number) {
-    const [across, width, height, count] = DATA.cases[number].slices;
-    Object.assign(this, { across, width, height, count });
+  constructor(host, number, pane) {
+    const { slices, voxels } = DATA.cases[number];
+    const [across, width, height, count] = slices ?? [1, ...paperSize(pane.cells.volume.extent), Infinity];
+    Object.assign(this, { across, width, height, count, voxels, pane, drawn: Boolean(slices) });
     this.canvas = make("canvas", "slice");
+    this.canvas.addEventListener("pointermove", (event) => this.read(event));
+    this.canvas.addEventListener("pointerleave", () => { pane.readout.textContent = ""; });
     this.canvas.setAttribute("role", "img");
     this.caption = make("figcaption", "");
     const figure = make("figure", "slice-view");
     figure.append(this.canvas, this.caption);
     host.append(figure);
     this.image = new Image();
-    this.ready = new Promise((done) => {
+    this.ready = !this.drawn ? Promise.resolve() : new Promise((done) => {
       this.image.addEventListener("load", done);
       this.image.addEventListener("error", done);
     });
-    this.image.src = pictureOf(number);
+    if (this.drawn) this.image.src = pictureOf(number);
   }
 
   show(slice, words) {
     if (slice < 0 || slice >= this.count) return;
-    [this.canvas.width, this.canvas.height] = [this.width, this.height];
+    const { volume } = this.pane.cells;
+    const finer = volume ? FINER : 1;
+    [this.canvas.width, this.canvas.height] = [this.width * finer, this.height * finer];
+    const pen = this.canvas.getContext("2d");
     const [column, row] = [slice % this.across, Math.floor(slice / this.across)];
     const from = [column * this.width, row * this.height, this.width, this.height];
-    this.canvas.getContext("2d").drawImage(this.image, ...from, 0, 0, this.width, this.height);
+    if (this.drawn) pen.drawImage(this.image, ...from, 0, 0, this.canvas.width, this.canvas.height);
+    this.cells = volume ? sliceCells(volume, slice) : null;
+    if (this.cells) paintOver(pen, this.cells, this.view(), { ...this.pane.how, truth: this.pane.how.truth && volume.truth });
     this.canvas.dataset.slice = slice;
     this.canvas.setAttribute("aria-label", words);
     this.caption.textContent = words;
   }
+
+  /** The corner of the canvas in voxels and its pixels per voxel. */
+  view() {
+    const [left, top, right, bottom] = this.voxels ? [0, 0, ...this.voxels] : this.cells.extent;
+    return { left, top, across: this.canvas.width / (right - left), down: this.canvas.height / (bottom - top) };
+  }
+
+  /** The patch under the pointer. */
+  read(event) {
+    if (!this.cells) return;
+    const shape = this.canvas.getBoundingClientRect();
+    const { width, height } = this.canvas;
+    const scale = Math.min(shape.width / width, shape.height / height); // whole and in the middle of its place
+    const { left, top, across, down } = this.view();
+    const x = (event.clientX - shape.left - shape.width / 2) / scale + width / 2;
+    const y = (event.clientY - shape.top - shape.height / 2) / scale + height / 2;
+    const cell = cellAt(this.cells, left + x / across, top + y / down);
+    const { volume } = this.pane.cells;
+    this.pane.readout.textContent = cell === null ? "" : cellText(volume, cell + this.offset());
+  }
+
+  /** Number of the slice's first cell among all. */
+  offset() {
+    return (this.cells.scores.byteOffset - this.pane.cells.volume.scores.byteOffset) / this.cells.scores.BYTES_PER_ELEMENT;
+  }
+}
+
+function paperSize([left, top, right, bottom]) {
+  const unit = PAPER / Math.max(right - left, bottom - top);
+  return [Math.max(1, Math.round((right - left) * unit)), Math.max(1, Math.round((bottom - top) * unit))];
 }

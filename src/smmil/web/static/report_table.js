@@ -2,7 +2,7 @@
 import { colourOf, paintDots, paintHeat } from "./paint.js";
 import { openCase } from "./report_case.js";
 import { settings } from "./report_controls.js";
-import { DATA, PALETTES, cellsOf, rasterOf } from "./report_data.js";
+import { DATA, PALETTES, cellsOf, perSlice, rasterOf } from "./report_data.js";
 import { field, make, makeMeter, moveFocus, outcomeClass, shortNumber } from "./dom_helpers.js";
 
 const COLUMNS = [
@@ -111,7 +111,8 @@ async function paintRow(row) {
   const number = Number(row.dataset.case);
   seen.unobserve(row);
   if (!rasterOf(number, table.model)) return;
-  const cells = await cellsOf(number, table.model, settings.layer);
+  const held = await cellsOf(number, table.model, settings.layer);
+  const cells = held.kind === "volume" ? perSlice(held) : held;
   const canvas = row.querySelector("canvas");
   if (!canvas.isConnected) return;
   paintThumbnail(canvas, cells, { limits: cells.colours, palette: PALETTES[settings.palette], threshold: -Infinity });

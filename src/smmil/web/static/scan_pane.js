@@ -1,9 +1,10 @@
-// A scan: one slice, a slider through all of them, and a strip of scores for every model.
-import { highest, instancePerSlice } from "./cells.js";
+// A scan: one slice, with the map of its patches where it was cut into some, a slider through all of them, and a strip of
+// scores for every model.
+import { highest, instanceAt, instancePerSlice, patchesOf, sliceCells } from "./cells.js";
 import { refusalOf } from "./facts.js";
 import { howFor } from "./display_settings.js";
 import { note } from "./messages.js";
-import { colourOf } from "./paint.js";
+import { colourOf, freshCanvas, paintOver } from "./paint.js";
 import { report } from "./server.js";
 import { paintSlice, sliceOf, windowOf } from "./slices.js";
 import { change, state } from "./state.js";
@@ -21,7 +22,8 @@ export class ScanPane {
   constructor(host, opened) {
     const { scan } = opened.info;
     Object.assign(this, { host, opened, scan, strips: [], factor: 1, moved: [0, 0], wheeled: 0, painted: "" });
-    this.count = scan?.slices ?? opened.places.slice.reduce((a, b) => Math.max(a, b), 0) + 1;
+    this.count = scan?.slices ?? opened.places.slice.reduce((a, b) => Math.max(a, b), 0) + opened.places.depth;
+    this.cut = opened.info.axes === 3 && !opened.places.dots; // into patches, which have a map in every slice
     this.order = [];
     host.classList.add("scan");
     host.classList.toggle("no-images", !scan);
@@ -38,8 +40,10 @@ export class ScanPane {
     stage.tabIndex = 0;
     stage.setAttribute("role", "img");
     this.canvas = make("canvas", "slice");
+    this.map = make("canvas", "slice-map");
     this.words = make("p", "slice-words");
-    stage.append(this.scan ? this.canvas : make("p", "empty", withoutImages(this.opened)), this.words);
+    stage.append(...(this.scan ? [this.canvas, this.map] : [make("p", "empty", withoutImages(this.opened))]), this.words);
+    stage.addEventListener("click", (event) => this.pick(event));
     stage.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     stage.addEventListener("keydown", (event) => this.keys(event));
     stage.addEventListener("pointermove", (event) => event.buttons && this.drag(event));
@@ -59,15 +63,24 @@ export class ScanPane {
     this.closeStrips();
     this.below.replaceChildren();
     this.pairs = pairs;
-    this.order = instancePerSlice(this.opened.places.slice, pairs[0][1].values, this.count);
+    this.order = instancePerSlice(this.opened.places, pairs[0][1].values, this.count);
     this.strips = pairs.map(([model, scores]) => {
       const strip = new ScoreStrip(this.below, this.opened, this.order, "slice", (place) => this.goToSlice(place));
-      strip.setModel(model, scores);
+      strip.setModel(model, scores, this.cut ? this.truthOfSlices() : undefined);
       return strip;
     });
     if (state.slice >= this.count) note(`This link does not fit: slice ${state.slice + 1} is not in ${this.opened.entry.id}, which has ${this.count}.`);
-    const wanted = state.slice ?? this.opened.places.slice[highest(pairs[0][1].values, 1)[0]];
-    this.goToSlice(wanted);
+    this.goToSlice(state.slice ?? this.middleOf(highest(pairs[0][1].values, 1)[0]));
+  }
+
+  /** The truth of every slice at the patch that stands for it: a lesion if one of its patches is. */
+  truthOfSlices() {
+    const { truth, places } = this.opened;
+    const labels = truth?.slice() ?? null;
+    this.order.forEach((instance, k) => {
+      if (labels && instance !== undefined) labels[instance] = patchesOf(places, k).reduce((most, i) => Math.max(most, truth[i]), -1);
+    });
+    return labels;
   }
 
   goToSlice(k) {
@@ -76,7 +89,26 @@ export class ScanPane {
   }
 
   goTo(instance) {
-    this.goToSlice(this.opened.places.slice[instance]);
+    this.goToSlice(this.middleOf(instance));
+  }
+
+  /** The slice in the middle of an instance, which may run through several. */
+  middleOf(instance) {
+    const { slice, depth } = this.opened.places;
+    return Math.min(this.count - 1, slice[instance] + Math.floor((depth - 1) / 2));
+  }
+
+  /** Choose the patch under the pointer. */
+  pick(event) {
+    if (!this.cut || !this.scan) return;
+    const shape = this.canvas.getBoundingClientRect();
+    const x = ((event.clientX - shape.left) / shape.width) * this.scan.columns;
+    const y = ((event.clientY - shape.top) / shape.height) * this.scan.rows;
+    const chosen = patchesOf(this.opened.places, state.slice);
+    const { places } = this.opened;
+    const [left, top] = [places.x, places.y].map((all) => chosen.map((i) => all[i]));
+    const at = instanceAt({ n: chosen.length, x: left, y: top, patch: places.patch }, x, y);
+    if (at >= 0) change({ patch: chosen[at] });
   }
 
   show() {
@@ -84,7 +116,7 @@ export class ScanPane {
     this.slider.value = state.slice + 1;
     this.slider.setAttribute("aria-valuetext", `slice ${state.slice + 1} of ${this.count}`);
     for (const strip of this.strips) strip.show(state.slice);
-    const words = `Slice ${state.slice + 1} of ${this.count} · ${this.strips[0].words(state.slice)}`;
+    const words = `Slice ${state.slice + 1} of ${this.count} · ${this.cut ? "highest patch · " : ""}${this.strips[0].words(state.slice)}`;
     this.words.textContent = words.replaceAll(" · ", "\n"); // next to the slice, not over it
     this.stage.setAttribute("aria-label", words);
     this.frame();
@@ -126,6 +158,26 @@ export class ScanPane {
     this.canvas.style.width = `${wide * scale}px`;
     this.canvas.style.height = `${high * scale}px`;
     this.canvas.style.transform = `translate(${this.moved[0]}px, ${this.moved[1]}px) scale(${this.factor})`;
+    for (const side of ["width", "height", "transform"]) this.map.style[side] = this.canvas.style[side];
+    this.paintMap();
+  }
+
+  /** Scores of the patches of this slice by the first model, the border of the lesion, and a frame around the chosen
+   * patch. */
+  paintMap() {
+    if (!this.cut || !this.pairs || state.slice === null) return;
+    const { places, truth } = this.opened;
+    const [model, scores] = this.pairs[0];
+    const [wide, high] = [parseFloat(this.map.style.width), parseFloat(this.map.style.height)];
+    const pen = freshCanvas(this.map, wide, high);
+    const view = { left: 0, top: 0, across: wide / this.scan.columns, down: high / this.scan.rows };
+    const chosen = patchesOf(places, state.slice);
+    paintOver(pen, sliceCells(places, chosen, scores.values, truth), view, howFor(model, scores));
+    this.map.dataset.painted = state.slice;
+    if (!chosen.includes(state.patch)) return;
+    [pen.strokeStyle, pen.lineWidth] = ["#ff2e63", 3];
+    const [x, y] = [places.x[state.patch] * view.across, places.y[state.patch] * view.down];
+    pen.strokeRect(x, y, places.patch[0] * view.across, places.patch[1] * view.down);
   }
 
   wheel(event) {

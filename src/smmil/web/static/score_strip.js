@@ -28,8 +28,9 @@ export class ScoreStrip extends BarStrip {
     });
   }
 
-  setModel(model, scores) {
-    Object.assign(this, { model, scores, series: { ...scores, labels: this.opened.truth } });
+  /** labels: truth in the band, by instance. */
+  setModel(model, scores, labels = this.opened.truth) {
+    Object.assign(this, { model, scores, series: { ...scores, labels } });
     this.title.textContent = facts.models[model].name;
     this.kind.textContent = facts.models[model].score_kind;
     this.canvas.setAttribute("aria-label", `Scores of ${this.opened.entry.id} by ${facts.models[model].name}`);
