@@ -4,7 +4,8 @@
 
 On every data set each model is trained once per fold of a cross-validation by patient, so that every case is judged by
 a model that has not seen it. The scores of a fold are moved and scaled so that its threshold, chosen on the fold's
-validation cases, is 0 and their deviation there is 1; then all cases are judged together, and patients are resampled.
+validation cases, is 0 and their deviation there is 1; then all cases are judged together (wrong calls within each fold,
+since deviations have a scale of their own in each model), and patients are resampled.
 What is done is kept: repeating the command goes on. Tables go to docs/evidence/certainty-*.md and .csv.
 """
 
@@ -23,9 +24,8 @@ from sklearn.model_selection import StratifiedGroupKFold
 
 from smmil.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
 from smmil.data import Manifest, Split, save_splits
-from smmil.errors import ConfigError
-from smmil.evaluate import best_f1_threshold, bootstrap_ci, instance_metrics, position_prior, uncertainty_metrics
-from smmil.evaluate.conformal import area_to_read
+from smmil.evaluate import best_f1_threshold, bootstrap_ci, position_prior, uncertainty_metrics
+from smmil.evaluate.conformal import _MissedShares, _patient_values, area_to_read
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest, read_json, write_json
 from smmil.predict import METHODS, Explanation, explain_run, predict_ensemble, predict_run
@@ -34,12 +34,12 @@ from smmil.synthetic import synthetic_scans, synthetic_slides, write_synthetic
 from smmil.train import train
 
 HERE = Path(__file__).parent.parent
-FOLDS = 5
-EXPLAINED_FOLDS = (0,)
+EXPLAINED_FOLD = 0
 MEMBERS = 3
 DROPOUTS = 20
 RESAMPLES = 1000
 AREA_RESAMPLES = 200
+TARGET = 0.1
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,21 @@ NARROW = {"dim": 128}
 VARIANTS = {
     "ABMIL": Variant("abmil", NARROW, explained=True),
     "SmAP-early": Variant("sm_ap", {**NARROW, "where": "early"}, explained=True),
-    "SmAP-late": Variant("sm_ap", {**NARROW, "where": "late"}),
     "ProbSmAP": Variant("prob_sm_ap", NARROW, explained=True),
     "DSMIL": Variant("dsmil", explained=True),
     "CLAM": Variant("clam", NARROW, explained=True),
     "PatchGCN": Variant("patch_gcn", {"dim": 64}, explained=True),
+    "SmTAP": Variant("sm_tap", {**NARROW, "trans_dim": 64, "heads": 4}, explained=True),
+    "ProbSmooth": Variant("prob_smooth", NARROW, explained=True),
+    "BayesMIL": Variant("bayes_mil", {**NARROW, "att_dim": 100}, explained=True),
     f"{MEMBERS} x ABMIL": Variant("abmil", NARROW, members=MEMBERS),
     f"{MEMBERS} x SmAP-early": Variant("sm_ap", {**NARROW, "where": "early"}, members=MEMBERS),
     "CLAM, dropout": Variant("clam", NARROW, dropouts=DROPOUTS),
     "PatchGCN, dropout": Variant("patch_gcn", {"dim": 64}, dropouts=DROPOUTS),
 }
-SETS: dict[str, dict[str, Any]] = {
-    "crchisto": {"epochs": 15, "lr": 5e-4, "warmup_epochs": 2},
-    "slides": {"epochs": 15, "lr": 5e-4, "warmup_epochs": 2},
-    "scans": {"epochs": 15, "lr": 5e-4, "warmup_epochs": 2},
-}
+TRAINING = {"epochs": 15, "lr": 5e-4, "warmup_epochs": 2}
+# Folds of the cross-validation of each data set, in the order of the work: the smallest first.
+SETS = {"scans": 3, "slides": 3, "crchisto": 3}
 TITLES = {"crchisto": "Colon images (nuclei)", "slides": "Synthetic slides", "scans": "Synthetic scans"}
 
 
@@ -84,6 +84,10 @@ class Study:
     manifest: Path
     folder: Path
 
+    @property
+    def folds(self) -> int:
+        return SETS[self.name]
+
     def splits(self) -> Path:
         """A cross-validation: of each fold's cases a quarter of the rest validates."""
         path, table = self.folder / "splits.json", Manifest.read(self.manifest)
@@ -93,7 +97,7 @@ class Study:
         y = np.array([table.labels[i] for i in ids])
         patient = np.array([table.groups.get(i) or i for i in ids])
         everyone, splits = np.arange(len(ids)), []
-        for fold, (rest, test) in enumerate(_folds(FOLDS, 0, everyone, y, patient)):
+        for fold, (rest, test) in enumerate(_folds(self.folds, 0, everyone, y, patient)):
             kept, val = next(_folds(4, fold, rest, y, patient))
             splits.append(Split(*(tuple(sorted(ids[part].tolist())) for part in (kept, val, test))))
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +113,7 @@ class Study:
         config = TrainConfig(
             data=DataConfig(manifest=str(self.manifest), splits=str(self.splits()), fold=fold),
             model=ModelConfig(name=variant.model, options=dict(variant.options)),
-            training=TrainingConfig(seed=FOLDS * member + fold, threads=1, **SETS[self.name]),
+            training=TrainingConfig(seed=self.folds * member + fold, threads=1, **TRAINING),
         )
         train(config, out)
         return out
@@ -126,7 +130,7 @@ class Study:
     def judged(self, name: str, variant: Variant) -> list[Prediction]:
         """Every case once, by the model that did not see it, with 0 as the threshold."""
         cases = []
-        for fold in range(FOLDS):
+        for fold in range(self.folds):
             val = self.predictions(name, variant, fold, "val")
             cases += aligned(self.predictions(name, variant, fold, "test"), val)
         return cases
@@ -143,19 +147,11 @@ class Study:
         return known["rows"]
 
     def explained(self, variant: Variant) -> Iterator[tuple[str, list[Prediction]]]:
-        """(method, maps with their curves) of the folds that are explained; methods a model refuses are left out."""
+        """(method, maps with their curves) of the test cases of one fold."""
+        run = self.run(variant, EXPLAINED_FOLD, 0)
+        explain_run(run, [Explanation(method) for method in METHODS], out=run / "explained", part="test", measure=True)
         for method in METHODS:
-            maps: list[Prediction] = []
-            for fold in EXPLAINED_FOLDS:
-                run = self.run(variant, fold, 0)
-                try:
-                    explain_run(run, [Explanation(method)], out=run / "explained", part="test", measure=True)
-                except ConfigError as problem:
-                    print(f"{self.name}, {variant.model}, {method}: {problem}")
-                    break
-                maps += load_predictions(run / "explained" / method)
-            else:
-                yield method, maps
+            yield method, load_predictions(run / "explained" / method)
 
 
 def _folds(
@@ -187,37 +183,59 @@ def number(value: float, low: float | None = None, high: float | None = None, si
     return form.format(value) + (f" [{form.format(low)}, {form.format(high)}]" if known else "")
 
 
+def positive_cases(cases: Sequence[Prediction]) -> list[Prediction]:
+    return [p for p in cases if p.y is not None and p.y > 0]
+
+
 def errors_row(cases: Sequence[Prediction]) -> dict[str, str]:
     """Does the uncertainty tell which calls are wrong, better than the distance from the threshold does?"""
     if all(p.uncertainty is None for p in cases):
         return {}
-    found = uncertainty_metrics(cases, 0.0, resamples=RESAMPLES)
-    ends = {key: found[f"{key}_interval"] for key in ("error_auroc", "error_auroc_combined", "risk_coverage_area")}
-    return {
-        "errors": f"{found['n_errors']:,} of {found['n_instances']:,}",
-        "AUROC by uncertainty": number(found["error_auroc"]),
-        "AUROC by distance": number(found["error_auroc_baseline"]),
-        "difference": number(found["error_auroc_difference"], *ends["error_auroc"], sign=True),
-        "distance / uncertainty: difference": number(
-            found["error_auroc_combined_difference"], *ends["error_auroc_combined"], sign=True
-        ),
-        "area by uncertainty": number(found["risk_coverage_area"]),
-        "area by distance": number(found["risk_coverage_area_baseline"]),
-        "area: difference": number(found["risk_coverage_area_difference"], *ends["risk_coverage_area"], sign=True),
-    }
+    row: dict[str, str] = {}
+    for pool, chosen in (("", cases), ("positive cases: ", positive_cases(cases))):
+        found = uncertainty_metrics(chosen, 0.0, resamples=RESAMPLES)
+
+        def difference(key: str, found: Mapping[str, Any] = found) -> str:
+            return number(found[f"{key}_difference"], *found.get(f"{key}_interval", ()), sign=True)
+
+        row |= {
+            f"{pool}errors": f"{found['n_errors']:,} of {found['n_instances']:,}",
+            f"{pool}by uncertainty": number(found["error_auroc"]),
+            f"{pool}by distance": number(found["error_auroc_baseline"]),
+            f"{pool}difference": difference("error_auroc"),
+            f"{pool}both, difference": difference("error_auroc_combined"),
+        }
+        if not pool:
+            row |= {
+                "area by uncertainty": number(found["risk_coverage_area"]),
+                "area by distance": number(found["risk_coverage_area_baseline"]),
+                "area: difference": difference("risk_coverage_area"),
+            }
+    return row
+
+
+def missed_share(cases: Sequence[Prediction]) -> float:
+    """Mean share of a patient's lesion instances below the threshold that the other patients give."""
+    values = list(_patient_values(cases).values())
+    cuts = _MissedShares(values).controlled_by_others(TARGET)
+    return float(np.mean([np.mean(own < cut) for own, cut in zip(values, cuts, strict=True)]))
 
 
 def area_row(cases: Sequence[Prediction]) -> dict[str, str]:
-    """Share of the instances to read for 90 % sensitivity, and what the threshold-free numbers say."""
+    """Share of the instances to read for 90 % sensitivity, what is missed there, and what needs no threshold."""
     row = {}
     for positive in (True, False):
         share = bootstrap_ci(cases, partial(area_to_read, positive=positive), method="percentile", n=AREA_RESAMPLES)
         row["positive cases" if positive else "negative cases"] = number(share["value"], share["low"], share["high"])
-    for metric, pool in (("inst_auroc", "all"), ("bag_auroc", "all")):
+    row["missed"] = number(missed_share(cases))
+    ranked = {
+        "instance AUROC": ("inst_auroc", "all"),
+        "in positive cases": ("inst_auroc", "positive_bags"),
+        "case AUROC": ("bag_auroc", "all"),
+    }
+    for name, (metric, pool) in ranked.items():
         found = bootstrap_ci(cases, metric, pool=pool, n=RESAMPLES)
-        row[{"inst_auroc": "instance AUROC", "bag_auroc": "case AUROC"}[metric]] = number(
-            found["value"], found["low"], found["high"]
-        )
+        row[name] = number(found["value"], found["low"], found["high"])
     return row
 
 
@@ -240,19 +258,33 @@ def prior_row(cases: Sequence[Prediction]) -> dict[str, str]:
 
 def faith_row(maps: Sequence[Prediction]) -> dict[str, str]:
     """How much earlier than in random order the prediction falls and rises, and how well the map finds lesions."""
-    curves = [p.meta["faithfulness"] for p in maps]
-    row: dict[str, str] = {"cases": str(len(maps))}
-    for name, sign in (("deletion", -1), ("insertion", 1)):
-        gains = np.array([sign * area(c["removed"], np.subtract(c[name], c["random"])) for c in curves])
-        drawn = np.random.default_rng(0).integers(len(gains), size=(RESAMPLES, len(gains)))
-        low, high = np.quantile(gains[drawn].mean(1), [0.025, 0.975])
-        row[f"{name} gain"] = number(float(gains.mean()), float(low), float(high), sign=True)
-    row["localization AUROC"] = number(instance_metrics(maps, None, "per_bag")["auroc"])
-    return row
+
+    def gain(name: str, cases: Sequence[Prediction]) -> str:
+        gains = {p.id: gain_over_random(p.meta["faithfulness"], name) for p in cases}
+
+        def mean(drawn: Sequence[Prediction]) -> float:
+            return float(np.mean([gains[p.id] for p in drawn]))
+
+        found = bootstrap_ci(cases, mean, method="percentile", n=RESAMPLES)
+        return number(found["value"], found["low"], found["high"], sign=True)
+
+    positive = positive_cases(maps)
+    found = bootstrap_ci(maps, "inst_auroc", pool="per_bag", n=RESAMPLES)
+    return {
+        "cases": str(len(maps)),
+        "deletion gain": gain("deletion", maps),
+        "insertion gain": gain("insertion", maps),
+        "positive": str(len(positive)),
+        "deletion gain in them": gain("deletion", positive),
+        "insertion gain in them": gain("insertion", positive),
+        "localization AUROC": number(found["value"], found["low"], found["high"]),
+    }
 
 
-def area(at: Sequence[float], values: np.ndarray) -> float:
-    return float(np.trapezoid(values, at))
+def gain_over_random(curves: Mapping[str, Any], name: str) -> float:
+    """Area between a curve of the map and that of random orders; positive where the map does better."""
+    above = np.trapezoid(np.subtract(curves[name], curves["random"]), curves["removed"])
+    return float(-above if name == "deletion" else above)
 
 
 def publish(docs: Path, name: str, title: str, words: str, rows: list[dict[str, str]]) -> None:
@@ -269,15 +301,20 @@ TABLES: dict[str, tuple[str, str, Callable[[Sequence[Prediction]], dict[str, str
     "errors": (
         "Which calls are wrong?",
         "AUROC with which the uncertainty of a score, and the distance of the score from the threshold, tell wrong "
-        "calls of instances from right ones; `distance / uncertainty` uses both. Area under the risk-coverage curve: "
-        "lower is better. Differences are from the distance, their 95 % intervals from resampling patients.",
+        "calls of instances from right ones; `both` divides the distance by the uncertainty. First among the instances "
+        "of all cases, then of positive cases alone; always among the cases of one fold, whose model is one, averaged "
+        "over the folds. The threshold of a fold is that of the best F1 on its validation cases. Area under the "
+        "risk-coverage curve: lower is better. Differences are from the distance, their 95 % intervals from resampling "
+        "patients, both alike. Models without uncertainty are not listed.",
         errors_row,
     ),
     "area": (
         "Area to read at 90 % sensitivity",
         "Share of instances flagged when at most 10 % of a patient's lesion instances may be missed on average; each "
-        "patient is read at the threshold that the other patients give. Lower is better. 95 % intervals: patients "
-        "resampled.",
+        "patient is read at the threshold that the other patients give. Lower is better. `missed`: the share that was "
+        "really missed there, averaged over patients with lesions. The scores come from several folds, whose models "
+        "have trained on each other's test cases: an estimate of what the promise costs, not a promise. 95 % "
+        "intervals: patients resampled.",
         area_row,
     ),
     "prior": (
@@ -287,30 +324,37 @@ TABLES: dict[str, tuple[str, str, Callable[[Sequence[Prediction]], dict[str, str
         prior_row,
     ),
 }
+FAITHFULNESS = (
+    "Area between the probability that the case is positive when instances are removed (deletion) or put in "
+    "(insertion) in the order of the map, and in random order (mean of three); higher is more faithful. In all test "
+    "cases of one fold, and in the positive ones among them. Localization: instance AUROC within cases, of the same "
+    "maps. 95 % intervals: patients resampled."
+)
 
 
 def tables(studies: Sequence[Study], docs: Path) -> None:
-    """Train what is missing, judge everything, write the tables."""
+    """Train what is missing, judge everything, write the tables; after every row, so that a stopped study shows."""
     rows: dict[str, list[dict[str, str]]] = {name: [] for name in (*TABLES, "faithfulness")}
     for study in studies:
         for name, variant in VARIANTS.items():
             for table, found in study.rows(name, variant).items():
                 if found:
                     rows[table].append({"data": TITLES[study.name], "model": name, **dict(found)})
+            write_tables(docs, rows)
             print(f"{study.name}: {name} is judged", flush=True)
         for name, variant in ((name, v) for name, v in VARIANTS.items() if v.explained):
             for method, maps in study.explained(variant):
                 facts = {"data": TITLES[study.name], "model": name, "method": method}
                 rows["faithfulness"].append({**facts, **faith_row(maps)})
+            write_tables(docs, rows)
             print(f"{study.name}: {name} is explained", flush=True)
-    for table, (title, words, _) in TABLES.items():
-        publish(docs, table, title, words, rows[table])
-    words = (
-        "Area between the probability of the predicted class when instances are removed (deletion) or put in "
-        "(insertion) in the order of the map and in random order; higher is more faithful. Localization: instance "
-        "AUROC within cases, of the same maps. Test cases of one fold; 95 % intervals: patients resampled."
-    )
-    publish(docs, "faithfulness", "Faithfulness of maps by method", words, rows["faithfulness"])
+
+
+def write_tables(docs: Path, rows: Mapping[str, list[dict[str, str]]]) -> None:
+    words = {name: (title, text) for name, (title, text, _) in TABLES.items()}
+    words["faithfulness"] = ("Faithfulness of maps by method", FAITHFULNESS)
+    for table in (table for table in words if rows[table]):
+        publish(docs, table, *words[table], rows[table])
 
 
 def synthetic(folder: Path) -> dict[str, Path]:
@@ -325,8 +369,8 @@ def synthetic(folder: Path) -> dict[str, Path]:
 
 def publish_all(crchisto: Path | None, out: Path, docs: Path) -> None:
     """All tables, of the colon images (where their manifest is given) and of the synthetic sets."""
-    manifests = {**({} if crchisto is None else {"crchisto": crchisto}), **synthetic(out)}
-    tables([Study(name, path.resolve(), out.resolve() / name) for name, path in manifests.items()], docs)
+    manifests = {**synthetic(out), **({} if crchisto is None else {"crchisto": crchisto})}
+    tables([Study(name, manifests[name].resolve(), out.resolve() / name) for name in SETS if name in manifests], docs)
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def test_scores_that_mean_the_same_in_every_run_keep_their_scale():
 def test_an_ensemble_is_the_mean_of_what_its_runs_predict(runs, tmp_path):
     done = predict_ensemble(runs, out=tmp_path / "both")
     alone = [{p.id: p for p in load_predictions(predict_run(r, out=tmp_path / r.name).paths)} for r in runs]
-    scales = [_scale(member.values()) for member in alone]
+    scales = [_scale(load_predictions(predict_run(r, out=tmp_path / f"{r.name}_val", part="val").paths)) for r in runs]
     found = load_predictions(tmp_path / "both")
     assert [p.id for p in found] == sorted(alone[0])
     assert len(done.written) == len(found)
@@ -69,6 +69,35 @@ def test_an_ensemble_is_the_mean_of_what_its_runs_predict(runs, tmp_path):
         assert "seed" not in prediction.meta
         assert prediction.meta["model"] == "ensemble of 2: sm_ap"
         assert np.array_equal(prediction.coords, members[0].coords)
+
+
+def test_a_case_scores_the_same_in_any_company(runs, tmp_path):
+    found = {}
+    for part in ("test", "val", "all"):
+        predict_ensemble(runs, out=tmp_path / part, part=part)
+        found |= {(part, p.id): p for p in load_predictions(tmp_path / part)}
+    for (part, id_), p in found.items():
+        assert np.array_equal(p.scores, found["all", id_].scores), part
+        assert np.array_equal(p.uncertainty, found["all", id_].uncertainty)
+        assert p.meta["ensemble"]["scaled_on"] == ["validation cases of the run"] * 2
+    val = np.concatenate([p.scores for (part, _), p in found.items() if part == "val"])
+    assert abs(val.mean()) < 1e-5
+
+
+def test_without_the_bags_of_the_runs_the_predicted_cases_give_the_scale_and_the_file_says_so(runs, tmp_path):
+    write_synthetic(tmp_path / "other", synthetic_slides(3, seed=9, size=(12, 20), dim=5))
+    manifest = runs[0].parent / "study" / "manifest.csv"
+    gone = manifest.rename(tmp_path / "gone.csv")
+    try:
+        predict_ensemble(runs, out=tmp_path / "both", manifest=tmp_path / "other" / "manifest.csv")
+    finally:
+        gone.rename(manifest)
+    found = load_predictions(tmp_path / "both")
+    scores = np.concatenate([p.scores for p in found])
+    assert len(found) == 3
+    assert abs(scores.mean()) < 1e-5
+    here = "the cases predicted here: validation cases cannot be read"
+    assert all(p.meta["ensemble"]["scaled_on"] == [here] * 2 for p in found)
 
 
 def test_repeating_keeps_what_is_done(runs, tmp_path):

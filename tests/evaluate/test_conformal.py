@@ -250,6 +250,23 @@ def test_the_area_to_read_is_that_of_leaving_each_patient_out():
         assert area_to_read(cases, positive=positive) == pytest.approx(np.mean(shares), rel=1e-12)
 
 
+def test_a_patient_drawn_several_times_counts_as_often_for_the_others_and_never_for_itself():
+    rng = np.random.default_rng(13)
+    cases = study(rng)
+    units = units_of(cases)[0]
+    times = rng.integers(0, 4, units.max() + 1)
+    drawn = [c for c, u in zip(cases, units, strict=True) for _ in range(times[u])]
+    values = {u: v.tolist() for u, v in _patient_values(cases).items()}
+    for positive in (True, False):
+        shares = []
+        for case, unit in zip(cases, units, strict=True):
+            if (case.y > 0) == positive:
+                others = [v for u, v in values.items() if u != unit for _ in range(times[u])]
+                flagged = np.mean(case.scores[:, 0].astype(float) >= literal_crc(others, 0.1))
+                shares += [flagged] * times[unit]
+        assert area_to_read(drawn, positive=positive) == pytest.approx(np.mean(shares), rel=1e-12)
+
+
 def test_the_area_is_undefined_with_too_few_patients_without_lesions_or_classes():
     rng = np.random.default_rng(12)
     few = [scan(f"p{i}", rng) for i in range(9)] + [scan("n", rng, y=0)]

@@ -261,6 +261,23 @@ def test_a_threshold_of_scores_of_another_kind_is_refused(tmp_path):
         summarize_models(load_models([tmp_path / "test"]), validation=[tmp_path / "val"])
 
 
+def test_a_threshold_of_an_ensemble_that_was_scaled_on_other_cases_is_refused(tmp_path):
+    for folder, prefix in (("test", "t"), ("val", "v")):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder, prefix)
+
+    def scaled(folder, low):
+        for path in (tmp_path / folder).glob("*.npz"):
+            replace(Prediction.load(path), meta={"ensemble": {"scales": [[low, 1.0], [0.0, 2.0]]}}).save(path)
+
+    scaled("test", 0.5)
+    scaled("val", 0.5)
+    summarize_models(load_models([tmp_path / "test"]), validation=[tmp_path / "val"])
+    scaled("val", 0.6)
+    with pytest.raises(DataError, match="test: the runs of this ensemble were brought to one scale on other cases"):
+        summarize_models(load_models([tmp_path / "test"]), validation=[tmp_path / "val"])
+
+
 def test_without_truth_words_stand_in_place_of_dashes(tmp_path):
     for path in write(tmp_path).glob("*.npz"):
         replace(Prediction.load(path), y=None, y_inst=None).save(path)

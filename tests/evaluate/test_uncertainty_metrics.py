@@ -1,5 +1,7 @@
 """Whether uncertainty tells which calls are wrong: values by hand, and what must hold for any map."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.evaluate_command import run
@@ -228,3 +230,28 @@ def test_command_and_report_show_metrics_and_verdict(tmp_path):
     assert "risk coverage" in told
     results = summarize_models(load_models([tmp_path / "m"]), threshold=0.0, prior=False)
     assert any("uncertainty ranks backwards" in remark for remark in _remarks(results))
+
+
+def test_each_model_is_judged_by_itself_so_that_deviations_cannot_tell_models_apart():
+    """A model that is always wrong and unsure beside one that is always right: within each, deviations are noise."""
+    rng = np.random.default_rng(5)
+
+    def fold(weights, flipped, unsure):
+        cases = []
+        for i in range(30):
+            truth = rng.random(40) < 0.3
+            scores = np.where(truth != (rng.random(40) < flipped), 1.0, -1.0) * rng.uniform(0.5, 1.5, 40)
+            doubt = unsure * rng.uniform(0.9, 1.1, 40)
+            meta = {"weights": weights, "patient": f"{weights}{i}"}
+            cases.append(Prediction(f"{weights}{i}", [0.5], scores, y=1, y_inst=truth, uncertainty=doubt, meta=meta))
+        return cases
+
+    good, bad = fold("a", 0.1, 1.0), fold("b", 0.8, 5.0)
+    alone = [uncertainty_metrics(cases, 0.0, resamples=0) for cases in (good, bad)]
+    found = uncertainty_metrics(good + bad, 0.0, resamples=200)
+    for key in ("error_auroc", "error_auroc_combined", "error_auroc_baseline", "risk_coverage_area"):
+        assert found[key] == pytest.approx((alone[0][key] + alone[1][key]) / 2, abs=1e-12)
+    low, high = found["error_auroc_own_interval"]
+    assert low < 0.5 < high
+    nameless = [replace(p, meta={"patient": p.meta["patient"]}) for p in good + bad]
+    assert uncertainty_metrics(nameless, 0.0, resamples=0)["error_auroc"] > 0.75  # the models, not the calls

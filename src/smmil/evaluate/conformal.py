@@ -25,6 +25,7 @@ So thresholds need no grid chosen in advance, and one error of probability d is 
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,13 +53,18 @@ def _needed_patients(target: float, delta: float | None = None) -> int:
 
 
 class _MissedShares:
-    """Losses of patients as functions of the threshold: the share of each patient's values below it."""
+    """Losses of patients as functions of the threshold: the share of each patient's values below it.
 
-    def __init__(self, values: Sequence[np.ndarray]):
+    times  how many patients each of them stands for, as when patients are resampled; None: one
+    """
+
+    def __init__(self, values: Sequence[np.ndarray], times: Sequence[int] | None = None):
         self.values = [np.sort(np.asarray(v, dtype=np.float64)) for v in values]
-        self.n = len(self.values)
+        self.times = [1] * len(self.values) if times is None else list(times)
+        self.n = sum(self.times)
         pooled = np.concatenate([np.zeros(0), *self.values])
-        weight = np.concatenate([np.zeros(0), *(np.full(len(v), 1 / len(v)) for v in self.values)])
+        shares = (np.full(len(v), w / len(v)) for v, w in zip(self.values, self.times, strict=True))
+        weight = np.concatenate([np.zeros(0), *shares])
         order = np.argsort(pooled, kind="stable")
         # The sum is constant above one value up to and including the next, so its jumps are all that can be chosen.
         self.steps, first = np.unique(pooled[order], return_index=True)
@@ -81,13 +87,13 @@ class _MissedShares:
         return self._highest(lambda k: test(float(self.sums[k]), self.n, target) <= delta)
 
     def controlled_by_others(self, target: float) -> list[float | None]:
-        """For each patient the threshold that the other patients give."""
-        most = target * self.n - 1 + _ROUNDING
+        """For each patient the threshold that the other patients give; none of its own copies is among them."""
 
-        def allowed(own: np.ndarray, k: int) -> bool:
-            return bool(self.sums[k] - np.searchsorted(own, self.steps[k]) / len(own) <= most)
+        def allowed(own: np.ndarray, times: int, k: int) -> bool:
+            others = self.sums[k] - times * np.searchsorted(own, self.steps[k]) / len(own)
+            return bool(others <= target * (self.n - times + 1) - 1 + _ROUNDING)
 
-        return [self._highest(partial(allowed, own)) for own in self.values]
+        return [self._highest(partial(allowed, *one)) for one in zip(self.values, self.times, strict=True)]
 
     def _highest(self, allowed: Callable[[int], bool]) -> float | None:
         """The highest value at which a condition holds that holds up to some value and no further."""
@@ -242,8 +248,9 @@ def area_to_read(predictions: Sequence[Prediction], *, positive: bool, target: f
     The threshold is that of the calibration the predictions carry, if it promises this. Else each patient is read at
     the threshold that the other patients with lesions give by conformal risk control. A patient's own threshold never
     saw the patient, so the missed share has an expectation of at most `target` for each of them; one threshold from all
-    of them, applied to themselves, would not have it. nan with fewer patients than that needs, and for scores of more
-    than two columns.
+    of them, applied to themselves, would not have it. A patient whose cases are given several times, as resampling
+    does, counts as often among the others. nan with fewer patients than that needs, and for scores of more than two
+    columns.
     """
     cases = [i for i, p in enumerate(predictions) if p.y is not None and (p.y > 0) == positive]
     if not cases or any(p.scores.shape[1] > 2 for p in predictions):
@@ -253,7 +260,9 @@ def area_to_read(predictions: Sequence[Prediction], *, positive: bool, target: f
         cuts: list[float | None] = [stated.threshold] * len(cases)
     else:
         units, values = units_of(predictions)[0].tolist(), _patient_values(predictions)
-        missed = _MissedShares(list(values.values()))
+        given = Counter(zip(units, (p.id for p in predictions), strict=True))
+        times = {unit: count for (unit, _), count in given.items()}
+        missed = _MissedShares(list(values.values()), [times[unit] for unit in values])
         own = dict(zip(values, missed.controlled_by_others(target), strict=True))
         everyone = missed.controlled(target)
         cuts = [own.get(units[i], everyone) for i in cases]

@@ -117,6 +117,18 @@ def _refuse_other_scores(name: str, cases: Sequence[Prediction], held_out: Seque
             f"{name}: its scores are {ours}, those of validation {theirs}; a threshold of one kind says nothing about "
             "the other: give validation predictions of the same map"
         )
+    scales = [{str(_member_scales(p)) for p in part} for part in (cases, held_out)]
+    if scales[0] != scales[1]:
+        raise DataError(
+            f"{name}: the runs of this ensemble were brought to one scale on other cases than those of validation, so "
+            "a threshold of one says nothing about the other; predict both again where the runs' own bags can be read"
+        )
+
+
+def _member_scales(prediction: Prediction) -> Any:
+    """Mean and deviation of the scores of each run of an ensemble, which became 0 and 1; None: no ensemble."""
+    stated = prediction.meta.get("ensemble")
+    return stated.get("scales") if isinstance(stated, dict) else None
 
 
 def named_folders(places: Sequence[str | Path]) -> dict[str, list[Path]]:

@@ -239,20 +239,33 @@ def uncertainty_metrics(
     error_auroc_own_interval   of error_auroc itself
     brier, ece            of instance probabilities, nan where scores are none; ece has ten bins of equal width
     verdict               what these numbers say, in words
-    Cases without uncertainty or without known instance labels are left out and counted in `notes`.
+    Of predictions of several models (other weights, as those of the folds of a cross-validation) each model is judged
+    by itself, and the mean over the models is given: deviations have a scale of their own in each, and would else tell
+    the models apart in place of the calls. Cases without uncertainty or without known instance labels are left out and
+    counted in `notes`.
     """
     usable = [p for p in predictions if p.uncertainty is not None and p.y_inst is not None and (p.y_inst >= 0).any()]
     notes = [f"{len(predictions) - len(usable)} of {len(predictions)} cases hold no uncertainty or no instance label"]
     table = [_calls(p, threshold, column) for p in usable] or [np.zeros((5, 0))]
     wrong, unsure, both, near, probs = np.concatenate(table, axis=1)
     found: dict[str, Any] = {"n_instances": len(wrong), "n_errors": int(wrong.sum()), "threshold": float(threshold)}
-    rankings = [_SortedScores(values, wrong > 0, wrong == 0) for values in (unsure, both, near)]
     case = instances._case_of_row([part.shape[1] for part in table])
+    model = _models_of(usable)
+    parts = [np.flatnonzero(model[case] == m) for m in np.unique(model)] if len(wrong) else [case]
+    rankings = [
+        [(rows, _SortedScores(doubt[rows], wrong[rows] > 0, wrong[rows] == 0)) for doubt in (unsure, both, near)]
+        for rows in parts
+    ]
 
     def values(weights: np.ndarray | None) -> np.ndarray:
         """(3, 2): AUROC and area of the uncertainty, of it combined with the distance, of the baseline."""
-        points = [r.points(None if weights is None else weights[case[r.order]]) for r in rankings]
-        return np.array([[p.roc_area(), p.risk_coverage_area()] for p in points])
+        found = []
+        for of_model in rankings:
+            points = [r.points(None if weights is None else weights[case[rows[r.order]]]) for rows, r in of_model]
+            found.append([[p.roc_area(), p.risk_coverage_area()] for p in points])
+        return np.array(
+            [[exact_mean(_defined(column)) for column in row] for row in np.moveaxis(np.array(found), 0, 2)]
+        )
 
     measured = values(None)
     draws = _patient_weights(usable, resamples, seed) if len(wrong) else []
@@ -274,6 +287,12 @@ def uncertainty_metrics(
     found["ece"] = _ece(two, truth.astype(int)) if known else float("nan")
     found["verdict"] = _uncertainty_verdict(found)
     return {**found, "notes": notes if len(usable) < len(predictions) else []}
+
+
+def _models_of(predictions: Sequence[Prediction]) -> np.ndarray:
+    """Number of the model of each prediction, by its weights; all 0 where none are stated."""
+    names = [str(p.meta.get("weights")) for p in predictions]
+    return np.unique(["", *names], return_inverse=True)[1][1:]
 
 
 def _uncertainty_verdict(found: Mapping[str, Any]) -> str:
