@@ -22,11 +22,11 @@ from scipy.sparse.csgraph import connected_components
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = "smmil"
 LIMITS = {
-    "files": ("<=", 235),
-    "lines": ("<=", 43_000),
+    "files": ("<=", 240),
+    "lines": ("<=", 45_500),
     "median lines of a file": (">=", 120),
     "import depth": ("<=", 14),
-    "public names": ("<=", 545),
+    "public names": ("<=", 560),
     "modules with one importer": ("<=", 45),
     "class names used twice": ("<=", 0),
 }
