@@ -15,7 +15,7 @@ def _toy(monkeypatch, processes):
     """Few and small images and two epochs; workers of their own cost more than all the rest."""
     monkeypatch.setattr(demo, "SLIDES", 20)
     monkeypatch.setattr(demo, "SCANS", 12)
-    monkeypatch.setattr(demo, "stained_slides", partial(demo.stained_slides, patches=(14, 20)))
+    monkeypatch.setattr(demo, "PATCHES", (14, 20))
     monkeypatch.setattr(demo, "synthetic_ct_scans", partial(demo.synthetic_ct_scans, slices=(12, 14), size=48))
     if not processes:
         monkeypatch.setattr(demo, "available_cores", lambda: 1)
@@ -36,6 +36,7 @@ def test_the_demo_leaves_a_page_predictions_and_maps(tmp_path, monkeypatch, proc
     page = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
     assert "SmAP" in page
     assert page.count("data:image/png") == len(list((tmp_path / "demo/maps").glob("*.png")))
+    assert "smmil view predictions/sm_ap --slides data/slides" in page
     for words in ("Maps next to the truth", "Which model leads", "comparisons abmil leads in", "What to do next"):
         assert words in page, words
     for name in demo.MODELS:
