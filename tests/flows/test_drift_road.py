@@ -99,7 +99,9 @@ def test_a_promise_is_withdrawn_where_the_alarm_is_raised(road, tmp_path):
     made.save(tmp_path / "calibration.json")
     options = ("--calibration", tmp_path / "calibration.json")
     strange, done = predicted(root / "run", shifted, tmp_path / "strange", *options)
-    assert "warning: the promise is withdrawn for all cases" in done.output
+    assert "warning: the promise is withdrawn for all cases" in done.stderr
+    assert "\nNo promise: as a whole these cases look unlike those that the model learned from" in done.stdout
+    assert made.sentence not in done.output
     assert "No promise for this case" in applied_calibration(strange[0]).text
     assert not applied_calibration(strange[0]).promise
     assert applied_calibration(strange[0]).threshold == made.threshold
@@ -108,7 +110,11 @@ def test_a_promise_is_withdrawn_where_the_alarm_is_raised(road, tmp_path):
     assert made.sentence not in (tmp_path / "case.geojson").read_text()
     export(strange[0], "csv", tmp_path / "case.csv")
     assert pd.read_csv(tmp_path / "case.csv", comment="#")["strangeness"].between(0, 1).all()
-    like = [p for p in predicted(root / "run", usual, tmp_path / "like", *options)[0] if not applied_drift(p).alarm]
+    cases, done = predicted(root / "run", usual, tmp_path / "like", *options)
+    assert made.sentence in done.stdout
+    like = [p for p in cases if not applied_drift(p).alarm]
+    lost = f"The promise does not hold for {len(cases) - len(like)} of these {len(cases)} cases"
+    assert (lost in done.stdout) == (len(like) < len(cases))
     assert like
     assert all(applied_calibration(p).sentence == made.sentence for p in like)
 

@@ -115,9 +115,7 @@ def predict(
             else:
                 done = predict_run(sources[0], mc_dropout=mc_dropout or 0, **chosen)
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
-    if chosen_calibration is not None and done.paths:
-        print(f"{chosen_calibration.calibration.sentence} {chosen_calibration.calibration.conditions}".strip())
-    _warn(done, promised=chosen_calibration is not None)
+    _say_promise_and_drift(done, chosen_calibration)
     _exit_on_failures(done.failed.values(), out / "failures.csv")
 
 
@@ -145,12 +143,15 @@ def _summary(path: Path | None, none: bool, run: Path) -> "DriftSummary | None":
     return None if place is None else read_drift(place)
 
 
-def _warn(done: "Predicted", promised: bool) -> None:
-    """Say which cases are unlike the training cases, and what that means for the promise."""
-    from smmil.evaluate.folders import folder_drift
+def _say_promise_and_drift(done: "Predicted", chosen: "ChosenCalibration | None") -> None:
+    """Print what is promised, as far as the drift alarm leaves it, and which cases are unlike the training cases."""
+    from smmil.evaluate.folders import folder_drift, promise_of_cases
     from smmil.prediction import load_predictions
 
     verdict = folder_drift(load_predictions(done.paths)) if done.paths else None
+    if chosen is not None and done.paths:
+        sentence = f"{chosen.calibration.sentence} {chosen.calibration.conditions}".strip()
+        print(promise_of_cases(sentence, verdict, len(done.paths)))
     if verdict is None:
         return
     if verdict.alarm or verdict.alarmed:
@@ -159,7 +160,7 @@ def _warn(done: "Predicted", promised: bool) -> None:
         more = f" and {verdict.alarmed - _MOST_NAMED} more" if verdict.alarmed > _MOST_NAMED else ""
         if named:
             print(f"warning: unlike the training cases: {named}{more}", file=sys.stderr)
-        if promised:
+        if chosen is not None:
             which = "all cases" if verdict.alarm else "these cases"
             print(f"warning: the promise is withdrawn for {which}", file=sys.stderr)
     else:

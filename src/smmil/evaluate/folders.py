@@ -11,7 +11,7 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.bags import units_of
-from smmil.evaluate.conformal import AppliedCalibration, realised, shared_calibration
+from smmil.evaluate.conformal import AppliedCalibration, applied_calibration, realised, shared_calibration
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import (
     _choose_threshold,
@@ -210,7 +210,10 @@ _DRAWS = 4000
 _MOST_NUMBERS = 20_000_000  # in memory; more patients are drawn less often
 
 
-class _FolderDrift(NamedTuple):
+_UNLIKE = "unlike those that the model learned from, so more may be missed than was promised."
+
+
+class FolderDrift(NamedTuple):
     """Whether the cases of a folder together are unlike the held-out patients.
 
     p        of the two-sample test             alarm    whether it is at most the level
@@ -242,13 +245,10 @@ class _FolderDrift(NamedTuple):
     @property
     def withdrawal(self) -> str:
         """What becomes of a promise when the folder raises the alarm."""
-        return (
-            "The promise is withdrawn: as a whole these cases look unlike those that the model learned from, so more "
-            "may be missed than was promised."
-        )
+        return f"The promise is withdrawn: as a whole these cases look {_UNLIKE}"
 
 
-def folder_drift(predictions: Sequence[Prediction]) -> _FolderDrift | None:
+def folder_drift(predictions: Sequence[Prediction]) -> FolderDrift | None:
     """The test of all cases with a drift summary; None when none has one, or they were compared with several."""
     found = [(p, one) for p in predictions if (one := applied_drift(p)) is not None]
     if not found or len({(one.digest, one.patients, one.level) for _, one in found}) > 1:
@@ -258,7 +258,30 @@ def folder_drift(predictions: Sequence[Prediction]) -> _FolderDrift | None:
     means = np.bincount(units, [one.p for _, one in found]) / np.bincount(units)
     p = _two_sample_p(means, first.patients, first.level)
     unlike = tuple(case.id for case, one in found if one.alarm)
-    return _FolderDrift(p, p <= first.level, len(found), len(unlike), len(means), first.level, unlike)
+    return FolderDrift(p, p <= first.level, len(found), len(unlike), len(means), first.level, unlike)
+
+
+def drift_facts(prediction: Prediction) -> Prediction:
+    """What `folder_drift` needs of a case, without its scores: of many cases they would fill the memory."""
+    facts = {key: value for key, value in prediction.meta.items() if key in ("drift", "group", "patient")}
+    return Prediction(prediction.id, np.zeros(1), np.zeros(1), meta=facts)
+
+
+def promise_of_case(prediction: Prediction, folder: FolderDrift | None) -> AppliedCalibration | None:
+    """The calibration of a case among the others of its folder; no promise where it or they raised the drift alarm."""
+    stated, own = applied_calibration(prediction), applied_drift(prediction)
+    if stated is None or folder is None or not folder.alarm or (own is not None and own.alarm):
+        return stated
+    sentence = f"No promise for this case: as a whole the cases beside which it was predicted look {_UNLIKE}"
+    return stated._replace(promise=False, sentence=sentence, conditions="")
+
+
+def warning_of_case(prediction: Prediction, folder: FolderDrift | None) -> str:
+    """What the drift alarm says of a case, else of its folder; empty where neither raised it."""
+    own = applied_drift(prediction)
+    if own is not None and own.alarm:
+        return own.text
+    return folder.text if folder is not None and folder.alarm else ""
 
 
 def _two_sample_p(values: np.ndarray, held_out: int, level: float) -> float:
@@ -291,7 +314,20 @@ def _share_at_least(values: np.ndarray) -> np.ndarray:
     return (len(values) - np.searchsorted(order, values, side="left")) / len(values)
 
 
-def _promise_in_words(stated: AppliedCalibration, drift: _FolderDrift | None) -> list[str]:
+def promise_of_cases(sentence: str, drift: FolderDrift | None, cases: int) -> str:
+    """A promise in words for so many cases: none where all lost it, else with the number of those that did."""
+    if drift is not None and drift.alarm:
+        return f"No promise: as a whole these cases look {_UNLIKE}"
+    if drift is None or not drift.alarmed:
+        return sentence
+    if drift.alarmed == cases:
+        return f"No promise: {'this case looks' if cases == 1 else 'all of these cases look'} {_UNLIKE}"
+    verb = "it looks" if drift.alarmed == 1 else "they look"
+    lost = f"{drift.alarmed:,} of these {cases:,} cases"
+    return f"{sentence} The promise does not hold for {lost}: {verb} {_UNLIKE}"
+
+
+def _promise_in_words(stated: AppliedCalibration, drift: FolderDrift | None) -> list[str]:
     """Sentence and conditions for a folder of cases, withdrawn for all or some where the drift alarm is raised."""
     if drift is not None and drift.alarm:
         return [drift.withdrawal]

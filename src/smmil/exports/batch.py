@@ -1,13 +1,15 @@
 """Predictions exported in one format: one case to one file, several to a folder."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
+from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
+from smmil.evaluate.folders import FolderDrift, drift_facts, folder_drift, promise_of_case, warning_of_case
 from smmil.exports.case import ExportCase
 from smmil.exports.registry import FORMATS, ExportFormat
 from smmil.files import file_name, write_rows
@@ -26,8 +28,8 @@ def _prediction_paths(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     return files
 
 
-def _load_all(files: Sequence[Path]) -> tuple[list[Prediction], dict[str, str]]:
-    """The predictions, sorted by id, and {name of a file: why it cannot be used}; the same id twice is refused."""
+def _load_all(files: Sequence[Path]) -> tuple[dict[Path, Prediction], dict[str, str]]:
+    """The predictions by file, sorted by id, and {name of a file: why it is of no use}; an id twice is refused."""
     found: dict[str, tuple[Prediction, Path]] = {}
     failed: dict[str, str] = {}
     for path in files:
@@ -39,7 +41,26 @@ def _load_all(files: Sequence[Path]) -> tuple[list[Prediction], dict[str, str]]:
         if prediction.id in found:
             raise DataError(f"{path}: id {prediction.id!r} is already in {found[prediction.id][1]}; remove one of them")
         found[prediction.id] = prediction, path
-    return [prediction for _, (prediction, _) in sorted(found.items())], failed
+    return {path: prediction for _, (prediction, path) in sorted(found.items())}, failed
+
+
+def _test_of_folder(place: Path, known: Mapping[Path, Prediction]) -> FolderDrift | None:
+    """The drift test of all predictions of a folder, also those not exported; what cannot be read takes no part.
+
+    None where none of those to export was compared with a drift summary.
+    """
+    if not any(path.parent == place and applied_drift(case) is not None for path, case in known.items()):
+        return None
+    cases = (known.get(path) or _readable(path) for path in prediction_files(place))
+    return folder_drift([drift_facts(case) for case in cases if case is not None])
+
+
+def _readable(path: Path) -> Prediction | None:
+    """The prediction; None when the file cannot be read."""
+    try:
+        return Prediction.load(path)
+    except DataError:
+        return None
 
 
 def _refuse_surrogates(prediction: Prediction) -> Prediction:
@@ -55,6 +76,10 @@ def _refuse_surrogates(prediction: Prediction) -> Prediction:
 
 
 _FAILURES = "export_failures.csv"
+_WARNED = (
+    "the case, or its folder as a whole, looks unlike the cases that the model learned from; the file says so under "
+    "warning"
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +104,7 @@ def export(
     keep_uids: bool = True,
     layer: str = "score",
     interpolate: bool = False,
+    folder: FolderDrift | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
     """Write predictions (files, folders of them, or one Prediction) as one of the registered formats, atomically.
@@ -89,6 +115,8 @@ def export(
            path, file), and mpp if you like
     layer  score, or another map that predictions hold: uncertainty (standard deviations of the scores), strangeness
            (see smmil drift)
+    folder     of one Prediction: `folder_drift` of the cases beside it, which may withdraw its promise; the test of
+               files is made here, of all predictions that lie in the folder of each
     threshold  of instances; unless given, that of the calibration which the predictions carry
     See `ExportCase` for the other options. A single case that cannot be read or written is an error; of several, the
     others go on.
@@ -111,14 +139,17 @@ def export(
         "deidentify": deidentify,
         "keep_uids": keep_uids,
         "interpolate": interpolate,
+        "folder": folder,
     }
     options |= {} if size is None else {"size": size}
     files = [] if isinstance(predictions, Prediction) else _prediction_paths(predictions)
     if len(files) > 1:
         return _several(files, format_, Path(out), place, options, progress)
     one = predictions if isinstance(predictions, Prediction) else Prediction.load(files[0])
+    if files:
+        options["folder"] = _test_of_folder(files[0].parent, {files[0]: one})
     done = Exported()
-    path = _one_path(Path(out), _refuse_surrogates(one).id, format_)
+    path = _one_path(Path(out), _refuse_surrogates(one).id, format_, layer)
     named = None if original is None else {one.id: original}
     table = find_case_images(original.path, [one.id], "--image") if original and is_table(original.path) else named
     _write(format_, _case(one, table, place, options), path, done)
@@ -136,12 +167,14 @@ def _several(
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: {len(files)} predictions need a folder, and this is a file; name a folder")
     cases, failed = _load_all(files)
-    table = None if images is None else find_case_images(images, [case.id for case in cases], "--image")
+    table = None if images is None else find_case_images(images, [case.id for case in cases.values()], "--image")
+    tests = {place: _test_of_folder(place, cases) for place in {path.parent for path in cases}}
     done = Exported(failed=failed)
-    for count, prediction in enumerate(cases, 1):
-        path = out / (file_name(prediction.id) + format_.endings[0])
+    for count, (source, prediction) in enumerate(cases.items(), 1):
+        path = out / _default_name(prediction.id, format_, options["layer"])
+        beside = {"folder": tests[source.parent]}
         try:
-            _write(format_, _case(prediction, table, images, options), path, done)
+            _write(format_, _case(prediction, table, images, options | beside), path, done)
         except SmmilError as problem:
             done.failed[prediction.id] = str(problem)
         if progress is not None:
@@ -179,11 +212,12 @@ def _first_calibration(
 
 
 def _at_promised_threshold(prediction: Prediction, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the threshold of the calibration that was applied, where the user gave none."""
-    stated = applied_calibration(prediction)
+    """The options with the threshold of the calibration that was applied, where the user gave none; and notes."""
+    stated = promise_of_case(prediction, options["folder"])
+    notes = [_WARNED] if warning_of_case(prediction, options["folder"]) else []
     if options["threshold"] is not None or stated is None or stated.column != options["column"]:
-        return options
-    return options | {"threshold": stated.threshold, "notes": [stated.text]}
+        return options | {"notes": notes}
+    return options | {"threshold": stated.threshold, "notes": [stated.text, *notes]}
 
 
 def _write(format_: ExportFormat, case: ExportCase, path: Path, done: Exported) -> None:
@@ -195,9 +229,15 @@ def _write(format_: ExportFormat, case: ExportCase, path: Path, done: Exported) 
     done.notes.extend((case.id, note) for note in case.notes)
 
 
-def _one_path(out: Path, id_: str, format_: ExportFormat) -> Path:
+def _default_name(id_: str, format_: ExportFormat, layer: str) -> str:
+    """Name of a file in a folder; another map than that of the scores is named, so that it replaces none."""
+    ending = format_.endings[0]
+    return file_name(id_) + (ending if layer == "score" else f"_{layer}{ending.removeprefix('_heat')}")
+
+
+def _one_path(out: Path, id_: str, format_: ExportFormat, layer: str) -> Path:
     if out.is_dir():
-        return out / (file_name(id_) + format_.endings[0])
+        return out / _default_name(id_, format_, layer)
     if not out.name.lower().endswith(format_.endings):
         plain = [ending for ending in format_.endings if ending.startswith(".")]
         raise ConfigError(

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate.conformal import applied_calibration
+from smmil.evaluate.conformal import AppliedCalibration
+from smmil.evaluate.folders import FolderDrift, promise_of_case, warning_of_case
 from smmil.evaluate.instances import instance_probability, instance_score
 from smmil.evaluate.probability import calibrated_probability
 from smmil.images import Slide, Volume
@@ -17,7 +18,7 @@ from smmil.images.matching import Difference, Original, open_case_slide, open_sc
 from smmil.prediction import Prediction
 from smmil.redact import plain, provenance
 
-_LONGEST_PROMISE = 800
+_LONGEST_TEXT = 800
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,7 @@ class ExportCase:
     deidentify: bool = True  # leave out whatever DICOM headers of the image say about a person
     keep_uids: bool = True  # let DICOM exports point at the image they belong to
     mpp: float | None = None  # micrometres per level-0 pixel, where the slide does not say it or says it wrongly
+    folder: FolderDrift | None = None  # the test of all cases of its folder; None: not made
     notes: list[str] = field(default_factory=list)  # for the reader of the export; filled while it is written
 
     @property
@@ -64,11 +66,17 @@ class ExportCase:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """Where the scores come from, as plain texts; with what was promised for the threshold."""
-        stated = applied_calibration(self.prediction)
-        if stated is None or stated.threshold != self.threshold:
-            return provenance(self.prediction)
-        return {**provenance(self.prediction), "promise": plain(stated.text, _LONGEST_PROMISE)}
+        """Where the scores come from, as plain texts; what was promised for the threshold, and what the alarm says."""
+        stated, warning = self.calibration, warning_of_case(self.prediction, self.folder)
+        promise = "" if stated is None or stated.threshold != self.threshold else stated.text
+        said = {"promise": promise, "warning": warning}
+        texts = {key: plain(text, _LONGEST_TEXT) for key, text in said.items() if text}
+        return {**provenance(self.prediction), **texts}
+
+    @cached_property
+    def calibration(self) -> AppliedCalibration | None:
+        """The calibration that was applied; without its promise where the case or its folder raised the alarm."""
+        return promise_of_case(self.prediction, self.folder)
 
     @property
     def axes(self) -> int:

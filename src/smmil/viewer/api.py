@@ -183,7 +183,7 @@ def _needs_threshold(format_: str) -> bool:
 
 
 def _write_download(
-    prediction: Prediction, model: str, format_: str, folder: Path, threshold: float | None, **options: Any
+    prediction: Prediction, model: str, format_: str, place: Path, threshold: float | None, **options: Any
 ) -> _Download:
     """The case in that format; a threshold is used where the format has a use for it; options are those of export."""
     if _needs_threshold(format_) and threshold is None:
@@ -191,7 +191,7 @@ def _write_download(
     # half a character, as broken file names have them, cannot be written into any file
     prediction = replace(prediction, id=prediction.id.encode("utf-8", "replace").decode())
     cut = None if FORMATS[format_].threshold == "never" else threshold
-    own = Path(mkdtemp(dir=folder))
+    own = Path(mkdtemp(dir=place))
     try:
         target = own / f"export{FORMATS[format_].endings[0]}"
         export(prediction, format_, target, threshold=cut, **options)

@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
-from smmil.evaluate.folders import folder_drift
+from smmil.evaluate.folders import FolderDrift, drift_facts, folder_drift
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
 from smmil.images.matching import Original
@@ -46,6 +45,7 @@ class _Model:
     layer: str = "score"
     ends: tuple[str, str] = ("", "")  # what the ends of its scale mean
     taught: str | None = None  # how many marks of experts it learned from
+    drift: FolderDrift | None = None  # the test of all its cases together
 
 
 @dataclass(frozen=True)
@@ -173,30 +173,27 @@ class _ModelPredictions:
             self.taught[text] = None
         if stated is None or alarm is None or stated.digest not in self.calibrations:
             self.calibrations[None if stated is None else stated.digest] = stated
-        facts: dict[str, Any] = {
-            key: prediction.meta[key] for key in ("drift", "group", "patient") if key in prediction.meta
-        }
-        self.compared.append(Prediction(prediction.id, np.zeros(1), np.zeros(1), meta=facts))
+        self.compared.append(drift_facts(prediction))
 
     @cached_property
-    def drift(self) -> Any:
+    def drift(self) -> FolderDrift | None:
         """The test of all cases together."""
         return folder_drift(self.compared)
 
-    def model(self) -> _Model:
+    def model(self, drift: FolderDrift | None) -> _Model:
         """The spread of all scores, which are not needed afterwards."""
         scores = np.concatenate(self.scores).astype(np.float64)
         self.scores.clear()
         span = float(scores.min()), float(scores.max())
         one = next(iter(self.calibrations.values())) if len(self.calibrations) == 1 else None
         text = "" if one is None else one.text
-        if self.drift is not None and self.drift.alarm:
-            text = self.drift.withdrawal
+        if drift is not None and drift.alarm:
+            text = drift.withdrawal
         promise = None if one is None else safe_text(text, _LONGEST_PROMISE)
         threshold = None if one is None else one.threshold
         colours, kinds = canvas.limits_of(scores, None)[:2], " + ".join(self.kinds)
         taught = "; ".join(self.taught) or None
-        return _Model(self.name, kinds, span, colours, threshold, promise, self.layer, self.ends, taught)
+        return _Model(self.name, kinds, span, colours, threshold, promise, self.layer, self.ends, taught, drift)
 
     def note(self) -> str:
         """For the page, without names of files: these may name people."""
@@ -227,7 +224,7 @@ def _read_catalogue(
             if progress is not None:
                 progress(done, total)
         shown = [one for one in (table, *table.layers.values()) if one.found]
-        models += [one.model() for one in shown]
+        models += [one.model(table.drift) for one in shown]
         gathered += shown
     problems = [problem for table, _ in found for problem in table.damaged]
     if not gathered and problems:

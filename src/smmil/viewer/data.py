@@ -158,7 +158,8 @@ class ViewerData:
         if not self.present(case, model) or format_ not in self.formats(case):
             raise _NotFound("this case has no such export")
         shown, name = self.export_case((case, model)), self.models[model].name
-        options = {"image": self.checked_original(case), "column": shown.column}
+        options: dict[str, Any] = {"image": self.checked_original(case), "column": shown.column}
+        options["folder"] = self.models[model].drift
         with self._exporting:
             return _write_download(shown.prediction, name, format_, Path(self._temporary.name), threshold, **options)
 
