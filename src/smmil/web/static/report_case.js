@@ -47,7 +47,7 @@ export async function drawPanes() {
   if (turn !== shown.turn) return;
   closePanes();
   field("case-facts").textContent = caseText(entry);
-  showAlarm([...new Set(entry.verdicts.map((verdict) => verdict?.alarm).filter(Boolean))]);
+  showAlarm([...new Set(entry.verdicts.map((verdict) => verdict?.alarm ?? verdict?.withdrawn).filter(Boolean))]);
   const hosts = present.map(hostOf); // all of them first, so that every pane opens at its final size
   field("panes").classList.toggle("stacked", loaded.some((cells) => !isFlat(cells)));
   shown.panes = present.map((m, i) => paneOf(hosts[i], m, loaded[i]));
