@@ -1,10 +1,14 @@
 """What a report says of a promise that does not hold: withdrawn by the drift alarm, or of another threshold."""
 
 import json
+import re
 
 import pytest
 from support.drift_cases import study
+from support.lesion_cases import save_all, slide_case
 
+from smmil.evaluate.folders import summary
+from smmil.prediction import load_predictions
 from smmil.report import write_report
 
 
@@ -36,3 +40,37 @@ def test_every_case_of_a_strange_folder_says_that_the_promise_is_withdrawn(mostl
     assert all(found["withdrawn"].startswith("The promise is withdrawn: as a whole") for found in cases.values())
     assert [id_ for id_, found in cases.items() if found["alarm"] is None] == ["s2"]
     assert all(case["verdicts"][0]["withdrawn"] is None for case in page_of(usual[0])[1]["cases"])
+
+
+def promise_in(text):
+    """The note about the promise, without its tags."""
+    [note] = re.findall(r'<p class="hint promise".*?</p>', text, re.DOTALL)
+    return re.sub("<.*?>", "", note)
+
+
+def test_another_threshold_drops_the_promise_and_says_why(usual):
+    folder, made = usual
+    assert made.sentence in promise_in(page_of(folder)[0])
+    held_out = folder.parent / "val"
+    held_out.mkdir()
+    save_all(held_out, [slide_case(f"v{i}", 70 + i, y=i % 2) for i in range(4)])
+    for options, source in (({"threshold": 2.5}, "given by the user"), ({"validation": [held_out]}, "validation")):
+        text = page_of(folder, **options)[0]
+        assert made.sentence not in text
+        assert made.conditions not in text
+        note = promise_in(text)
+        assert note.startswith("Nothing is promised (sm_ap): the threshold ")
+        assert source in note
+        assert note.endswith(f"and the promise of the calibration is about {made.threshold:.4g} only.")
+
+
+def test_what_was_missed_is_said_where_the_promise_is_withdrawn_too(mostly_strange):
+    """The same sentence as `smmil evaluate` prints."""
+    folder, made = mostly_strange
+    note = promise_in(page_of(folder)[0])
+    [measured] = [text for text in summary(load_predictions(folder))["notes"] if text.startswith("Measured on")]
+    assert note.startswith("Nothing is promised (sm_ap): The promise is withdrawn")
+    assert note.endswith(measured)
+    lesions = [p for p in load_predictions(folder) if (p.y_inst > 0).any()]
+    missed = sum((p.scores[p.y_inst > 0] < made.threshold).mean() for p in lesions) / len(lesions)
+    assert measured == f"Measured on the {len(lesions)} patients with lesions here: {100 * missed:.1f} % missed."

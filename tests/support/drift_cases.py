@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-from support.lesion_cases import save_all, slide_case
 
 from smmil.evaluate.calibration import calibrate
 from smmil.evaluate.drift import DriftCase
 from smmil.frame import Frame
+from support.lesion_cases import save_all, slide_case
 
 WIDTH = 12
 TURN = np.linalg.qr(np.random.default_rng(3).standard_normal((WIDTH, WIDTH)))[0] * np.linspace(2.0, 0.2, WIDTH)[:, None]

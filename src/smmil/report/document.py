@@ -102,7 +102,7 @@ def write_report(
     pictures, missing = ({}, {}) if slides is None else _all_pictures(cases, slides, max(0, room), window)
     damaged = {id_: picture.damage for id_, picture in pictures.items() if picture.damage is not None}
     reasons = _without_file_names({**missing, **damaged}, slides)
-    promises, conditions = _promises(sources, column)
+    promises, conditions = _promises(sources, results, column)
     text = _page(
         _summary(sources, results) | {"promises": promises, "conditions": conditions, "alarms": _alarms(sources)},
         _page_data(sources, results, cases, pictures, column, reasons),
