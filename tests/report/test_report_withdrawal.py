@@ -1,13 +1,16 @@
 """What a report says of a promise that does not hold: withdrawn by the drift alarm, or of another threshold."""
 
 import json
+import math
 import re
+from dataclasses import replace
 
 import pytest
 from support.drift_cases import study
 from support.lesion_cases import save_all, slide_case
 
-from smmil.evaluate.folders import summary
+from smmil.evaluate.bootstrap import add_intervals
+from smmil.evaluate.folders import folder_drift, summary
 from smmil.prediction import load_predictions
 from smmil.report import write_report
 
@@ -74,3 +77,42 @@ def test_what_was_missed_is_said_where_the_promise_is_withdrawn_too(mostly_stran
     lesions = [p for p in load_predictions(folder) if (p.y_inst > 0).any()]
     missed = sum((p.scores[p.y_inst > 0] < made.threshold).mean() for p in lesions) / len(lesions)
     assert measured == f"Measured on the {len(lesions)} patients with lesions here: {100 * missed:.1f} % missed."
+
+
+AREA = "Area to read at guaranteed 90 % sensitivity, {} cases"
+
+
+def area_in(text, which):
+    """Text of the cell of the area to read."""
+    row = text[text.index(AREA.format(which)) :].split("</tr>")[0]
+    return re.sub("<.*?>", "", row.split("<td>")[1]).strip()
+
+
+@pytest.mark.parametrize("which", ["positive", "negative"])
+def test_no_area_is_called_guaranteed_where_the_promise_is_withdrawn(mostly_strange, usual, which):
+    assert re.fullmatch(r"0\.\d{3}", area_in(page_of(usual[0])[0], which))
+    text = page_of(mostly_strange[0])[0]
+    assert area_in(text, which) == "–promise withdrawn"
+    assert "its sensitivity was guaranteed by the promise that is withdrawn here" in text
+    chosen = page_of(mostly_strange[0], threshold=2.5)[0]
+    assert area_in(chosen, which) == "–promise withdrawn"
+
+
+def test_evaluate_holds_the_area_and_its_interval_back(mostly_strange, usual):
+    measures = ["bag_area_to_read_negative", "bag_auroc"]
+    for (folder, _), held_back in ((usual, False), (mostly_strange, True)):
+        models = {"m": load_predictions(folder)}
+        results = {"m": summary(models["m"], prior=False)}
+        add_intervals(results, models, measures, n=20)
+        assert math.isnan(results["m"]["bag"]["area_to_read_negative"]) == held_back
+        assert ("bag_area_to_read_negative" in results["m"]["ci"]) != held_back
+        assert "bag_auroc" in results["m"]["ci"]
+
+
+def test_a_folder_of_one_strange_case_has_no_area_either(mostly_strange):
+    """Of 20 comparison patients the test of a folder cannot tell one case from chance; the case has its own alarm."""
+    [found] = [p for p in load_predictions(mostly_strange[0]) if p.id == "s1"]
+    facts = {**found.meta["drift"], "patients": 20, "p": 1 / 21}
+    strange = [replace(found, meta={**found.meta, "drift": facts})]
+    assert not folder_drift(strange).alarm
+    assert summary(strange, prior=False)["bag"]["withheld"] == {"area_to_read_positive": "promise withdrawn"}

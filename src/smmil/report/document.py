@@ -230,10 +230,10 @@ def _verdicts(results: Results) -> list[tuple[bool, str]]:
 
 
 def _metrics(results: Results, unmarked: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(group, rows) of the metrics that at least one model has."""
+    """(group, rows) of the metrics that at least one model has, or has withheld."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in numbers._metric_rows():
-        if any(row.value(found) is not None for found in results.values()):
+        if any(row.value(found) is not None or row.withheld(found) for found in results.values()):
             values = _values(row, results, marked=row.group not in unmarked)
             groups.setdefault(row.group, []).append({"name": row.name, "values": values})
     return list(groups.items())
@@ -253,7 +253,7 @@ def _values(row: numbers._Row, results: Results, marked: bool = False) -> list[d
                 "slot": slot % SLOTS,
                 "value": value,
                 "text": "–" if value is None else f"{value:.3f}",
-                "interval": "" if ends is None else f"{ends[0]:.3f} – {ends[1]:.3f}",
+                "interval": row.withheld(results[name]) if ends is None else f"{ends[0]:.3f} – {ends[1]:.3f}",
                 "best": best is not None and value is not None and row.better * round(value, 3) == best,
             }
         )
