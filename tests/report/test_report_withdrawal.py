@@ -116,3 +116,10 @@ def test_a_folder_of_one_strange_case_has_no_area_either(mostly_strange):
     strange = [replace(found, meta={**found.meta, "drift": facts})]
     assert not folder_drift(strange).alarm
     assert summary(strange, prior=False)["bag"]["withheld"] == {"area_to_read_positive": "promise withdrawn"}
+
+
+def test_strangeness_has_the_same_colours_from_0_to_1_in_every_case(usual):
+    data = page_of(usual[0])[1]
+    assert data["models"][0]["layers"]["strangeness"]["colours"] == [0, 1]
+    assert [case["verdicts"][0]["rasters"]["strangeness"]["colours"] for case in data["cases"]] == [[0, 1]] * 6
+    assert data["models"][0]["layers"]["score"]["colours"] != [0, 1]

@@ -16,7 +16,7 @@ from smmil.evaluate.instances import instance_score
 from smmil.images.matching import recorded_notes
 from smmil.maps import canvas
 from smmil.maps.raster import Extent, dot_positions, dots_extent, rasterize, scattered, truth_values
-from smmil.prediction import Prediction
+from smmil.prediction import FIXED_SCALES, Prediction
 from smmil.redact import safe_text
 
 _LEVELS = 2**16 - 1
@@ -52,6 +52,8 @@ def _packed_layers(prediction: Prediction, column: int | None, bits: int) -> dic
     No threshold cuts the other layers, so 8 bits, as many as there are colours, are enough for them.
     """
     others = {layer.name: _pack(prediction.layer(layer.name), bits=8) for layer in prediction.layers}
+    for name in others.keys() & FIXED_SCALES.keys():
+        others[name].facts["colours"] = list(FIXED_SCALES[name])
     return {"score": _pack(prediction, column, bits), **others}
 
 

@@ -18,7 +18,7 @@ from smmil.files import write_text
 from smmil.images.matching import find_case_images
 from smmil.images.volume import Window
 from smmil.maps import canvas
-from smmil.prediction import LAYERS, Prediction
+from smmil.prediction import FIXED_SCALES, LAYERS, Prediction
 from smmil.redact import safe_text, without_names
 from smmil.report import numbers
 from smmil.report.cases import _all_cases, _ReportCase
@@ -297,11 +297,11 @@ def _held(sources: Sequence[_PredictionSource], layer: str) -> bool:
     return any(getattr(p, layer) is not None for source in sources for p in source.predictions)
 
 
-def _spread(values: list[np.ndarray]) -> dict[str, list[float]]:
+def _spread(values: list[np.ndarray], scale: tuple[float, float] | None) -> dict[str, list[float]]:
     """Ends of the colours and of the numbers over all cases of a model."""
     numbers = np.concatenate(values)
     return {
-        "colours": list(canvas.limits_of(numbers, None)[:2]),
+        "colours": list(canvas.limits_of(numbers, scale)[:2]),
         "range": [float(numbers.min()), float(numbers.max())],
     }
 
@@ -313,7 +313,7 @@ def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | No
     return {
         "name": source.name,
         "layers": {
-            name: {**_spread(values), "verdict": str(found.get(name, {}).get("verdict", ""))}
+            name: {**_spread(values, FIXED_SCALES.get(name)), "verdict": str(found.get(name, {}).get("verdict", ""))}
             for name, values in layers.items()
         },
         "threshold": found["threshold"]["value"],
