@@ -216,6 +216,7 @@ class _FolderDrift(NamedTuple):
 
     p        of the two-sample test             alarm    whether it is at most the level
     cases, alarmed, patients  how many cases were compared, raised the alarm, and of how many patients they are
+    held_out  patients of the drift summary that they were compared with
     """
 
     p: float
@@ -225,6 +226,7 @@ class _FolderDrift(NamedTuple):
     patients: int
     level: float
     unlike: tuple[str, ...]
+    held_out: int
 
     @property
     def text(self) -> str:
@@ -233,7 +235,8 @@ class _FolderDrift(NamedTuple):
         first = f"{self.alarmed:,} of {self.cases:,} cases {verb} unlike the cases that the model learned from"
         usual = f"by chance it would be about {100 * self.level:.2g} %"
         if not self.alarm:
-            return f"{first} ({usual}). As a whole they look like them (p = {self.p:.2g})."
+            sizes = f"{self.cases:,} case{'s' * (self.cases != 1)} against {self.held_out:,} patients"
+            return f"{first} ({usual}). As a whole no difference was shown ({sizes}, p = {self.p:.2g})."
         return (
             f"{first} ({usual}), and as a whole they differ from them (p = {self.p:.2g}). No promise holds here, and "
             "no probability or map should be relied on before the cause is known: another scanner, staining, "
@@ -259,7 +262,7 @@ def folder_drift(predictions: Sequence[Prediction]) -> _FolderDrift | None:
     means = np.bincount(units, [one.p for _, one in found]) / np.bincount(units)
     p = _two_sample_p(means, first.patients, first.level)
     unlike = tuple(case.id for case, one in found if one.alarm)
-    return _FolderDrift(p, p <= first.level, len(found), len(unlike), len(means), first.level, unlike)
+    return _FolderDrift(p, p <= first.level, len(found), len(unlike), len(means), first.level, unlike, first.patients)
 
 
 def _two_sample_p(values: np.ndarray, held_out: int, level: float) -> float:
