@@ -11,7 +11,7 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.bags import units_of
-from smmil.evaluate.conformal import AppliedCalibration, realised, shared_calibration
+from smmil.evaluate.conformal import AppliedCalibration, _promised, realised, shared_calibration
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import (
     _choose_threshold,
@@ -42,7 +42,8 @@ def summary(
     ..., "prior": ..., "threshold": {"value": ..., "source": ...}}. prior: False leaves it out, a mapping holds options
     of `position_prior`. With a threshold, and where predictions hold uncertainty, also {"uncertainty": ...}, its
     intervals and verdict from `resamples` of the patients; where they were compared with a drift summary, {"drift":
-    {"cases", "alarmed", "p"}}.
+    {"cases", "alarmed", "p"}}. The area to read at the threshold of a promise that the drift alarm withdrew is nan, and
+    "withheld" of "bag" says so.
     """
     options = prior if isinstance(prior, Mapping) else {}
     stated = shared_calibration(predictions, column) if threshold is None and validation is None else None
@@ -60,7 +61,7 @@ def summary(
     known = cut.value is not None and any(p.uncertainty is not None and p.y_inst is not None for p in predictions)
     worth = uncertainty_metrics(predictions, cut.value or 0.0, column, resamples=resamples) if known else {}
     return {
-        "bag": bag_metrics(predictions),
+        "bag": _without_withdrawn_area(bag_metrics(predictions), predictions, drift),
         "instance": {pool: instance_metrics(predictions, cut.value, pool, column) for pool in POOLS},
         "energy": energies(predictions, column),
         **({"prior": position_prior(predictions, column=column, **options)} if prior is not False else {}),
@@ -215,6 +216,7 @@ class _FolderDrift(NamedTuple):
 
     p        of the two-sample test             alarm    whether it is at most the level
     cases, alarmed, patients  how many cases were compared, raised the alarm, and of how many patients they are
+    held_out  patients of the drift summary that they were compared with
     """
 
     p: float
@@ -224,6 +226,7 @@ class _FolderDrift(NamedTuple):
     patients: int
     level: float
     unlike: tuple[str, ...]
+    held_out: int
 
     @property
     def text(self) -> str:
@@ -232,7 +235,8 @@ class _FolderDrift(NamedTuple):
         first = f"{self.alarmed:,} of {self.cases:,} cases {verb} unlike the cases that the model learned from"
         usual = f"by chance it would be about {100 * self.level:.2g} %"
         if not self.alarm:
-            return f"{first} ({usual}). As a whole they look like them (p = {self.p:.2g})."
+            sizes = f"{self.cases:,} case{'s' * (self.cases != 1)} against {self.held_out:,} patients"
+            return f"{first} ({usual}). As a whole no difference was shown ({sizes}, p = {self.p:.2g})."
         return (
             f"{first} ({usual}), and as a whole they differ from them (p = {self.p:.2g}). No promise holds here, and "
             "no probability or map should be relied on before the cause is known: another scanner, staining, "
@@ -258,7 +262,7 @@ def folder_drift(predictions: Sequence[Prediction]) -> _FolderDrift | None:
     means = np.bincount(units, [one.p for _, one in found]) / np.bincount(units)
     p = _two_sample_p(means, first.patients, first.level)
     unlike = tuple(case.id for case, one in found if one.alarm)
-    return _FolderDrift(p, p <= first.level, len(found), len(unlike), len(means), first.level, unlike)
+    return _FolderDrift(p, p <= first.level, len(found), len(unlike), len(means), first.level, unlike, first.patients)
 
 
 def _two_sample_p(values: np.ndarray, held_out: int, level: float) -> float:
@@ -297,3 +301,20 @@ def _promise_in_words(stated: AppliedCalibration, drift: _FolderDrift | None) ->
         return [drift.withdrawal]
     unlike = "" if drift is None or not drift.alarmed else f"Withdrawn for {drift.alarmed:,} unlike cases."
     return [*stated.texts, unlike]
+
+
+def _without_withdrawn_area(
+    bag: dict[str, Any], predictions: Sequence[Prediction], drift: _FolderDrift | None
+) -> dict[str, Any]:
+    """Bag metrics without the area to read where it rests on a promise that is withdrawn for the folder or all cases.
+
+    Without such a promise each patient is read at a threshold of the other patients here, which stays guaranteed.
+    """
+    lost = drift is not None and (drift.alarm or drift.alarmed == len(predictions))
+    areas = [key for key in bag if key.startswith("area_to_read_") and not math.isnan(bag[key])]
+    if not lost or not areas or _promised([p for p in predictions if p.y is not None]) is None:
+        return bag
+    note = "area to read: its sensitivity was guaranteed by the promise that is withdrawn here, as the cases are unlike"
+    withheld = dict.fromkeys(areas, "promise withdrawn")
+    notes = [*bag["notes"], f"{note} those of training"]
+    return {**bag, **dict.fromkeys(areas, math.nan), "notes": notes, "withheld": withheld}

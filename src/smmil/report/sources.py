@@ -210,8 +210,13 @@ def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
 _TAUGHT = "Models without corrections saw labels of whole cases only; comparing them with this one compares both."
 
 
-def _promises(sources: Sequence[_PredictionSource], column: int | None) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """(headline, sentence, more) of the calibration and the corrections of each model, and the conditions, once."""
+def _promises(
+    sources: Sequence[_PredictionSource], results: Mapping[str, Mapping[str, Any]], column: int | None
+) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """(headline, sentence, more) of the calibration and the corrections of each model, and the conditions, once.
+
+    Nothing is promised where the numbers of a model (`results`) are read at another threshold than the calibrated one.
+    """
     found: list[tuple[str, str, str]] = []
     conditions: dict[str, None] = {}
     for source in sources:
@@ -220,8 +225,11 @@ def _promises(sources: Sequence[_PredictionSource], column: int | None) -> tuple
             found.append((f"Learned from corrections ({source.name})", f"{text}.", _TAUGHT))
         stated = {applied_calibration(p) for p in source.predictions}
         one, drift = shared_calibration(source.predictions, column), folder_drift(source.predictions)
-        if one is not None and drift is not None and drift.alarm:
-            found.append((f"Nothing is promised ({source.name})", drift.withdrawal, ""))
+        cut = results[source.name]["threshold"]
+        if one is not None and not cut["source"].startswith("calibrated"):
+            found.append((f"Nothing is promised ({source.name})", _other_threshold(cut, one.threshold), ""))
+        elif one is not None and drift is not None and drift.alarm:
+            found.append((f"Nothing is promised ({source.name})", drift.withdrawal, realised(source.predictions, one)))
         elif one is not None:
             headline = f"{'What is promised' if one.promise else 'Nothing is promised'} ({source.name})"
             unlike = _WITHDRAWN.format(cases=_named(drift.unlike)) if drift is not None and drift.unlike else ""
@@ -234,6 +242,12 @@ def _promises(sources: Sequence[_PredictionSource], column: int | None) -> tuple
             mixed = "the cases carry different calibrations, none, or one of another score column; predict them again"
             found.append((f"Nothing is promised ({source.name})", f"{mixed} with one.", ""))
     return found, list(conditions)
+
+
+def _other_threshold(cut: Mapping[str, Any], calibrated: float) -> str:
+    """Why a calibration promises nothing here: the maps are read at another threshold, or at none."""
+    used = "no threshold" if cut["value"] is None else f"the threshold {cut['value']:.4g}"
+    return f"{used} is used here ({cut['source']}), and the promise of the calibration is about {calibrated:.4g} only."
 
 
 def _alarms(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:

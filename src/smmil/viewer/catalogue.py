@@ -18,7 +18,7 @@ from smmil.files import digest
 from smmil.images.matching import Original
 from smmil.maps import canvas
 from smmil.maps.raster import scattered
-from smmil.prediction import LAYERS, Prediction, corrections_text, prediction_files
+from smmil.prediction import FIXED_SCALES, LAYERS, Prediction, corrections_text, prediction_files
 from smmil.redact import safe_text
 from smmil.report.cases import verdict
 from smmil.report.sources import find_sources
@@ -194,7 +194,7 @@ class _ModelPredictions:
             text = self.drift.withdrawal
         promise = None if one is None else safe_text(text, _LONGEST_PROMISE)
         threshold = None if one is None else one.threshold
-        colours, kinds = canvas.limits_of(scores, None)[:2], " + ".join(self.kinds)
+        colours, kinds = canvas.limits_of(scores, FIXED_SCALES.get(self.layer))[:2], " + ".join(self.kinds)
         taught = "; ".join(self.taught) or None
         return _Model(self.name, kinds, span, colours, threshold, promise, self.layer, self.ends, taught)
 
