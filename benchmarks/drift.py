@@ -23,7 +23,7 @@ from scipy.ndimage import gaussian_filter
 
 from smmil.encoders import load_encoder
 from smmil.evaluate.drift import DriftCase, fit_drift
-from smmil.evaluate.folders import folder_drift
+from smmil.evaluate.folder_drift import folder_drift
 from smmil.frame import Frame
 from smmil.graph import chain_graph, grid_graph
 from smmil.images import open_slide, open_volume

@@ -35,6 +35,7 @@ class MapLayer(NamedTuple):
     name   the field of Prediction              title   what a reader looks it up for
     kind   what the numbers are, for legends    low, high   what the ends of the scale mean, in words
     source  how to get predictions that hold it
+    scale   lowest and highest value of its colours in every case; None: those of the values
     """
 
     name: str
@@ -43,6 +44,7 @@ class MapLayer(NamedTuple):
     low: str
     high: str
     source: str
+    scale: tuple[float, float] | None = None
 
 
 LAYERS = (
@@ -61,8 +63,10 @@ LAYERS = (
         "usual",
         "unlike training",
         "run smmil drift on the run, then predict again",
+        (0.0, 1.0),
     ),
 )
+FIXED_SCALES = {layer.name: layer.scale for layer in LAYERS if layer.scale is not None}
 
 
 @dataclass(frozen=True, eq=False)

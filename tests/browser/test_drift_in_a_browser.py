@@ -1,34 +1,12 @@
 """The drift alarm in report and viewer: banner, mark, layer, and the promise that is withdrawn."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
-from support.lesion_cases import save_all, slide_case
+from support.drift_cases import study
 from support.screens import read_report, says, shows, still, watched
 from support.viewer_study import served
 
-from smmil.evaluate.calibration import calibrate
 from smmil.report import write_report
 from smmil.viewer.data import ViewerData
-
-STATED = {"share": 0.4, "level": 0.05, "patients": 30, "digest": "d"}
-
-
-def compared(case, alarm, p):
-    """A case as smmil predict writes it with a drift summary; its upper half is strange when the alarm is raised."""
-    facts = {**STATED, "p": p, "alarm": alarm, "why": ["look", "gap"] if alarm else []}
-    strange = np.where(np.arange(case.n) < case.n // 2, 0.95 if alarm else 0.5, 0.2).astype(np.float32)
-    return replace(case, strangeness=strange, meta={**case.meta, "drift": facts})
-
-
-def study(folder, strange):
-    """Six calibrated cases, some of which raise the alarm."""
-    made = calibrate([slide_case(f"c{i}", i) for i in range(12)])
-    cases = [made.applied(slide_case(f"s{i}", 30 + i, y=i % 2)) for i in range(6)]
-    ranks = iter((0.4, 0.9, 0.6, 0.3, 0.7, 0.5))
-    save_all(folder, [compared(c, c.id in strange, 1 / 31 if c.id in strange else next(ranks)) for c in cases])
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +42,10 @@ def test_the_report_warns_marks_and_withdraws_the_promise_of_the_case(one_strang
         shows(page, "#case-alarm", "No promise for this case")
         assert page.locator("#case-alarm").inner_text().count("This case looks unlike") == 1
         page.select_option("#controls select.layer", label="strangeness")
-        shows(page, ".pane .score-kind", "strangeness")
-        shows(page, ".pane .colour-legend .high", "unlike training")
+        says(page, ".pane .score-kind", ["strangeness"])
+        says(page, ".pane .colour-legend .low", ["usual 0.000"])
+        says(page, ".pane .colour-legend .high", ["1.000 unlike training"])
+        assert page.locator(".pane .layer-verdict").is_hidden()
         page.locator("#close").click()
         page.locator("#case-table tbody tr", has_text="s2").click()
         page.wait_for_selector("dialog[data-ready]")
@@ -79,6 +59,18 @@ def test_the_report_of_a_strange_folder_promises_nothing(all_strange, browser):
         shows(page, "#summary .alarm", "as a whole they differ from them")
         shows(page, ".promise", "Nothing is promised (sm_ap): The promise is withdrawn")
         assert made.sentence not in page.locator("#summary").inner_text()
+
+
+def test_the_report_withdraws_the_promise_on_the_page_of_a_usual_case_of_a_strange_folder(tmp_path, browser):
+    (tmp_path / "sm_ap").mkdir()
+    study(tmp_path / "sm_ap", {"s0", "s1", "s3", "s4", "s5"})
+    write_report([tmp_path / "sm_ap"], tmp_path / "report.html", resamples=0)
+    with read_report(browser, tmp_path / "report.html") as page:
+        assert page.locator("#case-table .unlike").count() == 5
+        page.locator("#case-table tbody tr", has_text="s2").click()
+        page.wait_for_selector("dialog[data-ready]")
+        shows(page, "#case-alarm", "The promise is withdrawn: as a whole these cases look unlike")
+        assert "This case looks unlike" not in page.locator("#case-alarm").inner_text()
 
 
 def test_the_viewer_warns_marks_and_withdraws_the_promise(one_strange, browser):
@@ -96,6 +88,8 @@ def test_the_viewer_warns_marks_and_withdraws_the_promise(one_strange, browser):
         page.select_option("#left-model", label="sm_ap strangeness")
         still(page)
         says(page, ".above", [""])
+        says(page, ".colour-legend .low", ["usual 0.000"])
+        says(page, ".colour-legend .high", ["1.000 unlike training"])
         page.locator("#cases li", has_text="s2").click()
         still(page)
         shows(page, "#case-notes", made.sentence)

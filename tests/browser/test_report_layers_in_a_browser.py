@@ -168,5 +168,5 @@ def test_long_names_are_never_cut(browser, tmp_path):
 
 def test_every_layer_is_a_field_with_words():
     for layer in LAYERS:
-        assert all(layer)
+        assert all((layer.name, layer.title, layer.kind, layer.low, layer.high, layer.source))
         assert getattr(CASES[2], layer.name) is None

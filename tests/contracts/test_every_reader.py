@@ -42,6 +42,7 @@ EXEMPT = {
     "web/__init__.py:static_text": "a file of this package",
     "experiments/grid.py:_check_buildable": "text made from settings that were read and checked before",
     "experiments/run.py:_train_and_measure": "run.json of the training that the same function has just done",
+    "prepare/case.py:_mark_truth": "a preview for looking, which is left alone when it cannot be read",
     "formats/native.py:_fill": "text that is about to be written",
     "packaging/writing.py:_fill": "text that is about to be written",
     "packaging/loading.py:_preparation": "compared as a whole, as in prepare/pipeline.py:_bind_folder",

@@ -65,6 +65,16 @@ def test_a_map_of_positions_alone_is_no_better_than_the_prior_and_that_is_said()
     )
 
 
+def test_a_map_that_is_cold_where_lesions_lie_is_worse_and_points_the_wrong_way():
+    found = position_prior(position_cohort(scores=lambda *facts: -hot_where_true(*facts), spread=0.05), n=200)
+    assert found["better"] is False
+    assert found["per_bag"]["difference_high"] < 0
+    assert found["words"][0].startswith("This map is worse than knowing where lesions usually lie: mean AUROC within")
+    assert found["words"][1].startswith("It points the wrong way")
+    alike = position_prior(position_cohort(spread=0.05), n=200)["words"]
+    assert not any("worse" in text or "wrong way" in text for text in alike)
+
+
 def test_what_is_left_of_a_map_of_positions_without_its_mean_finds_nothing():
     cohorts = [position_cohort(40, habit_and_noise, spread=0.05, seed=seed) for seed in range(3)]
     found = [position_prior(cohort, n=200) for cohort in cohorts]

@@ -13,7 +13,7 @@ from support.viewer_cases import client_of
 
 from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.calibration import calibrate
-from smmil.evaluate.folders import folder_drift, promise_of_cases
+from smmil.evaluate.folder_drift import folder_drift, promise_of_cases
 from smmil.exports import FORMATS, export
 from smmil.prediction import Prediction, load_predictions
 from smmil.viewer.data import ViewerData

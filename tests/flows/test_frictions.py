@@ -1,6 +1,7 @@
 """What made users stumble in trials on data nobody here had seen, each as they met it."""
 
 import re
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +68,9 @@ def test_a_pixel_size_given_to_prepare_holds_for_every_picture_after_it(slides, 
     case = predicted(resized / "s0.h5", slides / "predictions" / "model")
     done = write_report([slides / "predictions" / "model"], slides / "report.html", slides=slides / "slides")
     assert done.without_picture == {}
-    study = ViewerData.read([slides / "predictions" / "model"], slides=slides / "slides")
-    assert study.picture(0).mpp == 1.0
-    assert study.geometry(0).patch == (16.0, 16.0)
+    with closing(ViewerData.read([slides / "predictions" / "model"], slides=slides / "slides")) as study:
+        assert study.picture(0).mpp == 1.0
+        assert study.geometry(0).patch == (16.0, 16.0)
     facts = slide_facts(ExportCase(case, slides / "slides" / "s0.svs"))
     assert (facts.mpp, facts.size) == (1.0, (512, 512))
 
@@ -169,8 +170,8 @@ def test_missing_slices_are_told_by_prepare_and_on_the_pages(gapped):
     assert GAP in (folder / "report.html").read_text()
     from smmil.viewer.api import _one_case
 
-    study = ViewerData.read([folder / "model"])
-    assert any(GAP in note for note in _one_case(study, 0)["notes"])
+    with closing(ViewerData.read([folder / "model"])) as study:
+        assert any(GAP in note for note in _one_case(study, 0)["notes"])
 
 
 def test_tables_of_failures_hold_no_folders_of_this_machine(tmp_path):
@@ -367,9 +368,10 @@ def test_a_scan_of_values_between_0_and_1_is_seen_in_the_viewer(mr):
     from smmil.viewer.tiles import _scan_facts
 
     folder, _, case = mr
-    study, volume = ViewerData.read([folder / "model"], slides=folder), open_volume(folder / "m1.nii.gz")
+    volume = open_volume(folder / "m1.nii.gz")
     facts = _scan_facts(volume, case)
-    sent = np.frombuffer(study.slice(0, 2), "<f4" if facts["numbers"] == "float32" else "<i2").reshape(9, 7)
+    with closing(ViewerData.read([folder / "model"], slides=folder)) as study:
+        sent = np.frombuffer(study.slice(0, 2), "<f4" if facts["numbers"] == "float32" else "<i2").reshape(9, 7)
     assert np.array_equal(sent, volume.slice_hu(2))
     centre, width = next(iter(facts["windows"].values()))
     shades = np.clip((sent - centre + width / 2) / width, 0, 1)

@@ -76,7 +76,7 @@ def test_runs_and_packages_name_their_file(sound, refused, tmp_path):
     path = sound.run / "checkpoints/best.safetensors"
     tensors, note = read_weights(path)
     save_weights(path, tensors, note | {"model": note["model"] | {"options": {"dim": 8, "att_dim": 10**9}}})
-    words = "att_dim must be at most 1,000,000, got 1,000,000,000"
+    words = "att_dim must be at most 100,000, got 1,000,000,000"
     refused("predict", sound.run, "--out", tmp_path / "p", words=(path, words))
     config = read_json(sound.package / "config.json")
     write_json(sound.package / "config.json", config | {"model": config["model"] | {"in_dim": 10**9}})
@@ -97,4 +97,4 @@ def test_runs_and_packages_name_their_file(sound, refused, tmp_path):
 def test_code_that_is_trusted_has_limits_of_its_own():
     with pytest.raises(ConfigError, match="steps must be at most"):
         create_model("sm_ap", 6, steps=10**6)
-    assert create_model("torch.nn:Bilinear", 2, 3, in2_features=1) is not None
+    assert create_model("torch.nn:Bilinear", 1, 1, out_features=2 * _LARGEST_OF_ANY) is not None

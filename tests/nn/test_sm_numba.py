@@ -150,7 +150,7 @@ def test_neighbours_close_by_are_worked_off_in_tiles_whose_room_does_not_grow_wi
     near, more = sm_numba._plan(60_000, 222, 10), sm_numba._plan(600_000, 222, 10)
     assert near == more
     assert near.block < 60_000
-    assert near.scratch(2) < 60_000 / 4
+    assert near.buffer_rows(2) < 60_000 / 4
     far = sm_numba._plan(60_000, 59_000, 10)
     assert (far.block, far.skew) == (60_000, 0)
     assert far == sm_numba._plan(60_000, 59_000, 50)

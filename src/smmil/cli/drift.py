@@ -79,7 +79,7 @@ def _compare(summary: "DriftSummary", manifest: Path, out: Path | None) -> None:
 
     from smmil.data.manifest import Manifest
     from smmil.evaluate.alarm import applied_drift
-    from smmil.evaluate.folders import folder_drift
+    from smmil.evaluate.folder_drift import folder_drift
     from smmil.files import write_rows
     from smmil.predict.drift import examine_table
 

@@ -145,7 +145,7 @@ def _summary(path: Path | None, none: bool, run: Path) -> "DriftSummary | None":
 
 def _say_promise_and_drift(done: "Predicted", chosen: "ChosenCalibration | None") -> None:
     """Print what is promised, as far as the drift alarm leaves it, and which cases are unlike the training cases."""
-    from smmil.evaluate.folders import folder_drift, promise_of_cases
+    from smmil.evaluate.folder_drift import folder_drift, promise_of_cases
     from smmil.prediction import load_predictions
 
     verdict = folder_drift(load_predictions(done.paths)) if done.paths else None

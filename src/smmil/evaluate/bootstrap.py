@@ -229,7 +229,10 @@ def add_intervals(results: Results, models: Models, measures: Sequence[str] = US
     """Under "ci" of each model: {measure: bootstrap_ci}, instance metrics at the threshold of its summary."""
     for name, found in results.items():
         found["ci"] = {}
+        withheld = found["bag"].get("withheld", {})
         for measure in _possible_measures(measures, [found]):
+            if METRICS[measure.metric].level == "bag" and METRICS[measure.metric].key in withheld:
+                continue
             settings = {**options, "pool": measure.pool, "threshold": _threshold_for(measure, found)}
             found["ci"][measure.label] = bootstrap_ci(models[name], measure.metric, **settings)
 

@@ -255,8 +255,8 @@ def area_to_read(predictions: Sequence[Prediction], *, positive: bool, target: f
     cases = [i for i, p in enumerate(predictions) if p.y is not None and (p.y > 0) == positive]
     if not cases or any(p.scores.shape[1] > 2 for p in predictions):
         return math.nan
-    stated = shared_calibration(predictions)
-    if stated is not None and stated.promise and (stated.kind, stated.target) == ("instances", target):
+    stated = _promised(predictions, target)
+    if stated is not None:
         cuts: list[float | None] = [stated.threshold] * len(cases)
     else:
         units, values = units_of(predictions)[0].tolist(), _patient_values(predictions)
@@ -270,6 +270,13 @@ def area_to_read(predictions: Sequence[Prediction], *, positive: bool, target: f
         return math.nan
     shares = [np.mean(instance_score(predictions[i]) >= cut) for i, cut in zip(cases, cuts, strict=True)]
     return math.fsum(shares) / len(shares)
+
+
+def _promised(predictions: Sequence[Prediction], target: float = _AREA_TARGET) -> AppliedCalibration | None:
+    """The calibration that the predictions share, if it promises that at most `target` of the instances are missed."""
+    stated = shared_calibration(predictions)
+    fits = stated is not None and stated.promise and (stated.kind, stated.target) == ("instances", target)
+    return stated if fits else None
 
 
 def _area_notes(predictions: Sequence[Prediction]) -> list[str]:

@@ -299,13 +299,15 @@ def _in_words(inside: dict[str, Any], better: bool | None) -> list[str]:
 
     if better is None:
         return [f"Whether this map is better than knowing {_WHERE} cannot be said: the difference has no interval."]
-    verdict = "better than" if better else "no better than"
     closest = min(DIFFERENCES, key=lambda key: inside[f"{key}_low"])
+    verdict = "better than" if better else "worse than" if inside[f"{closest}_high"] < 0 else "no better than"
     source = {"truth": "of the position prior", "own": "of its own mean map of other patients"}[DIFFERENCES[closest][1]]
     numbers = f"mean AUROC within each case {number('model')}, {source} {number(DIFFERENCES[closest][1])}, difference "
     p = inside[f"{closest}_p"]
     sure = f", p {p_text(p, p <= inside[f'{closest}_p_least'])}"
     words = [f"This map is {verdict} knowing {_WHERE}: {numbers}{number(closest, '+')}{sure}."]
+    if inside["model_high"] < 0.5:
+        words.append("It points the wrong way: within a case lesions have lower scores than the rest.")
     if inside["truth_low"] <= 0.5 <= inside["truth_high"]:
         words.append(
             f"Position alone tells nothing here (prior {number('truth')}): lesions lie anywhere, or the cases share no "

@@ -9,7 +9,7 @@ from typing import Any
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
 from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
-from smmil.evaluate.folders import FolderDrift, drift_facts, folder_drift, promise_of_case, warning_of_case
+from smmil.evaluate.folder_drift import FolderDrift, drift_facts, folder_drift, promise_of_case, warning_of_case
 from smmil.exports.case import ExportCase
 from smmil.exports.registry import FORMATS, ExportFormat
 from smmil.files import file_name, write_rows

@@ -10,7 +10,7 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.conformal import AppliedCalibration
-from smmil.evaluate.folders import FolderDrift, promise_of_case, warning_of_case
+from smmil.evaluate.folder_drift import FolderDrift, promise_of_case, warning_of_case
 from smmil.evaluate.instances import instance_probability, instance_score
 from smmil.evaluate.probability import calibrated_probability
 from smmil.images import Slide, Volume

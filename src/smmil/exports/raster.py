@@ -17,7 +17,7 @@ from smmil.exports.geometry import ALL, SlideFacts, boxes, paint, slide_facts
 from smmil.exports.registry import ExportFormat, register_export
 from smmil.files import replacing
 from smmil.frame import Frame
-from smmil.images.matching import shown_window
+from smmil.images.matching import display_window
 from smmil.images.volume import Volume, window
 from smmil.maps import canvas
 from smmil.maps.raster import between_cells, interpolated_words, rasterize, scattered, truth_values
@@ -113,7 +113,7 @@ def _contact_sheet(case: ExportCase) -> np.ndarray:
     rows = ALL if case.positive is None else case.positive
     heat = geometry.scan_heat(case, volume, rows) if case.axes == 3 else None
     scores = geometry._slice_scores(case, len(volume), rows) if case.axes == 1 else np.full(len(volume), np.nan)
-    border, shades = max(1, cell // 24), shown_window(case.prediction, volume)
+    border, shades = max(1, cell // 24), display_window(case.prediction, volume)
     for index in range(len(volume)):
         top, left = (place * cell for place in divmod(index, across))
         if not np.isnan(scores[index]):

@@ -49,7 +49,7 @@ def _read_hu(header: _SliceHeader) -> np.ndarray:
 def stored_pixels(header: _SliceHeader) -> np.ndarray:
     """The pixels of a slice or frame as the file has them."""
     with dicom_errors(header.path):
-        dataset = _single_frame(header)
+        dataset = _one_frame(header)
         tags = {name: dataset[name].value for name in _HEADER if name in dataset}
         _refuse_other_pictures(tags)
         if _size(tags) != (header.rows, header.columns):
@@ -59,7 +59,7 @@ def stored_pixels(header: _SliceHeader) -> np.ndarray:
         return _pixels(dataset)
 
 
-def _single_frame(header: _SliceHeader) -> Any:
+def _one_frame(header: _SliceHeader) -> Any:
     """The file of a slice, or a frame as if it were the only one: the others are not read."""
     from pydicom import Dataset, dcmread
 

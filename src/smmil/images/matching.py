@@ -177,7 +177,7 @@ def recorded_window(prediction: Prediction) -> tuple[float, float] | None:
     return None if ends is None or not np.isfinite(ends).all() or ends[1] <= 0 else (float(ends[0]), float(ends[1]))
 
 
-def shown_window(prediction: Prediction, volume: Volume) -> tuple[float, float]:
+def display_window(prediction: Prediction, volume: Volume) -> tuple[float, float]:
     """The recorded window; else that of the brain for Hounsfield units, percentiles of the scan for other values."""
     return recorded_window(prediction) or _usual_window(volume)
 

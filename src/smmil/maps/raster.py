@@ -32,7 +32,7 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
     not count. One coordinate gives a single row. Three, of a scan cut into patches, give (layers, rows, columns), and
     the extent goes on with the first slice and the end of the last.
     """
-    points = _places(prediction)
+    points = _positions(prediction)
     values = np.asarray(instance_score(prediction) if values is None else values, dtype=np.float64).reshape(-1)
     if len(values) != len(points):
         raise DataError(f"{prediction.id}: {len(values):,} values for {len(points):,} instances; give one each")
@@ -49,7 +49,7 @@ def rasterize(prediction: Prediction, values: np.ndarray | None = None) -> tuple
     return _mean_per_cell(cells, values, reach, shape), (left, right, bottom, top, *first, *last)
 
 
-def _places(prediction: Prediction) -> np.ndarray:
+def _positions(prediction: Prediction) -> np.ndarray:
     """Coordinates as (n, 2) x and y, or (n, 3) with the slice; a scan with one coordinate lies along x."""
     coords = prediction.coords
     if coords is None or coords.shape[1] != 3:

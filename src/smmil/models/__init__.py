@@ -22,9 +22,9 @@ _WITH_SM = {"abmil": "sm_ap", "transformer_abmil": "sm_tap"}
 _MAY_BE_ZERO = ("steps", "warmup")
 # Whole numbers larger than these are refused: files of others state options too, and a billion steps never end. Sizes
 # of weights are bounded by the weights as well (`predict.inference.rebuilt`); these are repeated or grow with nothing.
-_LARGEST = {"steps": 1000, "iterations": 1000, "splits": 1000, "samples": 10_000, "probes": 10_000, "size": 2048}
+_LARGEST = {"steps": 1000, "iterations": 1000, "splits": 1000, "samples": 10_000, "probes": 10_000, "size": 128}
 _LARGEST |= {"knn": 10_000, "depth": 1000, "layers": 1000, "residual_blocks": 1000, "K": 1000}
-_LARGEST_OF_ANY = 1_000_000
+_LARGEST_OF_ANY = 100_000
 # Models whose step costs at most twice that of ABMIL, for bags of any size (docs/speed.md).
 QUICK = ("abmil", "sm_ap", "dsmil", "gtp", "mean_pool", "max_pool")
 # Instances of the small steps that tell what a large one costs: each twice the one before, until one takes this long.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from smmil.errors import check_choice
+from smmil.errors import ConfigError, check_choice
 from smmil.graph import Graph
 from smmil.nn import kernels
 from smmil.nn.kernels.attention import bag_attention
@@ -15,6 +15,12 @@ from smmil.nn.parameters import compute_dtype
 from smmil.nn.smooth import Sm
 
 SMALL = 1 << 19  # numbers that are cheaper to keep than to compute again
+
+
+def _check_heads(heads: int, width: int) -> int:
+    if width % heads:
+        raise ConfigError(f"heads={heads} must divide the width of the attention, {width}")
+    return heads
 
 
 class _EncoderLayer(nn.Module):
@@ -40,7 +46,7 @@ class _EncoderLayer(nn.Module):
     ):
         super().__init__()
         inner = inner or dim
-        self.heads = heads
+        self.heads = _check_heads(heads, inner)
         self.pre = check_choice(norm, ("pre", "post"), "norm") == "pre"
         self.norm1 = nn.LayerNorm(in_dim if self.pre else dim)
         self.qkv = nn.Linear(in_dim, 3 * inner, bias=False)
@@ -130,7 +136,7 @@ class _MultiHeadAttention(nn.Module):
 
     def __init__(self, dim: int, heads: int, dropout: float):
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout = _check_heads(heads, dim), dropout
         self.qkv = nn.Linear(dim, 3 * dim)
         self.merge = nn.Linear(dim, dim)
         nn.init.xavier_uniform_(self.qkv.weight)

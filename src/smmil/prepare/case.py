@@ -76,7 +76,7 @@ def _outline(mask: _TissueMask, shape: tuple[int, int], scale: float) -> np.ndar
     return tissue & ~binary_erosion(tissue, np.ones((3, 3)))
 
 
-def _shown_slices(count: int) -> list[int]:
+def _preview_slices(count: int) -> list[int]:
     """Up to 20 slices, evenly spread from the first to the last."""
     return sorted(set(np.linspace(0, count - 1, min(count, 4 * _ACROSS)).round().astype(int).tolist()))
 
@@ -85,7 +85,7 @@ def _scan_preview(
     path: Path, volume: Volume, shown: tuple[float, float], patches: _VolumePatches | None = None
 ) -> None:
     """Up to 20 slices through the first window, numbered from 1, with their patches; below each is room for truth."""
-    chosen = _shown_slices(len(volume))
+    chosen = _preview_slices(len(volume))
     high = _SLICE + _BAND
     sheet = Image.new("RGB", (_SLICE * min(_ACROSS, len(chosen)), high * ceil(len(chosen) / _ACROSS)))
     draw = ImageDraw.Draw(sheet)
@@ -104,11 +104,20 @@ def _scan_preview(
 
 
 def _mark_truth(path: Path, labels: np.ndarray) -> None:
-    """Paint below every slice of a preview whether it is positive (red), negative (green) or unknown (black)."""
-    with Image.open(path) as stored:
-        sheet = stored.convert("RGB")
-    draw, high = ImageDraw.Draw(sheet), _SLICE + _BAND
-    for place, index in enumerate(_shown_slices(len(labels))):
+    """Paint below every slice of a preview whether it is positive (red), negative (green) or unknown (black).
+
+    A picture that was removed, damaged or made by an earlier version is left alone: it is only for looking.
+    """
+    chosen, high = _preview_slices(len(labels)), _SLICE + _BAND
+    try:
+        with Image.open(path) as stored:
+            sheet = stored.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return
+    if sheet.size != (_SLICE * min(_ACROSS, len(chosen)), high * ceil(len(chosen) / _ACROSS)):
+        return
+    draw = ImageDraw.Draw(sheet)
+    for place, index in enumerate(chosen):
         left, bottom = place % _ACROSS * _SLICE, place // _ACROSS * high + high - 1
         colour = _DAMAGED if labels[index] > 0 else _TILE if labels[index] == 0 else (0, 0, 0)
         draw.rectangle((left, bottom - _BAND + 1, left + _SLICE - 1, bottom), fill=colour)

@@ -130,7 +130,7 @@ def _reinhard(pixels: np.ndarray) -> list[float]:
     return [*(float(channel.mean()) for channel in channels), *deviations]
 
 
-def _sampled_places(count: int) -> np.ndarray:
+def _sample_indices(count: int) -> np.ndarray:
     """Which of so many tiles are looked at: all, or some evenly spread from the first to the last."""
     return np.unique(np.linspace(0, count - 1, min(count, _TILES)).round().astype(int))
 
@@ -148,7 +148,7 @@ def _fit_slide(slide: Slide, coords: np.ndarray, footprint: float, pixels: int, 
     if recipe.stain_reference is not None and recipe.stain_target is None:
         raise ConfigError(f"stain_reference: {recipe.stain_reference} was not read; smmil.prepare.plan does")
     tiles = []
-    for x, y in np.rint(coords[_sampled_places(len(coords))]).tolist():
+    for x, y in np.rint(coords[_sample_indices(len(coords))]).tolist():
         with suppress(DamagedTile):  # counted when all tiles are read
             tiles.append(slide.read(x, y, footprint, pixels))
     with _named(slide.path):

@@ -10,12 +10,13 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
-from smmil.evaluate.conformal import applied_calibration
+from smmil.evaluate.conformal import applied_calibration, shared_calibration
+from smmil.evaluate.folder_drift import folder_drift
 from smmil.evaluate.instances import instance_score
 from smmil.images.matching import recorded_notes
 from smmil.maps import canvas
 from smmil.maps.raster import Extent, dot_positions, dots_extent, rasterize, scattered, truth_values
-from smmil.prediction import Prediction
+from smmil.prediction import FIXED_SCALES, Prediction
 from smmil.redact import safe_text
 
 _LEVELS = 2**16 - 1
@@ -51,6 +52,8 @@ def _packed_layers(prediction: Prediction, column: int | None, bits: int) -> dic
     No threshold cuts the other layers, so 8 bits, as many as there are colours, are enough for them.
     """
     others = {layer.name: _pack(prediction.layer(layer.name), bits=8) for layer in prediction.layers}
+    for name in others.keys() & FIXED_SCALES.keys():
+        others[name].facts["colours"] = list(FIXED_SCALES[name])
     return {"score": _pack(prediction, column, bits), **others}
 
 
@@ -193,19 +196,37 @@ def _all_cases(
     """Every case of any model; worst mistakes of the first model first, unlabelled cases last."""
     tables = [{p.id: p for p in predictions} for predictions in models.values()]
     ids = sorted({id_ for table in tables for id_ in table})
-    cases = [_case(id_, [table.get(id_) for table in tables], column, bits) for id_ in ids]
+    lost = [_withdrawal(predictions, column) for predictions in models.values()]
+    cases = [_case(id_, [table.get(id_) for table in tables], column, bits, lost) for id_ in ids]
     errors = {case.id: next(v["error"] for v in case.facts["verdicts"] if v is not None) for case in cases}
     return sorted(cases, key=lambda case: (2.0 if errors[case.id] is None else -errors[case.id], case.id))
 
 
-def _case(id_: str, predictions: list[Prediction | None], column: int | None, bits: int) -> _ReportCase:
+def _withdrawal(predictions: Sequence[Prediction], column: int | None) -> str | None:
+    """What becomes of a model's promise in every case when they differ from training as a whole; None: nothing."""
+    drift = None if shared_calibration(predictions, column) is None else folder_drift(predictions)
+    return drift.withdrawal if drift is not None and drift.alarm else None
+
+
+def _case(
+    id_: str,
+    predictions: list[Prediction | None],
+    column: int | None,
+    bits: int,
+    withdrawals: Sequence[str | None],
+) -> _ReportCase:
     rasters = [{} if p is None else _packed_layers(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
     verdicts = [
         None
         if p is None
-        else {**verdict(p), "alarm": _alarm(p), "rasters": {name: raster.facts for name, raster in layers.items()}}
-        for p, layers in zip(predictions, rasters, strict=True)
+        else {
+            **verdict(p),
+            "alarm": _alarm(p),
+            "withdrawn": withdrawn,
+            "rasters": {name: raster.facts for name, raster in layers.items()},
+        }
+        for p, layers, withdrawn in zip(predictions, rasters, withdrawals, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
     facts |= {"notes": [safe_text(note) for note in recorded_notes(first)]}

@@ -18,7 +18,7 @@ from smmil.files import write_text
 from smmil.images.matching import find_case_images
 from smmil.images.volume import Window
 from smmil.maps import canvas
-from smmil.prediction import LAYERS, Prediction
+from smmil.prediction import FIXED_SCALES, LAYERS, Prediction
 from smmil.redact import safe_text, without_names
 from smmil.report import numbers
 from smmil.report.cases import _all_cases, _ReportCase
@@ -102,7 +102,7 @@ def write_report(
     pictures, missing = ({}, {}) if slides is None else _all_pictures(cases, slides, max(0, room), window)
     damaged = {id_: picture.damage for id_, picture in pictures.items() if picture.damage is not None}
     reasons = _without_file_names({**missing, **damaged}, slides)
-    promises, conditions = _promises(sources, column)
+    promises, conditions = _promises(sources, results, column)
     text = _page(
         _summary(sources, results) | {"promises": promises, "conditions": conditions, "alarms": _alarms(sources)},
         _page_data(sources, results, cases, pictures, column, reasons),
@@ -230,10 +230,10 @@ def _verdicts(results: Results) -> list[tuple[bool, str]]:
 
 
 def _metrics(results: Results, unmarked: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(group, rows) of the metrics that at least one model has."""
+    """(group, rows) of the metrics that at least one model has, or has withheld."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in numbers._metric_rows():
-        if any(row.value(found) is not None for found in results.values()):
+        if any(row.value(found) is not None or row.withheld(found) for found in results.values()):
             values = _values(row, results, marked=row.group not in unmarked)
             groups.setdefault(row.group, []).append({"name": row.name, "values": values})
     return list(groups.items())
@@ -253,7 +253,7 @@ def _values(row: numbers._Row, results: Results, marked: bool = False) -> list[d
                 "slot": slot % SLOTS,
                 "value": value,
                 "text": "–" if value is None else f"{value:.3f}",
-                "interval": "" if ends is None else f"{ends[0]:.3f} – {ends[1]:.3f}",
+                "interval": row.withheld(results[name]) if ends is None else f"{ends[0]:.3f} – {ends[1]:.3f}",
                 "best": best is not None and value is not None and row.better * round(value, 3) == best,
             }
         )
@@ -297,11 +297,11 @@ def _held(sources: Sequence[_PredictionSource], layer: str) -> bool:
     return any(getattr(p, layer) is not None for source in sources for p in source.predictions)
 
 
-def _spread(values: list[np.ndarray]) -> dict[str, list[float]]:
+def _spread(values: list[np.ndarray], scale: tuple[float, float] | None) -> dict[str, list[float]]:
     """Ends of the colours and of the numbers over all cases of a model."""
     numbers = np.concatenate(values)
     return {
-        "colours": list(canvas.limits_of(numbers, None)[:2]),
+        "colours": list(canvas.limits_of(numbers, scale)[:2]),
         "range": [float(numbers.min()), float(numbers.max())],
     }
 
@@ -313,7 +313,7 @@ def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | No
     return {
         "name": source.name,
         "layers": {
-            name: {**_spread(values), "verdict": str(found.get(name, {}).get("verdict", ""))}
+            name: {**_spread(values, FIXED_SCALES.get(name)), "verdict": str(found.get(name, {}).get("verdict", ""))}
             for name, values in layers.items()
         },
         "threshold": found["threshold"]["value"],

@@ -53,6 +53,10 @@ class _Row:
             inside = inside.get(key) if isinstance(inside, Mapping) else None
         return inside if isinstance(inside, float | int) and inside == inside else None
 
+    def withheld(self, found: Mapping[str, Any]) -> str:
+        """Why a number that could be computed is not shown, in few words; empty: nothing is held back."""
+        return str(found["bag"].get("withheld", {}).get(self.path[1], "")) if self.path[0] == "bag" else ""
+
     def ends(self, found: Mapping[str, Any]) -> tuple[float, float] | None:
         """Ends of the 95 % interval, None where there is none."""
         ci = found.get("ci", {}).get(self.interval) if self.interval else None

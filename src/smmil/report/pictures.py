@@ -14,13 +14,13 @@ from smmil.errors import DataError, SmmilError
 from smmil.images import DamagedTile, Slide, Thumbnail, Volume
 from smmil.images.matching import (
     Original,
+    display_window,
     find_case_images,
     open_case_slide,
     open_scan,
     pixels_per_unit,
     refuse_other_scan,
     refuse_other_slide,
-    shown_window,
 )
 from smmil.images.volume import Window, check_window, parse_window, window
 from smmil.report.cases import _ReportCase
@@ -121,7 +121,7 @@ def _scan_picture(original: Original, case: _ReportCase, most_bytes: int, shades
     first = next(prediction for prediction in case.predictions if prediction is not None)
     volume = open_scan(original.path, first)
     refuse_other_scan(case.id, case.predictions, volume)
-    grey = _grey(volume, shown_window(first, volume) if shades is None else parse_window(shades, volume))
+    grey = _grey(volume, display_window(first, volume) if shades is None else parse_window(shades, volume))
     rows = ceil(len(grey) ** 0.5)
     # widths of a slice that keep the whole picture small enough to be shown
     for side in [side for side in _SIDES if side * rows <= _WIDEST] or [max(8, _WIDEST // rows)]:

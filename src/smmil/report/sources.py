@@ -10,7 +10,8 @@ from typing import Any
 from smmil.errors import DataError
 from smmil.evaluate.bags import units_of
 from smmil.evaluate.conformal import applied_calibration, realised, shared_calibration
-from smmil.evaluate.folders import folder_drift, named_folders
+from smmil.evaluate.folder_drift import folder_drift
+from smmil.evaluate.folders import named_folders
 from smmil.files import read_json
 from smmil.prediction import Prediction, corrections_text, load_predictions
 from smmil.redact import safe_text, without_names
@@ -210,8 +211,13 @@ def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
 _TAUGHT = "Models without corrections saw labels of whole cases only; comparing them with this one compares both."
 
 
-def _promises(sources: Sequence[_PredictionSource], column: int | None) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """(headline, sentence, more) of the calibration and the corrections of each model, and the conditions, once."""
+def _promises(
+    sources: Sequence[_PredictionSource], results: Mapping[str, Mapping[str, Any]], column: int | None
+) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """(headline, sentence, more) of the calibration and the corrections of each model, and the conditions, once.
+
+    Nothing is promised where the numbers of a model (`results`) are read at another threshold than the calibrated one.
+    """
     found: list[tuple[str, str, str]] = []
     conditions: dict[str, None] = {}
     for source in sources:
@@ -220,8 +226,11 @@ def _promises(sources: Sequence[_PredictionSource], column: int | None) -> tuple
             found.append((f"Learned from corrections ({source.name})", f"{text}.", _TAUGHT))
         stated = {applied_calibration(p) for p in source.predictions}
         one, drift = shared_calibration(source.predictions, column), folder_drift(source.predictions)
-        if one is not None and drift is not None and drift.alarm:
-            found.append((f"Nothing is promised ({source.name})", drift.withdrawal, ""))
+        cut = results[source.name]["threshold"]
+        if one is not None and not cut["source"].startswith("calibrated"):
+            found.append((f"Nothing is promised ({source.name})", _other_threshold(cut, one.threshold), ""))
+        elif one is not None and drift is not None and drift.alarm:
+            found.append((f"Nothing is promised ({source.name})", drift.withdrawal, realised(source.predictions, one)))
         elif one is not None:
             headline = f"{'What is promised' if one.promise else 'Nothing is promised'} ({source.name})"
             unlike = _WITHDRAWN.format(cases=_named(drift.unlike)) if drift is not None and drift.unlike else ""
@@ -234,6 +243,12 @@ def _promises(sources: Sequence[_PredictionSource], column: int | None) -> tuple
             mixed = "the cases carry different calibrations, none, or one of another score column; predict them again"
             found.append((f"Nothing is promised ({source.name})", f"{mixed} with one.", ""))
     return found, list(conditions)
+
+
+def _other_threshold(cut: Mapping[str, Any], calibrated: float) -> str:
+    """Why a calibration promises nothing here: the maps are read at another threshold, or at none."""
+    used = "no threshold" if cut["value"] is None else f"the threshold {cut['value']:.4g}"
+    return f"{used} is used here ({cut['source']}), and the promise of the calibration is about {calibrated:.4g} only."
 
 
 def _alarms(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from smmil.exports.registry import FORMATS
 from smmil.files import file_name
 from smmil.images.matching import recorded_notes
 from smmil.maps import canvas
-from smmil.prediction import Prediction
+from smmil.prediction import FIXED_SCALES, Prediction
 from smmil.redact import safe_text
 from smmil.viewer.catalogue import _CaseRow, _NotFound
 from smmil.viewer.tiles import _scan_facts
@@ -79,6 +79,7 @@ def _all_cases(study: "ViewerData") -> dict[str, Any]:
                 "threshold": model.threshold if study.threshold is None else study.threshold,
                 "range": list(model.span),
                 "colours": list(model.colours),
+                "fixed": model.layer in FIXED_SCALES,
             }
             for model in study.models
         ],
@@ -162,7 +163,7 @@ def _model_facts(study: "ViewerData", number: int, model: int, notes: list[str])
     spread = {
         "min": float(scores.min()),
         "max": float(scores.max()),
-        "colours": list(canvas.limits_of(scores, None)[:2]),
+        "colours": list(canvas.limits_of(scores, FIXED_SCALES.get(study.models[model].layer))[:2]),
     }
     return {"present": True, **spread, "probability": probability}
 

@@ -11,13 +11,13 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
-from smmil.evaluate.folders import FolderDrift, drift_facts, folder_drift
+from smmil.evaluate.folder_drift import FolderDrift, drift_facts, folder_drift
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
 from smmil.images.matching import Original
 from smmil.maps import canvas
 from smmil.maps.raster import scattered
-from smmil.prediction import LAYERS, Prediction, corrections_text, prediction_files
+from smmil.prediction import FIXED_SCALES, LAYERS, Prediction, corrections_text, prediction_files
 from smmil.redact import safe_text
 from smmil.report.cases import verdict
 from smmil.report.sources import find_sources
@@ -191,7 +191,7 @@ class _ModelPredictions:
             text = drift.withdrawal
         promise = None if one is None else safe_text(text, _LONGEST_PROMISE)
         threshold = None if one is None else one.threshold
-        colours, kinds = canvas.limits_of(scores, None)[:2], " + ".join(self.kinds)
+        colours, kinds = canvas.limits_of(scores, FIXED_SCALES.get(self.layer))[:2], " + ".join(self.kinds)
         taught = "; ".join(self.taught) or None
         return _Model(self.name, kinds, span, colours, threshold, promise, self.layer, self.ends, taught, drift)
 

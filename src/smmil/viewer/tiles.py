@@ -13,7 +13,7 @@ from smmil.errors import DataError, SmmilError
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import paint, scan_heat
 from smmil.images import Slide, Volume
-from smmil.images.matching import Original, open_case_slide, recorded_window, refuse_other_slide, shown_window
+from smmil.images.matching import Original, display_window, open_case_slide, recorded_window, refuse_other_slide
 from smmil.images.volume import PRESETS, window
 from smmil.maps import canvas
 from smmil.maps.raster import rasterize
@@ -130,7 +130,7 @@ def _scan_facts(volume: Volume, prediction: Prediction) -> dict[str, Any]:
 
     Values that are no Hounsfield units, such as those of MR, are sent as they are and have windows of their own.
     """
-    shown = shown_window(prediction, volume)
+    shown = display_window(prediction, volume)
     hounsfield = volume.values == "HU" or (volume.values == "unknown" and shown in PRESETS.values())
     named = {} if shown in PRESETS.values() else {"as prepared" if recorded_window(prediction) else "p1/99": shown}
     slices, rows, columns = volume.shape
@@ -218,7 +218,7 @@ def _of_scan(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
         return strip
     try:
         hottest, volume = int(places[case.score.argmax(), -1]), study.volume(number)
-        shown, limits = volume.slice_hu(hottest), shown_window(case.prediction, volume)
+        shown, limits = volume.slice_hu(hottest), display_window(case.prediction, volume)
     except SmmilError:
         return strip  # as above
     grey = np.repeat(

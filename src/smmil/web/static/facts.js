@@ -48,7 +48,8 @@ export async function scoresOf(opened, model) {
   if (!opened.info.models[model].present) return null;
   if (!opened.scores.has(model)) {
     const values = await askNumbers(`/api/case/${opened.number}/scores/${model}`, Float32Array, opened.info.instances);
-    opened.scores.set(model, { values, ...limitsOf(values) });
+    const { fixed, colours } = facts.models[model];
+    opened.scores.set(model, { values, ...limitsOf(values), ...(fixed ? { colours } : {}) });
   }
   return opened.scores.get(model);
 }

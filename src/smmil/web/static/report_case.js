@@ -47,7 +47,7 @@ export async function drawPanes() {
   if (turn !== shown.turn) return;
   closePanes();
   field("case-facts").textContent = caseText(entry);
-  showAlarm([...new Set(entry.verdicts.map((verdict) => verdict?.alarm).filter(Boolean))]);
+  showAlarm([...new Set(entry.verdicts.map((verdict) => verdict?.alarm ?? verdict?.withdrawn).filter(Boolean))]);
   const hosts = present.map(hostOf); // all of them first, so that every pane opens at its final size
   field("panes").classList.toggle("stacked", loaded.some((cells) => !isFlat(cells)));
   shown.panes = present.map((m, i) => paneOf(hosts[i], m, loaded[i]));
@@ -101,16 +101,17 @@ function drawNotes(entry, models) {
 /** What the numbers of a pane are. */
 function kindText(pane) {
   const layer = layerOf(pane.cells.layer);
-  return layer.name === "score" ? DATA.models[pane.model].kind : `${layer.title}: ${layer.kind}`;
+  if (layer.name === "score") return DATA.models[pane.model].kind;
+  return layer.title === layer.kind ? layer.title : `${layer.title}: ${layer.kind}`;
 }
 
-/** What a layer is worth, measured on the cases of this report; in bold when it should not be read. The line keeps its
- * place below scores, or the map would move when the layer changes. */
+/** What certainty is worth, measured on the cases of this report; in bold when it should not be read. The line keeps its
+ * place below other layers, or the map would move when the layer changes. */
 function showVerdict(pane) {
   const [place, { layer }] = [pane.host.querySelector(".layer-verdict"), pane.cells];
   const { verdict } = DATA.models[pane.model].layers[layer];
-  place.hidden = DATA.layers.length < 2;
-  place.style.visibility = layer === "score" ? "hidden" : "visible";
+  place.hidden = DATA.layers.every(({ name }) => name !== "uncertainty");
+  place.style.visibility = layer === "uncertainty" ? "visible" : "hidden";
   place.textContent = verdict ? `In all cases here, ${layer} ${verdict}.` : "What it is worth was not measured: that needs labelled instances and a threshold.";
   place.classList.toggle("warning", verdict.includes("do not"));
 }
