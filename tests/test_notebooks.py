@@ -47,7 +47,14 @@ def run_commands(cell):
         assert done.exit_code == 0, f"{line}\n{done.output}"
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+# Those that encode pixels take ten seconds each; what they show is tested in tests/flows as well.
+BOOKS = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem != "own-features"))
+    for path in sorted(FOLDER.glob("*.ipynb"))
+]
+
+
+@pytest.mark.parametrize("path", BOOKS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_notebook_runs_to_its_end(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -22,6 +22,13 @@ SIZES = (1, 2, 3, 7, 57, 300)
 SMOOTHED = [f"{m}+sm" for m in list_models() if "sm" in model_options(m)] + ["clam+sm@late", "dtfd_mil+sm@bag"]
 CANDIDATES = [*list_models(), *SMOOTHED]
 every_model = pytest.mark.parametrize("name", CANDIDATES)
+# Learning takes seconds: of those with Sm on top, a few learn in `make test`, all of them in `make test-all`.
+LEARNING = [
+    name
+    if "+" not in name or name in ("clam+sm", "dtfd_mil+sm@bag", "patch_gcn+sm")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in CANDIDATES
+]
 pytestmark = pytest.mark.filterwarnings("error")
 
 
@@ -263,7 +270,7 @@ def _train_on_planted_bags(name, steps):
             yield _learned(model, batch, bags, name)
 
 
-@every_model
+@pytest.mark.parametrize("name", LEARNING)
 def test_eight_planted_bags_can_be_learned_and_the_planted_instance_comes_first(name):
     assert any(_train_on_planted_bags(name, FEWER.get(plain(name), 960)))
 

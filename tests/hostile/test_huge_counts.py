@@ -63,6 +63,7 @@ def test_a_count_that_no_model_needs_is_refused_by_name(tmp_path):
         assert f"model {name}: {option} must be at most" in outcome.detail, outcome
 
 
+@pytest.mark.slow
 def test_the_largest_counts_end_soon_and_in_little_memory(tmp_path):
     asked = [(n, option, o) for n in list_models() for option, o in counts(n, _LARGEST)]
     read(written(tmp_path, "abmil", "none", small("abmil")))  # here, so that no process imports what it needs again
