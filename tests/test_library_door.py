@@ -74,7 +74,6 @@ USE = "m = smmil.create_model('abmil', 5); print(smmil.evaluate(smmil.predict(m,
 @pytest.mark.parametrize(
     "imports",
     [
-        "import smmil",
         "import smmil.evaluate, smmil.predict.cases; from smmil.evaluate import bag_metrics",
         "from smmil import evaluate, predict; import smmil; assert evaluate.bag_metrics and predict.load_run",
     ],

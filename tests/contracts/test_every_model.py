@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.bags import chain_bag, grid_bag, reordered, without_edges
+from support.quick import slow_unless
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError, DataError
@@ -21,14 +22,15 @@ SIZES = (1, 2, 3, 7, 57, 300)
 # Sm on top of other models sits the exam as well: a name with "+sm" or "+sm@place".
 SMOOTHED = [f"{m}+sm" for m in list_models() if "sm" in model_options(m)] + ["clam+sm@late", "dtfd_mil+sm@bag"]
 CANDIDATES = [*list_models(), *SMOOTHED]
-every_model = pytest.mark.parametrize("name", CANDIDATES)
-# Learning takes seconds: of those with Sm on top, a few learn in `make test`, all of them in `make test-all`.
-LEARNING = [
-    name
-    if "+" not in name or name in ("clam+sm", "dtfd_mil+sm@bag", "patch_gcn+sm")
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in CANDIDATES
-]
+# Of those with Sm on top, a few sit it in `make test`, all of them in `make test-all`.
+QUICK_SMOOTHED = ("clam+sm", "dtfd_mil+sm@bag", "patch_gcn+sm")
+
+
+def sitting(names):
+    return slow_unless(lambda name: "+" not in name or name in QUICK_SMOOTHED, names)
+
+
+every_model = pytest.mark.parametrize("name", sitting(CANDIDATES))
 pytestmark = pytest.mark.filterwarnings("error")
 
 
@@ -99,7 +101,7 @@ ORDERED = {
 }
 
 
-@pytest.mark.parametrize("name", [m for m in CANDIDATES if plain(m) not in ORDERED])
+@pytest.mark.parametrize("name", sitting([m for m in CANDIDATES if plain(m) not in ORDERED]))
 @pytest.mark.parametrize("n", [3, 57, 300])
 def test_the_order_of_instances_does_not_matter(name, n):
     bag, order = grid_bag(n, dtype=torch.float64), torch.randperm(n, generator=torch.Generator().manual_seed(1))
@@ -158,7 +160,7 @@ PLACED = {
 }
 
 
-@pytest.mark.parametrize("name", [m for m in CANDIDATES if plain(m) not in PLACED])
+@pytest.mark.parametrize("name", sitting([m for m in CANDIDATES if plain(m) not in PLACED]))
 def test_identical_instances_get_finite_equal_scores(name):
     bag = chain_bag(2)
     twins = Bag("twins", bag.x[:1].repeat(2, 1), bag.coords, bag.frame, bag.graph, 1)
@@ -270,7 +272,7 @@ def _train_on_planted_bags(name, steps):
             yield _learned(model, batch, bags, name)
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@every_model
 def test_eight_planted_bags_can_be_learned_and_the_planted_instance_comes_first(name):
     assert any(_train_on_planted_bags(name, FEWER.get(plain(name), 960)))
 
@@ -372,7 +374,7 @@ def test_sm_on_attention_pooling_is_a_model_of_its_own():
 PAIRWISE = ("set_mil", "iib_mil", "transformer_abmil", "sm_tap")
 
 
-@pytest.mark.parametrize("name", [m for m in CANDIDATES if plain(m) not in PAIRWISE])
+@pytest.mark.parametrize("name", sitting([m for m in CANDIDATES if plain(m) not in PAIRWISE]))
 def test_mixed_precision_pools_with_all_digits(name):
     """Sums over thousands of instances in 16 bits would stop growing; products may lose a few digits."""
     batch, model = pack(grid_bag(3000)), build(name).train()

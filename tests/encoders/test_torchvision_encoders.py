@@ -25,7 +25,10 @@ def _local_places_only(monkeypatch, tmp_path):
     _prepare_torchvision("a test")
 
 
-@pytest.mark.parametrize(("name", "dim"), [("resnet18", 512), ("vit_b_32", 768), ("resnet50-bt", 2048)])
+LARGE = [pytest.param(*row, marks=pytest.mark.slow) for row in [("vit_b_32", 768), ("resnet50-bt", 2048)]]
+
+
+@pytest.mark.parametrize(("name", "dim"), [("resnet18", 512), *LARGE])
 def test_features_are_what_the_classifier_of_torchvision_sees(name, dim, tmp_path):
     import torchvision
 

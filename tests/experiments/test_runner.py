@@ -103,7 +103,7 @@ def test_states_before_and_while_running(tmp_path):
 
 def test_killed_at_random_moments_the_table_is_the_same_and_no_epoch_is_repeated(finished_study, tmp_path):
     chance, out, hits = random.Random(4), tmp_path / "killed", 0
-    for _ in range(4):
+    for _ in range(3):
         process = PROCESSES.Process(target=run_quietly, args=(out,))
         process.start()
         process.join(chance.uniform(0.3, 1.5))

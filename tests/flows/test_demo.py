@@ -13,7 +13,7 @@ from smmil.prediction import load_predictions
 
 def _toy(monkeypatch, processes):
     """Few and small images and two epochs; workers of their own cost more than all the rest."""
-    monkeypatch.setattr(demo, "SLIDES", 20)
+    monkeypatch.setattr(demo, "SLIDES", 14)
     monkeypatch.setattr(demo, "SCANS", 12)
     monkeypatch.setattr(demo, "PATCHES", (14, 20))
     monkeypatch.setattr(demo, "synthetic_ct_scans", partial(demo.synthetic_ct_scans, slices=(12, 14), size=48))

@@ -105,13 +105,13 @@ def check(places, minutes):
     assert any(step > 0 for _, step in places) == (minutes == 0)
 
 
-@pytest.mark.parametrize(("model", "minutes", "kills"), [("support.dropout_model:DropoutMIL", 0, 4), ("abmil", 5, 4)])
-def test_a_killed_run_goes_on_to_the_same_bytes(study, tmp_path, model, minutes, kills):
-    check(kill_and_resume(study, tmp_path, model, minutes, kills, seed=len(model)), minutes)
+def test_a_killed_run_goes_on_to_the_same_bytes(study, tmp_path):
+    model = "support.dropout_model:DropoutMIL"
+    check(kill_and_resume(study, tmp_path, model, minutes=0, kills=4, seed=len(model)), minutes=0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["sm_ap", "sm_tap", "support.dropout_model:DropoutMIL"])
+@pytest.mark.parametrize("model", ["abmil", "sm_ap", "sm_tap", "support.dropout_model:DropoutMIL"])
 @pytest.mark.parametrize("minutes", [0, 5])
 def test_twenty_kills_change_nothing(study, tmp_path, model, minutes):
     check(kill_and_resume(study, tmp_path, model, minutes, kills=20, seed=len(model)), minutes)

@@ -53,11 +53,12 @@ class Result:
 
     @property
     def problems(self) -> list[str]:
-        """Failures, and more unnoticed damage than the format may have; empty when all is well."""
-        share, bits = self.counts["unnoticed"] / max(1, len(self.found)), self.counts["bits"]
-        over = [f"{self.reader.name}: {share:.1%} unnoticed, at most {self.reader.ceiling:.0%}: {self.reader.reason}"]
+        """Failures, and more unnoticed damage than the format may have (beyond chance); empty when all is well."""
+        n, most, bits = max(1, len(self.found)), self.reader.ceiling, self.counts["bits"]
+        share, chance = self.counts["unnoticed"] / n, 2 * (most * (1 - most) / n) ** 0.5
+        over = [f"{self.reader.name}: {share:.1%} unnoticed, at most {most:.0%}: {self.reader.reason}"]
         flipped = [f"{self.reader.name}: {bits} flipped bits unnoticed, though the file carries a checksum"]
-        return self.failures + over * (share > self.reader.ceiling) + flipped * (self.reader.sealed and bits > 0)
+        return self.failures + over * (share > most + chance) + flipped * (self.reader.sealed and bits > 0)
 
 
 def fuzz(reader: FuzzReader, folder: Path, count: int = 0, seed: int = 0, rounds: int = 0) -> Result:

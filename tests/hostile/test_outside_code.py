@@ -157,7 +157,9 @@ def test_the_word_for_one_name_does_not_cover_another(sound, planted):
 SHADOWS = ("tempfile", "pickle", "random", "socket", "typer", "pandas")
 
 
-def test_the_working_folder_is_not_searched_for_modules(planted, tmp_path):
+@pytest.fixture
+def in_a_folder_of_shadows(planted, tmp_path):
+    """Runs Python in a folder whose files have the names of modules; afterwards none of them was imported."""
     here = tmp_path / "here"
     here.mkdir()
     (here / "planted.py").write_text(planted.source.read_text())
@@ -167,15 +169,26 @@ def test_the_working_folder_is_not_searched_for_modules(planted, tmp_path):
     source = str(Path(sys.modules["smmil"].__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONSAFEPATH")
-    script = tmp_path / "bin" / "smmil"  # as pip writes it
-    script.parent.mkdir()
-    script.write_text("import sys\nfrom smmil.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
-    options = {"cwd": here, "env": environment, "capture_output": True, "text": True}
-    told = subprocess.run([sys.executable, str(script), "models", "planted:Net"], **options)
-    assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
-    assert "No module named 'planted'" in told.stderr
-    words = ["experiment", "run", "s.yaml", "--out", "study", "--executor", "processes", "--workers", "1"]
-    told = subprocess.run([sys.executable, "-m", "smmil", *words], **options)
-    assert told.returncode == 0, told.stderr
+
+    def python(*words):
+        return subprocess.run([sys.executable, *words], cwd=here, env=environment, capture_output=True, text=True)
+
+    yield python
     assert not (tmp_path / "shadowed").exists(), (tmp_path / "shadowed").read_text()
     assert not planted.imported.exists()
+
+
+@pytest.mark.parametrize("as_script", [True, False])
+def test_the_working_folder_is_not_searched_by_the_command(in_a_folder_of_shadows, tmp_path, as_script):
+    script = tmp_path / "smmil"  # as pip writes it
+    script.write_text("import sys\nfrom smmil.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
+    told = in_a_folder_of_shadows(*([str(script)] if as_script else ["-m", "smmil"]), "models", "planted:Net")
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
+    assert "No module named 'planted'" in told.stderr
+
+
+@pytest.mark.slow
+def test_the_working_folder_is_not_searched_by_worker_processes(in_a_folder_of_shadows):
+    words = ["experiment", "run", "s.yaml", "--out", "study", "--executor", "processes", "--workers", "1"]
+    told = in_a_folder_of_shadows("-m", "smmil", *words)
+    assert told.returncode == 0, told.stderr

@@ -30,7 +30,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("n_classes", [1, 2, 3])
+@pytest.mark.parametrize("n_classes", [1, 3])
 @pytest.mark.parametrize("joint", [False, True])
 def test_training_is_the_literal_equations_gradients_included(options, n_classes, joint):
     model, batch = make(n_classes, joint=joint, **options), make_batch(n_classes)

@@ -44,7 +44,7 @@ def undisturbed(slides, tmp_path_factory):
     return makers.checksums(out), (out / "manifest.csv").read_bytes()
 
 
-@pytest.mark.parametrize("executor", ["processes", "dask"])
+@pytest.mark.parametrize("executor", ["processes", pytest.param("dask", marks=pytest.mark.slow)])
 def test_every_executor_writes_the_same_bytes(slides, undisturbed, tmp_path, executor):
     if executor == "dask":
         pytest.importorskip("distributed", reason="the extra dask is not installed")
