@@ -396,7 +396,7 @@ def test_curves_are_those_of_the_parts_with_their_edges_in_their_order(name):
 
 
 def test_a_true_map_gains_a_reversed_one_loses_and_a_flat_one_does_neither():
-    model, bags = LinearMean().eval(), [grid(60, seed=k) for k in range(4)]
+    model, bags = LinearMean().eval(), [grid(60, seed=k) for k in range(12)]
     true = predict(model, bags)
     maps = {
         "true": true,
@@ -409,7 +409,7 @@ def test_a_true_map_gains_a_reversed_one_loses_and_a_flat_one_does_neither():
     assert rows["reversed"]["deletion_gain_high"] < 0
     assert abs(rows["flat"]["deletion_gain"]) < 0.3 * rows["true"]["deletion_gain"]
     assert rows["true"]["random"] == rows["reversed"]["random"]
-    assert rows["true"]["cases"] == 4
+    assert rows["true"]["cases"] == 12
     with pytest.raises(DataError, match="none of the bags is among the predictions of 'other'"):
         faithfulness(model, bags, {"other": [replace(true[0], id="x")]})
     small = replace(true[0], scores=np.zeros((3, 1)), coords=None, edges=None, y_inst=None)

@@ -8,13 +8,19 @@ from scipy import stats
 from support.metric_cases import bags, random_cases
 
 from smmil.errors import ConfigError
-from smmil.evaluate import bag_metrics, bootstrap_ci
+from smmil.evaluate import bag_metrics, bootstrap_ci, compare
 from smmil.evaluate.bags import resampled_in_words
+from smmil.evaluate.instances import KnownInstances
 from smmil.evaluate.ranking import OperatingPoints
 
 
 def mean_probability(predictions):
     return float(np.mean([p.probs[-1] for p in predictions])) if predictions else float("nan")
+
+
+def widened(level, n):
+    """The level of the normal distribution whose interval is that of Student's t for n patients."""
+    return 1 - 2 * stats.norm.cdf(np.sqrt(n / (n - 1)) * stats.t.ppf((1 - level) / 2, n - 1))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -24,7 +30,7 @@ def test_the_interval_of_a_mean_is_that_of_scipy(seed, method):
     found = bootstrap_ci(bags(p, [0] * 37), mean_probability, method=method, n=500, seed=7, level=0.9)
     kind = {"bca": "BCa"}.get(method, method)
     expected = stats.bootstrap(
-        (p,), np.mean, n_resamples=500, method=kind, confidence_level=0.9, rng=np.random.default_rng(7)
+        (p,), np.mean, n_resamples=500, method=kind, confidence_level=widened(0.9, 37), rng=np.random.default_rng(7)
     )
     assert (found["low"], found["high"]) == pytest.approx(tuple(expected.confidence_interval), rel=1e-9)
     assert found["std"] == pytest.approx(expected.standard_error, rel=1e-9)
@@ -39,8 +45,9 @@ def test_the_stratified_interval_of_auroc_is_that_of_scipy_with_two_samples():
         return OperatingPoints.of(np.append(low, high), np.arange(len(low) + len(high)) >= len(low)).roc_area()
 
     expected = stats.bootstrap(
-        (negative, positive), area, n_resamples=400, method="BCa", rng=np.random.default_rng(3), vectorized=False
-    )
+        (negative, positive), area, n_resamples=400, method="BCa", confidence_level=widened(0.95, 20),
+        rng=np.random.default_rng(3), vectorized=False,
+    )  # fmt: skip
     some = bags(np.append(negative, positive), [0] * 25 + [1] * 20)
     found = bootstrap_ci(some, "bag_auroc", n=400, seed=3, stratified=True)
     assert (found["low"], found["high"]) == pytest.approx(tuple(expected.confidence_interval), rel=1e-9)
@@ -127,9 +134,9 @@ def test_resamples_of_one_class_are_counted_and_left_out():
 
 def test_mostly_undefined_resamples_give_no_interval():
     def only_if_all_are_there(predictions):
-        return 1.0 if len({p.id for p in predictions}) == 8 else float("nan")
+        return 1.0 if len({p.id for p in predictions}) == 12 else float("nan")
 
-    found = bootstrap_ci(bags([0.5] * 8, [0] * 8), only_if_all_are_there, n=100)
+    found = bootstrap_ci(bags([0.5] * 12, [0] * 12), only_if_all_are_there, n=100)
     assert found["value"] == 1
     assert np.isnan([found["low"], found["high"]]).all()
     assert found["method"] == "none"
@@ -138,8 +145,9 @@ def test_mostly_undefined_resamples_give_no_interval():
 
 def test_a_perfect_model_gets_an_honest_remark_instead_of_certainty():
     found = bootstrap_ci(bags([0.1] * 15 + [0.9] * 15, [0] * 15 + [1] * 15), n=200)
-    assert (found["value"], found["low"], found["high"]) == (1, 1, 1)
-    assert found["method"] == "percentile"
+    assert found["value"] == 1
+    assert np.isnan([found["low"], found["high"]]).all()
+    assert found["method"] == "none"
     assert any("says nothing about uncertainty" in note for note in found["notes"])
 
 
@@ -150,9 +158,25 @@ def test_an_undefined_metric_has_no_interval():
         assert "no interval: the metric itself is undefined" in found["notes"]
 
 
-def test_few_patients_are_mentioned():
-    found = bootstrap_ci(bags([0.1, 0.9, 0.3], [0, 1, 0]), n=20)
-    assert "only 3 units (patient): an interval from so few is a guess" in found["notes"]
+@pytest.mark.parametrize(("positive", "words"), [(9, "9 positive patients"), (10, "")])
+def test_every_class_needs_ten_patients_however_many_cases_they_have(positive, words):
+    rng, y = np.random.default_rng(0), np.repeat([1] * positive + [0] * 20, 3)
+    some = bags(rng.random(len(y)), y, patients=[f"p{i // 3}" for i in range(len(y))])
+    found, between = bootstrap_ci(some, n=60), compare(some, bags(rng.random(len(y)), y), n=60)
+    assert found["shortage"] == between["shortage"] == words
+    assert np.isnan([found["low"], found["high"], between["low"], between["p"]]).all() == bool(words)
+    assert (between["delong"] is None) == bool(words)
+    assert bootstrap_ci(some, "bag_brier", n=60)["shortage"] == ""  # a mean over cases needs no class
+
+
+def test_pooled_instances_are_carried_by_the_patients_that_have_them():
+    some = [replace(p, meta={"patient": f"p{i // 2}"}) for i, p in enumerate(random_cases(80))]
+    positive = [p for p in some if KnownInstances.of(p).truth.any()]
+    few = [p for p in some if p not in positive] + positive[:4]
+    assert bootstrap_ci(some, "inst_auroc", n=40)["shortage"] == ""
+    people = len({p.meta["patient"] for p in positive[:4]})
+    assert bootstrap_ci(few, "inst_auroc", n=40)["shortage"] == f"{people} patients with positive instances"
+    assert bootstrap_ci(few, "inst_auroc", unit="bag", n=40)["shortage"] == "4 cases with positive instances"
 
 
 @pytest.mark.parametrize(

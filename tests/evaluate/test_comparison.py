@@ -112,7 +112,9 @@ def test_the_paired_interval_of_a_mean_is_that_of_the_differences(method):
     p, q = rng.random(30), rng.random(30)
     found = compare(bags(p, [0] * 30), bags(q, [0] * 30), mean_probability, n=400, seed=5, method=method)
     kind = {"bca": "BCa"}.get(method, method)
-    expected = stats.bootstrap((p - q,), np.mean, n_resamples=400, method=kind, rng=np.random.default_rng(5))
+    wider = 1 - 2 * stats.norm.cdf(np.sqrt(30 / 29) * stats.t.ppf(0.025, 29))  # Student's t for 30 patients
+    draws = np.random.default_rng(5)
+    expected = stats.bootstrap((p - q,), np.mean, n_resamples=400, method=kind, confidence_level=wider, rng=draws)
     assert (found["low"], found["high"]) == pytest.approx(tuple(expected.confidence_interval), rel=1e-9)
 
 

@@ -91,7 +91,7 @@ def test_single_files_together_are_one_model(tmp_path):
 
 
 def test_intervals_are_printed_and_written(tmp_path):
-    out = run(write(tmp_path / "m", n=14), "--ci", "--resamples", 50, "--threshold", 0.5, "--json", tmp_path / "m.json")
+    out = run(write(tmp_path / "m", n=26), "--ci", "--resamples", 50, "--threshold", 0.5, "--json", tmp_path / "m.json")
     found = json.loads((tmp_path / "m.json").read_text())["m"]["ci"]
     assert list(found) == ["bag_auroc", "bag_f1", "inst_auroc", "inst_auroc@positive_bags", "inst_f1"]
     expected = bootstrap_ci(load_predictions(tmp_path / "m"), "inst_f1", n=50, threshold=0.5)
@@ -102,7 +102,7 @@ def test_intervals_are_printed_and_written(tmp_path):
 
 
 def test_two_models_are_compared_on_their_cases(tmp_path):
-    good, bad = write(tmp_path / "good", n=12), write(tmp_path / "bad", noise=3.0, n=12)
+    good, bad = write(tmp_path / "good", n=24), write(tmp_path / "bad", noise=3.0, n=24)
     options = ("--resamples", 60, "--metric", "inst_auroc", "--metric", "bag_auroc", "--metric", "froc")
     out = run(good, "--compare", bad, *options, "--json", tmp_path / "m.json")
     rows = json.loads((tmp_path / "m.json").read_text())["good"]["comparisons"]
@@ -115,8 +115,8 @@ def test_two_models_are_compared_on_their_cases(tmp_path):
 
 def test_p_values_of_several_models_are_corrected(tmp_path):
     for name, noise in (("a", 0.5), ("b", 1.0), ("c", 2.0)):
-        write(tmp_path / "models" / name, noise=noise, n=12)
-    other = write(tmp_path / "other", noise=3.0, n=12)
+        write(tmp_path / "models" / name, noise=noise, n=24)
+    other = write(tmp_path / "other", noise=3.0, n=24)
     run(tmp_path / "models", "--compare", other, "--metric", "inst_auroc", "--resamples", 60, "--json", tmp_path / "m")
     rows = [found["comparisons"][0] for found in json.loads((tmp_path / "m").read_text()).values()]
     assert [row["p_holm"] for row in rows] == holm([row["p"] for row in rows])
@@ -148,14 +148,14 @@ def test_lesions_found_are_printed_and_written(tmp_path):
 
 
 def test_every_number_is_a_row_of_the_csv_file(tmp_path):
-    good, bad = write(tmp_path / "good", n=12), write(tmp_path / "bad", noise=3.0, n=12)
+    good, bad = write(tmp_path / "good", n=24), write(tmp_path / "bad", noise=3.0, n=24)
     run(good, "--ci", "--froc", "--compare", bad, "--resamples", 20, "--csv", tmp_path / "m.csv")
     table = pd.read_csv(tmp_path / "m.csv").set_index(["part", "metric"])
     expected = instance_metrics(load_predictions(good), pool="per_bag")["auroc"]
     assert table.value["instance@per_bag", "auroc"] == pytest.approx(expected)
     assert table.low["ci", "inst_auroc"] <= table.value["ci", "inst_auroc"] <= table.high["ci", "inst_auroc"]
     assert 0 < table.p_holm["difference to bad", "inst_auroc"] <= 1
-    assert table.value["froc", "n_lesions"] == 6
+    assert table.value["froc", "n_lesions"] == 12
 
 
 def test_an_unknown_metric_pool_or_opponent_is_refused(tmp_path):
@@ -194,7 +194,7 @@ def test_a_model_of_three_classes_asks_for_the_column_as_it_is_typed(tmp_path):
     assert "choose one (--column)" in str(found.exception)
 
 
-def write_scans(folder, score, patients=8):
+def write_scans(folder, score, patients=12):
     """Two scans per patient with a lesion between the relative heights 0.2 and 0.4, roughly."""
     rng = np.random.default_rng(7)
     for i in range(2 * patients):
@@ -240,7 +240,7 @@ def test_training_cases_can_make_the_prior(tmp_path):
         turned.save(tmp_path / "train" / path.name)
     run(folder, "--prior", tmp_path / "train", "--json", tmp_path / "m.json")
     found = json.loads((tmp_path / "m.json").read_text())["m"]["prior"]
-    assert found["source"] == "16 cases given for it"
+    assert found["source"] == "24 cases given for it"
     assert found["per_bag"]["truth"] < 0.3  # those lesions lie at the other end
 
 
@@ -297,14 +297,24 @@ def test_without_labels_of_instances_only_the_cases_are_judged(tmp_path):
     assert "all instances" not in text.split("labelled cases")[0]
 
 
-def test_a_p_value_that_resamples_cannot_resolve_is_printed_as_a_bound(tmp_path):
+def test_the_cell_of_a_number_that_few_patients_carry_says_how_few(tmp_path):
     for name, noise in (("good", 0.1), ("bad", 4.0)):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name, noise=noise, n=30)
-    words = ("--compare", tmp_path / "bad", "--metric", "inst_auroc")
-
-    def row(n):
-        return next(line for line in run(tmp_path / "good", *words, "--resamples", n).splitlines() if "bad" in line)
-
-    assert "<0.020" in row(100)  # 2 / 101 = 0.0198: all hundred draws are on one side
-    assert "<0.002" in row(1000)
+        write(tmp_path / name, noise=noise, n=6)
+    words = (
+        "--ci",
+        "--compare",
+        tmp_path / "bad",
+        "--metric",
+        "inst_auroc",
+        "--metric",
+        "bag_auroc",
+        "--resamples",
+        50,
+    )
+    out = run(tmp_path / "good", *words, "--csv", tmp_path / "m.csv")
+    (row,) = [line for line in out.splitlines() if "bad" in line and "bag_auroc" in line]
+    assert row.count("– (3 negative") + row.count("– (3 positive") >= 2
+    table = pd.read_csv(tmp_path / "m.csv").set_index(["part", "metric"])
+    assert table.low["ci", "inst_auroc"] == "– (3 cases with positive instances)"
+    assert table.p["difference to bad", "bag_auroc"] == table.p_holm["difference to bad", "bag_auroc"]
+    assert table.p["difference to bad", "bag_auroc"] == "– (3 negative cases)"

@@ -80,7 +80,7 @@ def registered():
 def folders(tmp_path, registered):
     registered(NEW)
     for name, noise in (("first", 1.0), ("second", 2.0)):
-        for p in random_cases(24, noise=noise):
+        for p in random_cases(48, noise=noise):
             replace(p, meta={**p.meta, "weights": "w"}).save(tmp_path / name / f"{p.id}.npz")
     return tmp_path / "first", tmp_path / "second"
 
@@ -106,7 +106,7 @@ def test_a_new_metric_is_in_the_tables_of_the_command(folders, tmp_path):
 
 
 def random_labelled(noise):
-    return [p for p in random_cases(24, noise=noise) if p.y is not None]
+    return [p for p in random_cases(48, noise=noise) if p.y is not None]
 
 
 def test_a_new_metric_is_listed_by_the_command_and_in_the_docs_table(registered):
@@ -119,7 +119,7 @@ def test_a_new_metric_is_listed_by_the_command_and_in_the_docs_table(registered)
 def test_a_new_metric_is_in_the_report_with_its_interval(folders, tmp_path):
     write_report(folders, tmp_path / "report.html", resamples=50)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    interval = bootstrap_ci(random_cases(24), "bag_specificity", n=50)
+    interval = bootstrap_ci(random_cases(48), "bag_specificity", n=50)
     row = page[page.index(">Specificity</th>") :].split("</tr>")[0]
     assert f"{by_hand(random_labelled(1.0)):.3f}" in row
     assert f"{by_hand(random_labelled(2.0)):.3f}" in row

@@ -230,7 +230,7 @@ def test_priors_by_loops(cohort):
 
 
 def test_numbers_and_intervals_are_those_of_the_usual_metrics():
-    cohort = [*slides(9), *slides(9, seed=1)]
+    cohort = [*slides(24), *slides(24, seed=1)]
     cohort = [replace(p, id=f"{i}") for i, p in enumerate(cohort)]
     found, maps = position_prior(cohort, intervals=POOLS, n=80, seed=4), prior_maps(cohort)
     plain = position_prior(cohort, intervals=(), n=80)
@@ -285,7 +285,7 @@ def test_cases_without_coordinates_are_left_out_and_counted():
     found = position_prior([*cohort, replace(scan("x", 0.3), coords=None)], n=50)
     assert found["n_cases"] == 8
     assert any("1 of 9 cases have no coordinates" in note for note in found["notes"])
-    assert any("only 8 units" in note for note in found["notes"])
+    assert any("no interval: 8 cases, and at least 10" in note for note in found["notes"])
 
 
 def test_wild_coordinates_do_no_harm():

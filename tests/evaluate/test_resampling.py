@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from smmil.evaluate.resampling import _BcaCorrection, interval, subtract
+from smmil.evaluate.resampling import LEAST, Carriers, _TailCorrection, difference_interval, interval, subtract
+
+MANY = Carriers({"patients": 10**9})  # Student's t is the normal distribution here
+TWENTY = Carriers({"patients": 20})
 
 
-def percentile(drawn, level=0.95):
-    return interval(np.array(drawn), 1.0, lambda: [], "percentile", level)
+def percentile(drawn, level=0.95, carriers=MANY):
+    return difference_interval(np.array(drawn), 1.0, carriers, list, "percentile", level)
 
 
 def test_the_p_value_is_twice_the_smaller_tail_by_hand():
@@ -17,7 +21,9 @@ def test_the_p_value_is_twice_the_smaller_tail_by_hand():
     assert percentile([-3.0, -1, 0, 0, 0, *range(1, 37)]).p == pytest.approx(2 * 4 / 40)
     assert percentile([3.0, 1, 0, 0, 0, *range(-36, 0)]).p == pytest.approx(2 * 4 / 40)
     assert percentile([0.0, 0, 0]).p == 1
-    assert percentile([1.0, np.nan, 2, 3]).p == pytest.approx(2 / 4)  # none on the other side: one more could be
+    # none on the other side: as far as Student's t says, 1 over the deviation of the draws
+    assert percentile([1.0, np.nan, 2, 3]).p == pytest.approx(2 * stats.norm.sf(1 / np.sqrt(2 / 3)))
+    assert percentile([1.0, 1, 1, 1, 1]).p == 0
     assert np.isnan(percentile([np.nan, np.nan, 1.0]).p)
 
 
@@ -36,7 +42,7 @@ def test_p_is_below_five_per_cent_exactly_where_the_interval_excludes_zero(metho
     rng, outside = np.random.default_rng(0), 0
     for _ in range(400):
         drawn, value, left_out = skew_mean(rng, ties)
-        found = interval(drawn, value, lambda left_out=left_out: [left_out], method, 0.95)
+        found = difference_interval(drawn, value, TWENTY, lambda left_out=left_out: [left_out], method, 0.95)
         excluded = found.low > 0 or found.high < 0
         outside += excluded
         assert (found.p < 0.05) == excluded
@@ -49,8 +55,10 @@ def test_p_is_one_minus_the_level_of_the_interval_that_ends_at_zero(level):
     rng = np.random.default_rng(1)
     for _ in range(20):
         drawn, value, left_out = skew_mean(rng, ties=False)
-        low = interval(drawn, value, lambda left_out=left_out: [left_out], "bca", level).low
-        moved = interval(drawn - low, value - low, lambda left_out=left_out: [left_out], "bca", level)
+        low = interval(drawn, value, TWENTY, lambda left_out=left_out: [left_out], "bca", level).low
+        moved = difference_interval(
+            drawn - low, value - low, TWENTY, lambda left_out=left_out: [left_out], "bca", level
+        )
         assert moved.low == pytest.approx(0, abs=1e-12)
         assert moved.p == pytest.approx(1 - level, abs=1e-9)
 
@@ -58,22 +66,22 @@ def test_p_is_one_minus_the_level_of_the_interval_that_ends_at_zero(level):
 def test_where_bca_does_not_exist_p_is_that_of_the_percentile_interval():
     drawn = np.linspace(-0.2, 1, 101)
     for left_out, value in ((np.ones(5), 0.5), (np.arange(5.0), 2.0)):
-        found = interval(drawn, value, lambda left_out=left_out: [left_out], "bca", 0.95)
+        found = difference_interval(drawn, value, MANY, lambda left_out=left_out: [left_out], "bca", 0.95)
         assert found.method == "percentile"
-        plain = interval(drawn, value, lambda: [], "percentile", 0.95)
+        plain = difference_interval(drawn, value, MANY, list, "percentile", 0.95)
         assert (found.low, found.high, found.p) == (plain.low, plain.high, plain.p)
         assert found.p == pytest.approx(2 * 0.2 / 1.2)
 
 
 def test_the_bend_of_bca_can_be_turned_around_and_ends_at_its_pole():
-    for correction in (_BcaCorrection(), _BcaCorrection(0.3, 0.1), _BcaCorrection(-1.2, -1 / 6)):
+    for correction in (_TailCorrection(12), _TailCorrection(99, 0.3, 0.1), _TailCorrection(30, -1.2, -1 / 10)):
         for share in (1e-4, 0.025, 0.5, 0.975, 1 - 1e-4):
             assert correction.inverted(correction.adjusted(share)) == pytest.approx(share, rel=1e-6)
         assert (correction.inverted(0), correction.inverted(1)) == (0, 1)
-    assert _BcaCorrection().adjusted(0.025) == pytest.approx(0.025)
-    assert _BcaCorrection(6.0, 1 / 6).adjusted(0.9) == 1  # beyond the pole, not around it
-    assert _BcaCorrection(3.0, 1 / 6).inverted(1e-4) < 1e-300
-    assert _BcaCorrection(-3.0, -1 / 6).inverted(1 - 1e-4) == 1
+    assert _TailCorrection(10**9).adjusted(0.025) == pytest.approx(0.025)
+    assert _TailCorrection(10**9, 6.0, 1 / 6).adjusted(0.9) == 1  # beyond the pole, not around it
+    assert _TailCorrection(10**9, 3.0, 1 / 6).inverted(1e-4) < 1e-300
+    assert _TailCorrection(10**9, -3.0, -1 / 6).inverted(1 - 1e-4) == 1
 
 
 def test_differences_that_are_only_rounding_are_none():
@@ -82,14 +90,47 @@ def test_differences_that_are_only_rounding_are_none():
     assert found[:3].tolist() == [0, pytest.approx(0.1), 0]
     assert np.isnan(found[3])
     thirds = np.array([1 / 3, 1 / 3 + 1e-16, 1 / 3 - 1e-16] * 20)
-    noted = interval(thirds, 1 / 3, lambda: [thirds], "bca", 0.95)
-    assert noted.method == "percentile"
-    assert any("all resamples give the same value" in note for note in noted.notes)
+    none = interval(thirds, 1 / 3, MANY, lambda: [thirds], "bca", 0.95)
+    assert none.method == "none"
+    assert np.isnan([none.low, none.high]).all()
+    assert any("all resamples give the same value" in note for note in none.notes)
 
 
 def test_resamples_at_the_estimate_count_half_even_when_rounded_otherwise():
     rng = np.random.default_rng(0)
     drawn, left_out = np.append(rng.normal(0.1, 0.3, 300), np.full(100, 0.1)), rng.normal(size=20)
-    exact = interval(drawn, 0.1, lambda: [left_out], "bca", 0.95)
-    rounded = interval(drawn - 1e-15, 0.1, lambda: [left_out], "bca", 0.95)
+    exact = interval(drawn, 0.1, TWENTY, lambda: [left_out], "bca", 0.95)
+    rounded = interval(drawn - 1e-15, 0.1, TWENTY, lambda: [left_out], "bca", 0.95)
     assert rounded[:2] == pytest.approx(exact[:2], abs=1e-12)
+
+
+def test_few_patients_widen_an_interval_to_that_of_students_t():
+    """Draws of a mean are about normal with the variance of the sample over n: the ends must be those of the t-test."""
+    x = np.random.default_rng(0).normal(size=12)
+    drawn = stats.norm.ppf((np.arange(20_000) + 0.5) / 20_000, x.mean(), x.std() / np.sqrt(12))
+    found = difference_interval(drawn, x.mean(), Carriers({"patients": 12}), list, "percentile", 0.95)
+    expected = stats.ttest_1samp(x, 0)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)), abs=1e-3)
+    assert found.p == pytest.approx(expected.pvalue, abs=1e-3)
+    shifted = difference_interval(drawn + 9, x.mean() + 9, Carriers({"patients": 12}), list, "percentile", 0.95)
+    assert shifted.p == pytest.approx(2.0**-11)  # twelve coins that all fall on one side
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({"patients": LEAST - 1}, f"{LEAST - 1} patients"),
+        ({"patients": 40, "negative patients": 37, "positive patients": 3}, "3 positive patients"),
+        ({"cases": LEAST, "positive cases": LEAST}, ""),
+    ],
+)
+def test_too_few_carriers_of_any_kind_leave_neither_interval_nor_p(counts, words):
+    drawn = np.random.default_rng(0).normal(1, 0.1, 200)
+    for find in (interval, difference_interval):
+        found = find(drawn, 1.0, Carriers(counts), lambda: [np.arange(5.0)], "percentile", 0.95)
+        assert found.shortage == words
+        assert np.isnan(found.low) == np.isnan(found.high) == bool(words)
+        assert np.isnan(found.p) == (bool(words) or find is interval)
+        assert any(f"no interval: {words}, and at least {LEAST} are needed" in note for note in found.notes) == bool(
+            words
+        )

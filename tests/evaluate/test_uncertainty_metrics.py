@@ -145,8 +145,8 @@ def test_calibrated_probabilities_are_judged_where_there_are_some():
     assert uncertainty_metrics([marked], 0.5, resamples=0)["brier"] == pytest.approx(wanted)
 
 
-def cohort(kind, seed=0, cases=14):
-    """Cases of seven patients; the uncertainty knows the errors, knows nothing, or is high where calls are right."""
+def cohort(kind, seed=0, cases=24):
+    """Cases of twelve patients; the uncertainty knows the errors, knows nothing, or is high where calls are right."""
     rng, found = np.random.default_rng(seed), []
     for number in range(cases):
         scores, labels = rng.normal(size=50), rng.integers(0, 2, size=50)
@@ -160,7 +160,7 @@ def cohort(kind, seed=0, cases=14):
 def test_intervals_and_paired_differences_come_by_patient():
     good, poor = cohort("knows"), cohort("chance")
     own = bootstrap_ci(good, "inst_error_auroc", threshold=0.0, n=200)
-    assert own["n_units"] == 7
+    assert own["n_units"] == 12
     assert 0.7 < own["low"] < own["value"] < own["high"] < 1
     between = compare(good, poor, "inst_error_auroc", threshold=0.0, n=200)
     assert between["low"] > 0.2

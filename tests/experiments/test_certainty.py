@@ -6,9 +6,9 @@ import pytest
 
 from smmil.errors import DataError
 from smmil.evaluate import bootstrap_ci, compare, holm
-from smmil.experiments.results import _p_text
+from smmil.evaluate.resampling import p_text
 from smmil.experiments.variant_tests import _comparisons, _pair_differences, _resampled_mean
-from smmil.experiments.writing import _comparisons_markdown, _pairs_markdown
+from smmil.experiments.writing import _comparisons_markdown, _for_spreadsheets, _pairs_markdown
 from smmil.prediction import Prediction
 
 
@@ -127,22 +127,19 @@ def test_a_difference_is_taken_over_the_folds_that_both_have_and_marked(judged):
 
 
 def test_a_p_value_is_never_shown_as_zero():
-    assert [_p_text(p) for p in (1e-9, 0.0009, 0.001, 0.02, 1.0, float("nan"))] == [
+    assert [p_text(p) for p in (1e-9, 0.0009, 0.001, 0.02, 1.0, float("nan"))] == [
         "<0.001", "<0.001", "0.001", "0.020", "1.000", "–"]  # fmt: skip
 
 
-def test_the_least_p_that_the_resamples_can_show_is_told_as_the_table_writes_it(judged):
-    rows = _comparisons(*judged, ["bag_auroc"], "weak", n=50)
-    assert "the least p that 2000 resamples can show is 2/2001 = 0.0009995, written <0.001" in read(rows, 2000)
-    assert "the least p that 1999 resamples can show is 2/2000 = 0.001\n" in read(rows, 1999)
-    assert _p_text(2 / 2000) == "0.001"
-
-
-def test_few_patients_are_mentioned_and_names_do_not_break_the_table(judged):
-    rows = _comparisons(*judged, ["bag_auroc"], "weak", n=50)
-    text = read(rows.assign(units=4, resampled="4 patients resampled", variant="a|b"))
-    assert "too few for intervals and p values to be relied on: s · bag AUROC (4 patients resampled)\n" in text
+def test_a_few_patients_carry_neither_interval_nor_p_and_the_cells_say_so(tmp_path):
+    makers = {name: lambda fold, gain=gain: cases(fold, gain, n=12) for name, gain in (("a|b", 3.0), ("weak", 0.0))}
+    rows = _comparisons(*saved(tmp_path, makers), ["bag_auroc"], "weak", n=50)
+    text, table = read(rows), _for_spreadsheets(rows)
+    assert "[– (6 patients)] | – (6 patients) | – (6 patients) |" in text
     assert "| a\\|b |" in text
+    row = next(line for line in table.splitlines() if line.startswith("s,bag_auroc,a|b"))
+    assert row.count("– (6 patients)") == 6  # two intervals, p and p by Holm
+    assert "shortage" not in table
 
 
 def test_one_fold_gives_the_numbers_of_evaluate(judged):
@@ -152,7 +149,7 @@ def test_one_fold_gives_the_numbers_of_evaluate(judged):
     row = rows[(rows["metric"] == "bag_auroc") & (rows["variant"] == "strong")].iloc[0]
     found, alone = compare(cases(0, 3.0), cases(0, 0.0), n=300), bootstrap_ci(cases(0, 3.0), n=300)
     keys = ["value", "low", "high", "method"]
-    assert list(row[keys]) == [alone[key] for key in keys]
+    np.testing.assert_equal(list(row[keys]), [alone[key] for key in keys])
     ours = [row[f"difference{k}"] for k in ("", "_low", "_high", "_method")]
     assert ours == [found[k] for k in ("difference", "low", "high", "method")]
     assert row["p"] == found["p"]
@@ -161,7 +158,7 @@ def test_one_fold_gives_the_numbers_of_evaluate(judged):
 
 def test_p_and_interval_of_a_mean_over_folds_never_contradict(tmp_path):
     gains = {"ref": 0.8, **{f"v{i}": 0.2 + 0.5 * i for i in range(4)}}
-    makers = {v: lambda fold, v=v, g=g: cases(hash_of(v, fold), g, n=12) for v, g in gains.items()}
+    makers = {v: lambda fold, v=v, g=g: cases(hash_of(v, fold), g, n=24) for v, g in gains.items()}
     rows = _comparisons(*saved(tmp_path, makers), ["bag_auroc", "bag_f1"], "ref", n=200)
     rows = rows[rows["p"].notna()]
     excluded = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
@@ -205,14 +202,14 @@ def test_a_variant_without_threshold_has_no_value_and_the_others_are_compared(ju
 
 
 def test_an_interval_that_says_nothing_is_marked_and_explained(tmp_path):
-    rows, out = saved(tmp_path, {v: lambda fold, g=g: cases(fold, g, n=20) for v, g in (("perfect", 99), ("weak", 0))})
+    rows, out = saved(tmp_path, {v: lambda fold, g=g: cases(fold, g, n=40) for v, g in (("perfect", 99), ("weak", 0))})
     found = _comparisons(rows, out, ["bag_auroc"], "weak", n=50)
     row = found.set_index("variant").loc["perfect"]
-    assert row["method"] == "percentile"
-    assert row["notes"] == "; ".join(bootstrap_ci(cases(0, 99, n=20), unit="bag", n=50)["notes"])
+    assert row["method"] == "none"
+    assert row["notes"] == "; ".join(bootstrap_ci(cases(0, 99), unit="bag", n=50)["notes"])
     text = read(found)
-    assert "| perfect | local | 1.000 [1.000, 1.000]§ |" in text
-    assert "- § all resamples give the same value: the interval has no width and says nothing about uncertainty" in text
+    assert "| perfect | local | 1.000 [–]§ |" in text
+    assert "- § no interval: all resamples give the same value, which says nothing about uncertainty" in text
     assert text.count("§") == 2
     assert "(s · bag AUROC: perfect)" in text
 

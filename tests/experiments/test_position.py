@@ -12,7 +12,7 @@ from smmil.experiments.tables import write_tables
 from smmil.prediction import Prediction
 
 
-def scans(fold, score, cases=16, first=0):
+def scans(fold, score, cases=24, first=0):
     """Scans with a lesion around the relative height 0.3; the same cases in every fold, other scores."""
     places, rng, found = np.random.default_rng(0), np.random.default_rng(fold + 1), []
     for i in range(first, first + cases):
@@ -58,12 +58,12 @@ def test_every_variant_stands_beside_the_prior_and_habit_is_called_by_its_name(t
         assert single[key] == pytest.approx(one[key])
     text = _position_markdown(list(rows.values()), "T")
     assert "**No better than position**: H." in text
-    assert "8 patients resampled." in text
+    assert "12 patients resampled." in text
     assert f"| {rows['H']['truth']:.3f} [{rows['H']['truth_low']:.3f}, " in text
 
 
 def test_folds_with_test_cases_of_their_own_have_values_without_intervals(tmp_path):
-    results = saved(tmp_path, {"F": [scans(0, finder), scans(1, finder, first=20)]})
+    results = saved(tmp_path, {"F": [scans(0, finder), scans(1, finder, first=30)]})
     (row,) = _position_rows(results, tmp_path, n=20)
     assert row["truth"] > 0.9
     assert np.isnan(row["difference_low"])

@@ -127,9 +127,9 @@ def test_a_choice_that_is_always_the_default_gains_nothing_without_a_doubt(finis
     study = tiny_study(selection=Selection(default="ABMIL"))
     only = study.model_copy(update={"variants": study.variants[:1]})
     text = {path.name: path.read_text() for path in write_tables(only, out, resamples=50)}["selection.md"]
-    assert text.count("+0.000 [+0.000, +0.000]") == 2
+    assert text.count("+0.000 [– (") == 2  # the tiny study has a handful of test cases
     assert "agreement 1.00, 1.00 by chance" in text
-    assert text.count("no difference from the default that these cases can show") == 2
+    assert text.count("no interval of the difference from the default, so nothing is said about it") == 2
 
 
 def test_instances_of_validation_cases_may_choose_where_they_are_labelled(chosen, tmp_path):

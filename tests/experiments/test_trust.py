@@ -123,8 +123,10 @@ def test_without_an_interval_there_is_no_alarm():
 
 
 def test_a_map_that_is_upside_down_in_every_case_raises_the_alarm():
-    found = _inverted_map([scored(c, [3, 2, 1, 0.0], y_inst=[0, 0, 1, 1]) for c in "abcdef"], n=50)
-    assert (found["inside_low"], found["inside_high"], found["inverted"]) == (0, 0, True)
+    found = _inverted_map([scored(c, [3, 2, 1, 0.0], y_inst=[0, 0, 1, 1]) for c in "abcdefghijkl"], n=50)
+    assert (found["inside"], found["inverted"]) == (0, True)
+    few = _inverted_map([scored(c, [3, 2, 1, 0.0], y_inst=[0, 0, 1, 1]) for c in "abcdef"], n=50)
+    assert not few["inverted"]
 
 
 def test_every_run_is_asked_whether_its_map_is_inverted():

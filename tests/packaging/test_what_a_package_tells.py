@@ -71,9 +71,10 @@ def test_metrics_of_the_card_are_those_of_evaluate(road, package):
     brier = bootstrap_ci(predictions, "bag_brier", n=50)
     assert told["Brier score of cases (lower is better)"]["value"] == pytest.approx(expected["brier"], abs=1e-15)
     ends = told["Brier score of cases (lower is better)"]["args"]
-    assert (ends["ci_low"], ends["ci_high"]) == (brier["low"], brier["high"])
+    assert brier["shortage"] == "3 patients"
+    assert (ends["ci_low"], ends["ci_high"]) == ("– (3 patients)", "– (3 patients)")
     text = (package / "README.md").read_text()
-    cells = f"{expected['brier']:.4f} | {brier['low']:.4f} to {brier['high']:.4f}"
+    cells = f"{expected['brier']:.4f} | – (3 patients)"
     assert f"| Brier score of cases (lower is better) | {cells} |" in text
 
 

@@ -1,4 +1,5 @@
-"""smmil evaluate: metrics from prediction files."""
+"""smmil evaluate: metrics import math
+from prediction files."""
 
 import sys
 from pathlib import Path
@@ -42,11 +43,10 @@ def _comparison_table(results: dict[str, dict[str, Any]]) -> Any:
     table = _table("Paired comparison", ["model", "against", "metric"], numbers)
     for name, found in results.items():
         for row in found["comparisons"]:
-            test, bound = p_text(row["delong"]["p"]) if row["delong"] else "–", row["p"] <= row["p_least"]
+            test = p_text(row["delong"]["p"]) if row["delong"] else "–"
             values = [_number(row["a"]), _number(row["b"]), _with_interval(row, "difference")]
-            table.add_row(
-                name, row["other"], row["measure"], *values, p_text(row["p"], bound), p_text(row["p_holm"], bound), test
-            )
+            tests = [p_text(row[key], row["shortage"]) for key in ("p", "p_holm")]
+            table.add_row(name, row["other"], row["measure"], *values, *tests, test)
     return table
 
 
@@ -66,14 +66,12 @@ def _prior_table(results: dict[str, dict[str, Any]]) -> Any:
 
 
 def _prior_cell(block: dict[str, Any] | None, name: str) -> str:
-    from smmil.evaluate.resampling import p_text
+    from smmil.evaluate.resampling import interval_text, p_text
 
     if block is None or f"{name}_low" not in block:
         return "–" if block is None else _number(block[name])
-    p = ""
-    if f"{name}_p" in block:
-        p = f", p {p_text(block[f'{name}_p'], block[f'{name}_p'] <= block[f'{name}_p_least'])}"
-    ends = f"{_number(block[f'{name}_low'])} to {_number(block[f'{name}_high'])}"
+    ends = interval_text(block[f"{name}_low"], block[f"{name}_high"], block["shortage"])
+    p = f", p {p_text(block[f'{name}_p'])}" if f"{name}_p" in block and not block["shortage"] else ""
     return f"{_number(block[name])} ({ends}{p})"
 
 
@@ -101,7 +99,11 @@ def _number(value: float | None) -> str:
 
 
 def _with_interval(found: dict[str, Any] | None, key: str) -> str:
-    return "–" if found is None else f"{_number(found[key])} ({_number(found['low'])} to {_number(found['high'])})"
+    from smmil.evaluate.resampling import interval_text
+
+    if found is None:
+        return "–"
+    return f"{_number(found[key])} ({interval_text(found['low'], found['high'], found['shortage'])})"
 
 
 _POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "mean over bags"}

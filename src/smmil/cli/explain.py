@@ -110,4 +110,6 @@ def _print_faithfulness(rows: list[dict[str, Any]]) -> None:
 
 
 def _gain(row: dict[str, Any], key: str) -> str:
-    return f"{row[key]:.3f} ({row[f'{key}_low']:.3f} to {row[f'{key}_high']:.3f})"
+    from smmil.evaluate.resampling import interval_text
+
+    return f"{row[key]:.3f} ({interval_text(row[f'{key}_low'], row[f'{key}_high'], row['shortage'])})"

@@ -19,7 +19,7 @@ from smmil.evaluate.metrics import (
     _ScoredLabels,
     _values_of_cases,
 )
-from smmil.evaluate.resampling import _resampled
+from smmil.evaluate.resampling import _resampled, interval
 from smmil.prediction import Prediction
 
 _FEW_CASES = 500  # up to here a table of all pairs of cases is small
@@ -27,6 +27,8 @@ MetricOrFunction = str | Callable[[Sequence[Prediction]], float]
 Models = Mapping[str, Sequence[Prediction]]
 Results = dict[str, dict[str, Any]]
 Weighted = Callable[[np.ndarray], float]
+Kinds = dict[str, np.ndarray]  # of cases that a metric needs, such as "positive {units}": which cases are of it
+Judged = tuple[list[Prediction], Weighted, Kinds]
 
 
 class _Statistic(NamedTuple):
@@ -35,6 +37,7 @@ class _Statistic(NamedTuple):
     name: str  # its full name
     cases: list[Prediction]  # those that take part, sorted by id
     value: Weighted  # whole numbers, one per case -> number; all ones give the metric itself
+    kinds: Kinds  # a mean over cases needs none
 
     @property
     def estimate(self) -> float:
@@ -57,18 +60,33 @@ def statistic(
     cases = sorted(predictions, key=lambda p: p.id)
     check_choice(settings.pool, POOLS, "pool")
     if not isinstance(metric, str):
-        return _Statistic(getattr(metric, "__name__", "metric"), cases, _repeated(cases, metric))
+        return _Statistic(getattr(metric, "__name__", "metric"), cases, _repeated(cases, metric), {})
     found = METRICS[_full_name(metric)]
     by_level = {"bag": _of_bags, "instance": _of_instances, "energy": _of_energies, "lesion": _of_lesions}
-    cases, value = by_level[found.level](found, cases, settings)
-    return _Statistic(found.name, cases, value)
+    return _Statistic(found.name, *by_level[found.level](found, cases, settings))
 
 
-def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
+def _classes(cases: list[Prediction]) -> Kinds:
+    """Cases of every class."""
+    labels = np.array([p.y for p in cases], dtype=np.int64)
+    names = {0: "negative {units}", 1: "positive {units}"} if labels.max(initial=1) < 2 else {}
+    return {names.get(c, f"{{units}} of class {c}"): labels == c for c in sorted({0, 1, *labels.tolist()})}
+
+
+def _sides(known: Sequence[KnownInstances]) -> Kinds:
+    """Cases with positive and with negative instances."""
+    sides = {"positive": True, "negative": False}
+    return {
+        f"{{units}} with {name} instances": np.array([bool((k.truth == side).any()) for k in known], dtype=bool)
+        for name, side in sides.items()
+    }
+
+
+def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> Judged:
     cases = [p for p in cases if p.y is not None]
     cut = 0.5 if settings.threshold is None else settings.threshold
     if metric.basis == "predictions":
-        return cases, _repeated(cases, metric.function)
+        return cases, _repeated(cases, metric.function), _classes(cases)
     probs, y = labelled_table(cases)
 
     def value(rows: np.ndarray) -> float:
@@ -76,14 +94,15 @@ def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> tup
 
     order = np.arange(len(cases))
     if metric.per_case:
-        return cases, _averaged(_values_of_cases(metric, probs, y))
+        return cases, _averaged(_values_of_cases(metric, probs, y)), {}
     if metric.basis == "arrays" or probs.shape[1] > 2:
-        return cases, lambda weights: value(np.repeat(order, weights))
+        return cases, lambda weights: value(np.repeat(order, weights)), _classes(cases)
     known = [KnownInstances(p.probs[-1:], np.array([p.y]) == 1) for p in cases]
-    return cases, _ranked(known, metric) if metric.basis == "points" else _counted(known, metric, cut)
+    weighted = _ranked(known, metric) if metric.basis == "points" else _counted(known, metric, cut)
+    return cases, weighted, _classes(cases)
 
 
-def _of_instances(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
+def _of_instances(metric: Metric, cases: list[Prediction], settings: Settings) -> Judged:
     cut = settings.threshold
     if metric.needs_threshold and cut is None:
         raise ConfigError(f"{metric.name}: no threshold given; choose one on validation cases (best_f1_threshold)")
@@ -96,25 +115,27 @@ def _of_instances(metric: Metric, cases: list[Prediction], settings: Settings) -
     cases, known = [p for p, _ in pairs], [k for _, k in pairs]
     if metric.basis == "predictions":
         each = _averaged([metric.function([p]) for p in cases]) if single else _repeated(cases, metric.function)
-        return cases, each
+        return cases, each, {} if single else _sides(known)
     if single:
-        return cases, _averaged([_ScoredLabels(k.scores, k.truth, cut).value(metric) for k in known])
+        return cases, _averaged([_ScoredLabels(k.scores, k.truth, cut).value(metric) for k in known]), {}
     if metric.basis == "arrays":
-        return cases, _concatenated(known, metric)
-    return cases, _ranked(known, metric) if metric.basis == "points" else _counted(known, metric, cut or 0.0)
+        return cases, _concatenated(known, metric), _sides(known)
+    weighted = _ranked(known, metric) if metric.basis == "points" else _counted(known, metric, cut or 0.0)
+    return cases, weighted, _sides(known)
 
 
-def _of_energies(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
+def _of_energies(metric: Metric, cases: list[Prediction], settings: Settings) -> Judged:
     graphs = [(p, p.edges, instance_score(p, settings.column)) for p in cases if p.edges is not None]
     values = [metric.function(f, instances._undirected_pairs(edges, len(f))) for _, edges, f in graphs]
-    return [p for p, _, _ in graphs], _averaged(values)
+    return [p for p, _, _ in graphs], _averaged(values), {}
 
 
-def _of_lesions(metric: Metric, cases: list[Prediction], settings: Settings) -> tuple[list[Prediction], Weighted]:
+def _of_lesions(metric: Metric, cases: list[Prediction], settings: Settings) -> Judged:
     check_choice(settings.pool, ("all", "positive_bags"), "pool of froc (it counts alarms per bag already)")
     cases = [p for p in bags_of_pool(cases, settings.pool) if instances.has_lesion_labels(p)]
     curve = instances._FrocCurve(cases, settings.column)
-    return cases, lambda weights: curve.value(metric.function, weights)
+    positive = np.array([bool((p.y_inst > 0).any()) for p in cases if p.y_inst is not None], dtype=bool)
+    return cases, lambda weights: curve.value(metric.function, weights), {"{units} with lesions": positive}
 
 
 def _concatenated(known: Sequence[KnownInstances], metric: Metric) -> Weighted:
@@ -201,12 +222,17 @@ def bootstrap_ci(
     method      "bca" (bias-corrected and accelerated) or "percentile"
     stratified  draw patients within their class (highest label of a patient's cases), so no draw lacks a class
 
-    Keys: value, low, high, std (of the resamples), n_units, n_cases, n_resamples, n_undefined, method, notes, …
+    There is no interval (low and high are nan) where fewer than 10 patients carry the metric, or where all resamples
+    are equal; `shortage` says how many there are ("7 positive patients").
+
+    Keys: value, low, high, shortage, std (of the resamples), n_units, n_cases, n_resamples, n_undefined, method, …
     """
     settings = Settings(threshold, pool, column)
     measured = statistic(predictions, metric, settings)
     value = measured.estimate
-    found, facts, notes = _resampled(measured.cases, measured.value, value, unit, method, n, seed, level, stratified)
+    found, facts, notes = _resampled(
+        measured.cases, measured.kinds, measured.value, value, interval, unit, method, n, seed, level, stratified
+    )
     kind, kind_notes = instances._score_kind(measured.cases)
     return {
         "metric": measured.name,

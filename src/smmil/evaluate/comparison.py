@@ -13,7 +13,7 @@ from smmil.evaluate.bags import _patient_of
 from smmil.evaluate.bootstrap import MetricOrFunction, Models, Results, Settings, statistic
 from smmil.evaluate.instances import _score_kind
 from smmil.evaluate.metrics import USUAL
-from smmil.evaluate.resampling import _resampled, subtract
+from smmil.evaluate.resampling import _resampled, difference_interval, subtract
 from smmil.evaluate.significance import delong, holm
 from smmil.prediction import Prediction
 
@@ -80,7 +80,8 @@ def compare(
     judges both models. p is two-sided and read off the interval: below 1 - level exactly where it excludes 0. The
     interval is a percentile one unless asked otherwise: with twenty cases and no true difference BCa ones exclude 0
     about twice as often as they say. threshold may be a pair, one for each model. For "bag_auroc" with two classes
-    `delong` holds DeLong's test too, else None.
+    `delong` holds DeLong's test too, else None. Where fewer than 10 patients carry the metric there is no interval, no
+    p and no DeLong's test, and `shortage` says how many there are.
 
     Keys: a, b, difference, low, high, p, delong, n_units, n_cases, only_in_a, only_in_b, notes, …
     """
@@ -96,11 +97,13 @@ def compare(
         return float(subtract(first.value(weights), second.value(weights)))
 
     difference = float(subtract(first.estimate, second.estimate))
-    found, facts, notes = _resampled(first.cases, between, difference, unit, method, n, seed, level, stratified)
+    found, facts, notes = _resampled(
+        first.cases, first.kinds, between, difference, difference_interval, unit, method, n, seed, level, stratified
+    )
     if only_in_a or only_in_b:
         counts = f"{only_in_a} cases only of the first model and {only_in_b} only of the second"
         notes = [f"{counts} are left out", *notes]
-    test, test_notes = _delong(first, second, facts["n_units"], level)
+    test, test_notes = (None, []) if found.shortage else _delong(first, second, facts["n_units"], level)
     return {
         "metric": first.name,
         "a": first.estimate,
@@ -109,7 +112,6 @@ def compare(
         "low": found.low,
         "high": found.high,
         "p": found.p,
-        "p_least": found.p_least,
         "delong": test,
         **facts,
         "only_in_a": only_in_a,

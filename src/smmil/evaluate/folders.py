@@ -20,6 +20,7 @@ from smmil.evaluate.levels import (
     uncertainty_metrics,
 )
 from smmil.evaluate.prior import DIFFERENCES, MAPS, position_prior
+from smmil.evaluate.resampling import missing_text
 from smmil.prediction import Prediction, load_predictions
 
 
@@ -180,12 +181,19 @@ def long_table(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
             numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
             rows += [{"model": model, "part": part, "metric": k, "value": v} for k, v in numbers.items()]
         for label, ci in found.get("ci", {}).items():
-            rows.append({"model": model, "part": "ci", "metric": label, **{k: ci[k] for k in ("value", "low", "high")}})
+            numbers = {"value": ci["value"], **_cells(ci, ("low", "high"))}
+            rows.append({"model": model, "part": "ci", "metric": label, **numbers})
         rows += [{"model": model, **row} for row in _prior_rows(found.get("prior", {}))]
         for row in found.get("comparisons", []):
-            numbers = {"value": row["difference"], **{k: row[k] for k in ("low", "high", "p", "p_holm")}}
+            numbers = {"value": row["difference"], **_cells(row, ("low", "high", "p", "p_holm"))}
             rows.append({"model": model, "part": f"difference to {row['other']}", "metric": row["measure"], **numbers})
     return rows
+
+
+def _cells(found: Mapping[str, Any], keys: Sequence[str], prefix: str = "") -> dict[str, Any]:
+    """Ends and p values by these keys; where too few patients carry them a cell says so: "– (3 patients)"."""
+    short = found.get("shortage", "")
+    return {key: missing_text(short) if short else found[prefix + key] for key in keys if prefix + key in found}
 
 
 def _prior_rows(prior: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -193,8 +201,7 @@ def _prior_rows(prior: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for pool in (pool for pool in POOLS if pool in prior):
         for name in (*MAPS, *DIFFERENCES):
-            more = {end: prior[pool].get(f"{name}_{end}") for end in ("low", "high", "p")}
-            known = {end: value for end, value in more.items() if value is not None}
+            known = _cells(prior[pool], ("low", "high", "p"), f"{name}_")
             rows.append({"part": f"prior@{pool}", "metric": name, "value": prior[pool][name], **known})
     return rows
 

@@ -29,7 +29,7 @@ from smmil.evaluate.bags import _patient_of, units_of
 from smmil.evaluate.bootstrap import Settings, _averaged, _Statistic, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.ranking import _count_below, _ratio
-from smmil.evaluate.resampling import FEW, _resampling_plan, interval, p_text, subtract
+from smmil.evaluate.resampling import _resampling_plan, carriers_of, difference_interval, interval, p_text, subtract
 from smmil.prediction import Prediction
 
 CELLS = {1: 32, 2: 16, 3: 8}  # cells along an axis, by the number of axes
@@ -244,16 +244,17 @@ def _in_pool(maps: PriorMaps, pool: str, with_intervals: bool, draws: dict[str, 
     drawn = np.array([[one.value(w) for one in measured.values()] for w in plan.draws(draws["n"], draws["seed"])])
     columns = dict(zip(MAPS, drawn.T, strict=True))
     block = {name: one.estimate for name, one in measured.items()}
+    carriers = carriers_of(cases, measured["model"].kinds, draws["unit"])
     for name, one in measured.items():
-        ends = interval(columns[name], block[name], partial(plan.without_each, one.value), "bca", draws["level"])
+        left_out = partial(plan.without_each, one.value)
+        ends = interval(columns[name], block[name], carriers, left_out, "bca", draws["level"])
         block |= {f"{name}_low": ends.low, f"{name}_high": ends.high}
     for key, (a, b) in DIFFERENCES.items():
         block[key] = float(subtract(block[a], block[b]))
         gaps = subtract(columns[a], columns[b])
-        ends = interval(gaps, block[key], list, "percentile", draws["level"])
-        block |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p, f"{key}_p_least": ends.p_least}
-    few = [f"only {plan.n_units} units ({draws['unit']}): an interval from so few is a guess"]
-    return block | {"n_units": plan.n_units, "notes": [*notes, *(few if plan.n_units < FEW else [])]}
+        ends = difference_interval(gaps, block[key], carriers, list, "percentile", draws["level"])
+        block |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p}
+    return block | {"n_units": plan.n_units, "shortage": carriers.shortage, "notes": [*notes, *ends.notes]}
 
 
 def _value(cases: Sequence[Prediction], pool: str) -> float:
@@ -274,7 +275,7 @@ def _within_cases(cases: Sequence[Prediction]) -> _Statistic:
     """The mean over cases of their AUROC, where both classes are known."""
     ordered = sorted(cases, key=lambda p: p.id)
     known = [(p, k) for p in ordered if (k := KnownInstances.of(p)).both_classes]
-    return _Statistic("inst_auroc", [p for p, _ in known], _averaged([_auroc(k) for _, k in known]))
+    return _Statistic("inst_auroc", [p for p, _ in known], _averaged([_auroc(k) for _, k in known]), {})
 
 
 def _why_none(predictions: Sequence[Prediction], maps: PriorMaps, reference: Sequence[Prediction] | None) -> str:
@@ -298,13 +299,15 @@ def _in_words(inside: dict[str, Any], better: bool | None) -> list[str]:
         return f"{inside[name]:{sign}.3f} ({ends})"
 
     if better is None:
-        return [f"Whether this map is better than knowing {_WHERE} cannot be said: the difference has no interval."]
+        few = inside.get("shortage")
+        reason = f"{few} are too few for an interval of the difference" if few else "the difference has no interval"
+        return [f"Whether this map is better than knowing {_WHERE} cannot be said: {reason}."]
     closest = min(DIFFERENCES, key=lambda key: inside[f"{key}_low"])
     verdict = "better than" if better else "worse than" if inside[f"{closest}_high"] < 0 else "no better than"
     source = {"truth": "of the position prior", "own": "of its own mean map of other patients"}[DIFFERENCES[closest][1]]
     numbers = f"mean AUROC within each case {number('model')}, {source} {number(DIFFERENCES[closest][1])}, difference "
     p = inside[f"{closest}_p"]
-    sure = f", p {p_text(p, p <= inside[f'{closest}_p_least'])}"
+    sure = f", p {p_text(p)}"
     words = [f"This map is {verdict} knowing {_WHERE}: {numbers}{number(closest, '+')}{sure}."]
     if inside["model_high"] < 0.5:
         words.append("It points the wrong way: within a case lesions have lower scores than the rest.")

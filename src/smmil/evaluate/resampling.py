@@ -1,19 +1,36 @@
 """Resampling of patients: draws, bootstrap intervals (BCa and percentile) and their p values."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate.bags import units_of
+from smmil.evaluate.bags import _patient_of, units_of
 from smmil.prediction import Prediction
 
 _METHODS = ("bca", "percentile")
-FEW = 10
+LEAST = 10  # patients of every kind a metric needs; with fewer, intervals and p values do not keep what they say
 _ROUNDING = 1e-12  # smaller differences come from the order of additions
 _POLE = 1e-300  # beyond the pole of the correction, six deviations out or more, the limit at the pole counts
+
+
+class Carriers(NamedTuple):
+    """How many patients (or cases) carry a metric, of each kind it needs: {"patients": 20, "positive patients": 7}."""
+
+    counts: dict[str, int]
+
+    @property
+    def fewest(self) -> int:
+        return min(self.counts.values())
+
+    @property
+    def shortage(self) -> str:
+        """What there is too little of for an interval: "7 positive patients"; empty where there is enough."""
+        return (
+            "" if self.fewest >= LEAST else next(f"{n} {kind}" for kind, n in self.counts.items() if n == self.fewest)
+        )
 
 
 class _Interval(NamedTuple):
@@ -23,31 +40,46 @@ class _Interval(NamedTuple):
     high: float
     method: str
     notes: list[str]
-    p: float  # two-sided, of 0: below 1 - level exactly where the interval excludes 0; at least `p_least`
-    p_least: float = float("nan")  # 2 / (draws + 1): what p is when all draws lie on one side; more could only lower it
+    p: float = float("nan")  # of a difference: two-sided, of 0: below 1 - level exactly where the interval excludes 0
+    shortage: str = ""  # too few patients for an interval: how many
 
 
-class _BcaCorrection(NamedTuple):
-    """BCa correction (Efron 1987) of the share of draws at which an interval ends; zeros: none."""
+class _TailCorrection(NamedTuple):
+    """Which share of the draws lies outside the end of an interval that is to leave out a given share.
 
+    Few patients: draws spread by (n - 1) / n too little and their deviation is itself an estimate, so that the ends are
+    those of Student's t with n - 1 degrees of freedom (Hesterberg 2015). BCa (Efron 1987): bias and acceleration.
+    """
+
+    units: int
     bias: float = 0.0
     acceleration: float = 0.0
 
+    @property
+    def _spread(self) -> float:
+        return math.sqrt(self.units / (self.units - 1))
+
     def adjusted(self, share: float) -> float:
         """The share of the draws below the end of an interval that is to leave out `share` on this side."""
-        from scipy.special import ndtr, ndtri
+        from scipy.special import ndtr, stdtrit
 
-        z = self.bias + ndtri(share)
+        z = self.bias + self._spread * stdtrit(self.units - 1, share)
         return float(ndtr(self.bias + z / max(1 - self.acceleration * z, _POLE)))
 
     def inverted(self, share: float) -> float:
         """The inverse: what an interval leaves out on the side of an end that has this share of the draws below it."""
+        from scipy.special import ndtri
+
         if share in (0, 1):
             return share
-        from scipy.special import ndtr, ndtri
-
         w = ndtri(share) - self.bias
-        return float(ndtr(w / max(1 + self.acceleration * w, _POLE) - self.bias))
+        return self.left_out(w / max(1 + self.acceleration * w, _POLE) - self.bias)
+
+    def left_out(self, deviations: float) -> float:
+        """What an interval leaves out on the side of an end so many deviations of the draws from the estimate."""
+        from scipy.special import stdtr
+
+        return float(stdtr(self.units - 1, deviations / self._spread))
 
 
 class Resampling:
@@ -83,35 +115,97 @@ def subtract(a: Any, b: Any) -> Any:
 
 
 def interval(
-    drawn: np.ndarray, estimate: float, left_out: Callable[[], list[np.ndarray]], method: str, level: float
+    drawn: np.ndarray,
+    estimate: float,
+    carriers: Carriers,
+    left_out: Callable[[], list[np.ndarray]],
+    method: str,
+    level: float,
 ) -> _Interval:
-    """The interval of an estimate from its values on resamples (nan where undefined); left_out only called for bca."""
+    """The interval of an estimate from its values on resamples (nan where undefined); left_out only called for bca.
+
+    None where too few patients carry the estimate, or where all resamples give the same value.
+    """
+    found, values, _ = _ends(drawn, estimate, carriers, left_out, method, level)
+    if len(values) and found.method != "none" and not subtract(values, values[0]).any():
+        same = "no interval: all resamples give the same value, which says nothing about uncertainty"
+        return _Interval(math.nan, math.nan, "none", [*found.notes, same])
+    return found
+
+
+def difference_interval(
+    drawn: np.ndarray,
+    difference: float,
+    carriers: Carriers,
+    left_out: Callable[[], list[np.ndarray]],
+    method: str,
+    level: float,
+) -> _Interval:
+    """The interval of a difference with its p value, none of both where too few patients carry it."""
+    found, values, correction = _ends(drawn, difference, carriers, left_out, method, level)
+    return found if found.method == "none" else found._replace(p=_p_value(values, difference, correction))
+
+
+def _ends(
+    drawn: np.ndarray,
+    estimate: float,
+    carriers: Carriers,
+    left_out: Callable[[], list[np.ndarray]],
+    method: str,
+    level: float,
+) -> tuple[_Interval, np.ndarray, _TailCorrection]:
+    """The interval without p value, the defined draws in order, and the correction of their tails."""
     values = np.sort(drawn[~np.isnan(drawn)])
-    notes = _remarks(drawn, values)
-    if np.isnan(estimate) or len(values) <= len(drawn) / 2:
-        reason = "the metric itself is undefined" if np.isnan(estimate) else "most resamples are undefined"
-        return _Interval(float("nan"), float("nan"), "none", [*notes, f"no interval: {reason}"], float("nan"))
-    correction, reason = _bca_correction(values, estimate, left_out()) if method == "bca" else (_BcaCorrection(), "")
+    notes, plain = _remarks(drawn, values), _TailCorrection(max(carriers.fewest, 2))
+    reasons = {
+        "the metric itself is undefined": np.isnan(estimate),
+        f"{carriers.shortage}, and at least {LEAST} are needed": bool(carriers.shortage),
+        "most resamples are undefined": len(values) <= len(drawn) / 2,
+    }
+    for reason in (text for text, holds in reasons.items() if holds):
+        none = [*notes, f"no interval: {reason}"]
+        return _Interval(math.nan, math.nan, "none", none, shortage=carriers.shortage), values, plain
+    correction, reason = _bca_correction(values, estimate, left_out(), plain) if method == "bca" else (plain, "")
     if correction is None:
-        correction, method = _BcaCorrection(), "percentile"
+        correction, method = plain, "percentile"
         notes.append(f"percentile interval instead of BCa: {reason}")
     tail = (1 - level) / 2
     low, high = np.quantile(values, [correction.adjusted(tail), correction.adjusted(1 - tail)])
-    least = 2 / (len(values) + 1)
-    return _Interval(float(low), float(high), method, notes, _bootstrap_p_value(values, correction, least), least)
+    return _Interval(float(low), float(high), method, notes), values, correction
 
 
-def p_text(p: float, bound: bool = False) -> str:
-    """A p value with three digits; `bound`: it is only known to be lower, and is rounded up. A dash where undefined."""
+def missing_text(shortage: str = "") -> str:
+    """What stands in place of an interval or a p value that there is not: "– (3 patients)", or a dash."""
+    return f"– ({shortage})" if shortage else "–"
+
+
+def p_text(p: float, shortage: str = "") -> str:
+    """A p value with three digits, or why there is none."""
     if p != p:
-        return "–"
-    return f"<{max(1, math.ceil(p * 1000 - 1e-9)) / 1000:.3f}" if bound or p < 0.001 else f"{p:.3f}"
+        return missing_text(shortage)
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _bootstrap_p_value(values: np.ndarray, correction: _BcaCorrection, least: float) -> float:
-    """Two-sided p value of 0, the inversion of the interval with its interpolation; draws of 0 count on both sides."""
+def interval_text(low: float, high: float, shortage: str = "", form: str = ".3f", between: str = " to ") -> str:
+    """Both ends of an interval, or why there is none."""
+    return missing_text(shortage) if low != low or high != high else f"{low:{form}}{between}{high:{form}}"
+
+
+def _p_value(values: np.ndarray, difference: float, correction: _TailCorrection) -> float:
+    """Two-sided p value of 0, the inversion of the interval with its interpolation; draws of 0 count on both sides.
+
+    Where all draws lie on one side they do not tell how far away 0 is: there it is that of Student's t with their
+    deviation. No p is below that of all patients agreeing by chance, 2 / 2^n.
+    """
+    from scipy.special import ndtri
+
     above, below = correction.inverted(_share(values, "right")), 1 - correction.inverted(_share(values, "left"))
-    return min(1.0, max(least, 2 * min(above, below)))
+    p = 2 * min(above, below)
+    if p == 0:
+        outermost, spread = -float(ndtri(1 / (len(values) + 1))), float(values.std())
+        far = abs(difference) / spread if spread else math.inf
+        p = 2 * correction.left_out(-max(far, outermost))
+    return min(1.0, max(p, 2.0 ** (1 - correction.units)))
 
 
 def _share(values: np.ndarray, side: Literal["left", "right"]) -> float:
@@ -124,8 +218,8 @@ def _share(values: np.ndarray, side: Literal["left", "right"]) -> float:
 
 
 def _bca_correction(
-    values: np.ndarray, estimate: float, left_out: list[np.ndarray]
-) -> tuple[_BcaCorrection | None, str]:
+    values: np.ndarray, estimate: float, left_out: list[np.ndarray], plain: _TailCorrection
+) -> tuple[_TailCorrection | None, str]:
     """Bias and acceleration of these draws; None and why where they do not exist. Draws at the estimate count half."""
     from scipy.special import ndtri
 
@@ -136,7 +230,7 @@ def _bca_correction(
     acceleration = _acceleration(left_out)
     if np.isnan(acceleration):
         return None, "leaving out single patients does not change the value"
-    return _BcaCorrection(float(ndtri(below)), acceleration), ""
+    return plain._replace(bias=float(ndtri(below)), acceleration=acceleration), ""
 
 
 def _acceleration(left_out: list[np.ndarray]) -> float:
@@ -158,8 +252,6 @@ def _remarks(drawn: np.ndarray, values: np.ndarray) -> list[str]:
             f"{missing} of {len(drawn)} resamples are undefined (such as one class only) and left out; "
             "the interval is too narrow if they are many; stratified draws avoid them"
         )
-    if len(values) and not subtract(values, values[0]).any():
-        notes.append("all resamples give the same value: the interval has no width and says nothing about uncertainty")
     return notes
 
 
@@ -171,10 +263,20 @@ def _resampling_plan(cases: Sequence[Prediction], unit: str, stratified: bool) -
     return Resampling(units, classes if stratified else None), notes
 
 
+def carriers_of(cases: Sequence[Prediction], kinds: Mapping[str, np.ndarray], unit: str = "patient") -> Carriers:
+    """How many units there are of these cases, and how many have a case of each kind; kinds: which cases are of it."""
+    units, _ = units_of(cases, unit)
+    word = "patients" if unit == "patient" and any(_patient_of(p) is not None for p in cases) else "cases"
+    counts = {kind.format(units=word): len(np.unique(units[is_it])) for kind, is_it in kinds.items()}
+    return Carriers({word: len(np.unique(units)), **counts})
+
+
 def _resampled(
     cases: Sequence[Prediction],
+    kinds: Mapping[str, np.ndarray],
     value: Callable[[np.ndarray], float],
     estimate: float,
+    find: Callable[..., _Interval],
     unit: str,
     method: str,
     n: int,
@@ -182,7 +284,7 @@ def _resampled(
     level: float,
     stratified: bool,
 ) -> tuple[_Interval, dict[str, Any], list[str]]:
-    """The interval of an estimate when units are drawn n times, how many of what took part, and remarks."""
+    """The interval (by `find`) when units are drawn n times, how many of what took part, and remarks."""
     check_choice(method, _METHODS, "method")
     if n < 2:
         raise ConfigError(f"n: got {n} resamples, expected at least 2; 2000 are usual")
@@ -190,8 +292,8 @@ def _resampled(
         raise ConfigError(f"level: got {level}, expected a share between 0 and 1 such as 0.95")
     plan, notes = _resampling_plan(cases, unit, stratified)
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
-    found = interval(drawn, estimate, lambda: plan.without_each(value), method, level)
-    few = [f"only {plan.n_units} units ({unit}): an interval from so few is a guess"] if plan.n_units < FEW else []
+    carriers = carriers_of(cases, kinds, unit)
+    found = find(drawn, estimate, carriers, lambda: plan.without_each(value), method, level)
     values = drawn[~np.isnan(drawn)]
     facts = {
         "std": float(values.std(ddof=1)) if len(values) > 1 else float("nan"),
@@ -199,5 +301,6 @@ def _resampled(
         "n_cases": len(cases),
         "n_resamples": n,
         "n_undefined": n - len(values),
+        "shortage": found.shortage,
     }
-    return found, facts, [*notes, *few, *found.notes]
+    return found, facts, [*notes, *found.notes]

@@ -18,8 +18,9 @@ from pandas import DataFrame
 from smmil.errors import DataError
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.metrics import metric_name
+from smmil.evaluate.resampling import p_text
 from smmil.evaluate.significance import friedman_nemenyi
-from smmil.experiments.results import SURE, _p_text
+from smmil.experiments.results import SURE
 from smmil.files import replacing, write_text
 from smmil.maps import canvas
 from smmil.maps.charts import draw_histogram, friedman_verdict, rank_diagram, score_shares
@@ -342,7 +343,7 @@ def _verdict(found: dict[str, Any]) -> str:
 def _text(found: dict[str, Any], columns: list[str], title: str, cautions: list[str]) -> str:
     """Text file with the numbers of the diagram."""
     ranks = [f"  {rank:6.3f}  {name}" for name, rank in found["mean_ranks"].items()]
-    pairs = [f"  {p['model']} - {p['other']}: {p['difference']:.3f}, p = {_p_text(p['p'])}" for p in found["pairs"]]
+    pairs = [f"  {p['model']} - {p['other']}: {p['difference']:.3f}, p = {p_text(p['p'])}" for p in found["pairs"]]
     lines = [title, "", *(line for words in cautions for line in (words, "")), _verdict(found), ""]
     lines += ["Mean ranks:", *ranks, ""]
     lines += [f"Critical difference at {found['alpha']:g}: {found['critical_difference']:.3f}", ""]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from smmil.errors import DataError
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.metrics import PooledMetric, metric_name
 from smmil.evaluate.prior import DIFFERENCES, MAPS, PriorMaps, position_prior, prior_maps
-from smmil.evaluate.resampling import interval
+from smmil.evaluate.resampling import difference_interval, interval, interval_text, p_text
 from smmil.evaluate.significance import holm
-from smmil.experiments.results import _chosen_rows, _p_text
+from smmil.experiments.results import _chosen_rows
 from smmil.experiments.variant_tests import LEVEL, _resampled_mean
 from smmil.experiments.writing import _markdown_cell, _three_digits
 from smmil.prediction import Prediction, load_predictions
@@ -75,13 +76,15 @@ def _ends(maps: Sequence[PriorMaps], n: int) -> dict[str, Any]:
     except DataError:
         return found | {"notes": "no interval: the folds have different test cases"}
     for name, mine in drawn.items():
-        ends = interval(mine.drawn, mine.value, lambda mine=mine: mine.left_out, "bca", LEVEL)  # type: ignore[misc]
+        left_out = partial(getattr, mine, "left_out")
+        ends = interval(mine.drawn, mine.value, mine.carriers, left_out, "bca", LEVEL)
         found |= {f"{name}_low": ends.low, f"{name}_high": ends.high}
     for key, (a, b) in DIFFERENCES.items():
         gap = drawn[a].minus(drawn[b])
-        ends = interval(gap.drawn, gap.value, list, "percentile", LEVEL)
+        ends = difference_interval(gap.drawn, gap.value, gap.carriers, list, "percentile", LEVEL)
         found |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p}
-    return found | {"resampled": drawn["model"].resampled, "notes": ""}
+    model = drawn["model"]
+    return found | {"resampled": model.resampled, "shortage": model.carriers.shortage, "notes": ""}
 
 
 def _position_markdown(rows: Sequence[dict[str, Any]], title: str) -> str:
@@ -102,11 +105,12 @@ def _position_markdown(rows: Sequence[dict[str, Any]], title: str) -> str:
 
 def _line(row: dict[str, Any]) -> str:
     def cell(name: str, sign: str = "") -> str:
-        low, high = row[f"{name}_low"], row[f"{name}_high"]
-        ends = "" if math.isnan(low) else f" [{low:{sign}.3f}, {high:{sign}.3f}]"
-        return "–" if math.isnan(row[name]) else f"{row[name]:{sign}.3f}{ends}"
+        ends = interval_text(row[f"{name}_low"], row[f"{name}_high"], short, f"{sign}.3f", ", ")
+        shown = "" if ends == "–" else f" [{ends}]"
+        return "–" if math.isnan(row[name]) else f"{row[name]:{sign}.3f}{shown}"
 
-    corrected = _p_text(row.get("p_holm", math.nan))
+    short = row.get("shortage", "")
+    corrected = p_text(row.get("p_holm", math.nan), short)
     first = [cell("model"), cell("truth"), cell("difference", "+"), corrected]
     cells = [*first, cell("own"), cell("own_difference", "+"), cell("residual")]
     return f"| {_markdown_cell(row['variant'])} | {' | '.join(cells)} |"

@@ -9,7 +9,6 @@ from pandas import DataFrame, concat
 
 from smmil.errors import DataError
 from smmil.evaluate.ranking import spread
-from smmil.evaluate.resampling import p_text
 from smmil.files import replacing, write_text
 from smmil.prediction import Prediction, load_predictions
 
@@ -182,8 +181,3 @@ def _first_predictions(results: DataFrame, out: Path, variants: Sequence[str]) -
     if not found:
         raise DataError(f"no run of {', '.join(variants)} is done yet; begin with smmil experiment run")
     return found
-
-
-def _p_text(p: float) -> str:
-    """A p value with three digits, never 0."""
-    return p_text(p)

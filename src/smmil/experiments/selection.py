@@ -13,7 +13,7 @@ from pandas import DataFrame, concat
 from smmil.errors import DataError
 from smmil.evaluate.levels import instance_metrics
 from smmil.evaluate.metrics import direction, metric_name
-from smmil.experiments.results import _p_text
+from smmil.evaluate.resampling import interval_text, p_text
 from smmil.experiments.study import Selection, Study, Variant
 from smmil.experiments.variant_tests import _metric_tests
 from smmil.experiments.writing import _markdown_cell, _markdown_row
@@ -207,11 +207,13 @@ def _price_table(rule: Selection, part: DataFrame, results: Any, out: Path, resa
             float(np.mean(rows[name])) for name in ("value", "default_value", "gain", "best_value", "price")
         )
         low, high = (paired.get(f"difference_{end}", math.nan) for end in ("low", "high"))
-        ends = "" if math.isnan(low) else f" [{low:+.3f}, {high:+.3f}]"
+        short = paired.get("difference_shortage", "")
+        ends = interval_text(low, high, short, "+.3f", ", ")
+        ends = "" if ends == "–" else f" [{ends}]"
         means = results.groupby(["variant", "lr"])[metric].mean().dropna() * direction(metric)
         single = "–" if not len(means) else f"{means.idxmax()[0]} {direction(metric) * means.max():.3f}"
         cells = [metric_name(metric), _digits(value), _digits(default), f"{_digits(gain, '+')}{ends}"]
-        cells += [_p_text(paired.get("p", math.nan)), _digits(best), _digits(price), single]
+        cells += [p_text(paired.get("p", math.nan), short), _digits(best), _digits(price), single]
         lines.append(_markdown_row([_markdown_cell(cell) for cell in cells]))
         verdicts.append(f"- {metric_name(metric)}: {_verdict(low * direction(metric), high * direction(metric))}")
     return [*lines, "", *verdicts]

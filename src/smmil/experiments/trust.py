@@ -148,12 +148,12 @@ def _inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[s
     The AUROC is that of each positive case by itself, averaged; how high a map is from case to case plays no part.
     (Pooled over cases, a map that is right in every case can come out below 0.5: where large lesions have low levels.)
     A model may classify well with such a map; used as it is it would show the clinician the healthy part. Without an
-    interval (undefined, or from one patient only) there is no alarm.
+    interval (undefined, or from too few patients) there is no alarm.
     """
     found = bootstrap_ci(bags_of_pool(predictions, "positive_bags"), "inst_auroc", pool="per_bag", n=n)
-    several = found["n_units"] > 1  # one patient, drawn again and again, always gives the same value
-    low, high = (found["low"], found["high"]) if several else (float("nan"), float("nan"))
-    return {"inside": found["value"], "inside_low": low, "inside_high": high, "inverted": bool(high < 0.5)}
+    ends = {f"inside_{end}": found[end] for end in ("low", "high")}
+    unanimous = found["method"] == "none" and not found["shortage"] and found["value"] < 0.5
+    return {"inside": found["value"], **ends, "inverted": bool(found["high"] < 0.5 or unanimous)}
 
 
 def _position_priors(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from smmil.errors import DataError
 from smmil.evaluate.bags import resampled_in_words, units_of
 from smmil.evaluate.bootstrap import Settings, statistic
 from smmil.evaluate.metrics import PooledMetric
-from smmil.evaluate.resampling import Resampling, interval, subtract
+from smmil.evaluate.resampling import Carriers, Resampling, carriers_of, difference_interval, interval, subtract
 from smmil.evaluate.significance import holm
 from smmil.experiments.results import _chosen_rows
 from smmil.experiments.study import FAMILIES
@@ -28,6 +28,7 @@ class _Resampled(NamedTuple):
 
     cases      ids of those that take part            units  how many patients (or cases without one) are drawn
     resampled  the same in words                      notes  why there is no value
+    carriers   how many patients of each kind it needs
     """
 
     value: float
@@ -37,6 +38,7 @@ class _Resampled(NamedTuple):
     units: int = 0
     resampled: str = ""
     notes: tuple[str, ...] = ()
+    carriers: Carriers = Carriers({"cases": 0})
 
     def minus(self, other: "_Resampled") -> "_Resampled":
         """The difference of two variants on the same resamples; nothing where one of them has no value."""
@@ -83,7 +85,8 @@ def _resampled_mean(
 
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
     whole, words = value(np.ones(len(statistics[0].cases), dtype=np.int64)), resampled_in_words(statistics[0].cases)
-    return _Resampled(whole, drawn, plan.without_each(value), ids.pop(), plan.n_units, words)
+    carriers = carriers_of(statistics[0].cases, statistics[0].kinds)
+    return _Resampled(whole, drawn, plan.without_each(value), ids.pop(), plan.n_units, words, carriers=carriers)
 
 
 def _comparisons(
@@ -190,7 +193,7 @@ class _MetricTests(NamedTuple):
         one = self.variants[variant]
         keys = list(one.folds) if keys is None else keys
         mine = self._resampled(variant, keys)
-        found = interval(mine.drawn, mine.value, lambda: mine.left_out, "bca", LEVEL)
+        found = interval(mine.drawn, mine.value, mine.carriers, lambda: mine.left_out, "bca", LEVEL)
         row = {"set": one.facts["set"], "metric": self.metric, **one.facts, "runs": len(keys), "planned": one.planned}
         row |= {"units": mine.units, "resampled": mine.resampled, "value": mine.value}
         return row | _interval_columns("", found, mine.notes)
@@ -202,7 +205,7 @@ class _MetricTests(NamedTuple):
         both = self._common_folds(variant, other)
         between = self._resampled(variant, both).minus(self._resampled(other, both))
         # BCa would reject too often here: see docs/evaluate.md
-        found = interval(between.drawn, between.value, lambda: between.left_out, "percentile", LEVEL)
+        found = difference_interval(between.drawn, between.value, between.carriers, list, "percentile", LEVEL)
         row = {"reference": other, "difference": between.value}
         row |= _interval_columns("difference_", found, between.notes)
         return row | {"difference_runs": len(both), "p": found.p}
@@ -231,4 +234,4 @@ def _interval_columns(prefix: str, found: Any, notes: Sequence[str]) -> dict[str
     """Columns of an interval: its ends, its method, and its notes as one text."""
     text = "; ".join(notes or found.notes)
     ends = {f"{prefix}low": found.low, f"{prefix}high": found.high}
-    return ends | {f"{prefix}method": found.method, f"{prefix}notes": text}
+    return ends | {f"{prefix}method": found.method, f"{prefix}notes": text, f"{prefix}shortage": found.shortage}

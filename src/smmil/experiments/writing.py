@@ -10,9 +10,9 @@ from typing import Any
 from pandas import DataFrame
 
 from smmil.evaluate.metrics import explained, metric_heading, metric_name
-from smmil.evaluate.resampling import FEW
+from smmil.evaluate.resampling import LEAST, interval_text, missing_text, p_text
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
-from smmil.experiments.results import SURE, _p_text
+from smmil.experiments.results import SURE
 from smmil.experiments.study import FAMILIES, GROUPS
 from smmil.files import escape_formula, write_text
 
@@ -28,6 +28,7 @@ _HOW = (
     "percentile",
     "p: two-sided, below 0.05 exactly where the interval of the difference excludes 0; p (Holm): corrected for the "
     "models compared within a table, bold below 0.05",
+    f"no interval and no p where fewer than {LEAST} patients (of each kind that the metric needs) carry them",
 )
 Column = tuple[str, str, str]  # data set, extractor, metric
 # Best and second best of a column; in LaTeX as marks that outlive the escaping of special characters.
@@ -110,8 +111,19 @@ def _markdown_cell(text: object) -> str:
 
 def _for_spreadsheets(rows: Any) -> str:
     """CSV of a table with texts that no spreadsheet reads as formulas."""
-    safe = rows.map(lambda value: escape_formula(value) if isinstance(value, str) else value)
+    safe = _with_shortages(rows).map(lambda value: escape_formula(value) if isinstance(value, str) else value)
     return safe.to_csv(index=False, lineterminator="\n")
+
+
+def _with_shortages(rows: Any) -> Any:
+    """The rows with "– (3 patients)" in place of ends and p values that so few do not carry."""
+    rows = rows.copy()
+    for column in [name for name in rows if name.split("_")[-1] in ("low", "high", "p", "holm")]:
+        own = "difference_shortage" if column.startswith(("difference", "p")) else "shortage"
+        short = rows.get(own if own in rows else "shortage", DataFrame(index=rows.index, columns=["none"])["none"])
+        lacking = short.map(lambda text: isinstance(text, str) and text != "") & rows[column].isna()
+        rows[column] = rows[column].astype(object).where(~lacking, short.map(missing_text))
+    return rows.drop(columns=[name for name in rows if name.endswith("shortage")])
 
 
 def _markdown(table: _ResultTable) -> str:
@@ -234,7 +246,7 @@ def _comparison_lines(part: Sequence[dict[Any, Any]], reference: str) -> list[st
             group = row["group"]
             lines.append(f"| *{GROUPS.get(group, group)}* | | | | | |")
         name = _markdown_cell(row["variant"]) + " (reference)" * (row["variant"] == reference)
-        between = f" [{row['low']:.3f}, {row['high']:.3f}]"
+        between = f" [{interval_text(row['low'], row['high'], row['shortage'], between=', ')}]"
         value = _three_digits(row["value"], between) + _run_marks(row, "")
         lines.append(f"| {name} | {FAMILIES[row['family']]} | {value} | {' | '.join(_difference_cells(row))} |")
     return lines
@@ -257,8 +269,8 @@ def _run_marks(row: dict[Any, Any], prefix: str) -> str:
 
 
 def _interval_note(row: dict[Any, Any], prefix: str) -> str:
-    note = row.get(f"{prefix}notes")
-    return note if isinstance(note, str) else ""  # nan where a table is read back or nothing was compared
+    note = "" if row.get(f"{prefix}shortage") else row.get(f"{prefix}notes")  # few patients: the cell says so
+    return note if isinstance(note, str) else ""  # nan where nothing was compared
 
 
 def _difference_cells(row: dict[Any, Any]) -> list[str]:
@@ -267,22 +279,18 @@ def _difference_cells(row: dict[Any, Any]) -> list[str]:
         return ["–"] * 3
     if math.isnan(row["difference"]):
         return [f"–{_run_marks(row, 'difference_')}", "–", "–"]
-    between, corrected = f"[{row['difference_low']:+.3f}, {row['difference_high']:+.3f}]", _p_text(row["p_holm"])
-    text = f"{row['difference']:+.3f} {between}{_run_marks(row, 'difference_')}"
-    return [text, _p_text(row["p"]), f"**{corrected}**" if row["p_holm"] < SURE else corrected]
+    short, (p, corrected) = row["difference_shortage"], (row["p"], row["p_holm"])
+    between = interval_text(row["difference_low"], row["difference_high"], short, "+.3f", ", ")
+    text = f"{row['difference']:+.3f} [{between}]{_run_marks(row, 'difference_')}"
+    return [text, p_text(p, short), f"**{p_text(corrected)}**" if corrected < SURE else p_text(corrected, short)]
 
 
 def _comparison_notes(rows: Sequence[dict[Any, Any]], resamples: int) -> list[str]:
-    least = 2 / (resamples + 1)
-    written = f", written {_p_text(least)}" if least < 0.001 else ""
-    notes = [*_HOW, f"the least p that {resamples} resamples can show is 2/{resamples + 1} = {least:.4g}{written}"]
+    notes = [*_HOW, f"{resamples} resamples"]
     fewer = dict.fromkeys(words for row in rows for words in _fewer_runs(row))
     if fewer:
         notes.append(f"‡ fewer runs than planned; a difference is taken over the folds both have: {', '.join(fewer)}")
     notes += [f"§ {note} ({'; '.join(places)})" for note, places in _doubtful_intervals(rows).items()]
-    few = dict.fromkeys(f"{_set_and_metric(row)} ({row['resampled']})" for row in rows if 0 < row["units"] < FEW)
-    if few:
-        notes.append(f"too few for intervals and p values to be relied on: {', '.join(few)}")
     return notes + explained(str(row["metric"]) for row in rows)
 
 

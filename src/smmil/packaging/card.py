@@ -6,6 +6,7 @@ import yaml
 
 from smmil.evaluate.calibration import Calibration
 from smmil.evaluate.drift import DriftSummary
+from smmil.evaluate.resampling import missing_text
 from smmil.prediction import corrections_text
 
 KINDS = {"ct": "ct", "mr": "mr", "stack": "ct", "slide": "pathology", "points": "pathology", "patches": "pathology"}
@@ -110,7 +111,7 @@ def _header(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | 
     metrics = [
         {
             **{key: row[key] for key in ("type", "name", "value")},
-            "args": {"ci_low": row["low"], "ci_high": row["high"]},
+            "args": {end: _end(row, end.removeprefix("ci_")) for end in ("ci_low", "ci_high")},
             "verified": False,
         }
         for row in numbers["metrics"]
@@ -162,14 +163,23 @@ def _training(config: dict[str, Any]) -> str:
     return _table(("part", "cases", "patients", "cases per label"), rows) + text + f"\n\nSettings: {settings}.\n"
 
 
+def _end(row: dict[str, Any], key: str) -> float | str | None:
+    """An end of an interval for the header; where too few patients carry it: "– (3 patients)"."""
+    return missing_text(row["shortage"]) if row.get("shortage") else row[key]
+
+
+def _interval(row: dict[str, Any]) -> str:
+    if row.get("shortage"):
+        return missing_text(row["shortage"])
+    return UNSTATED if row["low"] is None or row["high"] is None else f"{row['low']:.4f} to {row['high']:.4f}"
+
+
 def _evaluation(numbers: dict[str, Any] | None) -> str:
     if numbers is None:
         return "No predictions were given when this package was made, so nothing is claimed here.\n"
     rows = []
     for row in numbers["metrics"]:
-        open_ended = row["low"] is None or row["high"] is None
-        interval = UNSTATED if open_ended else f"{row['low']:.4f} to {row['high']:.4f}"
-        rows.append((row["name"], _number(row["value"]), interval))
+        rows.append((row["name"], _number(row["value"]), _interval(row)))
     text = f"{numbers['cases']} labelled cases ({numbers['positive_cases']} positive): {_data_set(numbers)}.\n"
     text += "".join(f"\n**{warning}**\n" for part, warning in WARNINGS.items() if part in numbers["parts"])
     text += "\nIntervals: 95 %, bootstrap over patients.\n\n" + _table(("metric", "value", "interval"), rows)

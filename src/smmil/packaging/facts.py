@@ -237,4 +237,5 @@ def _row(predictions: Sequence[Prediction], stated: dict[str, str], resamples: i
     found = bootstrap_ci(predictions, stated["metric"], n=resamples, pool=stated["pool"])
     ends = {end: found[end] if math.isfinite(found[end]) else None for end in ("low", "high")}
     facts = {"level": found["level"], "patients": found["n_units"], "notes": found["notes"]}
+    facts |= {"shortage": found["shortage"]} if found["shortage"] else {}
     return {**stated, "value": found["value"], **ends, **facts}

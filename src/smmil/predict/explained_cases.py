@@ -9,6 +9,7 @@ import torch
 
 from smmil.bag import BagBatch
 from smmil.errors import DataError
+from smmil.evaluate.resampling import missing_text
 from smmil.files import file_name, write_rows
 from smmil.predict.cases import Predicted, _OpenedRun
 from smmil.predict.explanation import Explanation
@@ -72,10 +73,15 @@ def explain_run(
         return explained
     how, failed = {"seed": seed, "repeats": repeats}, explained.unmeasured
     rows = _measured(run, folders, choose_device(device), how, failed, labelled_progress("faithfulness"))
-    columns = list(rows[0]) if rows else []
-    write_rows(Path(out) / "faithfulness.csv", columns, ([row[key] for key in columns] for row in rows))
+    columns = [key for key in rows[0] if key != "shortage"] if rows else []
+    write_rows(Path(out) / "faithfulness.csv", columns, ([_cell(row, key) for key in columns] for row in rows))
     write_rows(Path(out) / "failures.csv", ("id", "reason"), failed.items())
     return replace(explained, faithfulness=rows)
+
+
+def _cell(row: dict[str, Any], key: str) -> Any:
+    """A value of the table; ends of an interval that few patients do not carry are "– (3 patients)"."""
+    return missing_text(row["shortage"]) if row["shortage"] and key.endswith(("_low", "_high")) else row[key]
 
 
 def _measured(

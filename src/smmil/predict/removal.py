@@ -8,6 +8,7 @@ the position of the first. Parts are packed, so that many small ones cost about 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn.functional import pad
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import DataError
+from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.graph import Graph
 from smmil.predict.inference import _device_of, _in_use, _probabilities
 from smmil.prediction import Prediction
@@ -267,18 +269,14 @@ def _row(name: str, cases: Sequence[tuple[Prediction, Faithfulness]]) -> dict[st
     predictions, areas = [prediction for prediction, _ in cases], [curves.areas for _, curves in cases]
     kind = predictions[0].meta.get("score_kind", "score")
     row: dict[str, Any] = {"map": name, "score_kind": kind, "cases": len(cases)}
-    patients = np.unique([p.meta.get("group", p.id) for p in predictions], return_inverse=True)[1]
     for key in areas[0]:
-        values = np.array([one[key] for one in areas])
-        row[key] = float(values.mean())
+        values = {p.id: one[key] for p, one in zip(predictions, areas, strict=True)}
+        row[key] = float(np.mean(list(values.values())))
         if key.endswith("gain"):
-            row[f"{key}_low"], row[f"{key}_high"] = _interval(values, patients)
+            found = bootstrap_ci(predictions, partial(_mean_of, values), n=_RESAMPLES)
+            row |= {f"{key}_{end}": found[end] for end in ("low", "high")} | {"shortage": found["shortage"]}
     return row
 
 
-def _interval(values: np.ndarray, patients: np.ndarray) -> tuple[float, float]:
-    """95 % percentile interval of the mean, patients resampled with all of their cases."""
-    sums, sizes = np.bincount(patients, values), np.bincount(patients)
-    drawn = np.random.default_rng(0).integers(len(sums), size=(_RESAMPLES, len(sums)))
-    means = sums[drawn].sum(1) / sizes[drawn].sum(1)
-    return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
+def _mean_of(values: Mapping[str, float], cases: Sequence[Prediction]) -> float:
+    return float(np.mean([values[p.id] for p in cases]))

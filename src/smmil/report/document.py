@@ -253,7 +253,7 @@ def _values(row: numbers._Row, results: Results, marked: bool = False) -> list[d
                 "slot": slot % SLOTS,
                 "value": value,
                 "text": "–" if value is None else f"{value:.3f}",
-                "interval": row.withheld(results[name]) if ends is None else f"{ends[0]:.3f} – {ends[1]:.3f}",
+                "interval": row.without_interval(results[name]) if ends is None else f"{ends[0]:.3f} – {ends[1]:.3f}",
                 "best": best is not None and value is not None and row.better * round(value, 3) == best,
             }
         )

@@ -13,6 +13,7 @@ from smmil.evaluate.folders import summarize_models
 from smmil.evaluate.instances import POOLS, has_lesion_labels
 from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import METRICS, Level, PooledMetric, metrics_of
+from smmil.evaluate.resampling import missing_text
 from smmil.files import need_file
 from smmil.images.tiff_slide import check_picture
 from smmil.prediction import Prediction
@@ -57,13 +58,22 @@ class _Row:
         """Why a number that could be computed is not shown, in few words; empty: nothing is held back."""
         return str(found["bag"].get("withheld", {}).get(self.path[1], "")) if self.path[0] == "bag" else ""
 
+    def _interval(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.path[0] != "prior":
+            return found.get("ci", {}).get(self.interval, {}) if self.interval else {}
+        inside = found.get("prior", {}).get(self.path[1], {})
+        ends = {end: inside.get(f"{self.path[2]}_{end}", math.nan) for end in ("low", "high")}
+        return {**ends, "shortage": inside.get("shortage", "")}
+
     def ends(self, found: Mapping[str, Any]) -> tuple[float, float] | None:
         """Ends of the 95 % interval, None where there is none."""
-        ci = found.get("ci", {}).get(self.interval) if self.interval else None
-        if self.path[0] == "prior":
-            inside = found.get("prior", {}).get(self.path[1], {})
-            ci = {end: inside.get(f"{self.path[2]}_{end}", math.nan) for end in ("low", "high")}
-        return None if ci is None or ci["low"] != ci["low"] or ci["high"] != ci["high"] else (ci["low"], ci["high"])
+        low, high = (self._interval(found).get(end, math.nan) for end in ("low", "high"))
+        return None if low != low or high != high else (low, high)
+
+    def without_interval(self, found: Mapping[str, Any]) -> str:
+        """What stands in place of an interval: why the number is held back, "– (3 patients)", or nothing."""
+        few = str(self._interval(found).get("shortage", ""))
+        return self.withheld(found) or (missing_text(few) if few and self.value(found) is not None else "")
 
 
 def _metric_rows() -> list[_Row]:
