@@ -78,7 +78,7 @@ def test_the_table_of_faithfulness_has_a_row_per_method_and_files_hold_the_curve
         lower = [np.array(c["random"])[::-1] - c["deletion"] for c in held]
         gains = [(np.diff(c["removed"]) * (a[1:] + a[:-1]) / 2).sum() for c, a in zip(held, lower, strict=True)]
         assert float(row["deletion_gain"]) == pytest.approx(np.mean(gains), abs=1e-9)
-        assert row["deletion_gain_low"] == row["deletion_gain_high"] == f"– ({len(cases)} cases)"
+        assert row["deletion_gain_low"] == row["deletion_gain_high"] == f"– ({len(cases)} patients)"
 
 
 def test_repeating_keeps_files_and_curves_and_another_setting_makes_them_anew(run, tmp_path):

@@ -129,7 +129,7 @@ def interval(
     found, values, _ = _ends(drawn, estimate, carriers, left_out, method, level)
     if len(values) and found.method != "none" and not subtract(values, values[0]).any():
         same = "no interval: all resamples give the same value, which says nothing about uncertainty"
-        return _Interval(math.nan, math.nan, "none", [*found.notes, same])
+        return _Interval(math.nan, math.nan, "none", [*_remarks(drawn, values), same])
     return found
 
 
@@ -157,14 +157,11 @@ def _ends(
     """The interval without p value, the defined draws in order, and the correction of their tails."""
     values = np.sort(drawn[~np.isnan(drawn)])
     notes, plain = _remarks(drawn, values), _TailCorrection(max(carriers.fewest, 2))
-    reasons = {
-        "the metric itself is undefined": np.isnan(estimate),
-        f"{carriers.shortage}, and at least {LEAST} are needed": bool(carriers.shortage),
-        "most resamples are undefined": len(values) <= len(drawn) / 2,
-    }
-    for reason in (text for text, holds in reasons.items() if holds):
-        none = [*notes, f"no interval: {reason}"]
-        return _Interval(math.nan, math.nan, "none", none, shortage=carriers.shortage), values, plain
+    few = "" if np.isnan(estimate) else carriers.shortage
+    if np.isnan(estimate) or few or len(values) <= len(drawn) / 2:
+        undefined = f"{'the metric itself is' if np.isnan(estimate) else 'most resamples are'} undefined"
+        notes.append(f"no interval: {f'{few}, and at least {LEAST} are needed' if few else undefined}")
+        return _Interval(math.nan, math.nan, "none", notes, shortage=few), values, plain
     correction, reason = _bca_correction(values, estimate, left_out(), plain) if method == "bca" else (plain, "")
     if correction is None:
         correction, method = plain, "percentile"
