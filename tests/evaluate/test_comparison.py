@@ -10,7 +10,9 @@ from support.metric_cases import bags, random_cases
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate import bootstrap_ci, compare, compare_models, delong, holm
+from smmil.evaluate.comparison import INSIDE, POOLED, pointing_or_telling
 from smmil.evaluate.significance import _auroc_covariance
+from smmil.prediction import Prediction
 
 # albumin, total protein, K-G score and outcome of the 43 complete patients of DeLong, DeLong, Clarke-Pearson (1988)
 OVARIAN = """
@@ -234,3 +236,43 @@ def test_models_may_be_compared_with_a_reference_only():
 def test_delong_refuses_scores_that_are_not_finite(wrong):
     with pytest.raises(DataError, match="finite"):
         delong(np.array([1, wrong, 3, 2]), np.array([1, 2, 3, 4]), np.array([0, 1, 1, 0]))
+
+
+def found(difference, low, high):
+    return {"difference": difference, "low": low, "high": high}
+
+
+@pytest.mark.parametrize(
+    ("pooled", "inside", "words"),
+    [
+        (
+            (0.1, 0.05, 0.15),
+            (0.0, -0.05, 0.05),
+            "telling bags apart, not in pointing; it vanishes inside positive bags",
+        ),
+        ((0.1, 0.05, 0.15), (0.2, 0.1, 0.3), "a difference in pointing, for a"),
+        ((-0.1, -0.15, -0.05), (-0.2, -0.3, -0.1), "a difference in pointing, to the cost of a"),
+        ((0.0, -0.1, 0.1), (0.2, 0.1, 0.3), "a difference in pointing that pooling over bags hides"),
+        ((0.1, 0.05, 0.15), (-0.2, -0.3, -0.1), "the two disagree; a tells bags apart better but points worse"),
+        ((0.0, -0.1, 0.1), (0.0, -0.1, 0.1), ""),
+        ((0.1, 0.05, 0.15), (0.0, float("nan"), float("nan")), ""),
+    ],
+)
+def test_a_gain_that_vanishes_inside_positive_bags_is_no_gain_in_pointing(pooled, inside, words):
+    told = pointing_or_telling("a", "b", {POOLED: found(*pooled), INSIDE: found(*inside)})
+    assert words in told
+    assert bool(told) == bool(words)
+    assert pointing_or_telling("a", "b", {POOLED: found(*pooled)}) == ""
+
+
+def test_a_map_of_bag_levels_gains_by_telling_bags_apart_only():
+    """Scores that are the probability of their bag, against noise: pooled they win, inside a bag they say nothing."""
+    rng, level, noise = np.random.default_rng(0), [], []
+    for i in range(40):
+        y, labels = i % 2, rng.integers(0, 2, 30) * (i % 2)
+        facts = {"y": y, "y_inst": labels, "meta": {"patient": f"p{i}"}}
+        level.append(Prediction(f"c{i:02}", [0.5], y + 0.01 * rng.normal(size=30), **facts))
+        noise.append(Prediction(f"c{i:02}", [0.5], rng.normal(size=30), **facts))
+    measures = {POOLED: "all", INSIDE: "positive_bags"}
+    rows = {measure: compare(level, noise, "inst_auroc", pool=pool, n=300) for measure, pool in measures.items()}
+    assert "telling bags apart, not in pointing" in pointing_or_telling("level", "noise", rows)

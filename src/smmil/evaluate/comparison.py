@@ -1,5 +1,6 @@
 """Paired comparison of models on the same cases: differences with intervals, p values and corrections."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -138,6 +139,47 @@ def _delong(
     test = delong(scores[0], scores[1], np.array([p.y == 1 for p in a.cases], dtype=bool), level)
     note = f"DeLong takes the {len(a.cases)} cases of {n_units} patients as independent; trust the bootstrap more"
     return test._asdict(), [note] if n_units < len(a.cases) else []
+
+
+POOLED, INSIDE = "inst_auroc", "inst_auroc@positive_bags"
+
+
+def pointing_or_telling(model: str, other: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Whether a difference of instance AUROC is one in pointing or in telling bags apart, in a sentence.
+
+    rows  {measure: difference, low, high} for `POOLED` and `INSIDE`. Pooled over bags, instances of positive bags can win
+          because all scores of those bags are higher, wherever the lesion is. Empty where an interval is missing, or
+          where neither excludes 0.
+    """
+    if not {POOLED, INSIDE} <= rows.keys():
+        return ""
+    pooled, inside = (_side(rows[measure]) for measure in (POOLED, INSIDE))
+    if pooled is None or inside is None or not (pooled or inside):
+        return ""
+    numbers = {measure: _with_ends(rows[measure]) for measure in (POOLED, INSIDE)}
+    who = f"{model} against {other}: pooled instance AUROC {numbers[POOLED]}, inside positive bags {numbers[INSIDE]}"
+    if pooled == inside:
+        return f"{who}: a difference in pointing, {'for' if pooled > 0 else 'to the cost of'} {model}."
+    if not inside:
+        return f"{who}: a difference in telling bags apart, not in pointing; it vanishes inside positive bags."
+    if not pooled:
+        return f"{who}: a difference in pointing that pooling over bags hides."
+    return f"{who}: the two disagree; {model} tells bags apart {_better(pooled)} but points {_better(inside)}."
+
+
+def _side(row: Mapping[str, Any]) -> int | None:
+    """1 or -1: the side of 0 on which the whole interval lies; 0: neither; None: there is no interval."""
+    if math.isnan(row["low"]) or math.isnan(row["high"]):
+        return None
+    return int(row["low"] > 0) - int(row["high"] < 0)
+
+
+def _better(side: int) -> str:
+    return "better" if side > 0 else "worse"
+
+
+def _with_ends(row: Mapping[str, Any]) -> str:
+    return f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
 
 
 def compare_models(

@@ -9,6 +9,7 @@ from typing import Any
 
 from pandas import DataFrame
 
+from smmil.evaluate.comparison import pointing_or_telling
 from smmil.evaluate.metrics import explained, metric_heading, metric_name
 from smmil.evaluate.resampling import LEAST, interval_text, missing_text, p_text
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
@@ -210,7 +211,8 @@ def _comparisons_markdown(rows: DataFrame, title: str, reference: str, resamples
     minus = f"minus {_markdown_cell(reference)} [95 % interval]"
     heads = [f"| model | interaction | value [95 % interval] | {minus} | p | p (Holm) |"]
     heads.append("|---|---|---:|---:|---:|---:|")
-    notes = _comparison_notes(rows.to_dict("records"), resamples)
+    records = rows.to_dict("records")
+    notes = [*_pointing_notes(records), *_comparison_notes(records, resamples)]
     return _page(rows, title, heads, lambda part: _comparison_lines(part, reference), notes)
 
 
@@ -220,7 +222,18 @@ def _pairs_markdown(rows: DataFrame, title: str, resamples: int) -> str:
     heads.append("|---|---:|---|---:|---:|---:|---:|")
     records = rows.drop(columns="notes").to_dict("records")  # intervals of the values are not printed
     both = "both values of a row are over the folds and seeds that both models have"
-    return _page(rows, title, heads, lambda part: map(_pair_line, part), [both, *_comparison_notes(records, resamples)])
+    notes = [*_pointing_notes(records), both, *_comparison_notes(records, resamples)]
+    return _page(rows, title, heads, lambda part: map(_pair_line, part), notes)
+
+
+def _pointing_notes(rows: Sequence[dict[Any, Any]]) -> list[str]:
+    """For every model whose instance AUROC differs: whether in pointing or in telling bags apart."""
+    found: dict[tuple[str, str, str], dict[str, dict[str, float]]] = {}
+    for row in (row for row in rows if isinstance(row.get("reference"), str)):
+        ends = {key: row[f"difference{end}"] for key, end in (("difference", ""), ("low", "_low"), ("high", "_high"))}
+        found.setdefault((row["set"], row["variant"], row["reference"]), {})[row["metric"]] = ends
+    told = [(set_, pointing_or_telling(one, other, held)) for (set_, one, other), held in found.items()]
+    return [f"{set_}: {_markdown_cell(words)}" for set_, words in told if words]
 
 
 def _page(
