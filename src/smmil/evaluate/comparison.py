@@ -147,9 +147,9 @@ POOLED, INSIDE = "inst_auroc", "inst_auroc@positive_bags"
 def pointing_or_telling(model: str, other: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Whether a difference of instance AUROC is one in pointing or in telling bags apart, in a sentence.
 
-    rows  {measure: difference, low, high} for `POOLED` and `INSIDE`. Pooled over bags, instances of positive bags can win
-          because all scores of those bags are higher, wherever the lesion is. Empty where an interval is missing, or
-          where neither excludes 0.
+    rows  {measure: difference, low, high} for `POOLED` and `INSIDE`. Pooled over bags, instances of positive bags can
+          win because all scores of those bags are higher, wherever the lesion is. Empty where an interval is missing,
+          or where neither excludes 0.
     """
     if not {POOLED, INSIDE} <= rows.keys():
         return ""
