@@ -102,7 +102,7 @@ def test_a_file_is_opened_once_for_all_that_is_asked_of_it_and_closed(sample, op
         with h5py.File(sample, "r+") as file:
             features = file["feats" if "feats" in file else "features"]
             features[0, 0] = np.nan
-        with pytest.raises(DataError, match="checksum|NaN"):
+        with pytest.raises(DataError, match=r"checksum|NaN"):
             read_bag(sample)
     assert not any(file for _, file in opened)  # a file is false when it is closed
 

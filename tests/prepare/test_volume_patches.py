@@ -317,7 +317,7 @@ def masked(request, tmp_path_factory):
 @pytest.mark.parametrize("patch", [{"side_px": 6}, {"side_px": 6, "overlap": 0.5}, {"side_px": 6, "depth_slices": 2},
                                    {"side_px": 6, "depth_slices": 2, "overlap": 0.5}], ids=str)  # fmt: skip
 def test_a_mask_says_the_same_of_patches_whether_it_is_dicom_contours_or_nifti(masked, tmp_path, patch):
-    """And what it says is counted voxel by voxel: more than the coverage of a patch is a lesion, exactly that is not."""
+    """Counted voxel by voxel: more than the coverage of a patch is a lesion, exactly that much is none."""
     folder, shown, files = masked
     side, depth = patch["side_px"], patch.get("depth_slices", 1)
     (tmp_path / "s").symlink_to(folder / "s")
