@@ -55,7 +55,7 @@ from smmil.images import open_slide, open_volume
 from smmil.images.matching import find_case_images, find_features
 from smmil.packaging import load_package, write_package
 from smmil.packaging.writing import _refuse_occupied
-from smmil.predict.cases import _chosen_ids
+from smmil.predict.cases import _chosen_ids, _own_table
 from smmil.predict.drift import read_drift, save_drift
 from smmil.predict.inference import load_run
 from smmil.prediction import Prediction
@@ -294,7 +294,7 @@ def run_content(run: Path) -> Any:
     """A run folder through every door: resuming, predicting, packaging, reporting."""
     model, config = load_run(run)
     made = write_package(run, run.parent / "package", licence="MIT", force=True)
-    ids = _chosen_ids(run, Manifest.read(config.data.manifest), "test")
+    ids = _chosen_ids(run, _own_table(config, run), "test")
     folder = RunFolder(run)
     folder.mark_finished(folder.finished())  # type: ignore[arg-type]
     return model, config, read_json(made.folder / "config.json"), made.notes, ids, find_sources([run])

@@ -210,7 +210,7 @@ class _Entry(NamedTuple):
 
     tag: int
     kind: int
-    count: int
+    number: int
     value: bytes
 
 
@@ -226,7 +226,7 @@ def _entries(file: IO[bytes], order: str, big: bool, size: int) -> list[_Entry]:
 
 def _outside(entry: _Entry, size: int, inline: int, offset: str) -> bool:
     """Whether the numbers of an entry should lie elsewhere in the file, but do not."""
-    length = entry.count * _BYTES.get(entry.kind, 0)
+    length = entry.number * _BYTES.get(entry.kind, 0)
     if length <= inline:
         return False
     (place,) = struct.unpack(offset, entry.value)
