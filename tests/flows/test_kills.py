@@ -5,6 +5,7 @@ The next run ends with the content of an undisturbed one and leaves nothing behi
 
 import random
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -163,7 +164,25 @@ def test_a_killed_verb_repeated_gives_the_same(workshop, verb):
 
 @pytest.mark.slow
 def test_fifty_kills_over_all_verbs(workshop):
-    spread(workshop, list(workshop.words), kills=50, seed=2)
+    spread(workshop, list(workshop.words), kills=50, seed=1813)
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_left_in_a_finished_folder_goes_with_the_next_run(workshop):
+    """Also where there is nothing left to write."""
+    words = [sys.executable, "-c", "from smmil.files import temporary_path as t, Path; print(t(Path('a.csv')).name)"]
+    name = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()  # of a process that ended
+    kept = {}
+    for verb in workshop.words:
+        folder, there = workshop.folder / verb, workshop.undisturbed(verb)[0]
+        if verb.startswith("experiment"):  # a run is under a lock, and its result is the last that is written there
+            others = workshop.undisturbed("experiment")[0] if " " in verb else ()
+            there = {file for file in there if file not in others and not file.startswith("runs/")}
+        for place in {(folder / "out" / file).parent for file in there}:
+            (place / name).touch()
+        finish(workshop.words[verb], folder)
+        kept[verb] = leftovers(folder)
+    assert {verb: files for verb, files in kept.items() if files} == {}
 
 
 @pytest.mark.slow

@@ -216,9 +216,8 @@ class _Entry(NamedTuple):
 
 def _entries(file: IO[bytes], order: str, big: bool, size: int) -> list[_Entry]:
     """The directory at this place."""
-    count, form = (
-        (_unpacked(file, f"{order}Q"), f"{order}HHQ8s") if big else (_unpacked(file, f"{order}H"), f"{order}HHI4s")
-    )
+    form = f"{order}HHQ8s" if big else f"{order}HHI4s"
+    count = _unpacked(file, f"{order}Q" if big else f"{order}H")
     length = struct.calcsize(form)
     data = file.read(count * length) if count * length < size else b""
     return [_Entry(*entry) for entry in struct.iter_unpack(form, data[: len(data) // length * length])]
