@@ -19,6 +19,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from itertools import islice
 from numbers import Number
@@ -37,6 +38,7 @@ _MOST_BYTES = 1 << 28
 # Clocks of file systems are coarse: what was written less than this many nanoseconds ago may change unseen.
 _SETTLED = 2 * 10**9
 _CHECKED: dict[tuple[object, ...], Any] = {}
+_OPENED: ContextVar[dict[Path, Any] | None] = ContextVar("_OPENED", default=None)  # HDF5 files, in `opening_once`
 _LARGEST_PACKING = 1100  # times that zlib can make something smaller
 
 
@@ -282,12 +284,38 @@ def _refuse_zeros(content: bytes | mmap.mmap) -> None:
 
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[Any]:
-    """An HDF5 file open for reading; one that would read from other files is refused before anything is followed."""
+    """An HDF5 file open for reading; one that would read from other files is refused before anything is followed.
+
+    Inside `opening_once` a file that is open already is given again.
+    """
+    kept = _OPENED.get()
+    if kept is not None and path in kept:
+        yield kept[path]
+        return
     import h5py
 
-    with h5py.File(need_file(path), "r", locking=False) as file:
+    file = h5py.File(need_file(path), "r", locking=False)
+    try:
         check_once(path, _check_links, opened=file)
+        if kept is not None:
+            kept[path] = file
         yield file
+    finally:
+        if kept is None or path not in kept:
+            file.close()
+
+
+@contextmanager
+def opening_once() -> Iterator[None]:
+    """Inside, `open_hdf5` opens each file once; all of them are closed at the end."""
+    kept: dict[Path, Any] = {}
+    before = _OPENED.set(kept)
+    try:
+        yield
+    finally:
+        _OPENED.reset(before)
+        for file in kept.values():
+            file.close()
 
 
 def _check_links(file: Any) -> None:

@@ -1,9 +1,11 @@
 """The exam of every feature format: read, write, read again; damage is named, never passed on."""
 
 import contextlib
+import os
 import random
 import shutil
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -75,6 +77,34 @@ def test_the_sample_reads_as_the_bag_it_was(reader, sample):
     assert torch.equal(bag.coords, torch.from_numpy(CELLS * (256 if reader.name == "stamp" else 512)))
     assert bag.graph.degrees.int().tolist() == foreign.degrees(CELLS)
     assert isinstance(read_provenance(sample), dict)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Paths and HDF5 files in the order in which they are opened."""
+    found, begin = [], h5py.File.__init__
+
+    def counted(file, name, *options, **more):
+        begin(file, name, *options, **more)
+        found.extend([(name, file)] if isinstance(name, str | os.PathLike) else [])
+
+    monkeypatch.setattr(h5py.File, "__init__", counted)
+    return found
+
+
+def test_a_file_is_opened_once_for_all_that_is_asked_of_it_and_closed(sample, opened):
+    """Twenty thousand small bags are checked before training, and opening one takes longer than reading it."""
+    read_bag(sample)
+    names = [name for name, _ in opened]
+    assert len(names) == len(set(names))
+    assert (sample in names) == (sample.suffix == ".h5")
+    if sample.suffix == ".h5":
+        with h5py.File(sample, "r+") as file:
+            features = file["feats" if "feats" in file else "features"]
+            features[0, 0] = np.nan
+        with pytest.raises(DataError, match=r"checksum|NaN"):
+            read_bag(sample)
+    assert not any(file for _, file in opened)  # a file is false when it is closed
 
 
 @pytest.mark.parametrize("scale", [1, 2, 4])

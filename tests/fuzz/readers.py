@@ -1,7 +1,8 @@
 """Every reader of the project with a valid sample, and how much damage its format may let pass unnoticed.
 
-A reader that has none makes test_every_reader_is_fuzzed fail. The ceiling is a share of all mutations; formats that
-carry a checksum (`sealed`) let no single flipped bit pass.
+A reader that has none makes test_every_reader_is_fuzzed fail. The ceiling is a share of all mutations, somewhat above
+what 10,000 of them showed (docs/security.md) and the few of the quick form show; formats that carry a checksum
+(`sealed`) let no single flipped bit pass.
 """
 
 import shutil
@@ -55,7 +56,7 @@ from smmil.images import open_slide, open_volume
 from smmil.images.matching import find_case_images, find_features
 from smmil.packaging import load_package, write_package
 from smmil.packaging.writing import _refuse_occupied
-from smmil.predict.cases import _chosen_ids
+from smmil.predict.cases import _chosen_ids, _own_table
 from smmil.predict.drift import read_drift, save_drift
 from smmil.predict.inference import load_run
 from smmil.prediction import Prediction
@@ -110,6 +111,7 @@ class FuzzReader:
 
 PLAIN = "numbers and words without a checksum: another number is as good as the right one"
 PIXELS = "pixels without a checksum: another shade is as good as the right one"
+MASK = "a few pixels without a checksum; all else in the file must fit the scan"
 ARRAYS = "HDF5 and NumPy as other programs write them keep no checksum of arrays"
 
 
@@ -294,7 +296,7 @@ def run_content(run: Path) -> Any:
     """A run folder through every door: resuming, predicting, packaging, reporting."""
     model, config = load_run(run)
     made = write_package(run, run.parent / "package", licence="MIT", force=True)
-    ids = _chosen_ids(run, Manifest.read(config.data.manifest), "test")
+    ids = _chosen_ids(run, _own_table(config, run), "test")
     folder = RunFolder(run)
     folder.mark_finished(folder.finished())  # type: ignore[arg-type]
     return model, config, read_json(made.folder / "config.json"), made.notes, ids, find_sources([run])
@@ -431,13 +433,13 @@ READERS: tuple[FuzzReader, ...] = (
     # feature files
     FuzzReader("format:native", samples.native, lambda p: (*bag_of(p), describe(p)), sealed=True),
     FuzzReader("format:native facts", samples.native_with_facts, lambda p: (*bag_of(p), describe(p)), sealed=True),
-    FuzzReader("format:trident", lambda f: foreign.trident_file(f, X, CELLS * 512, 512), bag_of, BINARY, 0.25, ARRAYS),
+    FuzzReader("format:trident", lambda f: foreign.trident_file(f, X, CELLS * 512, 512), bag_of, BINARY, 0.15, ARRAYS),
     FuzzReader("format:trident in chunks", lambda f: foreign.trident_file(
                    f, X, CELLS * 512, 512, chunks=(4, 2), maxshape=(None, 4), compression="gzip", shuffle=True),
-               bag_of, BINARY, 0.25, ARRAYS),
+               bag_of, BINARY, 0.1, ARRAYS),
     FuzzReader("format:clam", lambda f: foreign.clam_files(f, X, CELLS * 512), bag_of, BINARY, 0.3, ARRAYS,
                damage=("h5_files/*", "patches/*")),
-    FuzzReader("format:clam_pt", samples.clam_pt, bag_of, BINARY, 0.1, "zip keeps a checksum of each part only",
+    FuzzReader("format:clam_pt", samples.clam_pt, bag_of, BINARY, 0.01, "zip keeps a checksum of each part only",
                sealed=True, damage=("pt_files/*",)),
     FuzzReader("format:stamp", lambda f: foreign.stamp_file(f, X, CELLS * 256.0, **foreign.STAMP), bag_of, BINARY, 0.25,
                ARRAYS),
@@ -464,15 +466,17 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("slide:pillow webp", samples.plain("a.webp", lossless=True), lambda p: pixels(p, mpp=0.5), BINARY, 0.7,
                PIXELS),
     FuzzReader("slide:pillow ppm", samples.plain("a.ppm"), lambda p: pixels(p, mpp=0.5), BINARY, 1, PIXELS),
-    FuzzReader("slide:pillow patches", samples.patches, lambda p: pixels(p, mpp=0.5), TEXT, 0.3, PLAIN,
+    FuzzReader("slide:pillow patches", samples.patches, lambda p: pixels(p, mpp=0.5), TEXT, 0.05, PLAIN,
                damage=("slides/*.patches.csv",)),
     FuzzReader("scan:pictures", samples.picture_stack, voxels, sealed=True),
     FuzzReader("scan:dicom", samples.ct_series(), voxels, BINARY, 0.4, PIXELS),
     FuzzReader("scan:dicom rle", samples.ct_series("rle"), voxels, BINARY, 0.55, PIXELS),
     FuzzReader("scan:dicom jpeg2000", samples.ct_series("jpeg2000"), voxels, BINARY, 0.6, PIXELS),
     FuzzReader("scan:dicom jpeg-lossless", samples.ct_series("jpeg-lossless-sv1"), voxels, BINARY, 0.6, PIXELS),
-    FuzzReader("scan:dicom jpeg-ls", samples.ct_series("jpeg-ls"), voxels, BINARY, 0.6, PIXELS),
-    FuzzReader("scan:dicom multi-frame", samples.multi_frame(), voxels, BINARY, 0.7, PIXELS),
+    FuzzReader("scan:dicom jpeg-ls", samples.ct_series("jpeg-ls"), voxels, BINARY, 0.3, PIXELS),
+    FuzzReader("scan:dicom jpeg 12 bit", samples.ct_series("jpeg-extended"), voxels, BINARY, 0.6, PIXELS),
+    FuzzReader("scan:dicom 12 bit wrapped", samples.wrapped_series, voxels, BINARY, 0.4, PIXELS),
+    FuzzReader("scan:dicom multi-frame", samples.multi_frame(), voxels, BINARY, 0.8, PIXELS),
     FuzzReader("scan:dicom multi-frame jpeg-lossless", samples.multi_frame("jpeg-lossless"), voxels, BINARY, 0.6,
                PIXELS),
     FuzzReader("scan:nifti", samples.nifti("a.nii"), voxels, BINARY, 0.75, PIXELS),
@@ -482,34 +486,34 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("report:picture", samples.plain("a.png"), lambda p: Picture(p, "", "").source, BINARY, 0.01,
                "what follows the end of the picture is passed on with it", sealed=True),
     # annotations and masks
-    FuzzReader("annotation:asap", samples.asap, labelled("asap"), TEXT, 0.2, PLAIN),
-    FuzzReader("annotation:geojson", samples.geojson("a.geojson"), labelled("geojson"), TEXT, 0.15, PLAIN),
-    FuzzReader("annotation:boxes", samples.boxes, labelled("auto"), TEXT, 0.25, PLAIN),
+    FuzzReader("annotation:asap", samples.asap, labelled("asap"), TEXT, 0.1, PLAIN),
+    FuzzReader("annotation:geojson", samples.geojson("a.geojson"), labelled("geojson"), TEXT, 0.05, PLAIN),
+    FuzzReader("annotation:boxes", samples.boxes, labelled("auto"), TEXT, 0.15, PLAIN),
     FuzzReader("annotation:label-image", samples.mask("a.png", 1), labelled("label-image"), sealed=True),
     FuzzReader("annotation:label-image tiff", samples.mask("a.tif", 1), labelled("label-image"), BINARY, 0.45, PIXELS),
-    FuzzReader("annotation:panda-radboud", samples.panda_mask, labelled("panda-radboud"), BINARY, 0.15, PIXELS),
+    FuzzReader("annotation:panda-radboud", samples.panda_mask, labelled("panda-radboud"), BINARY, 0.02, PIXELS),
     FuzzReader("annotation:panda-karolinska", samples.panda_mask, labelled("panda-karolinska"), BINARY, 0.4, PIXELS),
     FuzzReader("annotation:volume", samples.nifti("a.nii.gz", labels=True),
                lambda p: annotate_case(SCAN, p, kind="volume").labels, sealed=True),
-    *(FuzzReader(f"annotation:dicom-seg {kind}", samples.dicom_mask(kind), over_scan, BINARY, 0.3, PIXELS)
+    *(FuzzReader(f"annotation:dicom-seg {kind}", samples.dicom_mask(kind), over_scan, BINARY, 0.05, MASK)
       for kind in ("BINARY", "FRACTIONAL", "LABELMAP")),
-    FuzzReader("annotation:rtstruct", samples.dicom_mask("rtstruct"), over_scan, BINARY, 0.3, PLAIN),
-    FuzzReader("annotation:rsna", samples.slice_labels, labelled("rsna", slices=["ID_0", "ID_1", "ID_2"]), TEXT, 0.15,
+    FuzzReader("annotation:rtstruct", samples.dicom_mask("rtstruct"), over_scan, BINARY, 0.15, PLAIN),
+    FuzzReader("annotation:rsna", samples.slice_labels, labelled("rsna", slices=["ID_0", "ID_1", "ID_2"]), TEXT, 0.02,
                PLAIN),
-    FuzzReader("marks:drawing", samples.geojson("case.geojson"), marked, TEXT, 0.15, PLAIN),
+    FuzzReader("marks:drawing", samples.geojson("case.geojson"), marked, TEXT, 0.05, PLAIN),
     FuzzReader("marks:table", text("m.csv", MARKS), marked, TEXT, 0.45, PLAIN),
-    FuzzReader("labels:slices", samples.slice_labels, read_slice_labels, TEXT, 0.15, PLAIN),
+    FuzzReader("labels:slices", samples.slice_labels, read_slice_labels, TEXT, 0.05, PLAIN),
     FuzzReader("labels:sidecar", sidecar, read_sidecar, TEXT, 0.25, PLAIN),
-    FuzzReader("labels:shares", shares, read_label_shares, TEXT, 0.55, PLAIN),
+    FuzzReader("labels:shares", shares, read_label_shares, TEXT, 0.3, PLAIN),
     FuzzReader("labels:npy", samples.npy("a.npy", np.arange(40) % 2), read_instance_labels, BINARY, 0.55, ARRAYS),
     FuzzReader("labels:csv", text("a.csv", "label\n" + "0\n1\n-1\n" * 9), read_instance_labels, TEXT, 0.45, PLAIN),
     FuzzReader("tissue:image", samples.mask("a.png", 255), tissue, sealed=True),
-    FuzzReader("tissue:outlines", samples.geojson("a.geojson", None), tissue, TEXT, 0.15, PLAIN),
+    FuzzReader("tissue:outlines", samples.geojson("a.geojson", None), tissue, TEXT, 0.02, PLAIN),
     # tables
     FuzzReader("table:manifest", table("m.csv"), manifest_table, TEXT, 0.55, PLAIN),
     FuzzReader("table:manifest parquet", table("m.parquet"), manifest_table, sealed=True),
     FuzzReader("table:labels", table("m.csv", samples.LABELS), read_labels, TEXT, 0.65, PLAIN),
-    FuzzReader("table:labels xlsx", table("m.xlsx", samples.LABELS), read_labels, BINARY, 0.1,
+    FuzzReader("table:labels xlsx", table("m.xlsx", samples.LABELS), read_labels, BINARY, 0.01,
                "zip keeps a checksum of each part only", sealed=True),
     FuzzReader("table:cases", case_table, lambda p: _cases_from_table(p, prepare_sources([p.parent])), TEXT, 0.7,
                PLAIN),
@@ -527,50 +531,50 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("table:splits", samples.splits, load_splits, TEXT, 0.3, PLAIN),
     FuzzReader("source:camelyon16", camelyon16, read_source("camelyon16"), TEXT, 0.3, PLAIN,
                damage=("images/testing/reference.csv",)),
-    FuzzReader("source:panda", panda, read_source("panda"), TEXT, 0.15, PLAIN,
+    FuzzReader("source:panda", panda, read_source("panda"), TEXT, 0.05, PLAIN,
                damage=("images/train.csv", "split.csv")),
-    FuzzReader("source:rsna_ich", rsna, read_rsna, (*TEXT, *BINARY), 0.15, PLAIN,
+    FuzzReader("source:rsna_ich", rsna, read_rsna, (*TEXT, *BINARY), 0.05, PLAIN,
                damage=("images/stage_2_train.csv", "split.csv", "images/stage_2_train/*.dcm")),
-    FuzzReader("source:rsna_ich index", rsna, read_source("rsna_ich"), TEXT, 0.15, PLAIN,
+    FuzzReader("source:rsna_ich index", rsna, read_source("rsna_ich"), TEXT, 0.05, PLAIN,
                damage=("out/dicom_index.csv",)),
-    FuzzReader("source:crchisto", crchisto, read_source("crchisto"), TEXT, 0.2, PLAIN,
+    FuzzReader("source:crchisto", crchisto, read_source("crchisto"), TEXT, 0.05, PLAIN,
                damage=("images/nuclei.csv", "split.csv")),
-    FuzzReader("source:patches", samples.patches, read_patches, TEXT, 0.4, PLAIN, damage=("images/patches.csv",)),
+    FuzzReader("source:patches", samples.patches, read_patches, TEXT, 0.3, PLAIN, damage=("images/patches.csv",)),
     FuzzReader("source:folder", images_and_table, read_source("folder"), TEXT, 0.4, PLAIN, damage=("split.csv",)),
     # settings
-    FuzzReader("settings:config", text("c.yaml", CONFIG), load_config, TEXT, 0.25, PLAIN),
-    FuzzReader("settings:recipe", text("r.yaml", RECIPE), load_recipe, TEXT, 0.2, PLAIN),
+    FuzzReader("settings:config", text("c.yaml", CONFIG), load_config, TEXT, 0.15, PLAIN),
+    FuzzReader("settings:recipe", text("r.yaml", RECIPE), load_recipe, TEXT, 0.15, PLAIN),
     FuzzReader("settings:study", text("s.yaml", STUDY), load_study, TEXT, 0.2, PLAIN),
     # predictions, weights, runs, packages
     FuzzReader("prediction", samples.prediction, Prediction.load, sealed=True),
     FuzzReader("calibration", calibration, Calibration.load, TEXT, sealed=True),
     FuzzReader("drift", drift_summary, read_drift, sealed=True),
     FuzzReader("weights:own", samples.weights, read_weights, sealed=True),
-    FuzzReader("weights:encoder pth", samples.tensors("w.pth"), _read_tensors, BINARY, 0.1,
+    FuzzReader("weights:encoder pth", samples.tensors("w.pth"), _read_tensors, BINARY, 0.01,
                "zip keeps a checksum of each part only", sealed=True),
     FuzzReader("weights:encoder safetensors", samples.tensors("w.safetensors"), _read_tensors, BINARY, 0.3,
                "safetensors of other programs have no checksum"),
-    FuzzReader("weights:encoder hub", samples.hub_model, hub_encoder, TEXT, 0.1, PLAIN, damage=("config.json",)),
+    FuzzReader("weights:encoder hub", samples.hub_model, hub_encoder, TEXT, 0.05, PLAIN, damage=("config.json",)),
     FuzzReader("weights:fetched", text("fetched.json", FETCHED), lambda p: _record(p.parent), TEXT, 0.3, PLAIN),
-    *(FuzzReader(f"weights:{name}", samples.published(name), lambda p, n=name: _imported(p, n), BINARY, 0.1,
+    *(FuzzReader(f"weights:{name}", samples.published(name), lambda p, n=name: _imported(p, n), BINARY, 0.01,
                  "zip keeps a checksum of each part only", True) for name in PROGRAMS),
     FuzzReader("run:texts", samples.run_folder, run_content, TEXT, 0.25, PLAIN,
                damage=("run/config.yaml", "run/run.json", "run/split.json"), refers=("manifest.csv",)),
     FuzzReader("run:checkpoints", samples.run_folder, run_content, sealed=True,
                damage=("run/checkpoints/best.safetensors", "run/checkpoints/last.safetensors")),
     FuzzReader("package", whole_package, load_package, sealed=True),
-    FuzzReader("package:occupied", whole_package, occupied, TEXT, 0.15, "only asks whose package lies there",
+    FuzzReader("package:occupied", whole_package, occupied, TEXT, 0.01, "only asks whose package lies there",
                damage=("sm_ap/config.json",)),
     # what is kept between two calls
     FuzzReader("kept:result", result_folder, read_result, TEXT, sealed=True),
     FuzzReader("kept:failure", failure_folder, _state, TEXT, 0.5, "shown to the user as it is, never computed with"),
     FuzzReader("kept:digests", digest_cache, read_cache, TEXT, 0.25, PLAIN),
     FuzzReader("kept:checked bags", checked_bags, read_checked, TEXT, 0.0, "what does not fit is checked again"),
-    FuzzReader("kept:conversion", converted, read_converted, TEXT, 0.15, PLAIN),
+    FuzzReader("kept:conversion", converted, read_converted, TEXT, 0.01, PLAIN),
     FuzzReader("kept:recipe", prepared, read_prepared, TEXT, 0.0, "compared as a whole", damage=("out/recipe.json",)),
     FuzzReader("kept:synthetic slides", stained, lambda p: _bind_slides(p, {"seed": 1, "n": 4}), TEXT, 0.0,
                "compared as a whole"),
-    FuzzReader("viewer:features", samples.native, hot, BINARY, 0.2, ARRAYS),
+    FuzzReader("viewer:features", samples.native, hot, BINARY, 0.1, ARRAYS),
     FuzzReader("viewer:features npy", samples.npy("a.npy", X), hot, BINARY, 0.6, ARRAYS),
 )  # fmt: skip
 

@@ -154,10 +154,21 @@ def ct_series(compression: str | None = None) -> Callable[[Path], Path]:
             folder / "scan", ct_makers.voxels(3, 32, 32) if compression else ct_makers.voxels(3, 8, 8)
         )
         for path in paths if compression else ():
+            if compression == "jpeg-extended":  # what it can hold: twelve bits without sign
+                ct_makers.change(path, BitsStored=12, HighBit=11, PixelRepresentation=0)
             ct_makers.compress(path, compression)
         return folder / "scan"
 
     return make
+
+
+def wrapped_series(folder: Path) -> Path:
+    """Slices whose negative values wrapped at twelve bits, as in part of the RSNA set."""
+    hu, paths = ct_makers.series(folder / "scan", ct_makers.voxels(3, 8, 8))
+    for path, pixels in zip(paths, hu, strict=True):
+        stored = (pixels.astype(int) % 4096).astype(np.uint16).tobytes()
+        ct_makers.change(path, BitsStored=12, HighBit=11, PixelRepresentation=0, RescaleIntercept=0, PixelData=stored)
+    return folder / "scan"
 
 
 def multi_frame(compression: str | None = None) -> Callable[[Path], Path]:

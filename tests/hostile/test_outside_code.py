@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from support import prepare_makers as makers
 from support.package_makers import resum
+from typer.main import get_command
 
+from smmil.cli import app
 from smmil.config import load_config
 from smmil.encoders import load_encoder
 from smmil.errors import ConfigError
@@ -67,6 +69,7 @@ def commands(sound, tmp_path):
         return [
             (sound.run, "predict", sound.run, "--out", out, "--part", "val"),
             (sound.run, "package", sound.run, "--out", tmp_path / "packed"),
+            (sound.run, "explain", sound.run, "--method", "single", "--out", tmp_path / "maps", "--part", "val"),
             (sound.package, "predict", "--model", sound.package, sound.manifest, "--out", tmp_path / "out2"),
             (config, "train", config, "--out", tmp_path / "trained", "--set", "training.epochs=1"),
             (config, "train", config, "--out", tmp_path / "trained2", "--dry-run"),
@@ -76,6 +79,17 @@ def commands(sound, tmp_path):
         ]
 
     return make
+
+
+def test_no_command_that_takes_the_users_word_is_forgotten(commands):
+    takes = {verb for verb, made in get_command(app).commands.items() if _takes_word(made)}
+    assert takes == {words[0] for _, *words in commands("planted:Net", "planted:declared")}
+
+
+def _takes_word(command):
+    """Whether a command, or one of those below it, has the option."""
+    below = getattr(command, "commands", {}).values()
+    return any(TRUST in option.opts for option in command.params) or any(map(_takes_word, below))
 
 
 def test_no_file_makes_a_command_import_anything(commands, planted, refused):

@@ -270,6 +270,16 @@ def test_a_finished_run_without_its_split_is_not_said_to_be_fine(sound, refused,
     refused("package", sound.run, "--out", tmp_path / "packed", words=(sound.run,))
 
 
+@pytest.mark.parametrize("named", ["..", "absent.csv", "run.json"])
+def test_a_run_that_names_no_table_is_named_with_what_it_names(sound, refused, tmp_path, named):
+    config = sound.run / "config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    settings["data"]["manifest"] = named
+    config.write_text(yaml.safe_dump(settings))
+    for words in (("predict", sound.run, "--out", tmp_path / "p"), ("drift", sound.run, "--out", tmp_path / "d")):
+        refused(*words, words=(config, sound.run.parent if named == ".." else named))
+
+
 SIZES = {"in_dim": 10**9, "n_classes": 10**9, "options": {"dim": 10**9, "att_dim": 4}}
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
-from support.pyramids import noise, slide_file
+from support.pyramids import noise, qptiff, slide_file
+from support.sandbox import outcomes
 from support.slide_damage import spoil_tile
 
 from smmil.errors import DataError
@@ -221,3 +222,43 @@ def test_more_strips_or_tiles_than_a_tiff_can_list_are_refused_at_once(tmp_path,
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"a.tif: promises more tiles or strips than it can list"):
         check_tiff_directory(path)
+
+
+@pytest.mark.parametrize("bigtiff", [False, True])
+@pytest.mark.parametrize("tag", ["TileOffsets", "TileByteCounts"])
+@pytest.mark.parametrize("where", ["beyond the end", "in the header"])
+def test_a_list_of_tiles_that_does_not_lie_in_the_file_is_refused(tmp_path, bigtiff, tag, where):
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, noise(16, 16), tile=(16, 16), bigtiff=bigtiff, photometric="rgb")
+    wide = 8 if bigtiff else 4
+    with tifffile.TiffFile(path) as file:
+        at = file.pages[0].tags[tag].offset + 4
+    count, place = (2**20 + 1, None) if where == "beyond the end" else (3, 0)
+    _relist(path, at, wide, count, place)
+    with pytest.raises(DataError, match=r"a.tif: the list of its tiles does not lie in the file"):
+        check_tiff_directory(path)
+
+
+def test_one_wrong_bit_in_the_length_of_a_list_of_tiles_does_not_end_the_process(tmp_path):
+    """tifffile passes over such a list; OpenSlide took the bytes of a picture for sizes and aborted."""
+    path = qptiff(tmp_path / "a.qptiff", noise(96, 96), compression="jpeg")
+    with tifffile.TiffFile(path) as file:
+        single = next(page for page in file.pages if page.is_tiled and len(page.dataoffsets) == 1)
+        assert file.is_bigtiff
+    _relist(path, single.tags["TileByteCounts"].offset + 4, 8, 2**20 + 1)
+
+    def every_level(file):
+        with open_slide(file) as slide:
+            return [slide._pixels(level, 0, 0, 8, 8) for level in range(len(slide.level_sizes))]
+
+    (found,) = outcomes(every_level, [path], None)
+    assert found.kind == "error", found
+
+
+def _relist(path, at, wide, count, place=None):
+    """Another number of entries, and another place of them."""
+    content = bytearray(path.read_bytes())
+    content[at : at + wide] = count.to_bytes(wide, "little")
+    if place is not None:
+        content[at + wide : at + 2 * wide] = place.to_bytes(wide, "little")
+    path.write_bytes(content)

@@ -2,11 +2,13 @@
 
 import nibabel
 import numpy as np
+import pydicom
 import pytest
 import torch
 from scipy.ndimage import binary_fill_holes
 from support import prepare_makers as makers
 from support.ct_makers import series
+from support.dicom_makers import segmentation, structure_set
 from torch import nn
 
 from smmil.data.tables import read_instance_labels
@@ -277,6 +279,63 @@ def test_the_mask_of_a_case_becomes_labels_beside_its_patches(tmp_path):
     for (x, y, z), label in zip(bag.coords.tolist(), labels.tolist(), strict=True):
         assert label == (mask[z, y : y + 6, x : x + 6].sum() / 36 > 0.25)
     assert read_labels(job.labels_path).about["coverage"] == 0.25
+
+
+def outlined(files, mask):
+    """The rectangle of each slice that is not empty, in the patient by the headers alone, around its outer pixels."""
+    rings = []
+    for file, page in zip(files, mask, strict=True):
+        rows, columns = np.nonzero(page)
+        if not len(rows):
+            continue
+        header = pydicom.dcmread(file)
+        across, down = np.array(header.ImageOrientationPatient, float).reshape(2, 3)
+        high, wide = header.PixelSpacing
+        ends = [
+            (x, y) for x in (columns.min() - 0.5, columns.max() + 0.5) for y in (rows.min() - 0.5, rows.max() + 0.5)
+        ]
+        place = np.array(header.ImagePositionPatient, float)
+        rings.append([place + ends[n][0] * wide * across + ends[n][1] * high * down for n in (0, 1, 3, 2)])
+    return {1: ("lesion", rings)}
+
+
+@pytest.fixture(scope="module", params=[(1, 0, 0, 0, 1, 0), (0, 1, 0, -1, 0, 0)], ids=["as shown", "quarter turn"])
+def masked(request, tmp_path_factory):
+    """A scan in DICOM, a planted box of lesion as it is shown, and the file of that lesion in every kind of mask."""
+    folder, mask = tmp_path_factory.mktemp("masked"), np.zeros((7, 30, 41))
+    mask[2:5, 7:22, 3:29] = 1
+    _, files = series(folder / "s", body(), SPACING, orientation=request.param)
+    series(folder / "truth", mask, SPACING, orientation=request.param)
+    shown = open_volume(folder / "truth").hu == 1
+    return folder, shown, {
+        "seg": segmentation(folder / "seg.dcm", files, mask.astype(np.uint8), shuffle=3),
+        "rtstruct": structure_set(folder / "contours.dcm", files[0], outlined(files, mask)),
+        "nifti": nifti(folder / "m.nii.gz", shown, open_volume(folder / "s").affine),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("patch", [{"side_px": 6}, {"side_px": 6, "overlap": 0.5}, {"side_px": 6, "depth_slices": 2},
+                                   {"side_px": 6, "depth_slices": 2, "overlap": 0.5}], ids=str)  # fmt: skip
+def test_a_mask_says_the_same_of_patches_whether_it_is_dicom_contours_or_nifti(masked, tmp_path, patch):
+    """Counted voxel by voxel: more than the coverage of a patch is a lesion, exactly that much is none."""
+    folder, shown, files = masked
+    side, depth = patch["side_px"], patch.get("depth_slices", 1)
+    (tmp_path / "s").symlink_to(folder / "s")
+    for coverage in (0.0, 0.25, 0.5):
+        found = {}
+        for kind, file in files.items():
+            out = tmp_path / f"{kind}{coverage}"
+            chosen = ct(**patch, foreground="none")
+            job = makers.job(tmp_path / "s", out, chosen, annotation=file, label="1", coverage=coverage)
+            prepare_case(job)
+            found[kind], bag = read_labels(job.labels_path), read_bag(job.bag_path)
+        inside = (shown[z : z + depth, y : y + side, x : x + side].sum() for x, y, z in bag.coords.tolist())
+        share = np.array([count / (side**2 * depth) for count in inside])
+        assert {0, 0.5, 1} < {*share.tolist()}
+        for kind, made in found.items():
+            np.testing.assert_allclose(made.share, share, atol=1e-8, err_msg=kind)
+            assert made.labels.tolist() == (np.round(share, 8) > coverage).astype(int).tolist(), kind
+            assert 0 < made.labels.sum() < bag.n, kind
 
 
 def test_labels_of_slices_or_of_the_plane_say_nothing_about_patches(tmp_path):

@@ -15,7 +15,16 @@ from smmil.evaluate.suggestion import Region
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import SlideFacts, boxes, slide_facts
 from smmil.exports.registry import ExportFormat, register_export
-from smmil.files import digest, escape_formula, file_name, need_file, replacing, table_text, write_text
+from smmil.files import (
+    digest,
+    escape_formula,
+    file_name,
+    need_file,
+    remove_leftovers,
+    replacing,
+    table_text,
+    write_text,
+)
 from smmil.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -80,6 +89,7 @@ def write_suggestions(
     for path in there:  # what a killed process of the same command wrote is not in the way
         if need_file(path).read_bytes() != texts[path].encode():
             raise DataError(f"{path}: is there already, maybe with your marks; give another folder with --out")
+    remove_leftovers(out)  # also when there is nothing left to write
     for path in texts.keys() - there:
         write_text(path, texts[path])
     return [table, *drawings.values()]

@@ -6,7 +6,7 @@ from typing import Any
 
 from smmil.bag import Bag
 from smmil.errors import DataError
-from smmil.files import need_file
+from smmil.files import need_file, opening_once
 from smmil.formats.clam import _ClamReader, _ClamTensorReader
 from smmil.formats.content import Stored
 from smmil.formats.hdf5 import Reader, _is_hdf5, _layout, reader_errors
@@ -39,7 +39,7 @@ def read_bag(path: str | Path, *, y: int | None = None, verify: bool = True, ins
     instance_labels  False: the bag has none, and files that hold nothing else are not opened, as in training
     """
     path = Path(path)
-    with reader_errors(path):
+    with reader_errors(path), opening_once():
         stored = _read_stored(path, _choose_reader(path), verify, instance_labels)
         bag = _to_bag(stored, stored.connected_graph())
     bag = bag if instance_labels else replace(bag, y_inst=None)
@@ -49,7 +49,7 @@ def read_bag(path: str | Path, *, y: int | None = None, verify: bool = True, ins
 def read_provenance(path: str | Path) -> dict[str, Any]:
     """Where the features of a file come from (encoder, recipe, licence, …), without reading the features."""
     path = Path(path)
-    with reader_errors(path):
+    with reader_errors(path), opening_once():
         return _choose_reader(path).provenance(path)
 
 

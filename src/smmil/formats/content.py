@@ -195,9 +195,10 @@ class Stored:
 
     def connected_graph(self) -> Graph | None:
         """The graph; an error when most instances have no neighbour: smoothing would silently do nothing."""
-        graph, kind, frame = self.graph(), self.parsed_rule()["kind"], self.parsed_frame()
+        graph = self.graph()
         if graph is None or self.coords is None or graph.n < ALARM_FROM or graph.isolated_share <= ALARM_SHARE:
             return graph
+        kind, frame = self.parsed_rule()["kind"], self.parsed_frame()
         used = f"step {_sides(frame.step)}" if kind == "grid" and frame else f"graph {kind!r}"
         raise DataError(
             f"{graph.isolated_share:.0%} of {graph.n:,} instances have no neighbour with {used}, {self.why_isolated()}"

@@ -93,12 +93,13 @@ def _dataset(file: h5py.File, name: str, like: str | None = None) -> np.ndarray 
     if name not in file:
         return None
     found, like = file[name], like or name
-    if found.dtype.kind not in "fiu" or (like == "features" and found.dtype.kind != "f"):
-        raise DataError(f"{name} must hold {'floating point ' * (like == 'features')}numbers, got {found.dtype}")
+    dtype = found.dtype  # asked once: HDF5 makes it anew each time
+    if dtype.kind not in "fiu" or (like == "features" and dtype.kind != "f"):
+        raise DataError(f"{name} must hold {'floating point ' * (like == 'features')}numbers, got {dtype}")
     check_dataset(found)
-    array = np.empty(found.shape, dtype=found.dtype.newbyteorder("="))
+    array = np.empty(found.shape, dtype=dtype.newbyteorder("="))
     if array.size:
-        found.read_direct(array)
+        found.id.read(h5py.h5s.ALL, h5py.h5s.ALL, array)
     return _stored_type(like, array)
 
 
@@ -116,9 +117,16 @@ def _text(attributes: Any, name: str, absent: str = "") -> str:
     """
     if name not in attributes:
         return absent
-    if attributes.get_id(name).get_type().get_class() != h5py.h5t.STRING:
+    found = attributes.get_id(name)
+    kind = found.get_type()
+    if kind.get_class() != h5py.h5t.STRING:
         raise DataError(f"attribute {name!r} is no text, the file is damaged")
-    value = attributes[name]
+    if kind.is_variable_str() or found.shape != ():
+        value = attributes[name]
+    else:  # as we write it: read without opening it again
+        fixed = np.zeros((), dtype=f"S{kind.get_size()}")
+        found.read(fixed, mtype=kind)
+        value = fixed.item()
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 

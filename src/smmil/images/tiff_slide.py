@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -173,10 +173,16 @@ def _check_tile_size(path: Path, width: float, height: float) -> None:
 # Tags of a TIFF that say how many tiles or strips a page has.
 _WIDTH, _LENGTH, _SAMPLES, _STRIP_ROWS, _PLANAR, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 277, 278, 284, 322, 323
 _DEPTH, _TILE_DEPTH = 32997, 32998
+_LISTS = (273, 279, 324, 325)  # where tiles and strips begin, and how many bytes they have
+_BYTES = {3: 2, 4: 4, 16: 8}  # of the kinds of number in such a list
 
 
 def check_tiff_directory(path: Path) -> None:
-    """Refuse a TIFF with more tiles or strips than it can list: tifffile would make a list of all that it promises."""
+    """Refuse a TIFF with more tiles or strips than it can list: tifffile would make a list of all that it promises.
+
+    And one whose lists do not lie in it: tifffile passes over them, and OpenSlide takes other bytes for sizes, asks for
+    so much memory and aborts.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         order = {b"II": "<", b"MM": ">"}.get(file.read(2))
@@ -189,24 +195,47 @@ def check_tiff_directory(path: Path) -> None:
         while page and page not in seen and page < size:
             seen.add(page)
             file.seek(page)
-            tags = _whole_numbers(file, order, big, size)
+            entries = _entries(file, order, big, size)
+            if any(_outside(entry, size, 8 if big else 4, offset) for entry in entries if entry.tag in _LISTS):
+                raise DataError(f"{path}: the list of its tiles does not lie in the file, it is damaged; copy it again")
+            tags = _whole_numbers(entries, order, big)
             # Each tile or strip has an entry of two bytes or more.
             if tags.keys() >= {_WIDTH, _LENGTH} and 2 * _promised_segments(tags) > size:
                 raise DataError(f"{path}: promises more tiles or strips than it can list, it is damaged; copy it again")
             page = _unpacked(file, offset)
 
 
-def _whole_numbers(file: IO[bytes], order: str, big: bool, size: int) -> dict[int, int]:
-    """Tags of the directory at this place that are whole numbers, by their codes."""
-    count, places, value = (_unpacked(file, f"{order}Q"), 20, 12) if big else (_unpacked(file, f"{order}H"), 12, 8)
-    entries = file.read(count * places) if count * places < size else b""
+class _Entry(NamedTuple):
+    """A tag of a directory: its code, kind and number of values, and the bytes of the values or of their place."""
+
+    tag: int
+    kind: int
+    number: int
+    value: bytes
+
+
+def _entries(file: IO[bytes], order: str, big: bool, size: int) -> list[_Entry]:
+    """The directory at this place."""
+    form = f"{order}HHQ8s" if big else f"{order}HHI4s"
+    count = _unpacked(file, f"{order}Q" if big else f"{order}H")
+    length = struct.calcsize(form)
+    data = file.read(count * length) if count * length < size else b""
+    return [_Entry(*entry) for entry in struct.iter_unpack(form, data[: len(data) // length * length])]
+
+
+def _outside(entry: _Entry, size: int, inline: int, offset: str) -> bool:
+    """Whether the numbers of an entry should lie elsewhere in the file, but do not."""
+    length = entry.number * _BYTES.get(entry.kind, 0)
+    if length <= inline:
+        return False
+    (place,) = struct.unpack(offset, entry.value)
+    return bool(place < 8 or place + length > size)
+
+
+def _whole_numbers(entries: list[_Entry], order: str, big: bool) -> dict[int, int]:
+    """Tags of a directory that are whole numbers, by their codes."""
     forms = {1: "B", 3: "H", 4: "I", 16: "Q"} if big else {1: "B", 3: "H", 4: "I"}
-    tags = {}
-    for at in range(0, len(entries) - places + 1, places):
-        tag, kind = struct.unpack_from(f"{order}HH", entries, at)
-        if kind in forms:
-            (tags[tag],) = struct.unpack_from(order + forms[kind], entries, at + value)
-    return tags
+    return {e.tag: struct.unpack_from(order + forms[e.kind], e.value)[0] for e in entries if e.kind in forms}
 
 
 def _promised_segments(tags: Mapping[int, int]) -> int:

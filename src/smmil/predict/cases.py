@@ -143,7 +143,7 @@ class _OpenedRun:
         cls, run_dir: str | Path, manifest: str | Path | None, part: str | None, checkpoint: str, trust: bool | str
     ) -> "_OpenedRun":
         trained, config = load_trained(run_dir, checkpoint, trust_code=trust), run_config(Path(run_dir))
-        table = Manifest.read(manifest or _own_manifest(config, run_dir))
+        table = Manifest.read(manifest) if manifest else _own_table(config, run_dir)
         table.check_table(training=False)
         ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
         origin = Origin(checkpoint)  # all that an imported model has
@@ -352,12 +352,16 @@ def run_config(run_dir: Path) -> TrainConfig | None:
     return None if imported else load_config(run_dir / "config.yaml", trust_code=True)
 
 
-def _own_manifest(config: TrainConfig | None, run_dir: str | Path) -> str:
+def _own_table(config: TrainConfig | None, run_dir: str | Path) -> Manifest:
+    """The manifest that a run was trained on; an error also says where it is named."""
     if config is None:
         raise DataError(f"{run_dir}: this model was not trained here and knows no bags; give them with --manifest")
     if Path(config.data.manifest).name == IN_MEMORY:
         raise DataError(f"{run_dir}: this model was trained on bags in memory; give bags with --manifest")
-    return config.data.manifest
+    try:
+        return Manifest.read(config.data.manifest)
+    except DataError as problem:
+        raise DataError(f"{problem} (named in {Path(run_dir) / 'config.yaml'})") from None
 
 
 def _chosen_ids(run_dir: Path, table: Manifest, part: str) -> tuple[list[str], dict[str, str]]:

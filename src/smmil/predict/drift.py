@@ -16,7 +16,7 @@ from smmil.files import need_file
 from smmil.formats import read_provenance
 from smmil.predict.cases import (
     _drift_case,
-    _own_manifest,
+    _own_table,
     _patients,
     _refuse_other_features,
     feature_source,
@@ -59,7 +59,7 @@ def fit_run_drift(
     """The summary of the bags that trained and validated a run; with a manifest, of all its bags instead."""
     run_dir = Path(run_dir)
     if manifest is None:
-        table, split = Manifest.read(_own_manifest(run_config(run_dir), run_dir)), run_split(run_dir)
+        table, split = _own_table(run_config(run_dir), run_dir), run_split(run_dir)
         ids = [*split.train, *split.val]
     else:
         table = Manifest.read(manifest)
