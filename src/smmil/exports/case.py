@@ -52,6 +52,11 @@ class ExportCase:
         return None if self.threshold is None else self.score.astype(np.float64) >= self.threshold
 
     @cached_property
+    def ends(self) -> tuple[float, float]:
+        """Lowest and highest value of a window on the numbers: of a layer with a fixed scale its ends, else the scores'."""
+        return self.prediction.fixed_scale or (float(self.score.min()), float(self.score.max()))
+
+    @cached_property
     def percentile(self) -> np.ndarray:
         """(n,) share of the case's instances that score no higher: 1 is the hottest."""
         from scipy.stats import rankdata

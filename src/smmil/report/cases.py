@@ -16,7 +16,7 @@ from smmil.evaluate.instances import instance_score
 from smmil.images.matching import recorded_notes
 from smmil.maps import canvas
 from smmil.maps.raster import Extent, dot_positions, dots_extent, rasterize, scattered, truth_values
-from smmil.prediction import FIXED_SCALES, Prediction
+from smmil.prediction import Prediction
 from smmil.redact import safe_text
 
 _LEVELS = 2**16 - 1
@@ -52,8 +52,6 @@ def _packed_layers(prediction: Prediction, column: int | None, bits: int) -> dic
     No threshold cuts the other layers, so 8 bits, as many as there are colours, are enough for them.
     """
     others = {layer.name: _pack(prediction.layer(layer.name), bits=8) for layer in prediction.layers}
-    for name in others.keys() & FIXED_SCALES.keys():
-        others[name].facts["colours"] = list(FIXED_SCALES[name])
     return {"score": _pack(prediction, column, bits), **others}
 
 
@@ -63,7 +61,7 @@ def _pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> 
     if scattered(prediction):
         return _dots(prediction, scores, bits)
     kind, image, truth, extent, notes = _picture(prediction, scores)
-    facts = _map_facts(kind, extent, scores, notes)
+    facts = _map_facts(kind, extent, prediction.fixed_scale, scores, notes)
     if image.ndim == 3:
         facts |= {"layers": len(image), "span": _slice_span(prediction, extent, len(image))}
         image = image.reshape(-1, image.shape[-1])
@@ -96,14 +94,16 @@ def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> _Raster:
     content = _byte_planes(np.diff(across, prepend=0)) + _byte_planes(down)
     note = f"{prediction.n:,} instances on no lattice: every dot is one instance at its own place, hottest on top"
     labels = truth_values(prediction)
-    facts = {**_map_facts("points", extent, scores, [note]), "width": width}
+    facts = {**_map_facts("points", extent, prediction.fixed_scale, scores, [note]), "width": width}
     return _raster(facts, scores[None, order], None if labels is None else labels[None, order], bits, content)
 
 
-def _map_facts(kind: str, extent: Extent, scores: np.ndarray, notes: list[str]) -> dict[str, Any]:
-    """Left, top, right, bottom; ends of the colour scale: 2nd and 98th percentile, as in the pictures of smmil.maps."""
+def _map_facts(
+    kind: str, extent: Extent, scale: tuple[float, float] | None, scores: np.ndarray, notes: list[str]
+) -> dict[str, Any]:
+    """Left, top, right, bottom; ends of the colours: fixed, or 2nd and 98th percentile, as in pictures of smmil.maps."""
     left, right, bottom, top = extent[:4]
-    colours = list(canvas.limits_of(scores, None)[:2])
+    colours = list(canvas.limits_of(scores, scale)[:2])
     return {"kind": kind, "extent": [left, top, right, bottom], "colours": colours, "notes": notes}
 
 

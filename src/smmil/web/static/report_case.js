@@ -105,7 +105,7 @@ function kindText(pane) {
   return layer.title === layer.kind ? layer.title : `${layer.title}: ${layer.kind}`;
 }
 
-/** What certainty is worth, measured on the cases of this report; in bold when it should not be read. The line keeps its
+/** What the uncertainty is worth, measured on the cases of this report; in bold when it should not be read. The line keeps its
  * place below other layers, or the map would move when the layer changes. */
 function showVerdict(pane) {
   const [place, { layer }] = [pane.host.querySelector(".layer-verdict"), pane.cells];
