@@ -158,7 +158,8 @@ class Prediction:
     @property
     def shown_layer(self) -> MapLayer | None:
         """The layer that stands in place of the scores; None: the scores themselves."""
-        return next((layer for layer in LAYERS if layer.name == self.meta.get("layer")), None)
+        found = next((layer for layer in LAYERS if layer.name == self.meta.get("layer")), None)
+        return None if found is None or self.meta.get("score_kind") != found.kind else found
 
     @property
     def fixed_scale(self) -> tuple[float, float] | None:

@@ -56,6 +56,11 @@ class ExportCase:
         """Lowest and highest value of a window on the numbers: of a layer with a fixed scale its ends, else the scores'."""
         return self.prediction.fixed_scale or (float(self.score.min()), float(self.score.max()))
 
+    @property
+    def layer(self) -> str:
+        """What the numbers are: score, or the layer in its place."""
+        return "score" if self.prediction.shown_layer is None else self.prediction.shown_layer.name
+
     @cached_property
     def percentile(self) -> np.ndarray:
         """(n,) share of the case's instances that score no higher: 1 is the hottest."""

@@ -108,7 +108,7 @@ def _write_parametric_map(case: ExportCase, path: Path) -> None:
     high = high if high > low else low + 1.0
     padding = np.float32(low - (high - low))  # one range below the scores: black in every sensible window
     mapping = highdicom.pm.RealWorldValueMapping(
-        lut_label=case.prediction.meta.get("layer", "score"),
+        lut_label=case.layer,
         lut_explanation=_text(case.facts.get("score_kind", "score")),
         unit=highdicom.sr.CodedConcept("1", "UCUM", "no units"),
         # Readers refuse values outside: the padding, and the zeros that fill up tiles at the edge, must be inside.

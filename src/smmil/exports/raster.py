@@ -258,7 +258,7 @@ def _about(case: ExportCase, facts: SlideFacts, size: tuple[int, int], r: int, e
     return json.dumps(
         {
             **case.facts,
-            "values": case.prediction.meta.get("layer", "score"),
+            "values": case.layer,
             "level0_size": list(size),
             "level0_pixels_per_pixel": r,
             "exact_edges": exact,
