@@ -43,11 +43,12 @@ class FolderDrift(NamedTuple):
         verb = "looks" if self.alarmed == 1 else "look"
         first = f"{self.alarmed:,} of {self.cases:,} cases {verb} unlike the cases that the model learned from"
         usual = f"by chance it would be about {100 * self.level:.2g} %"
+        here = f"{self.cases:,} case{'s' * (self.cases != 1)} of {self.patients:,} patient{'s' * (self.patients != 1)}"
+        who = f"{here} against {self.held_out:,} patients, p = {self.p:.2g}"
         if not self.alarm:
-            sizes = f"{self.cases:,} case{'s' * (self.cases != 1)} against {self.held_out:,} patients"
-            return f"{first} ({usual}). As a whole no difference was shown ({sizes}, p = {self.p:.2g})."
+            return f"{first} ({usual}). As a whole no difference was shown ({who})."
         return (
-            f"{first} ({usual}), and as a whole they differ from them (p = {self.p:.2g}). No promise holds here, and "
+            f"{first} ({usual}), and as a whole they differ from them ({who}). No promise holds here, and "
             "no probability or map should be relied on before the cause is known: another scanner, staining, "
             "protocol, population or preparation."
         )

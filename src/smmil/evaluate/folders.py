@@ -39,8 +39,8 @@ def summary(
     ..., "prior": ..., "threshold": {"value": ..., "source": ...}}. prior: False leaves it out, a mapping holds options
     of `position_prior`. With a threshold, and where predictions hold uncertainty, also {"uncertainty": ...}, its
     intervals and verdict from `resamples` of the patients; where they were compared with a drift summary, {"drift":
-    {"cases", "alarmed", "p"}}. The area to read at the threshold of a promise that the drift alarm withdrew is nan, and
-    "withheld" of "bag" says so.
+    {"cases", "alarmed", "patients", "held_out", "p"}}. The area to read at the threshold of a promise that the drift
+    alarm withdrew is nan, and "withheld" of "bag" says so.
     """
     options = prior if isinstance(prior, Mapping) else {}
     stated = shared_calibration(predictions, column) if threshold is None and validation is None else None
@@ -64,9 +64,14 @@ def summary(
         **({"prior": position_prior(predictions, column=column, **options)} if prior is not False else {}),
         "threshold": cut._asdict(),
         **({"uncertainty": worth} if known else {}),
-        **({} if drift is None else {"drift": {"cases": drift.cases, "alarmed": drift.alarmed, "p": drift.p}}),
+        **({} if drift is None else {"drift": _drift_numbers(drift)}),
         **({} if stated is None else {"notes": list(filter(None, said))}),
     }
+
+
+def _drift_numbers(drift: FolderDrift) -> dict[str, Any]:
+    sizes = {"cases": drift.cases, "alarmed": drift.alarmed, "patients": drift.patients, "held_out": drift.held_out}
+    return {**sizes, "p": drift.p}
 
 
 def load_models(places: Sequence[str | Path], left_out: dict[Path, str] | None = None) -> dict[str, list[Prediction]]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
-from smmil.evaluate.bags import _brier_of_cases, _ece, labelled_table, units_of
+from smmil.evaluate.bags import _brier_of_cases, _ece, _patients_in_words, labelled_table, units_of
 from smmil.evaluate.conformal import _area_notes, area_to_read
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_probability, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
@@ -285,7 +285,7 @@ def uncertainty_metrics(
     two = _two_columns(probs)
     found["brier"] = exact_mean(_brier_of_cases(two, truth.astype(int)).tolist()) if known else float("nan")
     found["ece"] = _ece(two, truth.astype(int)) if known else float("nan")
-    found["verdict"] = _uncertainty_verdict(found)
+    found["verdict"] = _uncertainty_verdict(found, _patients_in_words(usable))
     return {**found, "notes": notes if len(usable) < len(predictions) else []}
 
 
@@ -295,14 +295,15 @@ def _models_of(predictions: Sequence[Prediction]) -> np.ndarray:
     return np.unique(["", *names], return_inverse=True)[1][1:]
 
 
-def _uncertainty_verdict(found: Mapping[str, Any]) -> str:
-    """What `uncertainty_metrics` found, in words: by its intervals where there are some, else by values."""
+def _uncertainty_verdict(found: Mapping[str, Any], who: str) -> str:
+    """What `uncertainty_metrics` found in so many patients: by its intervals where there are some, else by values."""
     auroc, errors = found["error_auroc"], found["n_errors"]
     if np.isnan(auroc):
         few = "no call is wrong" if not errors else "every call is wrong"
-        return f"cannot be judged: {few}" if found["n_instances"] else "cannot be judged: no instance has both"
+        return f"cannot be judged: {few} ({who})" if found["n_instances"] else "cannot be judged: no instance has both"
     low, high = found.get("error_auroc_own_interval", (auroc, auroc))
     bounds = f"AUROC of wrong calls {auroc:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low < high else ", without interval")
+    bounds += f", in {who}"
     if high < 0.5:
         return f"ranks backwards: wrong calls are the more certain ones ({bounds}); do not read it as certainty"
     if low <= 0.5:

@@ -53,7 +53,7 @@ class ExportCase:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """Lowest and highest value of a window on the numbers: of a layer with a fixed scale its ends, else the scores'."""
+        """Ends of a window on the numbers: the scale of a layer that has a fixed one, else lowest and highest."""
         return self.prediction.fixed_scale or (float(self.score.min()), float(self.score.max()))
 
     @property

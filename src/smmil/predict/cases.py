@@ -325,7 +325,7 @@ def check_against_run(run_dir: str | Path, predictions: Sequence[Prediction]) ->
 
 
 def _refuse_other_weights(run_dir: Path, predictions: Sequence[Prediction]) -> list[str]:
-    """Raise an error where a prediction states weights that the run does not have; what cannot be compared, in words."""
+    """Raise an error for weights that the run does not have; what cannot be compared, in words."""
     files = sorted((run_dir / "checkpoints").glob("*.safetensors"))
     weights = {tensors_digest(read_weights(path)[0]) for path in files if path.stem in _CHECKPOINTS}
     if not weights:
@@ -333,8 +333,9 @@ def _refuse_other_weights(run_dir: Path, predictions: Sequence[Prediction]) -> l
     stated = [(p.id, str(p.meta["weights"])) for p in predictions if p.meta.get("weights") is not None]
     for id_, found in stated:
         if found not in weights:
+            ours = ", ".join(sorted(w[:12] for w in weights))
             raise DataError(
-                f"{id_}: predicted by weights {found[:12]}, but {run_dir} has {', '.join(sorted(w[:12] for w in weights))}; "
+                f"{id_}: predicted by weights {found[:12]}, but {run_dir} has {ours}; "
                 "give the run that made the predictions, or predict the cases with this one"
             )
     silent = len(predictions) - len(stated)

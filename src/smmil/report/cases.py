@@ -101,7 +101,7 @@ def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> _Raster:
 def _map_facts(
     kind: str, extent: Extent, scale: tuple[float, float] | None, scores: np.ndarray, notes: list[str]
 ) -> dict[str, Any]:
-    """Left, top, right, bottom; ends of the colours: fixed, or 2nd and 98th percentile, as in pictures of smmil.maps."""
+    """Left, top, right, bottom; ends of the colours: fixed, or 2nd and 98th percentile, as in smmil.maps."""
     left, right, bottom, top = extent[:4]
     colours = list(canvas.limits_of(scores, scale)[:2])
     return {"kind": kind, "extent": [left, top, right, bottom], "colours": colours, "notes": notes}

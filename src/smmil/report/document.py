@@ -18,7 +18,7 @@ from smmil.files import write_text
 from smmil.images.matching import find_case_images
 from smmil.images.volume import Window
 from smmil.maps import canvas
-from smmil.prediction import FIXED_SCALES, LAYERS, Prediction
+from smmil.prediction import FIXED_SCALES, LAYERS, Prediction, load_predictions
 from smmil.redact import safe_text, without_names
 from smmil.report import numbers
 from smmil.report.cases import _all_cases, _ReportCase
@@ -73,6 +73,7 @@ def write_report(
     validation: Sequence[str | Path] = (),
     threshold: float | None = None,
     column: int | None = None,
+    prior: Sequence[str | Path] | None = None,
     resamples: int = 1000,
     title: str | None = None,
     lead: str = "",
@@ -84,6 +85,8 @@ def write_report(
     """Write one self-contained page about runs or folders of predictions; the same content gives the same bytes.
 
     slides     folder of slides or scans, or CSV table (id, slide), for pictures below the maps
+    prior      predictions of cases with known lesions, such as those of training, that make the position prior; None:
+               the other patients among those of the report
     lead       a paragraph above the summary      sections  further sections below it
     licences   {encoder: its licence}, where the predictions do not state it
     max_mb     pictures are made smaller and scores coarser (8 bits) rather than pass this size
@@ -95,7 +98,10 @@ def write_report(
         raise ConfigError(f"max_mb: got {max_mb}, expected at least 2; the page itself needs 1 MB")
     sources = _load_sources(places)
     models = {source.name: source.predictions for source in sources}
-    results = numbers._measure(models, validation=validation, threshold=threshold, column=column, resamples=resamples)
+    left_out: dict[Path, str] = {}
+    known = None if prior is None else load_predictions(prior, left_out)
+    cuts: dict[str, Any] = {"validation": validation, "threshold": threshold, "column": column}
+    results = numbers._measure(models, **cuts, resamples=resamples, reference=known)
     room = int(max_mb * 1e6) - _PAGE_BYTES
     cases = _fitting_cases(models, column, room)
     room -= _size(cases)
@@ -119,7 +125,7 @@ def write_report(
         store=list(_store(cases, pictures)),
     )
     write_text(out, text)
-    left_out = {path: reason for source in sources for path, reason in source.left_out.items()}
+    left_out |= {path: reason for source in sources for path, reason in source.left_out.items()}
     return WrittenReport(Path(out), list(models), len(cases), len(text.encode()), missing, damaged, left_out)
 
 
@@ -270,10 +276,19 @@ def _method(results: Results, unmarked: Mapping[str, str]) -> str:
         cut = found["threshold"]
         if cut["value"] is not None:
             parts.append(f"Instance threshold of {name}: {cut['value']:.4g} ({cut['source']}).")
+    for text in dict.fromkeys(_prior_source(found.get("prior", {})) for found in results.values()):
+        parts.append(text)
     parts.append("Cases are called positive from a probability of 0.5 on.")
     if len(results) > 1 and len(unmarked) < 2:
         parts.append("Marked: best value of a row; where intervals overlap it may be chance.")
-    return " ".join(parts)
+    return " ".join(filter(None, parts))
+
+
+def _prior_source(prior: Mapping[str, Any]) -> str:
+    """Whose lesions the position prior is made of; empty without one."""
+    if "per_bag" not in prior:
+        return ""
+    return f"Position prior: lesions of {prior['n_patients']:,} patients, {prior['source']}."
 
 
 def _page_data(
