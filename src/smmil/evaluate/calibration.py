@@ -140,6 +140,7 @@ class Calibration(_Section):
         table = labelled_table([replace(prediction, y=0)])[0]
         if self.sets is not None:
             facts["set"] = _label_set(table[0], self.sets.thresholds)
+            facts["never_excluded"] = [c for c, cut in enumerate(self.sets.thresholds) if cut is None]
         if self.bag is not None:
             facts["probability"] = float(self.bag(_log_odds(table[:, 1]))[0])
         if probs and self.bag is None:

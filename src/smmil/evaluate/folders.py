@@ -8,7 +8,7 @@ from typing import Any
 
 from smmil.errors import DataError
 from smmil.evaluate.conformal import AppliedCalibration, _promised, realised, shared_calibration
-from smmil.evaluate.folder_drift import FolderDrift, folder_drift
+from smmil.evaluate.folder_drift import FolderDrift, class_sets_in_words, folder_drift
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import (
     _choose_threshold,
@@ -46,6 +46,7 @@ def summary(
     stated = shared_calibration(predictions, column) if threshold is None and validation is None else None
     drift = folder_drift(predictions)
     said = [] if stated is None else [*_promise_in_words(stated, drift), realised(predictions, stated)]
+    said += [] if stated is None else [class_sets_in_words(predictions, drift)]
     if threshold is not None:
         cut = _Threshold(float(threshold), "given by the user")
     elif stated is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate.conformal import AppliedCalibration
+from smmil.evaluate.conformal import AppliedCalibration, CalibratedCase, calibrated_case
 from smmil.evaluate.folder_drift import FolderDrift, promise_of_case, warning_of_case
 from smmil.evaluate.instances import instance_probability, instance_score
 from smmil.evaluate.probability import calibrated_probability
@@ -74,12 +74,24 @@ class ExportCase:
         calibrated = calibrated_probability(self.prediction, self.column)
         return instance_probability(self.prediction, self.column) if calibrated is None else calibrated
 
+    @property
+    def probability_kind(self) -> str:
+        """Whether these are calibrated, or what the scores say themselves."""
+        known = calibrated_probability(self.prediction, self.column) is not None
+        return "calibrated probability" if known else "probability"
+
+    @cached_property
+    def calibrated_case(self) -> CalibratedCase | None:
+        """What the calibration says about the whole case."""
+        return calibrated_case(self.prediction, self.calibration)
+
     @cached_property
     def facts(self) -> dict[str, str]:
         """Where the scores come from, as plain texts; what was promised for the threshold, and what the alarm says."""
         stated, warning = self.calibration, warning_of_case(self.prediction, self.folder)
         promise = "" if stated is None or stated.threshold != self.threshold else stated.text
-        said = {"promise": promise, "warning": warning}
+        whole = "" if self.calibrated_case is None else self.calibrated_case.text
+        said = {"promise": promise, "calibrated": whole, "warning": warning}
         texts = {key: plain(text, _LONGEST_TEXT) for key, text in said.items() if text}
         return {**provenance(self.prediction), **texts}
 

@@ -256,7 +256,9 @@ def _instance_table(case: ExportCase) -> "DataFrame":
 
     x, y and z are the prediction's own coordinates: level-0 pixels of a slide, slices of a scan counted from the foot.
     What is not known is empty: the label of an unlabelled instance, the probability behind an attention score, the
-    places of a case without coordinates. Uncertainty and strangeness are columns where they are known.
+    places of a case without coordinates. With a calibration `probability` is the calibrated one, and two columns are
+    about the case: its calibrated probability, and the classes that cannot be excluded. Uncertainty and strangeness are
+    columns where they are known.
     """
     from pandas import DataFrame
 
@@ -271,6 +273,9 @@ def _instance_table(case: ExportCase) -> "DataFrame":
         "percentile": case.percentile,
         "case_probability": prediction.probs[-1] if len(prediction.probs) < 3 else np.nan,
     }
+    if (said := case.calibrated_case) is not None:
+        possible = "" if said.classes is None else said.named(said.classes).replace(" and ", " or ") or "none"
+        columns |= {"case_probability_calibrated": said.probability, "case_classes_possible": possible}
     if prediction.scores.shape[1] > 1:
         columns |= {f"score_{k}": column for k, column in enumerate(prediction.scores.T)}
     columns |= {layer.name: getattr(prediction, layer.name) for layer in prediction.layers}

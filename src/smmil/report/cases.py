@@ -10,8 +10,8 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
-from smmil.evaluate.conformal import applied_calibration, shared_calibration
-from smmil.evaluate.folder_drift import folder_drift
+from smmil.evaluate.conformal import applied_calibration, calibrated_case, shared_calibration
+from smmil.evaluate.folder_drift import FolderDrift, folder_drift, promise_of_case
 from smmil.evaluate.instances import instance_score
 from smmil.images.matching import recorded_notes
 from smmil.maps import canvas
@@ -196,16 +196,17 @@ def _all_cases(
     """Every case of any model; worst mistakes of the first model first, unlabelled cases last."""
     tables = [{p.id: p for p in predictions} for predictions in models.values()]
     ids = sorted({id_ for table in tables for id_ in table})
-    lost = [_withdrawal(predictions, column) for predictions in models.values()]
-    cases = [_case(id_, [table.get(id_) for table in tables], column, bits, lost) for id_ in ids]
+    drifts = [folder_drift(predictions) for predictions in models.values()]
+    lost = [_withdrawal(*both, column) for both in zip(models.values(), drifts, strict=True)]
+    cases = [_case(id_, [table.get(id_) for table in tables], column, bits, lost, drifts) for id_ in ids]
     errors = {case.id: next(v["error"] for v in case.facts["verdicts"] if v is not None) for case in cases}
     return sorted(cases, key=lambda case: (2.0 if errors[case.id] is None else -errors[case.id], case.id))
 
 
-def _withdrawal(predictions: Sequence[Prediction], column: int | None) -> str | None:
+def _withdrawal(predictions: Sequence[Prediction], drift: FolderDrift | None, column: int | None) -> str | None:
     """What becomes of a model's promise in every case when they differ from training as a whole; None: nothing."""
-    drift = None if shared_calibration(predictions, column) is None else folder_drift(predictions)
-    return drift.withdrawal if drift is not None and drift.alarm else None
+    promised = shared_calibration(predictions, column) is not None
+    return drift.withdrawal if promised and drift is not None and drift.alarm else None
 
 
 def _case(
@@ -214,6 +215,7 @@ def _case(
     column: int | None,
     bits: int,
     withdrawals: Sequence[str | None],
+    drifts: Sequence[FolderDrift | None],
 ) -> _ReportCase:
     rasters = [{} if p is None else _packed_layers(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
@@ -222,15 +224,25 @@ def _case(
         if p is None
         else {
             **verdict(p),
+            **_calibrated(p, drift),
             "alarm": _alarm(p),
             "withdrawn": withdrawn,
             "rasters": {name: raster.facts for name, raster in layers.items()},
         }
-        for p, layers, withdrawn in zip(predictions, rasters, withdrawals, strict=True)
+        for p, layers, withdrawn, drift in zip(predictions, rasters, withdrawals, drifts, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
     facts |= {"notes": [safe_text(note) for note in recorded_notes(first)]}
     return _ReportCase(id_, facts, rasters, predictions)
+
+
+def _calibrated(prediction: Prediction, drift: FolderDrift | None) -> dict[str, Any]:
+    """What a calibration says about the case: in words, its probability, and whether not just one class is left."""
+    found = calibrated_case(prediction, promise_of_case(prediction, drift))
+    if found is None:
+        return {"said": "", "calibrated": None, "undecided": False}
+    undecided = found.classes is not None and len(found.classes) != 1
+    return {"said": found.text, "calibrated": found.probability, "undecided": undecided}
 
 
 def _alarm(prediction: Prediction) -> str | None:

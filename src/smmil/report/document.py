@@ -12,8 +12,10 @@ import numpy as np
 
 from smmil import __version__
 from smmil.errors import ConfigError
+from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.folders import without_nan
 from smmil.evaluate.instances import instance_score
+from smmil.evaluate.probability import calibrated_probability
 from smmil.files import write_text
 from smmil.images.matching import find_case_images
 from smmil.images.volume import Window
@@ -29,6 +31,7 @@ from smmil.report.sources import (
     INTENDED_USE,
     _alarms,
     _caveats,
+    _class_sets,
     _data_card,
     _load_sources,
     _model_card,
@@ -41,6 +44,7 @@ LARGEST_MB = 30.0
 _SCORES_SHARE = 0.55  # of the file for scores; beyond this they are stored with 8 bits instead of 16
 _PAGE_BYTES = 1_000_000  # program, style and numbers
 _SCORES = {"name": "score", "title": "scores", "kind": "score", "low": "", "high": ""}
+_CURVE_POINTS = 1001
 _TILES = (
     ("Case AUROC", ("bag", "auroc"), "tells positive from negative cases"),
     (
@@ -110,7 +114,9 @@ def write_report(
     reasons = _without_file_names({**missing, **damaged}, slides)
     promises, conditions = _promises(sources, results, column)
     text = _page(
-        _summary(sources, results) | {"promises": promises, "conditions": conditions, "alarms": _alarms(sources)},
+        _summary(sources, results)
+        | {"promises": promises, "conditions": conditions, "alarms": _alarms(sources)}
+        | {"class_sets": _class_sets(sources)},
         _page_data(sources, results, cases, pictures, column, reasons),
         title=safe_text(title or f"Report: {', '.join(models)}"),
         lead=lead,
@@ -333,9 +339,19 @@ def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | No
         },
         "threshold": found["threshold"]["value"],
         "calibrated": str(found["threshold"]["source"]).startswith("calibrated"),
+        "curve": _curve(source.predictions, column, np.concatenate(layers["score"])),
         "kind": str(source.predictions[0].meta.get("score_kind", "score"))[:60],
         "classes": source.predictions[0].n_classes,
     }
+
+
+def _curve(predictions: Sequence[Prediction], column: int | None, scores: np.ndarray) -> list[Any] | None:
+    """Lowest and highest score, and calibrated probabilities of evenly spaced ones; None: no calibration for all."""
+    if shared_calibration(predictions, column) is None:
+        return None
+    places = np.linspace(scores.min(), scores.max(), _CURVE_POINTS)
+    found = calibrated_probability(predictions[0], column, places)
+    return None if found is None else [float(places[0]), float(places[-1]), np.round(found, 5).tolist()]
 
 
 def _picture_facts(picture: _CasePicture | None, reason: str | None) -> dict[str, Any]:
