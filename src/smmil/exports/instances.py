@@ -75,7 +75,7 @@ def write_suggestions(
     texts = {
         path: _wanted(ExportCase(cases[id_], (images or {}).get(id_)), by_case[id_]) for id_, path in drawings.items()
     }
-    texts[table] = table_text(("rank", "id", "instance", "x", "y", "z", "score", "doubt", "label"), rows)
+    texts[table] = table_text(("rank", "id", "instance", "x", "y", "z", "score", "doubt", "why", "label"), rows)
     there = {path for path in texts if path.exists()}
     for path in there:  # what a killed process of the same command wrote is not in the way
         if need_file(path).read_bytes() != texts[path].encode():
@@ -95,7 +95,16 @@ def _patch_rows(rank: int, region: Region, prediction: Prediction) -> Iterator[l
     for index in region.instances.tolist():
         place = {} if coords is None else dict(zip(names, coords[index].tolist(), strict=True))
         score = float(prediction.scores[index, -1])
-        yield [rank, region.id, index, *(place.get(axis) for axis in "xyz"), score, round(region.doubt, 4), None]
+        yield [
+            rank,
+            region.id,
+            index,
+            *(place.get(axis) for axis in "xyz"),
+            score,
+            round(region.doubt, 4),
+            region.why,
+            None,
+        ]
 
 
 def _wanted(case: ExportCase, regions: Mapping[int, Region]) -> str:
