@@ -17,9 +17,9 @@ from smmil.evaluate.levels import (
     energies,
     froc,
     instance_metrics,
-    uncertainty_metrics,
 )
 from smmil.evaluate.prior import DIFFERENCES, MAPS, position_prior
+from smmil.evaluate.uncertainty import uncertainty_metrics
 from smmil.prediction import Prediction, load_predictions
 
 
