@@ -112,6 +112,18 @@ def test_lesions_are_among_the_suggestions_where_doubt_alone_meets_healthy_tissu
     assert np.mean(np.array(by[UNCERTAIN]) < 4) < 0.2
 
 
+def test_once_both_kinds_are_marked_doubt_alone_chooses():
+    marked = np.full(36, -1)
+    marked[[0, 9]] = 1, 0
+    both = suggest_regions([case("a"), case("b", 1)], patches=20, marked={"a": marked})
+    assert {one.why for one in both} == {UNCERTAIN}
+    marked[9] = 1
+    assert {one.why for one in suggest_regions([case("a"), case("b", 1)], patches=20, marked={"a": marked})} == {
+        UNCERTAIN,
+        LIKELY,
+    }
+
+
 def test_the_likely_half_looks_at_every_case_whatever_the_level_of_its_scores():
     """Attention has no common level: the hottest place of a case with low scores counts as much as that of another."""
     cases = [undecided_about_healthy_tissue(f"c{i}", i, level=30.0 * i) for i in range(4)]

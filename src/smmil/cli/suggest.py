@@ -96,9 +96,10 @@ def _expected(regions: "list[Region]", count: int, calibrated: bool) -> str:
     likely = sum(len(one.instances) for one in regions if one.why == LIKELY)
     lesions = round(sum(one.lesions for one in regions))
     how = "by its calibrated probabilities" if calibrated else "as it scores them; nobody has calibrated it"
+    chosen = f"{count - likely} of them are uncertain, {likely} the most likely lesions of their cases"
+    chosen = chosen if likely else "All are uncertain, as lesions and others are marked already"
     return (
-        f"{count - likely} of them are uncertain, {likely} the most likely lesions of their cases; the model takes "
-        f"about {lesions} of the {count} for lesions ({how}). Marks of both kinds teach most"
+        f"{chosen}; the model takes about {lesions} of the {count} for lesions ({how}). Marks of both kinds teach most"
     )
 
 

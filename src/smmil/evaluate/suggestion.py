@@ -93,8 +93,9 @@ def suggest_regions(
 ) -> list[Region]:
     """Regions worth marking, best first, with at most `patches` instances together; the same input, the same regions.
 
-    Half of the instances are the most uncertain ones, half the most likely lesions: where a model is undecided about
-    healthy tissue only, marks of the first half alone would be of one kind.
+    Until lesions and others are marked, half of the instances are the most uncertain ones and half the most likely
+    lesions: where a model is undecided about healthy tissue only, marks of the first half alone would be of one kind.
+    From then on all are uncertain: the threshold between the marks of both kinds says where that is.
     region     most instances of one region
     threshold  score that parts lesion from not; else the calibrated one, else the middle between marked lesions and
                marked others, else, before any marks, that between high and low scores
@@ -118,9 +119,10 @@ def suggest_regions(
         if p.id in known:
             pool.seen(number, np.flatnonzero(~free[number]))
     found: list[Region] = []
+    both = {0, 1} <= {int(label) for labels in known.values() for label in np.unique(labels)}
     spent = {UNCERTAIN: 0, LIKELY: 0}
     while (left := patches - sum(spent.values())) > 0:
-        why = UNCERTAIN if spent[UNCERTAIN] <= spent[LIKELY] else LIKELY
+        why = UNCERTAIN if both or spent[UNCERTAIN] <= spent[LIKELY] else LIKELY
         best = pool.best(min(region, left), why)
         if best is None:
             break
