@@ -97,7 +97,7 @@ def _expected(regions: "list[Region]", count: int, calibrated: bool) -> str:
     lesions = round(sum(one.lesions for one in regions))
     how = "by its calibrated probabilities" if calibrated else "as it scores them; nobody has calibrated it"
     chosen = f"{count - likely} of them are uncertain, {likely} the most likely lesions of their cases"
-    chosen = chosen if likely else "All are uncertain, as lesions and others are marked already"
+    chosen = chosen if likely else "All of them are uncertain"
     return (
         f"{chosen}; the model takes about {lesions} of the {count} for lesions ({how}). Marks of both kinds teach most"
     )

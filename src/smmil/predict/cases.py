@@ -319,8 +319,8 @@ def check_against_run(run_dir: str | Path, predictions: Sequence[Prediction]) ->
     try:
         table = Manifest.read(_own_manifest(run_config(run_dir), run_dir))
         known = {_bag_digest(table.bag(id_, instance_labels=False)) for id_ in sorted(own)}
-    except (SmmilError, OSError) as problem:
-        return seen, [*unchecked, f"bags of the run cannot be read ({problem})"]
+    except (SmmilError, OSError):  # why would name a file, and the calibration names no case
+        return seen, [*unchecked, "the bags of the run cannot be read"]
     return seen | {p.id for p in others if p.meta.get("bag_digest") in known}, unchecked
 
 
