@@ -62,12 +62,8 @@ class Simulation:
         self.features = {bag.id: bag.x.float().numpy() for bag in self.train}
 
     def trained(self, marks: dict[str, torch.Tensor]) -> tuple[Any, float]:
-        """The model that learned from these marks, and its instance AUROC on the test cases.
-
-        As long as no lesion, or nothing else, is marked, there is nothing to tell apart: it learns without marks.
-        """
-        both = marks and {0, 1} <= set(torch.cat(list(marks.values())).tolist())
-        taught = {"corrections": marks, "instance_loss": self.weight} if both else {}
+        """The model that learned from these marks, of one kind or both, and its instance AUROC on the test cases."""
+        taught = {"corrections": marks, "instance_loss": self.weight} if marks else {}
         model = smmil.fit("sm_ap", self.train, self.val, seed=self.seed, **MODEL, **taught).model
         return model, instance_metrics(predict(model, self.test), pool="all")["auroc"]
 
@@ -105,7 +101,8 @@ class Simulation:
             done["auroc"][str(budget)] = found
             done["marks"] = {id_: labels.tolist() for id_, labels in marks.items()}
             write_json(file, done)
-            print(f"{file.stem}: {budget} marks, instance AUROC {found:.4f}", flush=True)
+            lesions = sum(int((labels == 1).sum()) for labels in marks.values())
+            print(f"{file.stem}: {budget} marks, {lesions} lesions, instance AUROC {found:.4f}", flush=True)
 
 
 def mean_ci(values: list[float]) -> str:

@@ -84,6 +84,28 @@ def test_adding_a_number_to_all_attention_logits_is_taken_up_by_the_offset():
     torch.testing.assert_close(loss.offset.grad, -s.grad.sum())
 
 
+ONE_KIND = torch.tensor([0, -1, 0, -1, -1, 0, -1, -1, -1, 0, -1])
+
+
+def test_marks_of_one_kind_are_compared_with_the_average_of_their_case():
+    """An offset would explain them all, so none is learned; a number added to the scores of a case plays no part."""
+    loss = loss_of(marks={"a": torch.tensor([0, -1, 0])})
+    assert not loss.offset.requires_grad
+    s = scores().requires_grad_()
+    value = loss(s, ONE_KIND, OFFSETS)
+    value.backward()
+    cuts = list(zip(OFFSETS[:-1].tolist(), OFFSETS[1:].tolist(), strict=True))
+    each = []
+    for a, b in cuts:
+        z = s[a:b, 0][ONE_KIND[a:b] == 0] - s[a:b, 0].mean()
+        each.append(torch.log1p(z.exp()).mean() if len(z) else torch.zeros((), dtype=z.dtype))
+    torch.testing.assert_close(value, torch.stack(each).mean())
+    moved = scores() + torch.repeat_interleave(torch.arange(len(cuts)) * 7.0, OFFSETS.diff())[:, None]
+    torch.testing.assert_close(loss(moved, ONE_KIND, OFFSETS), value.detach())
+    assert bool((s.grad[ONE_KIND < 0] <= 0).all())  # a step of training lowers the marked ones against the others
+    torch.testing.assert_close(s.grad.sum(), torch.zeros_like(s.grad.sum()))
+
+
 def test_log_odds_have_a_zero_of_their_own():
     loss = loss_of(ODDS, offset=9.0)
     torch.testing.assert_close(loss(scores(), LABELS, OFFSETS), loss_of(ODDS, 0.0)(scores(), LABELS, OFFSETS))

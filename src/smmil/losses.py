@@ -125,10 +125,13 @@ class InstanceLoss(nn.Module):
            log-odds with one column   z = s
            attention weights          z = asinh(10 n s) - offset: like log(20 n s), but finite for weights of 0
            any other                  z = s - offset
+           any other, where all marks are of one kind: z = s - mean of the scores of its bag
 
     An attention logit has no zero: adding a number to all of a case changes nothing but the map. So the offset is
     learned, one for all cases: marks on both sides of it are what a single threshold on maps needs. Its unit is fixed,
     because a difference of attention logits is the log of the ratio of two weights: odds that grow as the weights do.
+    With marks of one kind an offset would learn to explain them all, and the map nothing; so it is not learned then.
+    Marked lesions are to score above the average of their bag, marked others below.
 
     The loss of a bag is the mean over the marks of each class, then over the classes that were marked in it; that of a
     batch the mean over its bags, 0 for those without marks. So every bag carries its bag loss plus `weight` times this,
@@ -139,7 +142,8 @@ class InstanceLoss(nn.Module):
         super().__init__()
         self.weight, self.kind, self.marks = weight, kind, marks
         start = math.asinh(_BEND) if kind in _WEIGHTS else 0.0  # the weight of an average instance
-        self.offset = nn.Parameter(torch.tensor(start))
+        self.one_kind = len({int(label) for m in marks.values() for label in m.unique() if label >= 0}) == 1
+        self.offset = nn.Parameter(torch.tensor(start), requires_grad=not self.one_kind)
 
     def terms(self, output: Output, batch: BagBatch) -> dict[str, Tensor]:
         """Weighted loss of a batch, as keyword arguments of `total_loss`."""
@@ -173,4 +177,6 @@ class InstanceLoss(nn.Module):
             return s
         if self.kind in _WEIGHTS:
             s = torch.asinh(_BEND * offsets.diff()[bag] * s)
+        elif self.one_kind:
+            return s - segment_mean(scores[:, -1:], offsets)[bag, 0]
         return s - self.offset

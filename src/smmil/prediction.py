@@ -50,7 +50,7 @@ class MapLayer(NamedTuple):
 LAYERS = (
     MapLayer(
         "uncertainty",
-        "certainty",
+        "uncertainty",
         "standard deviation",
         "sure",
         "unsure",
@@ -150,10 +150,21 @@ class Prediction:
         layer, values = named[check_choice(name, ("score", *named), "layer")], getattr(self, name)
         if values is None:
             raise DataError(f"{self.id}: the prediction holds no {name}; {layer.source}")
-        meta = {**self.meta, "score_kind": layer.kind}
+        meta = {**self.meta, "score_kind": layer.kind, "layer": name}
         meta.pop("calibration", None)  # its threshold is one of scores
         nothing: dict[str, Any] = dict.fromkeys(named)
         return replace(self, scores=values[:, None], meta=meta, **nothing)
+
+    @property
+    def shown_layer(self) -> MapLayer | None:
+        """The layer that stands in place of the scores; None: the scores themselves."""
+        found = next((layer for layer in LAYERS if layer.name == self.meta.get("layer")), None)
+        return None if found is None or self.meta.get("score_kind") != found.kind else found
+
+    @property
+    def fixed_scale(self) -> tuple[float, float] | None:
+        """Ends of the colours of such a layer, where they are the same in every case; None: those of the values."""
+        return None if self.shown_layer is None else self.shown_layer.scale
 
     def save(self, path: str | Path) -> None:
         """Write one .npz, atomically; the same content always gives the same bytes."""

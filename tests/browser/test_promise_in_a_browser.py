@@ -43,6 +43,10 @@ def test_a_reader_of_the_report_sees_the_promise_and_what_it_flags(promised, bro
         page.wait_for_selector("dialog[data-ready]")
         shows(page, ".pane .above", flagged(made["first"], 0.5))
         assert page.locator("#threshold-value").inner_text() == "calibrated"
+        shows(page, "#case-said", "negative and positive are both possible (negative never can be: too few patients")
+        box = page.locator(".heat").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        shows(page, ".readout", " · calibrated probability ")
         page.locator("#left-model").select_option("1")
         page.wait_for_selector("dialog[data-ready]")
         shows(page, ".pane .above", flagged(made["second"], 1.5))

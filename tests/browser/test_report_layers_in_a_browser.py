@@ -44,8 +44,8 @@ def open_case(page, name, models="0"):
 def test_every_tile_of_the_second_layer_has_the_colour_of_its_deviation(page):
     open_case(page, "s1")
     scores = painted(page)
-    page.select_option("#controls select.layer", label="certainty")
-    says(page, ".pane .score-kind", ["certainty: standard deviation"])
+    page.select_option("#controls select.layer", label="uncertainty")
+    says(page, ".pane .score-kind", ["uncertainty: standard deviation"])
     expected = expected_colours(CASES[0].layer("uncertainty"))
     shown = painted(page)
     assert np.abs(shown.astype(int) - expected).max() <= 4  # 8 bits of numbers: a step of colour at most
@@ -83,7 +83,7 @@ def test_the_zoom_stays_when_the_layer_changes(page):
     still(page)
     before = page.locator(".heat").bounding_box()
     page.keyboard.press("l")
-    says(page, ".pane .score-kind", ["certainty: standard deviation"])
+    says(page, ".pane .score-kind", ["uncertainty: standard deviation"])
     still(page)
     assert page.locator(".heat").bounding_box() == before
 
@@ -93,20 +93,20 @@ def test_a_model_without_the_layer_says_so_and_shows_its_scores(page):
     page.select_option("#right-model", "1")
     settled(page, "0,1")
     page.keyboard.press("l")
-    says(page, ".pane .score-kind", ["certainty: standard deviation", "attention logit"])
-    shows(page, "#case-notes", "plain holds no certainty of this case: its scores are shown")
+    says(page, ".pane .score-kind", ["uncertainty: standard deviation", "attention logit"])
+    shows(page, "#case-notes", "plain holds no uncertainty of this case: its scores are shown")
 
 
 def test_small_maps_and_strips_change_with_it(page):
     row = "#case-table tbody tr:has-text('s1') canvas"
     page.locator(row).scroll_into_view_if_needed()
     page.wait_for_selector(f"{row}[data-layer=score]")
-    page.select_option("#filters select.layer", label="certainty")
+    page.select_option("#filters select.layer", label="uncertainty")
     page.wait_for_selector(f"{row}[data-layer=uncertainty]")
     page.locator(row.replace("s1", "s3")).scroll_into_view_if_needed()
     page.wait_for_selector(f"{row.replace('s1', 's3')}[data-layer=score]")  # holds no other
     open_case(page, "scan")
-    says(page, ".pane .score-kind", ["certainty: standard deviation"])
+    says(page, ".pane .score-kind", ["uncertainty: standard deviation"])
     page.locator(".bars").hover(position={"x": 70, "y": 100})
     shows(page, ".readout", "standard deviation 2.000 · rank 1 of 36")
 

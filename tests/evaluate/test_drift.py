@@ -306,13 +306,17 @@ def test_a_statement_that_nobody_wrote_is_none(summary, damage):
 def test_a_folder_of_usual_cases_is_like_the_rest_and_a_shifted_one_is_not(summary):
     usual = folder_drift(folder(summary, [case(6000 + i) for i in range(12)]))
     assert not usual.alarm
-    assert f"As a whole no difference was shown (12 cases against 30 patients, p = {usual.p:.2g})." in usual.text
+    assert (
+        f"As a whole no difference was shown (12 cases of 12 patients against 30 patients, p = {usual.p:.2g})."
+        in usual.text
+    )
     assert "look like them" not in usual.text
     slight = folder(summary, [case(6000 + i, shift=0.8) for i in range(12)])
     found = folder_drift(slight)
     assert found.alarm
     assert found.unlike == tuple(p.id for p in slight if p.meta["drift"]["alarm"])
     assert "No promise holds here" in found.text
+    assert f"they differ from them (12 cases of 12 patients against 30 patients, p = {found.p:.2g})" in found.text
 
 
 def test_many_cases_of_one_patient_are_no_folder_of_evidence(summary):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -110,7 +111,9 @@ def test_two_models_are_compared_on_their_cases(tmp_path):
     expected = compare(load_predictions(good), load_predictions(bad), "inst_auroc", n=60)
     assert rows[0]["p"] == expected["p"] == rows[0]["p_holm"]
     assert rows[1]["delong"]["p"] == 1
-    assert f"{expected['difference']:.3f} ({expected['low']:.3f} to {expected['high']:.3f})" in out
+    values = f"{expected['a']:.3f} − {expected['b']:.3f} = {expected['difference']:.3f}"
+    ends = f"({expected['low']:.3f} to {expected['high']:.3f})"
+    assert any(values in line and ends in after for line, after in pairwise(out.splitlines()))
 
 
 def test_p_values_of_several_models_are_corrected(tmp_path):
@@ -312,9 +315,39 @@ def test_the_cell_of_a_number_that_few_patients_carry_says_how_few(tmp_path):
         50,
     )
     out = run(tmp_path / "good", *words, "--csv", tmp_path / "m.csv")
-    (row,) = [line for line in out.splitlines() if "bad" in line and "bag_auroc" in line]
-    assert row.count("– (3 negative") + row.count("– (3 positive") >= 2
+    assert " ".join(out.split()).count("– (3 negative cases)") >= 2  # in the interval and in place of p
     table = pd.read_csv(tmp_path / "m.csv").set_index(["part", "metric"])
     assert table.low["ci", "inst_auroc"] == "– (3 cases with positive instances)"
     assert table.p["difference to bad", "bag_auroc"] == table.p_holm["difference to bad", "bag_auroc"]
     assert table.p["difference to bad", "bag_auroc"] == "– (3 negative cases)"
+
+
+@pytest.mark.parametrize("options", [(), ("--ci", "--froc", "--resamples", 20)])
+def test_tables_are_whole_at_80_columns_whatever_the_number_of_models(tmp_path, options):
+    names = [f"a_rather_long_name_{i}" for i in range(5)]
+    for name in names:
+        write(tmp_path / "models" / name, n=12)
+    other = write(tmp_path / "other_model", noise=3.0, n=12)
+    words = [str(w) for w in (tmp_path / "models", "--compare", other, *options)]
+    words += [] if options else ["--resamples", "20"]
+    out = CliRunner().invoke(app, words, env={"COLUMNS": "80"}).output
+    rows = [line for line in out.splitlines() if line[:1] in "┏┃┡│├└"]
+    assert max(map(len, rows)) <= 80
+    assert "…" not in "".join(rows)
+    headings = "".join(line for line in rows if line.startswith("┃"))
+    assert all(name in headings for name in names)
+
+
+def test_notes_of_several_measures_stand_in_one_line(tmp_path):
+    out = run(write(tmp_path / "m", n=12), "--ci", "--resamples", 20, "--metric", "bag_auroc", "--metric", "bag_f1")
+    note = "no prediction names its patient"
+    assert len([line for line in out.splitlines() if note in line and "bag_" in line]) == 1
+    assert f"m: note (bag_auroc, bag_f1): {note}" in out
+
+
+def test_the_number_of_patients_stands_beside_the_verdict_on_the_map(tmp_path):
+    folder = write_scans(tmp_path / "m", lambda height, truth, rng: -np.abs(height - 0.3))
+    assert ", in 12 patients." in run(folder)
+    for path in folder.iterdir():
+        replace(Prediction.load(path), meta={}).save(path)
+    assert ", in 24 cases, patients unknown." in run(folder)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate.suggestion import _doubts, _middle_threshold, suggest_regions
+from smmil.evaluate.suggestion import LIKELY, UNCERTAIN, _doubts, _middle_threshold, suggest_regions
 from smmil.frame import Frame
 from smmil.prediction import Prediction
 
@@ -94,3 +94,58 @@ def test_two_kinds_are_both_seen_within_two_marks():
     looks = np.where(np.arange(36)[:, None] < 30, [1.0, 0.0], [0.0, 1.0])
     found = suggest_regions([case()], patches=2, region=1, features={"a": looks})
     assert len({int(one.instances[0] < 30) for one in found}) == 2
+
+
+def undecided_about_healthy_tissue(id_, seed, level):
+    """A map whose lesion (instances 0 to 3) stands out, while its threshold lies in the middle of the rest."""
+    rng = np.random.default_rng(seed)
+    scores = level + rng.normal(size=36) + np.where(np.arange(36) < 4, 6.0, 0.0)
+    return Prediction(id_, [0.7], scores, COORDS, Frame((100, 100)), EDGES, 1)
+
+
+def test_lesions_are_among_the_suggestions_where_doubt_alone_meets_healthy_tissue_only():
+    cases = [undecided_about_healthy_tissue(f"c{i}", i, level=3.0 * i) for i in range(6)]
+    found = suggest_regions(cases, patches=48, region=4, threshold=7.0)
+    by = {why: [i for one in found if one.why == why for i in one.instances.tolist()] for why in (UNCERTAIN, LIKELY)}
+    assert len(by[UNCERTAIN]) == len(by[LIKELY]) == 24
+    assert np.mean(np.array(by[LIKELY]) < 4) > 0.5
+    assert np.mean(np.array(by[UNCERTAIN]) < 4) < 0.2
+
+
+def test_once_both_kinds_are_marked_doubt_alone_chooses():
+    marked = np.full(36, -1)
+    marked[[0, 9]] = 1, 0
+    both = suggest_regions([case("a"), case("b", 1)], patches=20, marked={"a": marked})
+    assert {one.why for one in both} == {UNCERTAIN}
+    marked[9] = 1
+    assert {one.why for one in suggest_regions([case("a"), case("b", 1)], patches=20, marked={"a": marked})} == {
+        UNCERTAIN,
+        LIKELY,
+    }
+
+
+def test_the_likely_half_looks_at_every_case_whatever_the_level_of_its_scores():
+    """Attention has no common level: the hottest place of a case with low scores counts as much as that of another."""
+    cases = [undecided_about_healthy_tissue(f"c{i}", i, level=30.0 * i) for i in range(4)]
+    looks = {p.id: np.random.default_rng(n).normal(size=(36, 8)) for n, p in enumerate(cases)}
+    found = suggest_regions(cases, patches=32, region=4, features=looks)
+    assert {one.id for one in found if one.why == LIKELY} == {"c0", "c1", "c2", "c3"}
+
+
+def test_the_budget_is_halved_and_one_half_takes_what_the_other_leaves():
+    spent = {UNCERTAIN: 0, LIKELY: 0}
+    for one in suggest_regions([case("a"), case("b", 1)], patches=30, region=3):
+        assert one.why == (UNCERTAIN if spent[UNCERTAIN] <= spent[LIKELY] else LIKELY)
+        spent[one.why] += len(one.instances)
+    assert abs(spent[UNCERTAIN] - spent[LIKELY]) <= 3
+    everything = suggest_regions([case("a")], patches=100)
+    assert sum(len(one.instances) for one in everything) == 36
+
+
+def test_expected_lesions_are_calibrated_probabilities_else_those_above_the_threshold():
+    rough = suggest_regions([case()], patches=36, threshold=0.4)
+    assert sum(one.lesions for one in rough) == (case().scores >= 0.4).sum()
+    curve = {"method": "platt", "x": [2.0], "y": [-1.0]}
+    known = case(meta={"calibration": {"column": None, "instance": curve}})
+    expected = (1 / (1 + np.exp(1 - 2 * case().scores))).sum()
+    assert sum(one.lesions for one in suggest_regions([known], patches=36)) == pytest.approx(expected, rel=1e-6)

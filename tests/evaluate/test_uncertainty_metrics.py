@@ -212,9 +212,12 @@ def test_an_uncertainty_that_only_repeats_the_distance_is_told_to_add_nothing():
         cases.append(case(scores, labels, 1 / (1 + np.abs(scores)), f"{number}"))
     verdict = uncertainty_metrics(cases, 0.0, resamples=100)["verdict"]
     assert "but no better than the distance from the threshold" in verdict
+    assert f"], in {len(cases)} cases, patients unknown)" in verdict
     assert "without interval" in uncertainty_metrics(cases, 0.0, resamples=0)["verdict"]
     right = case([1.0, -1.0], [1, 0], [0.1, 0.2])
-    assert uncertainty_metrics([right], 0.0)["verdict"] == "cannot be judged: no call is wrong"
+    assert (
+        uncertainty_metrics([right], 0.0)["verdict"] == "cannot be judged: no call is wrong (1 case, patients unknown)"
+    )
     assert uncertainty_metrics([], 0.0)["verdict"].startswith("cannot be judged")
 
 

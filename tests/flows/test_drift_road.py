@@ -60,7 +60,7 @@ def test_the_command_compares_a_folder_and_says_so(road, tmp_path):
     table = pd.read_csv(tmp_path / "drift.csv")
     assert (table["alarm"] == "unlike").all()
     done = smmil("drift", root / "run" / "drift.safetensors", "--manifest", usual)
-    assert "As a whole no difference was shown (10 cases against" in done.output
+    assert "As a whole no difference was shown (10 cases of 8 patients against" in done.output
 
 
 def test_predict_warns_and_a_second_call_keeps_the_files(road, tmp_path):
@@ -73,7 +73,7 @@ def test_predict_warns_and_a_second_call_keeps_the_files(road, tmp_path):
     assert "10 written" in done.output
     assert all("drift" not in p.meta and p.strangeness is None for p in plain)
     like, done = predicted(root / "run", usual, tmp_path / "usual")
-    assert "As a whole no difference was shown (10 cases against" in done.output
+    assert "As a whole no difference was shown (10 cases of 8 patients against" in done.output
     assert sum(applied_drift(p).alarm for p in like) <= 3
 
 

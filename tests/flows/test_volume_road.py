@@ -14,7 +14,7 @@ from support.lesion_cases import save_all
 from typer.testing import CliRunner
 
 from smmil.cli import app
-from smmil.evaluate.drift import _FACTS, _structure
+from smmil.evaluate.drift_norms import _FACTS, _structure
 from smmil.formats import read_bag
 from smmil.graph import grid_graph
 from smmil.images.volume import open_volume

@@ -1,10 +1,13 @@
 """Numbers, curves and order of a report against hand-made values and the rooms they come from."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.lesion_cases import save_all, slide_case
 
-from smmil.evaluate import bag_metrics, bootstrap_ci
+from smmil.evaluate import bag_metrics, bootstrap_ci, position_prior
+from smmil.evaluate.instances import POOLS
 from smmil.evaluate.ranking import OperatingPoints
 from smmil.prediction import Prediction, load_predictions
 from smmil.report import write_report
@@ -179,3 +182,19 @@ def test_a_map_that_finds_lesions_is_not_warned_of_and_no_truth_is_no_verdict(tm
     save_all(tmp_path / "bare", random_bags(10))
     write_report([tmp_path / "bare"], tmp_path / "r.html", resamples=20)
     assert "position prior" not in (tmp_path / "r.html").read_text()
+
+
+def test_training_cases_can_make_the_prior_of_a_report_as_in_evaluate(tmp_path):
+    cases = scans_at_one_place(lambda h, truth, rng: truth + rng.normal(size=len(h)))
+    save_all(tmp_path / "m", cases)
+    turned = [replace(p, id=f"t{p.id}", y_inst=p.y_inst[::-1].copy()) for p in cases]
+    save_all(tmp_path / "train", turned)
+    write_report([tmp_path / "m"], tmp_path / "r.html", resamples=20, prior=[tmp_path / "train"])
+    text = (tmp_path / "r.html").read_text()
+    expected = position_prior(cases, reference=turned, intervals=POOLS, n=20)
+    assert expected["per_bag"]["truth"] < 0.3  # those lesions lie at the other end
+    assert f"position alone reaches {expected['positive_bags']['truth']:.3f}" in text
+    assert "Position prior: lesions of 14 patients, 14 cases given for it." in text
+    (tmp_path / "train" / "broken.npz").write_bytes(b"no prediction")
+    done = write_report([tmp_path / "m"], tmp_path / "r.html", resamples=0, prior=[tmp_path / "train"])
+    assert [path.name for path in done.left_out] == ["broken.npz"]

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 from support.drift_cases import study
+from support.evaluate_command import run
 from support.lesion_cases import save_all, slide_case
 
 from smmil.evaluate.bootstrap import add_intervals
+from smmil.evaluate.comparison import add_comparisons
 from smmil.evaluate.folder_drift import folder_drift
 from smmil.evaluate.folders import summary
 from smmil.prediction import load_predictions
@@ -108,6 +110,29 @@ def test_evaluate_holds_the_area_and_its_interval_back(mostly_strange, usual):
         assert math.isnan(results["m"]["bag"]["area_to_read_negative"]) == held_back
         assert ("bag_area_to_read_negative" in results["m"]["ci"]) != held_back
         assert "bag_auroc" in results["m"]["ci"]
+
+
+def test_a_comparison_holds_the_area_back_with_a_word(mostly_strange, usual):
+    """Whichever of the two models has lost its promise; other numbers are compared as before."""
+    folders = {"strange": mostly_strange[0], "usual": usual[0]}
+    models = {name: load_predictions(folder) for name, folder in folders.items()}
+    summaries = {name: summary(cases, prior=False) for name, cases in models.items()}
+    for one, other in (("strange", "usual"), ("usual", "strange")):
+        results = {one: dict(summaries[one])}
+        pair = {one: models[one]}, {other: models[other]}, {other: summaries[other]}
+        add_comparisons(results, *pair, ["bag_area_to_read_negative", "bag_auroc"], n=20)
+        area, auroc = results[one]["comparisons"]
+        assert area["withheld"] == "promise withdrawn"
+        assert all(math.isnan(area[key]) for key in ("a", "b", "difference", "low", "high", "p", "p_holm"))
+        assert area["notes"] == ["not compared: its number is held back for strange (promise withdrawn)"]
+        assert math.isfinite(auroc["difference"] + auroc["p_holm"])
+
+
+def test_evaluate_prints_the_word_in_both_tables(mostly_strange, usual):
+    words = [str(mostly_strange[0]), "--compare", str(usual[0]), "--resamples", "20"]
+    told = run(*words, "--metric", "bag_area_to_read_negative")
+    assert re.search(r"│ area to read negative +│ +promise withdrawn │", told)
+    assert re.search(r"│ +bag_area_to_read_negative │ +promise withdrawn │ +– │", told)
 
 
 def test_a_folder_of_one_strange_case_has_no_area_either(mostly_strange):

@@ -167,18 +167,37 @@ def test_marks_in_memory_teach_as_those_in_files_do(run, settings, marks, study,
         smmil.fit("sm_ap", *parts, corrections={split.val[0]: torch.zeros(3)}, instance_loss=1.0, **quick)
 
 
-def test_marks_and_weight_go_together_and_both_kinds_of_marks_are_needed(settings, marks, split, tmp_path):
+def test_marks_and_weight_go_together_and_some_mark_is_needed(settings, marks, split, tmp_path):
     with pytest.raises(ConfigError, match=r"but training\.instance_loss is 0; set its weight, such as 0.3"):
         settings(f"data.corrections={marks}")
     with pytest.raises(ConfigError, match=r"give data\.corrections, their folder"):
         settings("training.instance_loss=1.0")
-    (tmp_path / "one.csv").write_text(f"id,instance,label\n{split.train[0]},0,0\n")
-    with pytest.raises(DataError, match="1 marks of places without lesion only in training cases"):
-        train(taught(settings, tmp_path / "one.csv"), tmp_path / "run")
     (tmp_path / "val.csv").write_text(f"id,instance,label\n{split.val[0]},0,0\n")
     with pytest.raises(DataError, match=r"no mark in training cases \(1 marked cases validate or test\)"):
         train(taught(settings, tmp_path / "val.csv"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        (0, "marks of others, which say no more than that these score below"),
+        (1, "marks of lesions, which say no more than that these score above"),
+    ],
+)
+def test_marks_of_one_kind_teach_and_the_run_says_what_they_cannot(settings, study, split, tmp_path, label, words):
+    manifest = Manifest.read(study)
+    sick = next(id_ for id_ in split.train if manifest.labels[id_])
+    rows = "".join(f"{sick},{i},{label}\n" for i in range(3))
+    (tmp_path / "one.csv").write_text(f"id,instance,label\n{rows}")
+    listener = Listener()
+    train(taught(settings, tmp_path / "one.csv"), tmp_path / "run", progress=listener)
+    train(settings(), tmp_path / "plain")
+    [said] = [text for text in listener.heard if "marked by hand" in text]
+    assert f"; all are {words} the average of their case: mark some" in said
+    at = WEIGHTS[-1]
+    assert (tmp_path / "run" / at).read_bytes() != (tmp_path / "plain" / at).read_bytes()
+    assert json.loads((tmp_path / "run/run.json").read_text())["corrections"]["lesions"] == 3 * label
 
 
 def test_the_loop_closes_predict_suggest_mark_train(settings, study, split, tmp_path):
@@ -192,6 +211,7 @@ def test_the_loop_closes_predict_suggest_mark_train(settings, study, split, tmp_
     assert done.exit_code == 0, done.output
     assert f"note: {len(split.val) + len(split.test)} cases validate or test" in done.output
     assert "20 patches in" in done.output
+    assert "the most likely lesions of their cases; the model takes about" in done.output
     table = pd.read_csv(tmp_path / "marks" / "marks.csv", dtype={"id": str})
     manifest = Manifest.read(study)
     assert len(table) == 20

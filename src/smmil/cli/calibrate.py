@@ -2,11 +2,14 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from smmil.cli.options import Column
+
+if TYPE_CHECKING:
+    from smmil.prediction import Prediction
 
 Kind = StrEnum("Kind", "instances lesions patients")
 Method = StrEnum("Method", "platt isotonic none")
@@ -29,7 +32,8 @@ def calibrate(
         Method, Option(help="How probabilities of cases and instances are calibrated.")
     ] = Method.platt,
     run: Annotated[
-        Path | None, Option(help="Run that trained the model: its training and validation cases are refused by id.")
+        Path | None,
+        Option(help="Run that trained the model: cases it has seen are refused by id and content, and other models."),
     ] = None,
     column: Column = None,
     force: Annotated[
@@ -48,13 +52,12 @@ def calibrate(
 
     Go on with: smmil predict runs/first --manifest new.csv --calibration calibration.json --out predictions_new
     """
-    from smmil.data.splits import run_split
     from smmil.evaluate import calibration
     from smmil.evaluate.conformal import area_to_read
     from smmil.prediction import load_predictions
 
     cases = load_predictions(predictions)
-    split = {} if run is None else run_split(run).to_dict()
+    seen, unchecked = (set(), None) if run is None else _compared(run, cases)
     made = calibration.calibrate(
         cases,
         kind=kind.value,
@@ -62,7 +65,8 @@ def calibrate(
         delta=delta,
         probabilities=probabilities.value,
         column=column,
-        seen={id_ for part in ("train", "val") for id_ in split.get(part, [])},
+        seen=seen,
+        unchecked=unchecked,
         force=force,
     )
     made.save(out)
@@ -75,3 +79,9 @@ def calibrate(
                 print(f"to read in {words} cases: {area:.1%} of the instances (threshold of the other patients)")
     for note in made.notes:
         print(f"note: {note}")
+
+
+def _compared(run: Path, cases: "list[Prediction]") -> tuple[set[str], list[str] | None]:
+    from smmil.predict.cases import check_against_run
+
+    return check_against_run(run, cases)

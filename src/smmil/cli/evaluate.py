@@ -1,13 +1,15 @@
-"""smmil evaluate: metrics import math
-from prediction files."""
+"""smmil evaluate: metrics from prediction files."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Context, Exit, Option, echo
 
-from smmil.cli.options import Column, Threshold, Validation, _check_threshold, _print_line, _table
+from smmil.cli.options import Column, Prior, Threshold, Validation, _check_threshold, _print_line, _table
+
+Results = dict[str, dict[str, Any]]
 
 
 def _intervals_table(results: dict[str, dict[str, Any]]) -> Any:
@@ -36,18 +38,28 @@ def _froc_table(results: dict[str, dict[str, Any]]) -> Any:
 
 
 def _comparison_table(results: dict[str, dict[str, Any]]) -> Any:
-    """A row per model and metric: both values, difference with interval, p values."""
-    from smmil.evaluate.resampling import p_text
-
-    numbers = ["model's", "other's", "difference", "p", "p (Holm)", "p (DeLong)"]
-    table = _table("Paired comparison", ["model", "against", "metric"], numbers)
+    """A row per model and metric, narrow enough for 80 columns: both values, difference with interval, p values."""
+    table = _table("Paired comparison", ["metric"], ["difference", "p"])
     for name, found in results.items():
-        for row in found["comparisons"]:
-            test = p_text(row["delong"]["p"]) if row["delong"] else "–"
-            values = [_number(row["a"]), _number(row["b"]), _with_interval(row, "difference")]
-            tests = [p_text(row[key], row["shortage"]) for key in ("p", "p_holm")]
-            table.add_row(name, row["other"], row["measure"], *values, *tests, test)
+        rows = found["comparisons"]
+        if rows:
+            table.add_row(f"{name} − {rows[0]['other']}", "", "")
+        for row in rows:
+            table.add_row(f"  {row['measure']}", *_compared(row), end_section=row is rows[-1])
     return table
+
+
+def _compared(row: dict[str, Any]) -> tuple[str, str]:
+    """Both values, difference and interval; p, corrected (Holm) and by DeLong where they differ or exist."""
+    from smmil.evaluate.resampling import interval_text, p_text
+
+    if word := row.get("withheld"):
+        return word, "–"
+    short = row["shortage"]
+    lines = [p_text(row["p"], short)] + [f"Holm {p_text(row['p_holm'])}"] * (row["p_holm"] != row["p"] and not short)
+    lines += [f"DeLong {p_text(row['delong']['p'])}"] if row["delong"] else []
+    values = f"{_number(row['a'])} − {_number(row['b'])} = {_number(row['difference'])}"
+    return f"{values}\n({interval_text(row['low'], row['high'], short)})", "\n".join(lines)
 
 
 def _prior_table(results: dict[str, dict[str, Any]]) -> Any:
@@ -71,21 +83,22 @@ def _prior_cell(block: dict[str, Any] | None, name: str) -> str:
     if block is None or f"{name}_low" not in block:
         return "–" if block is None else _number(block[name])
     ends = interval_text(block[f"{name}_low"], block[f"{name}_high"], block["shortage"])
-    p = f", p {p_text(block[f'{name}_p'])}" if f"{name}_p" in block and not block["shortage"] else ""
-    return f"{_number(block[name])} ({ends}{p})"
+    p = f"\np {p_text(block[f'{name}_p'])}" if f"{name}_p" in block and not block["shortage"] else ""
+    return f"{_number(block[name])} ({ends}){p}"
 
 
 def _evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
     """Every note of intervals, comparisons and FROC, once per model; what all models share, such as the conditions of
     their promises, once."""
     shared = set.intersection(*(set(found.get("notes", [])) for found in results.values()))
-    lines: dict[str, None] = {}
+    lines: list[str] = []
     for name, found in results.items():
-        lines |= {f"{name}: note: {note}": None for note in found.get("notes", []) if note not in shared}
-        parts = [found.get("froc"), *found.get("ci", {}).values(), *found.get("comparisons", [])]
-        for part in (p for p in parts if p):
-            what = part.get("measure") or part.get("metric", "froc")
-            lines |= {f"{name}: note ({what}): {note}": None for note in part["notes"]}
+        lines += [f"{name}: note: {note}" for note in dict.fromkeys(found.get("notes", [])) if note not in shared]
+        about: dict[str, dict[str, None]] = {}  # measures of each note
+        for part in filter(None, [found.get("froc"), *found.get("ci", {}).values(), *found.get("comparisons", [])]):
+            for note in part["notes"]:
+                about.setdefault(note, {})[part.get("measure") or part.get("metric", "froc")] = None
+        lines += [f"{name}: note ({', '.join(measures)}): {note}" for note, measures in about.items()]
     who = "every model" if len(results) > 1 else next(iter(results), "")
     return [
         *lines,
@@ -143,10 +156,7 @@ def evaluate(
     metric: Annotated[
         list[str] | None, Option(help="Metrics of --ci and --compare, such as bag_auroc or inst_auroc@positive_bags.")
     ] = None,
-    prior: Annotated[
-        list[Path] | None,
-        Option(help="Predictions of cases with known lesions, such as those of training: makes the position prior."),
-    ] = None,
+    prior: Prior = None,
     list_metrics: Annotated[
         bool, Option("--list-metrics", callback=_list_metrics, is_eager=True, help="List every metric and exit.")
     ] = False,
@@ -227,13 +237,23 @@ def _show(results: dict[str, dict[str, Any]], *, ci: bool, froc: bool, compare: 
     from rich.console import Console
 
     console = Console()
-    console.print(_metrics_table(results))
+    _print_fitting(console, _metrics_table, results)
     located = any("per_bag" in found["prior"] for found in results.values())
     wanted = ((located, _prior_table), (froc, _froc_table), (ci, _intervals_table), (compare, _comparison_table))
     for table in (draw for asked, draw in wanted if asked):
-        console.print(table(results))
+        _print_fitting(console, table, results)
     for line in [*_remarks(results), *_evidence_notes(results)]:
         _print_line(console, line)
+
+
+def _print_fitting(console: Any, draw: Callable[[Results], Any], results: Results) -> None:
+    """Print a table of all models, or several of some each where one would be wider than the screen."""
+    table, half, wide = draw(results), (len(results) + 1) // 2, console.options.update(max_width=10_000)
+    if len(results) == 1 or console.measure(table, options=wide).maximum <= console.width:
+        console.print(table)
+        return
+    for some in (list(results)[:half], list(results)[half:]):
+        _print_fitting(console, draw, {name: results[name] for name in some})
 
 
 def _write(results: dict[str, dict[str, Any]], json: Path | None, csv: Path | None) -> None:
@@ -264,7 +284,7 @@ def _metrics_table(results: dict[str, dict[str, Any]]) -> Any:
         measured = [m for m in metrics if m.same_as is None and any(m.key in values for values in inside)]
         for row, metric in enumerate(measured):
             label = " = ".join(m.key.replace("_", " ") for m in metrics if metric.name in (m.name, m.same_as))
-            cells = [_number(values.get(metric.key)) for values in inside]
+            cells = [values.get("withheld", {}).get(metric.key) or _number(values.get(metric.key)) for values in inside]
             table.add_row("" if row else heading, label, *cells, end_section=metric is measured[-1])
     return table
 
@@ -310,7 +330,8 @@ def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
             lines.append(f"  uncertainty {worth['verdict']}")
         if drift := found.get("drift"):
             share = f"{drift['alarmed']} of {drift['cases']} cases"
-            lines.append(f"  unlike the training cases: {share}; all together p = {drift['p']:.2g} (docs/drift.md)")
+            who = f"{drift['patients']} patients against {drift['held_out']}, p = {drift['p']:.2g}"
+            lines.append(f"  unlike the training cases: {share}; all together: {who} (docs/drift.md)")
         first: dict[str, str] = {}  # where a note stands first
         for where, part in _by_heading(found).items():
             first |= {note: where for note in part["notes"] if note not in first}

@@ -48,7 +48,7 @@ def export(
         bool, Option("--replace-uids", help="DICOM: also replace UIDs; the file no longer finds its image.")
     ] = False,
     layer: Annotated[
-        str, Option(help="score, uncertainty (how sure each score is) or strangeness (see smmil drift).")
+        str, Option(help="score, uncertainty (how unsure each score is) or strangeness (see smmil drift).")
     ] = "score",
     formats: Annotated[
         bool, Option("--formats", help="List the formats and stop.", is_eager=True, callback=_print_formats)

@@ -35,6 +35,10 @@ Models = Annotated[list[Path], Argument(help="Runs with predictions, or folders 
 Validation = Annotated[
     list[Path] | None, Option(help="Predictions on validation cases, to choose the instance threshold; one per model.")
 ]
+Prior = Annotated[
+    list[Path] | None,
+    Option(help="Predictions of cases with known lesions, such as those of training: makes the position prior."),
+]
 Threshold = Annotated[float | None, Option(help="Instance threshold; else the best on --validation.")]
 Column = Annotated[int | None, Option(help="Score column, for models with more than two classes.")]
 _PREDICTIONS = "holds predictions, not features; use smmil evaluate, report or export"

@@ -145,13 +145,16 @@ def _summary(path: Path | None, none: bool, run: Path) -> "DriftSummary | None":
 
 def _say_promise_and_drift(done: "Predicted", chosen: "ChosenCalibration | None") -> None:
     """Print what is promised, as far as the drift alarm leaves it, and which cases are unlike the training cases."""
-    from smmil.evaluate.folder_drift import folder_drift, promise_of_cases
+    from smmil.evaluate.folder_drift import class_sets_in_words, folder_drift, promise_of_cases
     from smmil.prediction import load_predictions
 
-    verdict = folder_drift(load_predictions(done.paths)) if done.paths else None
+    cases = load_predictions(done.paths) if done.paths else []
+    verdict = folder_drift(cases)
     if chosen is not None and done.paths:
         sentence = f"{chosen.calibration.sentence} {chosen.calibration.conditions}".strip()
         print(promise_of_cases(sentence, verdict, len(done.paths)))
+        if sets := class_sets_in_words(cases, verdict):
+            print(sets)
     if verdict is None:
         return
     if verdict.alarm or verdict.alarmed:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from typer import Exit, Option
 
-from smmil.cli.options import Column, Models, Threshold, Validation, _check_threshold
+from smmil.cli.options import Column, Models, Prior, Threshold, Validation, _check_threshold
 
 
 def report(
@@ -18,6 +18,7 @@ def report(
     validation: Validation = None,
     threshold: Threshold = None,
     column: Column = None,
+    prior: Prior = None,
     resamples: Annotated[int, Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
     title: Annotated[str | None, Option(help="Title of the page.")] = None,
     window: Annotated[
@@ -39,6 +40,8 @@ def report(
       smmil report predictions/abmil predictions/sm_ap --validation val/abmil --validation val/sm_ap
 
       smmil report predictions --slides slides/ --title "Lymph nodes, second reading"
+
+      smmil report test/sm_ap --prior train/sm_ap    (where lesions usually lie, from training cases)
     """
     from smmil.encoders.table import encoder_info, list_encoders
     from smmil.errors import ConfigError
@@ -54,6 +57,7 @@ def report(
         validation=validation or (),
         threshold=threshold,
         column=column,
+        prior=prior,
         resamples=resamples,
         title=title,
         licences={name: encoder_info(name).licence for name in list_encoders()},

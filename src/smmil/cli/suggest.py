@@ -11,6 +11,7 @@ from smmil.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
 
+    from smmil.evaluate.suggestion import Region
     from smmil.prediction import Prediction
 
 
@@ -33,7 +34,7 @@ def suggest(
         Path | None, Option(help="Folder of the slides, named by id, where predictions do not say where theirs begin.")
     ] = None,
 ) -> None:
-    """Say where a few marks of an expert would teach the model most: uncertain, large and unlike each other.
+    """Say where a few marks of an expert would teach the model most: uncertain places and likely lesions.
 
     The loop: predict the training cases, let suggest choose regions, mark them, train again with the marks.
 
@@ -52,6 +53,7 @@ def suggest(
 
     Cases labelled negative are not suggested: none of their patches is a lesion. Only training cases may teach.
     """
+    from smmil.evaluate.probability import calibrated_probability
     from smmil.evaluate.suggestion import suggest_regions
     from smmil.exports.instances import write_suggestions
     from smmil.images.matching import find_case_images
@@ -81,9 +83,24 @@ def suggest(
     written = write_suggestions(out, regions, cases, {id_: one.path for id_, one in images.items()})
     count, where = sum(len(one.instances) for one in regions), len({one.id for one in regions})
     echo(f"{count} patches in {len(regions)} regions of {where} cases are worth marking: {written[0]}")
+    echo(_expected(regions, count, all(calibrated_probability(p, column) is not None for p in cases.values())))
     if len(written) > 1:
         echo(f"for QuPath: {len(written) - 1} files such as {written[1]}")
     echo(f"then: smmil train … --set data.corrections={out} --set training.instance_loss=0.3")
+
+
+def _expected(regions: "list[Region]", count: int, calibrated: bool) -> str:
+    """What was chosen and how many lesions the model expects in it, which is no promise."""
+    from smmil.evaluate.suggestion import LIKELY
+
+    likely = sum(len(one.instances) for one in regions if one.why == LIKELY)
+    lesions = round(sum(one.lesions for one in regions))
+    how = "by its calibrated probabilities" if calibrated else "as it scores them; nobody has calibrated it"
+    chosen = f"{count - likely} of them are uncertain, {likely} the most likely lesions of their cases"
+    chosen = chosen if likely else "All of them are uncertain"
+    return (
+        f"{chosen}; the model takes about {lesions} of the {count} for lesions ({how}). Marks of both kinds teach most"
+    )
 
 
 def _features(manifest: Path, cases: "dict[str, Prediction]") -> "dict[str, np.ndarray]":

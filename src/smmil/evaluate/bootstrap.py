@@ -255,12 +255,18 @@ def add_intervals(results: Results, models: Models, measures: Sequence[str] = US
     """Under "ci" of each model: {measure: bootstrap_ci}, instance metrics at the threshold of its summary."""
     for name, found in results.items():
         found["ci"] = {}
-        withheld = found["bag"].get("withheld", {})
         for measure in _possible_measures(measures, [found]):
-            if METRICS[measure.metric].level == "bag" and METRICS[measure.metric].key in withheld:
+            if word := _withheld(measure, found):
+                found.setdefault("notes", []).append(f"{measure.label}: no interval, {word}")
                 continue
             settings = {**options, "pool": measure.pool, "threshold": _threshold_for(measure, found)}
             found["ci"][measure.label] = bootstrap_ci(models[name], measure.metric, **settings)
+
+
+def _withheld(measure: PooledMetric, found: dict[str, Any]) -> str:
+    """Why a number of whole cases is not shown although it could be computed, in few words; empty: it is shown."""
+    metric = METRICS[measure.metric]
+    return str(found["bag"].get("withheld", {}).get(metric.key, "")) if metric.level == "bag" else ""
 
 
 def _possible_measures(measures: Sequence[str], summaries: Sequence[dict[str, Any]]) -> list[PooledMetric]:

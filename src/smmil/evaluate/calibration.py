@@ -49,6 +49,7 @@ _CONDITIONS = (
     "lesions as they were marked."
 )
 _UNRECORDED = " That the calibration cases did not train the model is not recorded with them; it is supposed."
+_UNCHECKED = " That the calibration cases did not train the model could be checked in part only: {}."
 
 
 class _ClassSets(_Section):
@@ -139,6 +140,7 @@ class Calibration(_Section):
         table = labelled_table([replace(prediction, y=0)])[0]
         if self.sets is not None:
             facts["set"] = _label_set(table[0], self.sets.thresholds)
+            facts["never_excluded"] = [c for c, cut in enumerate(self.sets.thresholds) if cut is None]
         if self.bag is not None:
             facts["probability"] = float(self.bag(_log_odds(table[:, 1]))[0])
         if probs and self.bag is None:
@@ -159,6 +161,7 @@ def calibrate(
     probabilities: str = "platt",
     column: int | None = None,
     seen: Collection[str] = (),
+    unchecked: Sequence[str] | None = None,
     force: bool = False,
 ) -> Calibration:
     """A threshold that promises a missed share of at most `target`, from held-out cases with instance labels.
@@ -167,6 +170,7 @@ def calibrate(
     delta          None: on average (conformal risk control); else with confidence 1 - delta (learn-then-test)
     probabilities  platt, isotonic or none: how probabilities of cases and instances are fitted
     seen           ids of cases known to have trained or selected the model, besides what the predictions say
+    unchecked      what could not be compared with the run that trained the model; None: nothing was compared
     force          go on with such cases; the result makes no promise and says so
     """
     check_choice(kind, _LOSSES, "--kind")
@@ -216,7 +220,7 @@ def calibrate(
         instance=instance,
         promise=promise,
         sentence=_sentence(kind, target, delta, cut, missed.n) if promise else _withdrawn(cut, leaked, predictions),
-        conditions=_conditions(predictions) if promise else "",
+        conditions=_conditions(predictions, unchecked) if promise else "",
         notes=[*_label_notes(predictions), *units_of(predictions)[1], *notes, *more],
         own_cases=[_fingerprint(p) for p in predictions],
     )
@@ -261,8 +265,11 @@ def _withdrawn(cut: float, leaked: Sequence[str], predictions: Sequence[Predicti
     )
 
 
-def _conditions(predictions: Sequence[Prediction]) -> str:
-    return _CONDITIONS + (_UNRECORDED if any(_part(p) is None for p in predictions) else "")
+def _conditions(predictions: Sequence[Prediction], unchecked: Sequence[str] | None) -> str:
+    """What a promise supposes; that the model has not seen the cases, as far as nobody has checked it."""
+    if unchecked is None:
+        return _CONDITIONS + (_UNRECORDED if any(_part(p) is None for p in predictions) else "")
+    return _CONDITIONS + (_UNCHECKED.format("; ".join(unchecked)) if unchecked else "")
 
 
 def _label_notes(predictions: Sequence[Prediction]) -> list[str]:

@@ -221,7 +221,10 @@ def add_comparisons(
     measures: Sequence[str] = USUAL,
     **options: Any,
 ) -> None:
-    """Under "comparisons" of each model: `compare` with its namesake or the only one; p_holm corrects per measure."""
+    """Under "comparisons" of each model: `compare` with its namesake or the only one; p_holm corrects per measure.
+
+    A number that the summary of either model holds back is not compared: `withheld` of its row says why.
+    """
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, found in results.items():
         other = name if name in others or len(others) != 1 else next(iter(others))
@@ -230,6 +233,12 @@ def add_comparisons(
             raise DataError(f"--compare: no model {name} among {choice}")
         found["comparisons"] = []
         for measure in bootstrap._possible_measures(measures, [found, other_results[other]]):
+            words = [
+                (who, bootstrap._withheld(measure, s)) for who, s in ((name, found), (other, other_results[other]))
+            ]
+            if any(word for _, word in words):
+                found["comparisons"].append({"measure": measure.label, "other": other, **_held_back(words)})
+                continue
             cuts = bootstrap._threshold_for(measure, found), bootstrap._threshold_for(measure, other_results[other])
             settings = {**options, "pool": measure.pool, "threshold": cuts}
             row = {
@@ -241,3 +250,12 @@ def add_comparisons(
             rows.setdefault(measure.label, []).append(row)
     for family in rows.values():
         _correct(family, "p_holm", [row["p"] for row in family])
+
+
+def _held_back(words: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """A comparison without numbers, and why; words: each model and why its own number is held back, if it is."""
+    why = dict.fromkeys(word for _, word in words if word)
+    nothing = dict.fromkeys(("a", "b", "difference", "low", "high", "p", "p_holm"), float("nan"))
+    whose = ", ".join(f"{who} ({word})" for who, word in words if word)
+    notes = [f"not compared: its number is held back for {whose}"]
+    return {**nothing, "delong": None, "shortage": "", "withheld": ", ".join(why), "notes": notes}

@@ -212,6 +212,69 @@ def shared_calibration(predictions: Sequence[Prediction], column: int | None = N
     return one if one is not None and one.column == column else None
 
 
+class CalibratedCase(NamedTuple):
+    """What a calibration says about a whole case.
+
+    probability  of a positive case, fitted; None: not known      classes  that cannot be excluded; None: not known
+    never        classes that the calibration had too few patients of to ever exclude them
+    own_case     whether the calibration was made with this case     promise  whether the target is promised for it
+    """
+
+    probability: float | None
+    classes: tuple[int, ...] | None
+    never: tuple[int, ...]
+    n_classes: int
+    target: float
+    own_case: bool
+    promise: bool
+
+    def named(self, classes: Sequence[int]) -> str:
+        """Names of classes as a list in words: negative, positive, or their numbers where there are more than two."""
+        names = [("negative", "positive")[c] if self.n_classes == 2 else f"class {c}" for c in classes]
+        return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+
+    @property
+    def text(self) -> str:
+        """One or two sentences for a reader who knows medicine, not statistics; empty when nothing is said."""
+        said = [] if self.classes is None else [self._classes_text(self.classes)]
+        if self.probability is not None:
+            sure = "an estimate from held-out cases, not guaranteed"
+            p = 100 * self.probability
+            share = "below 1 %" if p < 0.5 else "above 99 %" if p > 99.5 else f"{p:.0f} %"
+            said.insert(0, f"Calibrated probability of a positive case: {share} ({sure}).")
+        return " ".join(said)
+
+    def _classes_text(self, kept: Sequence[int]) -> str:
+        out = [c for c in range(self.n_classes) if c not in kept]
+        if not kept:
+            return "No class fits: each would be excluded, which is unusual; look at the case."
+        if not out:
+            every = f"{self.named(kept)} are both possible" if self.n_classes == 2 else "no class can be excluded"
+            why = f" ({self.named(self.never)} never can be: too few patients in the calibration)" if self.never else ""
+            return f"Undecided: {every}{why}."
+        share = f"happens to at most {100 * self.target:.4g} % of {self.named(out)} cases, on average"
+        sure, verb = share if self.promise else "without a promise here", "remains" if len(kept) == 1 else "remain"
+        return f"{self.named(out).capitalize()} can be excluded ({sure}); {self.named(kept)} {verb} possible."
+
+
+def calibrated_case(prediction: Prediction, stated: AppliedCalibration | None) -> CalibratedCase | None:
+    """What the calibration of a prediction says about the whole case; stated: that calibration, as far as it holds."""
+    facts = prediction.meta.get("calibration")
+    if stated is None or not isinstance(facts, dict):
+        return None
+    n = prediction.n_classes
+
+    def classes(key: str) -> tuple[int, ...] | None:
+        found = facts.get(key)
+        known = isinstance(found, list) and all(type(c) is int and 0 <= c < n for c in found)
+        return tuple(found or ()) if known else None
+
+    p, own = facts.get("probability"), facts.get("own_case") is True
+    probability = p if type(p) is float and 0 <= p <= 1 else None
+    never = classes("never_excluded") or ()
+    return CalibratedCase(probability, classes("set"), never, n, stated.target, own, stated.promise)
+
+
 def realised(predictions: Sequence[Prediction], stated: AppliedCalibration) -> str:
     """What was missed at the promised threshold in cases with marked lesions, in words; empty without such cases.
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.bags import units_of
-from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
+from smmil.evaluate.conformal import AppliedCalibration, CalibratedCase, applied_calibration, calibrated_case
 from smmil.prediction import Prediction
 
 # The p-value of a case is its rank among the held-out patients of a drift summary. Those of many cases are compared
@@ -43,11 +43,12 @@ class FolderDrift(NamedTuple):
         verb = "looks" if self.alarmed == 1 else "look"
         first = f"{self.alarmed:,} of {self.cases:,} cases {verb} unlike the cases that the model learned from"
         usual = f"by chance it would be about {100 * self.level:.2g} %"
+        here = f"{self.cases:,} case{'s' * (self.cases != 1)} of {self.patients:,} patient{'s' * (self.patients != 1)}"
+        who = f"{here} against {self.held_out:,} patients, p = {self.p:.2g}"
         if not self.alarm:
-            sizes = f"{self.cases:,} case{'s' * (self.cases != 1)} against {self.held_out:,} patients"
-            return f"{first} ({usual}). As a whole no difference was shown ({sizes}, p = {self.p:.2g})."
+            return f"{first} ({usual}). As a whole no difference was shown ({who})."
         return (
-            f"{first} ({usual}), and as a whole they differ from them (p = {self.p:.2g}). No promise holds here, and "
+            f"{first} ({usual}), and as a whole they differ from them ({who}). No promise holds here, and "
             "no probability or map should be relied on before the cause is known: another scanner, staining, "
             "protocol, population or preparation."
         )
@@ -135,3 +136,33 @@ def promise_of_cases(sentence: str, drift: FolderDrift | None, cases: int) -> st
     verb = "it looks" if drift.alarmed == 1 else "they look"
     lost = f"{drift.alarmed:,} of these {cases:,} cases"
     return f"{sentence} The promise does not hold for {lost}: {verb} {_UNLIKE}"
+
+
+def class_sets_in_words(predictions: Sequence[Prediction], drift: FolderDrift | None) -> str:
+    """How many cases a calibration decides, and how many labelled ones lost their true class; empty without sets."""
+    said = [(p, one) for p in predictions if (one := calibrated_case(p, promise_of_case(p, drift))) is not None]
+    said = [(p, one) for p, one in said if one.classes is not None]
+    if not said or len({(one.n_classes, one.target) for _, one in said}) > 1:
+        return ""
+    first = said[0][1]
+    sizes = [len(one.classes or ()) for _, one in said]
+    kinds = [((c,), f"can only be {first.named([c])}") for c in range(first.n_classes)]
+    alone = [(sum(one.classes == kind for _, one in said), words) for kind, words in kinds]
+    several = [(sum(size > 1 for size in sizes), "undecided"), (sizes.count(0), "of no class")]
+    counts = ", ".join(f"{count:,} {words}" for count, words in [*alone, *several] if count)
+    lost = sum(not one.promise for _, one in said)
+    limit = f"at most {100 * first.target:.4g} % of the cases of each class lose their class, on average"
+    limit += f"; not promised for {lost:,} of them" if lost else ""
+    limit = limit if lost < len(said) else "without a promise"
+    return f"Of {len(said):,} cases {counts} ({limit}).{_lost_classes(said)}"
+
+
+def _lost_classes(said: Sequence[tuple[Prediction, CalibratedCase]]) -> str:
+    """What was measured of it on labelled cases that the calibration did not see; empty without such cases."""
+    parts = []
+    for c in range(said[0][1].n_classes):
+        of_class = [one for p, one in said if p.y == c and not one.own_case]
+        if of_class:
+            lost = sum(c not in (one.classes or ()) for one in of_class)
+            parts.append(f"{lost:,} of {len(of_class):,} {said[0][1].named([c])} cases")
+    return f" Measured here: {', '.join(parts)} lost their true class." if parts else ""

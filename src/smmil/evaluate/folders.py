@@ -8,7 +8,7 @@ from typing import Any
 
 from smmil.errors import DataError
 from smmil.evaluate.conformal import AppliedCalibration, _promised, realised, shared_calibration
-from smmil.evaluate.folder_drift import FolderDrift, folder_drift
+from smmil.evaluate.folder_drift import FolderDrift, class_sets_in_words, folder_drift
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import (
     _choose_threshold,
@@ -17,10 +17,10 @@ from smmil.evaluate.levels import (
     energies,
     froc,
     instance_metrics,
-    uncertainty_metrics,
 )
 from smmil.evaluate.prior import DIFFERENCES, MAPS, position_prior
 from smmil.evaluate.resampling import missing_text
+from smmil.evaluate.uncertainty import uncertainty_metrics
 from smmil.prediction import Prediction, load_predictions
 
 
@@ -40,13 +40,14 @@ def summary(
     ..., "prior": ..., "threshold": {"value": ..., "source": ...}}. prior: False leaves it out, a mapping holds options
     of `position_prior`. With a threshold, and where predictions hold uncertainty, also {"uncertainty": ...}, its
     intervals and verdict from `resamples` of the patients; where they were compared with a drift summary, {"drift":
-    {"cases", "alarmed", "p"}}. The area to read at the threshold of a promise that the drift alarm withdrew is nan, and
-    "withheld" of "bag" says so.
+    {"cases", "alarmed", "patients", "held_out", "p"}}. The area to read at the threshold of a promise that the drift
+    alarm withdrew is nan, and "withheld" of "bag" says so.
     """
     options = prior if isinstance(prior, Mapping) else {}
     stated = shared_calibration(predictions, column) if threshold is None and validation is None else None
     drift = folder_drift(predictions)
     said = [] if stated is None else [*_promise_in_words(stated, drift), realised(predictions, stated)]
+    said += [] if stated is None else [class_sets_in_words(predictions, drift)]
     if threshold is not None:
         cut = _Threshold(float(threshold), "given by the user")
     elif stated is not None:
@@ -65,9 +66,14 @@ def summary(
         **({"prior": position_prior(predictions, column=column, **options)} if prior is not False else {}),
         "threshold": cut._asdict(),
         **({"uncertainty": worth} if known else {}),
-        **({} if drift is None else {"drift": {"cases": drift.cases, "alarmed": drift.alarmed, "p": drift.p}}),
+        **({} if drift is None else {"drift": _drift_numbers(drift)}),
         **({} if stated is None else {"notes": list(filter(None, said))}),
     }
+
+
+def _drift_numbers(drift: FolderDrift) -> dict[str, Any]:
+    sizes = {"cases": drift.cases, "alarmed": drift.alarmed, "patients": drift.patients, "held_out": drift.held_out}
+    return {**sizes, "p": drift.p}
 
 
 def load_models(places: Sequence[str | Path], left_out: dict[Path, str] | None = None) -> dict[str, list[Prediction]]:

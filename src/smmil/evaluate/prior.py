@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smmil.evaluate.bags import _patient_of, units_of
+from smmil.evaluate.bags import _patient_of, _patients_in_words, units_of
 from smmil.evaluate.bootstrap import Settings, _averaged, _Statistic, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.ranking import _count_below, _ratio
@@ -226,7 +226,13 @@ def position_prior(
     lows = np.array([inside.get(f"{key}_low", np.nan) for key in DIFFERENCES])
     better = None if np.isnan(lows).any() else bool((lows > 0).all())
     notes = list(dict.fromkeys([*maps.notes, *(note for pool in POOLS for note in found[pool].pop("notes"))]))
-    return {**found, "better": better, "words": _in_words(inside, better), **facts, "notes": notes}
+    return {
+        **found,
+        "better": better,
+        "words": _in_words(inside, better, _patients_in_words(judged)),
+        **facts,
+        "notes": notes,
+    }
 
 
 def _in_pool(maps: PriorMaps, pool: str, with_intervals: bool, draws: dict[str, Any]) -> dict[str, Any]:
@@ -291,8 +297,8 @@ def _why_none(predictions: Sequence[Prediction], maps: PriorMaps, reference: Seq
     return f"There is no position prior: {reason}."
 
 
-def _in_words(inside: dict[str, Any], better: bool | None) -> list[str]:
-    """What the numbers within cases say, in sentences."""
+def _in_words(inside: dict[str, Any], better: bool | None, who: str) -> list[str]:
+    """What the numbers within cases of so many patients say, in sentences."""
 
     def number(name: str, sign: str = "") -> str:
         ends = f"{inside[f'{name}_low']:{sign}.3f} to {inside[f'{name}_high']:{sign}.3f}"
@@ -300,14 +306,16 @@ def _in_words(inside: dict[str, Any], better: bool | None) -> list[str]:
 
     if better is None:
         few = inside.get("shortage")
-        reason = f"{few} are too few for an interval of the difference" if few else "the difference has no interval"
-        return [f"Whether this map is better than knowing {_WHERE} cannot be said: {reason}."]
+        reason = f"{few} are too few for an" if few else f"in {who} there is no"
+        return [
+            f"Whether this map is better than knowing {_WHERE} cannot be said: {reason} interval of the difference."
+        ]
     closest = min(DIFFERENCES, key=lambda key: inside[f"{key}_low"])
     verdict = "better than" if better else "worse than" if inside[f"{closest}_high"] < 0 else "no better than"
     source = {"truth": "of the position prior", "own": "of its own mean map of other patients"}[DIFFERENCES[closest][1]]
     numbers = f"mean AUROC within each case {number('model')}, {source} {number(DIFFERENCES[closest][1])}, difference "
     p = inside[f"{closest}_p"]
-    sure = f", p {p_text(p)}"
+    sure = f", p {p_text(p)}, in {who}"
     words = [f"This map is {verdict} knowing {_WHERE}: {numbers}{number(closest, '+')}{sure}."]
     if inside["model_high"] < 0.5:
         words.append("It points the wrong way: within a case lesions have lower scores than the rest.")

@@ -69,12 +69,15 @@ class ProbabilityMap(_Section):
         return cls(method="platt", x=[slope], y=[float(curve.intercept_[0]) - slope * middle])
 
 
-def calibrated_probability(prediction: Prediction, column: int | None = None) -> np.ndarray | None:
-    """Calibrated probability of each instance, where a calibration of this column was applied; None elsewhere."""
+def calibrated_probability(
+    prediction: Prediction, column: int | None = None, scores: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Calibrated probability of each instance, or of given scores; None without a calibration of this column."""
     stated = prediction.meta.get("calibration")
     if not isinstance(stated, dict) or stated.get("column") != column or stated.get("instance") is None:
         return None
     try:
-        return checked(ProbabilityMap, stated["instance"], prediction.id)(instance_score(prediction, column))
+        curve = checked(ProbabilityMap, stated["instance"], prediction.id)
+        return curve(instance_score(prediction, column) if scores is None else scores)
     except SmmilError:
         return None  # not as `applied` writes it

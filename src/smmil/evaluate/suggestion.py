@@ -1,4 +1,4 @@
-"""Which regions an expert should mark next: uncertain, large and unlike each other."""
+"""Which regions an expert should mark next: uncertain ones and likely lesions, large and unlike each other."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -8,6 +8,7 @@ import numpy as np
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.instances import instance_score
+from smmil.evaluate.probability import calibrated_probability
 from smmil.prediction import Prediction
 
 
@@ -15,13 +16,21 @@ class Region(NamedTuple):
     """Neighbouring instances of one case that are worth marking together.
 
     doubt   mean over the instances of how close the model is to a coin toss, from 0 (sure) to 1
-    gain    what the greedy choice valued it at when it was its turn: doubt, size, and how new it is
+    gain    what the greedy choice valued it at when it was its turn: doubt or rank, size, and how new it is
+    why     UNCERTAIN or LIKELY: what it was chosen for
+    lesions  how many of the instances the model takes for lesions: by calibrated probabilities, else by the threshold
     """
 
     id: str
     instances: np.ndarray
     doubt: float
     gain: float
+    why: str
+    lesions: float
+
+
+UNCERTAIN, LIKELY = "uncertain", "likely lesion"
+_HOT = 0.05  # share of a case whose instances are likely lesions: the one in the middle of it counts two thirds
 
 
 def _middle_threshold(scores: np.ndarray) -> float:
@@ -53,6 +62,25 @@ def _doubts(predictions: Sequence[Prediction], threshold: float, column: int | N
     return found
 
 
+def _likely(predictions: Sequence[Prediction], region: int, column: int | None) -> list[np.ndarray]:
+    """(n,) per case: 1 for its hottest instance, falling with the rank, to a half after a region or 5 % of the case.
+
+    Ranks within cases, because attention has no common level; and a positive case has a lesion, whatever its level.
+    """
+    found = []
+    for p in predictions:
+        rank = np.argsort(np.argsort(-instance_score(p, column), kind="stable"), kind="stable")
+        found.append(1 / (1 + rank / max(region, _HOT * p.n)))
+    return found
+
+
+def _chances(predictions: Sequence[Prediction], threshold: float, column: int | None) -> list[np.ndarray]:
+    """(n,) per case: calibrated probability of a lesion, else 1 from the threshold on and 0 below it."""
+    found = [calibrated_probability(p, column) for p in predictions]
+    cut = [(instance_score(p, column) >= threshold).astype(np.float64) for p in predictions]
+    return [one if one is not None else rough for one, rough in zip(found, cut, strict=True)]
+
+
 def suggest_regions(
     predictions: Sequence[Prediction],
     *,
@@ -65,6 +93,9 @@ def suggest_regions(
 ) -> list[Region]:
     """Regions worth marking, best first, with at most `patches` instances together; the same input, the same regions.
 
+    Until lesions and others are marked, half of the instances are the most uncertain ones and half the most likely
+    lesions: where a model is undecided about healthy tissue only, marks of the first half alone would be of one kind.
+    From then on all are uncertain: the threshold between the marks of both kinds says where that is.
     region     most instances of one region
     threshold  score that parts lesion from not; else the calibrated one, else the middle between marked lesions and
                marked others, else, before any marks, that between high and low scores
@@ -82,15 +113,21 @@ def suggest_regions(
     cut = _threshold(cases, known, column) if threshold is None else threshold
     free = [np.ones(p.n, bool) if p.id not in known else known[p.id] < 0 for p in cases]
     looks = _looks(cases, features, column)
-    pool = _Pool(cases, _doubts(cases, cut, column), free, looks)
+    values = {UNCERTAIN: _doubts(cases, cut, column), LIKELY: _likely(cases, region, column)}
+    pool = _Pool(cases, values, _chances(cases, cut, column), free, looks)
     for number, p in enumerate(cases):
         if p.id in known:
             pool.seen(number, np.flatnonzero(~free[number]))
     found: list[Region] = []
-    left = patches
-    while left and (best := pool.best(min(region, left))) is not None:
+    both = {0, 1} <= {int(label) for labels in known.values() for label in np.unique(labels)}
+    spent = {UNCERTAIN: 0, LIKELY: 0}
+    while (left := patches - sum(spent.values())) > 0:
+        why = UNCERTAIN if both or spent[UNCERTAIN] <= spent[LIKELY] else LIKELY
+        best = pool.best(min(region, left), why)
+        if best is None:
+            break
         found.append(best)
-        left -= len(best.instances)
+        spent[why] += len(best.instances)
     return found
 
 
@@ -130,12 +167,13 @@ class _Pool:
     def __init__(
         self,
         cases: Sequence[Prediction],
-        doubt: list[np.ndarray],
+        values: Mapping[str, list[np.ndarray]],
+        chances: list[np.ndarray],
         free: list[np.ndarray],
         looks: list[np.ndarray],
     ):
         self.cases, self.free, self.looks = cases, free, looks
-        self.doubt, self.far = doubt, [np.full(p.n, np.inf) for p in cases]
+        self.values, self.chances, self.far = values, chances, [np.full(p.n, np.inf) for p in cases]
         self.neighbours = [_neighbours(p) for p in cases]
         sample = np.concatenate(looks)
         step = max(1, len(sample) // 500)
@@ -149,22 +187,20 @@ class _Pool:
             for number, rows in enumerate(self.looks):
                 np.minimum(self.far[number], np.linalg.norm(rows - look, axis=1), out=self.far[number])
 
-    def best(self, most: int) -> Region | None:
-        """The region around the instance of highest gain: doubt times how new it is."""
+    def best(self, most: int, why: str) -> Region | None:
+        """The region around the instance of highest gain: its value times how new it is."""
         gains = [
-            np.where(free, doubt * np.minimum(far / self.usual, 1.0), -1.0)
-            for free, doubt, far in zip(self.free, self.doubt, self.far, strict=True)
+            np.where(free, value * np.minimum(far / self.usual, 1.0), -1.0)
+            for free, value, far in zip(self.free, self.values[why], self.far, strict=True)
         ]
         peaks = [int(gain.argmax()) for gain in gains]
         case = int(np.argmax([gain[peak] for gain, peak in zip(gains, peaks, strict=True)]))
         if gains[case][peaks[case]] < 0:
             return None
         chosen = self._grown(case, peaks[case], gains[case], most)
-        region = Region(
-            self.cases[case].id, chosen, float(self.doubt[case][chosen].mean()), float(gains[case][chosen].sum())
-        )
+        doubt, gain = float(self.values[UNCERTAIN][case][chosen].mean()), float(gains[case][chosen].sum())
         self.seen(case, chosen)
-        return region
+        return Region(self.cases[case].id, chosen, doubt, gain, why, float(self.chances[case][chosen].sum()))
 
     def _grown(self, case: int, start: int, gain: np.ndarray, most: int) -> np.ndarray:
         """The start and the neighbours of highest gain, one by one, that are at least half as good."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate.conformal import AppliedCalibration
+from smmil.evaluate.conformal import AppliedCalibration, CalibratedCase, calibrated_case
 from smmil.evaluate.folder_drift import FolderDrift, promise_of_case, warning_of_case
 from smmil.evaluate.instances import instance_probability, instance_score
 from smmil.evaluate.probability import calibrated_probability
@@ -52,6 +52,16 @@ class ExportCase:
         return None if self.threshold is None else self.score.astype(np.float64) >= self.threshold
 
     @cached_property
+    def ends(self) -> tuple[float, float]:
+        """Ends of a window on the numbers: the scale of a layer that has a fixed one, else lowest and highest."""
+        return self.prediction.fixed_scale or (float(self.score.min()), float(self.score.max()))
+
+    @property
+    def layer(self) -> str:
+        """What the numbers are: score, or the layer in its place."""
+        return "score" if self.prediction.shown_layer is None else self.prediction.shown_layer.name
+
+    @cached_property
     def percentile(self) -> np.ndarray:
         """(n,) share of the case's instances that score no higher: 1 is the hottest."""
         from scipy.stats import rankdata
@@ -64,12 +74,24 @@ class ExportCase:
         calibrated = calibrated_probability(self.prediction, self.column)
         return instance_probability(self.prediction, self.column) if calibrated is None else calibrated
 
+    @property
+    def probability_kind(self) -> str:
+        """Whether these are calibrated, or what the scores say themselves."""
+        known = calibrated_probability(self.prediction, self.column) is not None
+        return "calibrated probability" if known else "probability"
+
+    @cached_property
+    def calibrated_case(self) -> CalibratedCase | None:
+        """What the calibration says about the whole case."""
+        return calibrated_case(self.prediction, self.calibration)
+
     @cached_property
     def facts(self) -> dict[str, str]:
         """Where the scores come from, as plain texts; what was promised for the threshold, and what the alarm says."""
         stated, warning = self.calibration, warning_of_case(self.prediction, self.folder)
         promise = "" if stated is None or stated.threshold != self.threshold else stated.text
-        said = {"promise": promise, "warning": warning}
+        whole = "" if self.calibrated_case is None else self.calibrated_case.text
+        said = {"promise": promise, "calibrated": whole, "warning": warning}
         texts = {key: plain(text, _LONGEST_TEXT) for key, text in said.items() if text}
         return {**provenance(self.prediction), **texts}
 

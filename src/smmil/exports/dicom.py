@@ -104,11 +104,11 @@ def _write_parametric_map(case: ExportCase, path: Path) -> None:
     """Write the scores as float32 frames over the frames of the image, marked as research, with window and meaning."""
     highdicom = _library()
     canvas = _canvas(case, ALL, "dicom-pm")
-    low, high = float(case.score.min()), float(case.score.max())
+    low, high = case.ends
     high = high if high > low else low + 1.0
     padding = np.float32(low - (high - low))  # one range below the scores: black in every sensible window
     mapping = highdicom.pm.RealWorldValueMapping(
-        lut_label="score",
+        lut_label=case.layer,
         lut_explanation=_text(case.facts.get("score_kind", "score")),
         unit=highdicom.sr.CodedConcept("1", "UCUM", "no units"),
         # Readers refuse values outside: the padding, and the zeros that fill up tiles at the edge, must be inside.

@@ -84,7 +84,7 @@ def write_suggestions(
     texts = {
         path: _wanted(ExportCase(cases[id_], (images or {}).get(id_)), by_case[id_]) for id_, path in drawings.items()
     }
-    texts[table] = table_text(("rank", "id", "instance", "x", "y", "z", "score", "doubt", "label"), rows)
+    texts[table] = table_text(("rank", "id", "instance", "x", "y", "z", "score", "doubt", "why", "label"), rows)
     there = {path for path in texts if path.exists()}
     for path in there:  # what a killed process of the same command wrote is not in the way
         if need_file(path).read_bytes() != texts[path].encode():
@@ -105,7 +105,16 @@ def _patch_rows(rank: int, region: Region, prediction: Prediction) -> Iterator[l
     for index in region.instances.tolist():
         place = {} if coords is None else dict(zip(names, coords[index].tolist(), strict=True))
         score = float(prediction.scores[index, -1])
-        yield [rank, region.id, index, *(place.get(axis) for axis in "xyz"), score, round(region.doubt, 4), None]
+        yield [
+            rank,
+            region.id,
+            index,
+            *(place.get(axis) for axis in "xyz"),
+            score,
+            round(region.doubt, 4),
+            region.why,
+            None,
+        ]
 
 
 def _wanted(case: ExportCase, regions: Mapping[int, Region]) -> str:
@@ -266,7 +275,9 @@ def _instance_table(case: ExportCase) -> "DataFrame":
 
     x, y and z are the prediction's own coordinates: level-0 pixels of a slide, slices of a scan counted from the foot.
     What is not known is empty: the label of an unlabelled instance, the probability behind an attention score, the
-    places of a case without coordinates. Uncertainty and strangeness are columns where they are known.
+    places of a case without coordinates. With a calibration `probability` is the calibrated one, and two columns are
+    about the case: its calibrated probability, and the classes that cannot be excluded. Uncertainty and strangeness are
+    columns where they are known.
     """
     from pandas import DataFrame
 
@@ -281,6 +292,9 @@ def _instance_table(case: ExportCase) -> "DataFrame":
         "percentile": case.percentile,
         "case_probability": prediction.probs[-1] if len(prediction.probs) < 3 else np.nan,
     }
+    if (said := case.calibrated_case) is not None:
+        possible = "" if said.classes is None else said.named(said.classes).replace(" and ", " or ") or "none"
+        columns |= {"case_probability_calibrated": said.probability, "case_classes_possible": possible}
     if prediction.scores.shape[1] > 1:
         columns |= {f"score_{k}": column for k, column in enumerate(prediction.scores.T)}
     columns |= {layer.name: getattr(prediction, layer.name) for layer in prediction.layers}

@@ -28,7 +28,9 @@ _PAPER = np.array([246, 245, 242], np.float32)
 
 
 def _write_png(case: ExportCase, path: Path) -> None:
-    """Write scores as colours (viridis, 2nd to 98th percentile) over the image; with a threshold what reaches it."""
+    """Write scores as colours (viridis, 2nd to 98th percentile; strangeness 0 to 1) over the image; with a threshold
+    what reaches it.
+    """
     try:
         from PIL import Image, PngImagePlugin
     except ModuleNotFoundError:
@@ -90,7 +92,7 @@ def _between_patches(
 
 def _colours(case: ExportCase, heat: np.ndarray) -> np.ndarray:
     """RGB from 0 to 255 for each value, on the scale of the whole case, so that a threshold changes no colour."""
-    low, high, _ = canvas.limits_of(case.score.astype(np.float64), None)
+    low, high, _ = canvas.limits_of(case.score.astype(np.float64), case.prediction.fixed_scale)
     shades = canvas.colours("viridis")((np.nan_to_num(heat, nan=low) - low) / (high - low))
     return shades[..., :3].astype(np.float32) * 255
 
@@ -154,14 +156,16 @@ def _scale_below(case: ExportCase, width: int) -> np.ndarray:
     """The colour scale with its ends, what the scores are, and what marks the truth."""
     from PIL import Image, ImageDraw
 
-    low, high, _ = canvas.limits_of(case.score.astype(np.float64), None)
+    low, high, _ = canvas.limits_of(case.score.astype(np.float64), case.prediction.fixed_scale)
     size = max(9, min(22, width // 40))
     strip = Image.new("RGB", (width, 3 * size), "white")
     draw, bar = ImageDraw.Draw(strip), max(8, width // 4)
     colours = _colours(case, np.linspace(low, high, bar)[None])
     kind = plain(str(case.prediction.meta.get("score_kind", "score")), 40)
     truth = "" if truth_values(case.prediction) is None else f"   {_TRUTH}"
-    words = f"{low:.3g}", f"{high:.3g}  {kind}{truth}"
+    layer = case.prediction.shown_layer
+    least, most = ("", "") if layer is None else (f"{layer.low} ", f" {layer.high}")
+    words = f"{least}{low:.3g}", f"{high:.3g}{most}  {kind}{truth}"
     left = size + draw.textlength(words[0], font_size=size) + size // 2
     draw.text((size, size), words[0], fill="black", font_size=size)
     strip.paste(Image.fromarray(np.repeat(np.rint(colours).astype(np.uint8), size, axis=0)), (int(left), size))
@@ -230,7 +234,7 @@ def _halved(heat: np.ndarray) -> np.ndarray:
 
 
 def _tags(case: ExportCase, facts: SlideFacts, r: int) -> dict[str, Any]:
-    lowest, highest = float(case.score.min()), float(case.score.max())
+    lowest, highest = case.ends
     tags: dict[str, Any] = {
         "tile": (_TILE_SIDE, _TILE_SIDE),
         "compression": "lzw",
@@ -254,7 +258,7 @@ def _about(case: ExportCase, facts: SlideFacts, size: tuple[int, int], r: int, e
     return json.dumps(
         {
             **case.facts,
-            "values": "score",
+            "values": case.layer,
             "level0_size": list(size),
             "level0_pixels_per_pixel": r,
             "exact_edges": exact,
@@ -312,7 +316,7 @@ def _describe(header: Any, case: ExportCase) -> None:
     short = plain(f"{case.facts['software']} {case.facts.get('model', '')}", _DESCRIPTION - len(RESEARCH) - 4)
     header["descrip"] = f"{short}; {RESEARCH}".encode("ascii", "replace")[:_DESCRIPTION]
     header.set_xyzt_units("mm")
-    header["cal_min"], header["cal_max"] = np.float32(case.score.min()), np.float32(case.score.max())
+    header["cal_min"], header["cal_max"] = (np.float32(end) for end in case.ends)
     for code in ("qform_code", "sform_code"):
         header[code] = 1  # scanner coordinates
     header.extensions.append(Nifti1Extension(_COMMENT, json.dumps(case.facts).encode()))

@@ -102,7 +102,7 @@ def _bars(
     threshold: float | None,
     colour_scale: str,
 ) -> None:
-    low, high, scale = canvas.limits_of(scores, limits)
+    low, high, scale = canvas.limits_of(scores, limits or prediction.fixed_scale)
     place = _slice_positions(prediction)
     colours = canvas.colours(colour_scale)((scores - low) / (high - low))
     marks = [low, high, float(scores.min()), float(scores.max()), *([] if threshold is None else [threshold])]

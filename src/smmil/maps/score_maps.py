@@ -95,7 +95,7 @@ def draw_scores(
     interpolate: bool = False,
 ) -> None:
     """The map, outline of the known lesion, scale bar and colour bar; scattered instances are dots, lesions rings."""
-    low, high, scale = canvas.limits_of(scores, limits)
+    low, high, scale = canvas.limits_of(scores, limits or prediction.fixed_scale)
     how = {"cmap": canvas.colours(colour_scale), "vmin": low, "vmax": high}
     lesion = truth_values(prediction)
     if scattered(prediction):

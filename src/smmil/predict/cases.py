@@ -14,15 +14,16 @@ from smmil.config import IN_MEMORY, TrainConfig, load_config
 from smmil.data.manifest import Manifest
 from smmil.data.splits import run_split
 from smmil.data.tables import read_label_shares
-from smmil.errors import ConfigError, DataError, check_choice
+from smmil.errors import ConfigError, DataError, SmmilError, check_choice
 from smmil.evaluate.calibration import Calibration
 from smmil.evaluate.drift import DriftCase, DriftSummary
-from smmil.files import file_name, remove_leftovers, write_rows
+from smmil.files import digest, file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
 from smmil.predict.explanation import Explanation
-from smmil.predict.inference import TrainedModel, _combined, _has_dropout, load_trained, predict
+from smmil.predict.inference import _CHECKPOINTS, TrainedModel, _combined, _has_dropout, load_trained, predict
 from smmil.prediction import Prediction
 from smmil.runtime import choose_device, reproducible, versions
+from smmil.weights import read_weights, tensors_digest
 
 SOURCE_KEYS = ("encoder", "recipe")
 
@@ -266,7 +267,7 @@ class _CasePredictor:
                 f"{id_}: {width} features per instance, but the model was trained on {expected}; "
                 "use the encoder it was trained with"
             )
-        meta = {**meta, **_image_facts(self.table.path_of(id_))}
+        meta = {**meta, **_image_facts(self.table.path_of(id_)), "bag_digest": _bag_digest(bag)}
         if not self.draws:
             maps = predict if self.explanation is None else self.explanation.predictions
             found = maps(self.trained.model, [bag], meta=meta, device=self.device)[0]
@@ -290,6 +291,55 @@ class _CasePredictor:
             if (known := read_label_shares(path)) is not None:
                 return {"annotation": {"coverage": known[0], "largest_share": known[1]}}
         return {}
+
+
+def _bag_digest(bag: Bag) -> str:
+    """What tells a bag again under another id or path: the digest of its features, in their order."""
+    return digest(np.ascontiguousarray(bag.x.float().cpu().numpy()).data)
+
+
+def check_against_run(run_dir: str | Path, predictions: Sequence[Prediction]) -> tuple[set[str], list[str]]:
+    """Ids of the predictions whose cases trained a run or selected its weights, and what could not be compared.
+
+    Cases are known by their ids and, under other ids, by their features. Predictions of other weights than those of the
+    run are an error.
+    """
+    run_dir = Path(run_dir)
+    split = run_split(run_dir)
+    own = {*split.train, *split.val}
+    unchecked = _refuse_other_weights(run_dir, predictions)
+    seen, others = {p.id for p in predictions if p.id in own}, [p for p in predictions if p.id not in own]
+    silent = sum(not isinstance(p.meta.get("bag_digest"), str) for p in others)
+    if silent:
+        unchecked.append(
+            f"{silent} of {len(predictions)} predictions do not record what is in their bags (predict again)"
+        )
+    if silent == len(others):
+        return seen, unchecked
+    try:
+        table = _own_table(run_config(run_dir), run_dir)
+        known = {_bag_digest(table.bag(id_, instance_labels=False)) for id_ in sorted(own)}
+    except (SmmilError, OSError):  # why would name a file, and the calibration names no case
+        return seen, [*unchecked, "the bags of the run cannot be read"]
+    return seen | {p.id for p in others if p.meta.get("bag_digest") in known}, unchecked
+
+
+def _refuse_other_weights(run_dir: Path, predictions: Sequence[Prediction]) -> list[str]:
+    """Raise an error for weights that the run does not have; what cannot be compared, in words."""
+    files = sorted((run_dir / "checkpoints").glob("*.safetensors"))
+    weights = {tensors_digest(read_weights(path)[0]) for path in files if path.stem in _CHECKPOINTS}
+    if not weights:
+        return ["the run has no weights"]
+    stated = [(p.id, str(p.meta["weights"])) for p in predictions if p.meta.get("weights") is not None]
+    for id_, found in stated:
+        if found not in weights:
+            ours = ", ".join(sorted(w[:12] for w in weights))
+            raise DataError(
+                f"{id_}: predicted by weights {found[:12]}, but {run_dir} has {ours}; "
+                "give the run that made the predictions, or predict the cases with this one"
+            )
+    silent = len(predictions) - len(stated)
+    return [f"{silent} of {len(predictions)} predictions do not record their weights"] if silent else []
 
 
 def _patients(table: Manifest) -> dict[str, dict[str, str]]:

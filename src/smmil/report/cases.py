@@ -10,13 +10,13 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
-from smmil.evaluate.conformal import applied_calibration, shared_calibration
-from smmil.evaluate.folder_drift import folder_drift
+from smmil.evaluate.conformal import applied_calibration, calibrated_case, shared_calibration
+from smmil.evaluate.folder_drift import FolderDrift, folder_drift, promise_of_case
 from smmil.evaluate.instances import instance_score
 from smmil.images.matching import recorded_notes
 from smmil.maps import canvas
 from smmil.maps.raster import Extent, dot_positions, dots_extent, rasterize, scattered, truth_values
-from smmil.prediction import FIXED_SCALES, Prediction
+from smmil.prediction import Prediction
 from smmil.redact import safe_text
 
 _LEVELS = 2**16 - 1
@@ -52,8 +52,6 @@ def _packed_layers(prediction: Prediction, column: int | None, bits: int) -> dic
     No threshold cuts the other layers, so 8 bits, as many as there are colours, are enough for them.
     """
     others = {layer.name: _pack(prediction.layer(layer.name), bits=8) for layer in prediction.layers}
-    for name in others.keys() & FIXED_SCALES.keys():
-        others[name].facts["colours"] = list(FIXED_SCALES[name])
     return {"score": _pack(prediction, column, bits), **others}
 
 
@@ -63,7 +61,7 @@ def _pack(prediction: Prediction, column: int | None = None, bits: int = 16) -> 
     if scattered(prediction):
         return _dots(prediction, scores, bits)
     kind, image, truth, extent, notes = _picture(prediction, scores)
-    facts = _map_facts(kind, extent, scores, notes)
+    facts = _map_facts(kind, extent, prediction.fixed_scale, scores, notes)
     if image.ndim == 3:
         facts |= {"layers": len(image), "span": _slice_span(prediction, extent, len(image))}
         image = image.reshape(-1, image.shape[-1])
@@ -96,14 +94,16 @@ def _dots(prediction: Prediction, scores: np.ndarray, bits: int) -> _Raster:
     content = _byte_planes(np.diff(across, prepend=0)) + _byte_planes(down)
     note = f"{prediction.n:,} instances on no lattice: every dot is one instance at its own place, hottest on top"
     labels = truth_values(prediction)
-    facts = {**_map_facts("points", extent, scores, [note]), "width": width}
+    facts = {**_map_facts("points", extent, prediction.fixed_scale, scores, [note]), "width": width}
     return _raster(facts, scores[None, order], None if labels is None else labels[None, order], bits, content)
 
 
-def _map_facts(kind: str, extent: Extent, scores: np.ndarray, notes: list[str]) -> dict[str, Any]:
-    """Left, top, right, bottom; ends of the colour scale: 2nd and 98th percentile, as in the pictures of smmil.maps."""
+def _map_facts(
+    kind: str, extent: Extent, scale: tuple[float, float] | None, scores: np.ndarray, notes: list[str]
+) -> dict[str, Any]:
+    """Left, top, right, bottom; ends of the colours: fixed, or 2nd and 98th percentile, as in smmil.maps."""
     left, right, bottom, top = extent[:4]
-    colours = list(canvas.limits_of(scores, None)[:2])
+    colours = list(canvas.limits_of(scores, scale)[:2])
     return {"kind": kind, "extent": [left, top, right, bottom], "colours": colours, "notes": notes}
 
 
@@ -196,16 +196,17 @@ def _all_cases(
     """Every case of any model; worst mistakes of the first model first, unlabelled cases last."""
     tables = [{p.id: p for p in predictions} for predictions in models.values()]
     ids = sorted({id_ for table in tables for id_ in table})
-    lost = [_withdrawal(predictions, column) for predictions in models.values()]
-    cases = [_case(id_, [table.get(id_) for table in tables], column, bits, lost) for id_ in ids]
+    drifts = [folder_drift(predictions) for predictions in models.values()]
+    lost = [_withdrawal(*both, column) for both in zip(models.values(), drifts, strict=True)]
+    cases = [_case(id_, [table.get(id_) for table in tables], column, bits, lost, drifts) for id_ in ids]
     errors = {case.id: next(v["error"] for v in case.facts["verdicts"] if v is not None) for case in cases}
     return sorted(cases, key=lambda case: (2.0 if errors[case.id] is None else -errors[case.id], case.id))
 
 
-def _withdrawal(predictions: Sequence[Prediction], column: int | None) -> str | None:
+def _withdrawal(predictions: Sequence[Prediction], drift: FolderDrift | None, column: int | None) -> str | None:
     """What becomes of a model's promise in every case when they differ from training as a whole; None: nothing."""
-    drift = None if shared_calibration(predictions, column) is None else folder_drift(predictions)
-    return drift.withdrawal if drift is not None and drift.alarm else None
+    promised = shared_calibration(predictions, column) is not None
+    return drift.withdrawal if promised and drift is not None and drift.alarm else None
 
 
 def _case(
@@ -214,6 +215,7 @@ def _case(
     column: int | None,
     bits: int,
     withdrawals: Sequence[str | None],
+    drifts: Sequence[FolderDrift | None],
 ) -> _ReportCase:
     rasters = [{} if p is None else _packed_layers(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
@@ -222,15 +224,25 @@ def _case(
         if p is None
         else {
             **verdict(p),
+            **_calibrated(p, drift),
             "alarm": _alarm(p),
             "withdrawn": withdrawn,
             "rasters": {name: raster.facts for name, raster in layers.items()},
         }
-        for p, layers, withdrawn in zip(predictions, rasters, withdrawals, strict=True)
+        for p, layers, withdrawn, drift in zip(predictions, rasters, withdrawals, drifts, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
     facts |= {"notes": [safe_text(note) for note in recorded_notes(first)]}
     return _ReportCase(id_, facts, rasters, predictions)
+
+
+def _calibrated(prediction: Prediction, drift: FolderDrift | None) -> dict[str, Any]:
+    """What a calibration says about the case: in words, its probability, and whether not just one class is left."""
+    found = calibrated_case(prediction, promise_of_case(prediction, drift))
+    if found is None:
+        return {"said": "", "calibrated": None, "undecided": False}
+    undecided = found.classes is not None and len(found.classes) != 1
+    return {"said": found.text, "calibrated": found.probability, "undecided": undecided}
 
 
 def _alarm(prediction: Prediction) -> str | None:

@@ -12,13 +12,15 @@ import numpy as np
 
 from smmil import __version__
 from smmil.errors import ConfigError
+from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.folders import without_nan
 from smmil.evaluate.instances import instance_score
+from smmil.evaluate.probability import calibrated_probability
 from smmil.files import write_text
 from smmil.images.matching import find_case_images
 from smmil.images.volume import Window
 from smmil.maps import canvas
-from smmil.prediction import FIXED_SCALES, LAYERS, Prediction
+from smmil.prediction import FIXED_SCALES, LAYERS, Prediction, load_predictions
 from smmil.redact import safe_text, without_names
 from smmil.report import numbers
 from smmil.report.cases import _all_cases, _ReportCase
@@ -29,6 +31,7 @@ from smmil.report.sources import (
     INTENDED_USE,
     _alarms,
     _caveats,
+    _class_sets,
     _data_card,
     _load_sources,
     _model_card,
@@ -41,6 +44,7 @@ LARGEST_MB = 30.0
 _SCORES_SHARE = 0.55  # of the file for scores; beyond this they are stored with 8 bits instead of 16
 _PAGE_BYTES = 1_000_000  # program, style and numbers
 _SCORES = {"name": "score", "title": "scores", "kind": "score", "low": "", "high": ""}
+_CURVE_POINTS = 1001
 _TILES = (
     ("Case AUROC", ("bag", "auroc"), "tells positive from negative cases"),
     (
@@ -73,6 +77,7 @@ def write_report(
     validation: Sequence[str | Path] = (),
     threshold: float | None = None,
     column: int | None = None,
+    prior: Sequence[str | Path] | None = None,
     resamples: int = 1000,
     title: str | None = None,
     lead: str = "",
@@ -84,6 +89,8 @@ def write_report(
     """Write one self-contained page about runs or folders of predictions; the same content gives the same bytes.
 
     slides     folder of slides or scans, or CSV table (id, slide), for pictures below the maps
+    prior      predictions of cases with known lesions, such as those of training, that make the position prior; None:
+               the other patients among those of the report
     lead       a paragraph above the summary      sections  further sections below it
     licences   {encoder: its licence}, where the predictions do not state it
     max_mb     pictures are made smaller and scores coarser (8 bits) rather than pass this size
@@ -95,7 +102,10 @@ def write_report(
         raise ConfigError(f"max_mb: got {max_mb}, expected at least 2; the page itself needs 1 MB")
     sources = _load_sources(places)
     models = {source.name: source.predictions for source in sources}
-    results = numbers._measure(models, validation=validation, threshold=threshold, column=column, resamples=resamples)
+    left_out: dict[Path, str] = {}
+    known = None if prior is None else load_predictions(prior, left_out)
+    cuts: dict[str, Any] = {"validation": validation, "threshold": threshold, "column": column}
+    results = numbers._measure(models, **cuts, resamples=resamples, reference=known)
     room = int(max_mb * 1e6) - _PAGE_BYTES
     cases = _fitting_cases(models, column, room)
     room -= _size(cases)
@@ -104,7 +114,9 @@ def write_report(
     reasons = _without_file_names({**missing, **damaged}, slides)
     promises, conditions = _promises(sources, results, column)
     text = _page(
-        _summary(sources, results) | {"promises": promises, "conditions": conditions, "alarms": _alarms(sources)},
+        _summary(sources, results)
+        | {"promises": promises, "conditions": conditions, "alarms": _alarms(sources)}
+        | {"class_sets": _class_sets(sources)},
         _page_data(sources, results, cases, pictures, column, reasons),
         title=safe_text(title or f"Report: {', '.join(models)}"),
         lead=lead,
@@ -119,7 +131,7 @@ def write_report(
         store=list(_store(cases, pictures)),
     )
     write_text(out, text)
-    left_out = {path: reason for source in sources for path, reason in source.left_out.items()}
+    left_out |= {path: reason for source in sources for path, reason in source.left_out.items()}
     return WrittenReport(Path(out), list(models), len(cases), len(text.encode()), missing, damaged, left_out)
 
 
@@ -270,10 +282,19 @@ def _method(results: Results, unmarked: Mapping[str, str]) -> str:
         cut = found["threshold"]
         if cut["value"] is not None:
             parts.append(f"Instance threshold of {name}: {cut['value']:.4g} ({cut['source']}).")
+    for text in dict.fromkeys(_prior_source(found.get("prior", {})) for found in results.values()):
+        parts.append(text)
     parts.append("Cases are called positive from a probability of 0.5 on.")
     if len(results) > 1 and len(unmarked) < 2:
         parts.append("Marked: best value of a row; where intervals overlap it may be chance.")
-    return " ".join(parts)
+    return " ".join(filter(None, parts))
+
+
+def _prior_source(prior: Mapping[str, Any]) -> str:
+    """Whose lesions the position prior is made of; empty without one."""
+    if "per_bag" not in prior:
+        return ""
+    return f"Position prior: lesions of {prior['n_patients']:,} patients, {prior['source']}."
 
 
 def _page_data(
@@ -318,9 +339,19 @@ def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | No
         },
         "threshold": found["threshold"]["value"],
         "calibrated": str(found["threshold"]["source"]).startswith("calibrated"),
+        "curve": _curve(source.predictions, column, np.concatenate(layers["score"])),
         "kind": str(source.predictions[0].meta.get("score_kind", "score"))[:60],
         "classes": source.predictions[0].n_classes,
     }
+
+
+def _curve(predictions: Sequence[Prediction], column: int | None, scores: np.ndarray) -> list[Any] | None:
+    """Lowest and highest score, and calibrated probabilities of evenly spaced ones; None: no calibration for all."""
+    if shared_calibration(predictions, column) is None:
+        return None
+    places = np.linspace(scores.min(), scores.max(), _CURVE_POINTS)
+    found = calibrated_probability(predictions[0], column, places)
+    return None if found is None else [float(places[0]), float(places[-1]), np.round(found, 5).tolist()]
 
 
 def _picture_facts(picture: _CasePicture | None, reason: str | None) -> dict[str, Any]:

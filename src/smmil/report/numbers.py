@@ -100,9 +100,13 @@ def _measure(
     threshold: float | None = None,
     column: int | None = None,
     resamples: int = 1000,
+    reference: Sequence[Prediction] | None = None,
 ) -> Results:
-    """Summary, FROC with its curve, and intervals of each model; patients are resampled. resamples=0: no intervals."""
-    prior = {"intervals": POOLS if resamples else (), "n": max(2, resamples)}
+    """Summary, FROC with its curve, and intervals of each model; patients are resampled. resamples=0: no intervals.
+
+    reference  cases that the position prior is made of; None: the other patients among those of each model
+    """
+    prior = {"intervals": POOLS if resamples else (), "n": max(2, resamples), "reference": reference}
     results = summarize_models(models, validation=validation, threshold=threshold, column=column, prior=prior)
     for name, found in results.items():
         if any(has_lesion_labels(p) for p in models[name]):

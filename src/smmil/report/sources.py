@@ -10,7 +10,7 @@ from typing import Any
 from smmil.errors import DataError
 from smmil.evaluate.bags import units_of
 from smmil.evaluate.conformal import applied_calibration, realised, shared_calibration
-from smmil.evaluate.folder_drift import folder_drift
+from smmil.evaluate.folder_drift import class_sets_in_words, folder_drift
 from smmil.evaluate.folders import named_folders
 from smmil.files import read_json
 from smmil.prediction import Prediction, corrections_text, load_predictions
@@ -243,6 +243,12 @@ def _promises(
             mixed = "the cases carry different calibrations, none, or one of another score column; predict them again"
             found.append((f"Nothing is promised ({source.name})", f"{mixed} with one.", ""))
     return found, list(conditions)
+
+
+def _class_sets(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
+    """(headline, sentence) about the classes that the calibration of each model leaves to its cases."""
+    said = [(s.name, class_sets_in_words(s.predictions, folder_drift(s.predictions))) for s in sources]
+    return [(f"Which classes can be excluded ({name})", text) for name, text in said if text]
 
 
 def _other_threshold(cut: Mapping[str, Any], calibrated: float) -> str:

@@ -279,14 +279,11 @@ class _Corrections:
     def of(
         cls, marks: dict[str, Tensor], held_out: Sequence[str], unknown: Sequence[str], where: str
     ) -> "_Corrections":
-        """Marks of both kinds in at least one case, or an error: a threshold between lesion and not needs both."""
+        """Marks in at least one case, or an error."""
         found = cls({id_: m for id_, m in marks.items() if bool((m >= 0).any())}, tuple(held_out), tuple(unknown))
-        lesions, clear = (sum(int((m == label).sum()) for m in found.marks.values()) for label in (1, 0))
-        if not lesions or not clear:
-            marked = f"{lesions or clear} marks of {'lesions' if lesions else 'places without lesion'} only"
-            what = marked if lesions + clear else "no mark"
+        if not found.marks:
             left = f" ({len(held_out)} marked cases validate or test)" if held_out else ""
-            raise DataError(f"{where}: {what} in training cases{left}; mark lesions and places without lesion in them")
+            raise DataError(f"{where}: no mark in training cases{left}; mark lesions and places without lesion in them")
         return found
 
     def facts(self, weight: float) -> dict[str, Any]:
@@ -297,7 +294,14 @@ class _Corrections:
 
     def message(self, weight: float) -> str:
         """What is learned from, and what is not, in words."""
-        text = f"learns from {corrections_text(self.facts(weight))}"
+        facts = self.facts(weight)
+        text = f"learns from {corrections_text(facts)}"
+        if facts["lesions"] in (0, facts["instances"]):
+            kind, other, side = ("lesions", "others", "above") if facts["lesions"] else ("others", "lesions", "below")
+            text += (
+                f"; all are marks of {kind}, which say no more than that these score {side} the average of their case: "
+                f"mark some {other} too, so that the map learns where to draw the line"
+            )
         if self.held_out:
             text += (
                 f"; marks in {len(self.held_out)} validation and test cases are not used, such as {self.held_out[0]}"

@@ -12,6 +12,8 @@ import numpy as np
 
 from smmil import __version__
 from smmil.errors import ConfigError, SmmilError
+from smmil.evaluate.conformal import CalibratedCase
+from smmil.evaluate.folder_drift import FolderDrift
 from smmil.exports.batch import export
 from smmil.exports.registry import FORMATS
 from smmil.files import file_name
@@ -157,6 +159,8 @@ def _model_facts(study: "ViewerData", number: int, model: int, notes: list[str])
     promise = (found and found.promise) or study.models[model].promise
     if promise is not None:
         notes.append(f"{study.models[model].name}: {promise}")
+    if found is not None and found.said is not None and (text := _said(found.said, study.models[model].drift)):
+        notes.append(f"{study.models[model].name}: {text}")
     if study.models[model].taught is not None:
         notes.append(f"{study.models[model].name} also learned from {study.models[model].taught}")
     scores = study.export_case((number, model)).score.astype(np.float64)
@@ -166,6 +170,11 @@ def _model_facts(study: "ViewerData", number: int, model: int, notes: list[str])
         "colours": list(canvas.limits_of(scores, FIXED_SCALES.get(study.models[model].layer))[:2]),
     }
     return {"present": True, **spread, "probability": probability}
+
+
+def _said(said: CalibratedCase, drift: FolderDrift | None) -> str:
+    """What the calibration says about the case; without its promise where the folder raised the alarm."""
+    return said._replace(promise=said.promise and not (drift is not None and drift.alarm)).text
 
 
 class _Download(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
-from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
+from smmil.evaluate.conformal import AppliedCalibration, CalibratedCase, applied_calibration, calibrated_case
 from smmil.evaluate.folder_drift import FolderDrift, drift_facts, folder_drift
 from smmil.evaluate.instances import instance_score
 from smmil.files import digest
@@ -59,6 +59,7 @@ class _ModelScores:
     layer    score, or another map that the prediction holds (`smmil.prediction.LAYERS`)
     drift    what is to be said about a case unlike the training cases
     promise  that of its calibration, for this case
+    said     what that says about the whole case
     mapped   False when its instances are others than those of the case's first model: one map cannot show both
     """
 
@@ -75,6 +76,7 @@ class _ModelScores:
     mapped: bool = True
     drift: str | None = None
     promise: str | None = None
+    said: CalibratedCase | None = None
 
     @classmethod
     def of(cls, prediction: Prediction, file: Path) -> "_ModelScores":
@@ -160,7 +162,8 @@ class _ModelPredictions:
         found = _ModelScores.of(prediction, file)
         alarm = None if drift is None or not drift.alarm else drift.text
         withdrawn = None if stated is None or alarm is None else safe_text(stated.text, _LONGEST_PROMISE)
-        self.found[prediction.id] = replace(found, drift=alarm, promise=withdrawn)
+        said = calibrated_case(prediction, stated)
+        self.found[prediction.id] = replace(found, drift=alarm, promise=withdrawn, said=said)
         for layer in prediction.layers:
             title, ends = f"{self.name} {layer.name}", (layer.low, layer.high)
             beside = self.layers.setdefault(layer.name, _ModelPredictions(title, layer.name, ends))

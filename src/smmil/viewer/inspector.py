@@ -129,11 +129,12 @@ def _scores_of(cases: Sequence[ExportCase | None], index: int) -> list[float | N
 def _score_facts(case: ExportCase, index: int) -> dict[str, Any]:
     """Score, rank in the case (1 is the highest; equal scores share it), and a share with its kind.
 
+    calibrated probability   where a calibration was applied
     probability        where scores are log-odds or probabilities of the instance itself
     attention share    softmax over the case, where they are attention logits: what the model's average used
     rank share         else: the share of the case's instances that score no higher
     """
-    score, kind, share = float(case.score[index]), "probability", float(case.probability[index])
+    score, kind, share = float(case.score[index]), case.probability_kind, float(case.probability[index])
     if not np.isfinite(share):
         kind, share = "rank share", float(case.percentile[index])
         if str(case.prediction.meta.get("score_kind", "")) == "attention logit":

@@ -234,7 +234,7 @@ def _of_scan(study: "ViewerData", number: int, case: ExportCase) -> np.ndarray:
 
 
 def _tinted(base: np.ndarray, heat: np.ndarray, case: ExportCase, opacity: float) -> np.ndarray:
-    low, high, _ = canvas.limits_of(case.score.astype(np.float64), None)
+    low, high, _ = canvas.limits_of(case.score.astype(np.float64), case.prediction.fixed_scale)
     colours = canvas.colours("viridis")((np.nan_to_num(heat, nan=low) - low) / (high - low))[..., :3] * 255
     mixed = np.where(np.isnan(heat)[..., None], base, (1 - opacity) * base + opacity * colours)
     return np.rint(mixed).astype(np.uint8)

@@ -96,6 +96,11 @@ export function scoreText(score, rank, count, label, kind = "score") {
   return `${kind} ${shortNumber(score)} · rank ${rank} of ${count}${label >= 0 ? ` · ${labelText(label)}` : ""}`;
 }
 
+/** A share between 0 and 1 in percent, as words of the calibration have it. */
+export function percent(share) {
+  return share < 0.005 ? "below 1 %" : share > 0.995 ? "above 99 %" : `${Math.round(100 * share)} %`;
+}
+
 /** How many instances reach the threshold; nothing without one. */
 export function aboveText(threshold, count, total) {
   return Number.isFinite(threshold) ? `≥ ${shortNumber(threshold)}: ${count} of ${total}` : "";

@@ -36,6 +36,11 @@ function caseText(entry) {
   return [label, ...verdicts].join("  ·  ");
 }
 
+/** What the calibration of a model says about the case, in words. */
+function saidOf(model, said, several) {
+  return said ? make("span", "", several ? `${DATA.models[model].name}: ${said} ` : said) : null;
+}
+
 /** Build the panes after a choice of case or models. A later call overtakes an earlier one. */
 export async function drawPanes() {
   if (shown.number === null) return;
@@ -47,6 +52,7 @@ export async function drawPanes() {
   if (turn !== shown.turn) return;
   closePanes();
   field("case-facts").textContent = caseText(entry);
+  field("case-said").replaceChildren(...present.map((m) => saidOf(m, entry.verdicts[m].said, present.length > 1)).filter(Boolean));
   showAlarm([...new Set(entry.verdicts.map((verdict) => verdict?.alarm ?? verdict?.withdrawn).filter(Boolean))]);
   const hosts = present.map(hostOf); // all of them first, so that every pane opens at its final size
   field("panes").classList.toggle("stacked", loaded.some((cells) => !isFlat(cells)));
@@ -105,7 +111,7 @@ function kindText(pane) {
   return layer.title === layer.kind ? layer.title : `${layer.title}: ${layer.kind}`;
 }
 
-/** What certainty is worth, measured on the cases of this report; in bold when it should not be read. The line keeps its
+/** What the uncertainty is worth, measured on the cases of this report; in bold when it should not be read. The line keeps its
  * place below other layers, or the map would move when the layer changes. */
 function showVerdict(pane) {
   const [place, { layer }] = [pane.host.querySelector(".layer-verdict"), pane.cells];

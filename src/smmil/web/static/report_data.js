@@ -27,7 +27,7 @@ const unpackedCells = remembered(MOST_UNPACKED, unpacked);
  * without this layer gives its scores. */
 export function cellsOf(number, model, layer) {
   const held = rasterOf(number, model, layer) ? layer : "score";
-  return unpackedCells(`s${number}-${model}-${held}`, { ...rasterOf(number, model, held), layer: held });
+  return unpackedCells(`s${number}-${model}-${held}`, { ...rasterOf(number, model, held), layer: held, curve: held === "score" ? DATA.models[model].curve : null });
 }
 
 async function unpacked(key, raster) {

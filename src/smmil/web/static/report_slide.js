@@ -1,7 +1,7 @@
 // A zoomable slide with its heat map, or with one dot per instance where instances lie on no lattice.
 import { colourOf, dotRadius, freshCanvas, makeOutline, paintDots, paintHeat, paintTissue } from "./paint.js";
 import { DATA, layerOf, pictureOf } from "./report_data.js";
-import { lengthText, make, roundedLength, scoreText, themeColour } from "./dom_helpers.js";
+import { lengthText, make, percent, roundedLength, scoreText, themeColour } from "./dom_helpers.js";
 import { ZoomPane, around } from "./zoom_pane.js";
 
 /** The rectangle that all panes of a case show, so that their zooms can be linked. */
@@ -170,5 +170,13 @@ export function cellText(cells, cell) {
   const score = cells.scores[cell];
   if (Number.isNaN(score)) return "no tissue";
   const above = cells.scores.reduce((count, other) => count + (other > score), 0);
-  return scoreText(score, above + 1, cells.cells, cells.truth ? cells.labels[cell] : -1, layerOf(cells.layer).kind);
+  const said = scoreText(score, above + 1, cells.cells, cells.truth ? cells.labels[cell] : -1, layerOf(cells.layer).kind);
+  return cells.curve ? `${said} · calibrated probability ${percent(onCurve(cells.curve, score))}` : said;
+}
+
+/** The calibrated probability of a score, on straight lines between evenly spaced ones. */
+function onCurve([low, high, probabilities], score) {
+  const place = high > low ? Math.min(1, Math.max(0, (score - low) / (high - low))) * (probabilities.length - 1) : 0;
+  const [below, share] = [Math.floor(place), place % 1];
+  return probabilities[below] + share * ((probabilities[below + 1] ?? probabilities[below]) - probabilities[below]);
 }

@@ -3,7 +3,7 @@ import { colourOf, paintDots, paintHeat } from "./paint.js";
 import { openCase } from "./report_case.js";
 import { settings } from "./report_controls.js";
 import { DATA, PALETTES, cellsOf, perSlice, rasterOf } from "./report_data.js";
-import { field, make, makeMeter, moveFocus, outcomeClass, shortNumber } from "./dom_helpers.js";
+import { field, make, makeMeter, moveFocus, outcomeClass, percent, shortNumber } from "./dom_helpers.js";
 
 const COLUMNS = [
   { key: "map", title: "Map" },
@@ -95,6 +95,7 @@ function rowOf(number) {
   by.map.append(make("canvas", "thumbnail"));
   by.p.append(...(verdict ? predictionCell(verdict) : ["–"]));
   if (verdict) by.outcome.append(make("span", `outcome ${outcomeClass(verdict.outcome)}`, verdict.outcome));
+  if (verdict?.undecided) by.outcome.append(" ", make("span", "undecided", "undecided"));
   if (verdict?.alarm) by.outcome.append(" ", make("span", "unlike", "unlike"));
   by.error.textContent = verdict ? shortNumber(verdict.error) : "–";
   by.instances.textContent = verdict ? verdict.instances.toLocaleString("en") : "–";
@@ -102,9 +103,10 @@ function rowOf(number) {
   return row;
 }
 
-function predictionCell({ p, answer }) {
+function predictionCell({ p, answer, calibrated }) {
   const several = DATA.models[table.model].classes > 2;
-  return [makeMeter(p), make("span", "", several ? `${answer}: ${p.toFixed(3)}` : p.toFixed(3))];
+  const own = [makeMeter(p), make("span", "", several ? `${answer}: ${p.toFixed(3)}` : p.toFixed(3))];
+  return calibrated === null ? own : [...own, make("small", "calibrated", `calibrated ${percent(calibrated)}`)];
 }
 
 async function paintRow(row) {
