@@ -23,10 +23,10 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = "smmil"
 LIMITS = {
     "files": ("<=", 240),
-    "lines": ("<=", 45_500),
+    "lines": ("<=", 46_500),
     "median lines of a file": (">=", 120),
     "import depth": ("<=", 14),
-    "public names": ("<=", 560),
+    "public names": ("<=", 575),
     "modules with one importer": ("<=", 45),
     "class names used twice": ("<=", 0),
 }

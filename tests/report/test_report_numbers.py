@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.lesion_cases import save_all, slide_case
 
-from smmil.evaluate import bag_metrics, bootstrap_ci, position_prior
+from smmil.evaluate import bag_metrics, bootstrap_ci, compare, position_prior
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.ranking import OperatingPoints
 from smmil.prediction import Prediction, load_predictions
@@ -198,3 +198,21 @@ def test_training_cases_can_make_the_prior_of_a_report_as_in_evaluate(tmp_path):
     (tmp_path / "train" / "broken.npz").write_bytes(b"no prediction")
     done = write_report([tmp_path / "m"], tmp_path / "r.html", resamples=0, prior=[tmp_path / "train"])
     assert [path.name for path in done.left_out] == ["broken.npz"]
+
+
+NOISES = {"sharp": 0.5, "vague": 6.0}
+
+
+def test_differences_on_the_same_patients_are_those_of_compare_and_say_what_kind_they_are(tmp_path):
+    cohort = [(i, i % 2) for i in range(26)]
+    models = {name: [slide_case(f"s{i}", i, y=y, noise=noise) for i, y in cohort] for name, noise in NOISES.items()}
+    for name, cases in models.items():
+        (tmp_path / name).mkdir()
+        save_all(tmp_path / name, cases)
+    write_report([tmp_path / "sharp", tmp_path / "vague"], tmp_path / "r.html", resamples=100)
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    found = compare(models["vague"], models["sharp"], "inst_auroc", n=100)
+    assert f"<td>vague − sharp</td>\n<td>{found['difference']:+.3f}<small>{found['low']:+.3f} to" in page
+    assert "a difference in pointing, to the cost of vague" in page
+    write_report([tmp_path / "sharp"], tmp_path / "one.html", resamples=100)
+    assert "Differences on the same patients" not in (tmp_path / "one.html").read_text(encoding="utf-8")

@@ -26,6 +26,7 @@ from smmil.report import numbers
 from smmil.report.cases import _all_cases, _ReportCase
 from smmil.report.charts import SLOTS, _figures
 from smmil.report.numbers import Results, Section
+from smmil.report.paired import _paired_differences
 from smmil.report.pictures import _all_pictures, _CasePicture
 from smmil.report.sources import (
     INTENDED_USE,
@@ -114,7 +115,7 @@ def write_report(
     reasons = _without_file_names({**missing, **damaged}, slides)
     promises, conditions = _promises(sources, results, column)
     text = _page(
-        _summary(sources, results)
+        _summary(sources, results, column, resamples)
         | {"promises": promises, "conditions": conditions, "alarms": _alarms(sources)}
         | {"class_sets": _class_sets(sources)},
         _page_data(sources, results, cases, pictures, column, reasons),
@@ -193,8 +194,10 @@ def _json_block(content: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _summary(sources: Sequence[_PredictionSource], results: Results) -> dict[str, Any]:
-    """Caveats, tiles with the main numbers, the table of all metrics, and remarks."""
+def _summary(
+    sources: Sequence[_PredictionSource], results: Results, column: int | None, resamples: int
+) -> dict[str, Any]:
+    """Caveats, tiles with the main numbers, the table of all metrics, paired differences, and remarks."""
     first = sources[0].predictions
     models = {source.name: source.predictions for source in sources}
     reasons = {numbers.CASES: numbers._other_cases(models), numbers.INSTANCES: numbers._other_instances(models)}
@@ -211,6 +214,7 @@ def _summary(sources: Sequence[_PredictionSource], results: Results) -> dict[str
             (reason, " and ".join(group for group, why in unmarked.items() if why == reason))
             for reason in dict.fromkeys(unmarked.values())
         ],
+        "paired": _paired_differences(models, results, unmarked, column=column, resamples=resamples),
         "method": _method(results, unmarked),
         "verdicts": _verdicts(results),
         "remarks": numbers._remarks(results),

@@ -1,0 +1,47 @@
+"""Paired differences of the models of a report: the same patients judged by both, and what kind of difference it is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from smmil.evaluate.bootstrap import _threshold_for
+from smmil.evaluate.comparison import INSIDE, POOLED, compare_models, pointing_or_telling
+from smmil.evaluate.metrics import PooledMetric, metric_name
+from smmil.evaluate.resampling import interval_text, p_text
+from smmil.report.numbers import CASES, INSTANCES, Models, Results
+
+_MEASURES = {"bag_auroc": CASES, "bag_f1": CASES, POOLED: INSTANCES, INSIDE: INSTANCES, "inst_f1": INSTANCES}
+
+
+def _paired_differences(
+    models: Models, results: Results, unmarked: Mapping[str, str], *, column: int | None, resamples: int
+) -> dict[str, Any]:
+    """Every model minus the first, for the measures all of them have: rows of texts, and sentences about instances.
+
+    unmarked  groups of metrics in which the models cannot be compared
+    """
+    if len(models) < 2 or not resamples:
+        return {"rows": [], "words": []}
+    reference, rows, by_model = next(iter(models)), [], dict[str, dict[str, dict[str, Any]]]()
+    for label, group in _MEASURES.items():
+        if group in unmarked or any(label not in found.get("ci", {}) for found in results.values()):
+            continue
+        measure = PooledMetric.parse(label)
+        cuts = {name: _threshold_for(measure, found) for name, found in results.items()}
+        options = {"n": resamples, "pool": measure.pool, "column": column, "threshold": cuts}
+        for row in compare_models(models, measure.metric, reference, **options):
+            rows.append(_texts(label, row))
+            by_model.setdefault(row["model"], {})[label] = row
+    told = [pointing_or_telling(model, reference, held) for model, held in by_model.items()]
+    return {"rows": rows, "words": [words for words in told if words]}
+
+
+def _texts(label: str, row: Mapping[str, Any]) -> dict[str, str]:
+    short = row["shortage"]
+    return {
+        "measure": metric_name(label),
+        "models": f"{row['model']} − {row['other']}",
+        "difference": "–" if row["difference"] != row["difference"] else f"{row['difference']:+.3f}",
+        "interval": interval_text(row["low"], row["high"], short, "+.3f"),
+        "p": p_text(row["p"], short),
+        "p_holm": p_text(row["p_holm"], short),
+    }
