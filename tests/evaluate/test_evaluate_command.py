@@ -108,6 +108,8 @@ def test_two_models_are_compared_on_their_cases(tmp_path):
     out = run(good, "--compare", bad, *options, "--json", tmp_path / "m.json")
     rows = json.loads((tmp_path / "m.json").read_text())["good"]["comparisons"]
     assert [row["measure"] for row in rows] == ["inst_auroc", "bag_auroc", "froc"]
+    usual = " ".join(run(good, "--compare", bad, "--resamples", 60).split())
+    assert "a difference in pointing, for good." in usual
     expected = compare(load_predictions(good), load_predictions(bad), "inst_auroc", n=60)
     assert rows[0]["p"] == expected["p"] == rows[0]["p_holm"]
     assert rows[1]["delong"]["p"] == 1
@@ -315,7 +317,7 @@ def test_the_cell_of_a_number_that_few_patients_carry_says_how_few(tmp_path):
         50,
     )
     out = run(tmp_path / "good", *words, "--csv", tmp_path / "m.csv")
-    assert " ".join(out.split()).count("– (3 negative cases)") >= 2  # in the interval and in place of p
+    assert " ".join(out.split()).count("– (3 negative cases)") >= 2  # of the value and of the difference
     table = pd.read_csv(tmp_path / "m.csv").set_index(["part", "metric"])
     assert table.low["ci", "inst_auroc"] == "– (3 cases with positive instances)"
     assert table.p["difference to bad", "bag_auroc"] == table.p_holm["difference to bad", "bag_auroc"]

@@ -56,7 +56,7 @@ def _compared(row: dict[str, Any]) -> tuple[str, str]:
     if word := row.get("withheld"):
         return word, "–"
     short = row["shortage"]
-    lines = [p_text(row["p"], short)] + [f"Holm {p_text(row['p_holm'])}"] * (row["p_holm"] != row["p"] and not short)
+    lines = [p_text(row["p"])] + [f"Holm {p_text(row['p_holm'])}"] * (row["p_holm"] != row["p"] and not short)
     lines += [f"DeLong {p_text(row['delong']['p'])}"] if row["delong"] else []
     values = f"{_number(row['a'])} − {_number(row['b'])} = {_number(row['difference'])}"
     return f"{values}\n({interval_text(row['low'], row['high'], short)})", "\n".join(lines)

@@ -223,7 +223,8 @@ def add_comparisons(
 ) -> None:
     """Under "comparisons" of each model: `compare` with its namesake or the only one; p_holm corrects per measure.
 
-    A number that the summary of either model holds back is not compared: `withheld` of its row says why.
+    A number that the summary of either model holds back is not compared: `withheld` of its row says why. A note says
+    whether a difference is one in pointing or in telling bags apart.
     """
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, found in results.items():
@@ -248,6 +249,8 @@ def add_comparisons(
             }
             found["comparisons"].append(row)
             rows.setdefault(measure.label, []).append(row)
+        if kind := pointing_or_telling(name, other, {row["measure"]: row for row in found["comparisons"]}):
+            found.setdefault("notes", []).append(kind)
     for family in rows.values():
         _correct(family, "p_holm", [row["p"] for row in family])
 
