@@ -9,7 +9,7 @@ import pytest
 from support.drift_cases import WIDTH, case, together
 
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate import drift
+from smmil.evaluate import drift, drift_norms
 from smmil.evaluate.alarm import _AppliedDrift, applied_drift
 from smmil.evaluate.drift import DriftCase, DriftSummary, _Tail, fit_drift
 from smmil.evaluate.folder_drift import _two_sample_p, folder_drift
@@ -242,7 +242,7 @@ def test_norms_are_those_of_a_plain_decomposition(wide):
     new = wide_case(77, lean=0.05)
     moved = (new.x - rows.mean(0)) @ axes
     off, noise = moved[:, 64:], values[64:].mean()
-    look = drift._describe(wide.norms.space, new)
+    look = drift_norms._describe(wide.norms.space, new)
     expected = np.log((moved[:, :64] ** 2 / values[:64]).mean(1) + (off**2).mean(1) / noise)
     np.testing.assert_allclose(look.energy, expected, atol=1e-4)
     assert look.lean == pytest.approx(np.log((off.mean(0) ** 2).sum() / 90 / noise), abs=1e-4)
@@ -258,7 +258,7 @@ def test_a_lean_of_all_instances_where_cases_hardly_differ_is_noticed(wide):
 def test_large_cases_are_read_in_parts_with_the_same_result(wide, monkeypatch):
     strange = wide_case(200, lean=0.1)
     before = wide.examine(strange)
-    monkeypatch.setattr(drift, "_ROWS", 7)
+    monkeypatch.setattr(drift_norms, "_ROWS", 7)
     cases = {f"c{i}": wide_case(i) for i in range(48)}
     after = fit_drift({id_: id_ for id_ in cases}, cases.__getitem__).examine(strange)
     assert (after.p, after.share, after.why) == (before.p, before.share, before.why)
@@ -345,7 +345,7 @@ def test_predictions_compared_with_several_summaries_have_no_test_together(summa
 
 
 def test_every_reason_has_words():
-    known = _AppliedDrift(0.05, True, 0.1, 0.05, 19, (*drift._BLOCKS[:-2], *drift._FACTS), "d")
+    known = _AppliedDrift(0.05, True, 0.1, 0.05, 19, (*drift._BLOCKS[:-2], *drift_norms._FACTS), "d")
     assert all(word in known.text for word in ("staining", "focus", "blur", "pixel size", "gaps"))
 
 

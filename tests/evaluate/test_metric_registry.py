@@ -100,7 +100,8 @@ def test_a_new_metric_is_in_the_tables_of_the_command(folders, tmp_path):
     out = command(first, "--compare", second, "--ci", *options, "--csv", tmp_path / "n.csv")
     assert re.search(rf"│ +specificity +│ +{expected:.3f} │", out)
     assert re.search(rf"bag_specificity +│ +{expected:.3f} \(", out)
-    assert re.search(rf"second +│ bag_specificity +│ +{expected:.3f} +│ +{other:.3f} ", out)
+    assert re.search(r"│ first − second +│", out)
+    assert re.search(rf"bag_specificity +│ +{expected:.3f} − {other:.3f} = ", out)
     table = pd.read_csv(tmp_path / "n.csv").query("metric == 'specificity'")
     assert table[["part", "value"]].values.tolist() == [["bag", pytest.approx(expected)]]
 
