@@ -259,7 +259,7 @@ def add_intervals(results: Results, models: Models, measures: Sequence[str] = US
             if word := _withheld(measure, found):
                 found.setdefault("notes", []).append(f"{measure.label}: no interval, {word}")
                 continue
-            settings = {**options, "pool": measure.pool, "threshold": _threshold_for(measure, found)}
+            settings = {**options, "pool": measure.pool, "threshold": threshold_for(measure, found)}
             found["ci"][measure.label] = bootstrap_ci(models[name], measure.metric, **settings)
 
 
@@ -280,6 +280,6 @@ def _possible_measures(measures: Sequence[str], summaries: Sequence[dict[str, An
     return [m for m in asked if not m.needs_threshold]
 
 
-def _threshold_for(measure: PooledMetric, found: dict[str, Any]) -> float | None:
+def threshold_for(measure: PooledMetric, found: dict[str, Any]) -> float | None:
     """Threshold of a measure: the model's own for instance metrics, None (the usual one) for others."""
     return found["threshold"]["value"] if METRICS[measure.metric].level == "instance" else None

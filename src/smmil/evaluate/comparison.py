@@ -240,7 +240,7 @@ def add_comparisons(
             if any(word for _, word in words):
                 found["comparisons"].append({"measure": measure.label, "other": other, **_held_back(words)})
                 continue
-            cuts = bootstrap._threshold_for(measure, found), bootstrap._threshold_for(measure, other_results[other])
+            cuts = bootstrap.threshold_for(measure, found), bootstrap.threshold_for(measure, other_results[other])
             settings = {**options, "pool": measure.pool, "threshold": cuts}
             row = {
                 "measure": measure.label,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from smmil.evaluate.bootstrap import _threshold_for
+from smmil.evaluate.bootstrap import threshold_for
 from smmil.evaluate.comparison import INSIDE, POOLED, compare_models, pointing_or_telling
 from smmil.evaluate.metrics import PooledMetric, metric_name
 from smmil.evaluate.resampling import interval_text, p_text
@@ -26,7 +26,7 @@ def _paired_differences(
         if group in unmarked or any(label not in found.get("ci", {}) for found in results.values()):
             continue
         measure = PooledMetric.parse(label)
-        cuts = {name: _threshold_for(measure, found) for name, found in results.items()}
+        cuts = {name: threshold_for(measure, found) for name, found in results.items()}
         options = {"n": resamples, "pool": measure.pool, "column": column, "threshold": cuts}
         for row in compare_models(models, measure.metric, reference, **options):
             rows.append(_texts(label, row))
