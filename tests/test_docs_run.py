@@ -42,6 +42,7 @@ PARTS = given(
     files.two_models, ("test", "test"), ("val", "val"), ("train", "train"), ("smmil-demo/predictions", "test")
 )
 FIRST = given(files.predictions, "predictions", "runs/first")
+OWN = given(files.predictions, "runs/first/predictions", "runs/first")
 THEIRS = (
     given(files.camelyon16, "CAMELYON16"), given(files.clam, "features"), given(files.stamp, "features/ctranspath"),
     given(files.torchmil, "camelyon16"), given(files.trident, "trident"), files.crchisto,
@@ -70,23 +71,23 @@ SCENES = [
     Scene("docs/data.md", ("Try it",), (files.native,), marks=()),
     Scene("docs/drift.md", given=(files.first,)),
     Scene("docs/encoders.md", ("Try it", "Fetching weights"), marks=()),
-    Scene("docs/evaluate.md", given=(files.first, FIRST, PARTS)),
+    Scene("docs/evaluate.md", given=(files.first, FIRST, PARTS), marks=()),
     Scene("docs/experiments.md"),
     Scene("docs/explain.md", given=(files.first,)),
     Scene("docs/exports.md", ("", "Formats"), (files.exported,), marks=()),
     Scene("docs/formats.md", ("Look first", "Convert"), FORMATS, ("bags",), ()),
     Scene("docs/gallery.md", ("The report", "The viewer", "In QuPath"), (BOTH, files.slides)),
     Scene("docs/models.md", marks=()),
-    Scene("docs/own-loop.md", ("With the loop of smmil", "A map"), (files.first, FIRST)),
+    Scene("docs/own-loop.md", ("With the loop of smmil", "A map"), (files.first, FIRST), marks=()),
     Scene("docs/package.md", ("", "Using a package"), (files.packaged,), ("predictions",)),
     Scene("docs/prepare.md", IMAGES, (files.slides,), ("study",)),
     Scene("docs/prepare.md", ("Patches in files of their own",), (files.patch_files,)),
     Scene("docs/published.md", given=(files.checkpoints,), marks=()),
-    Scene("docs/report.md", ("", "What to give it", "From Python"), (files.first, BOTH)),
+    Scene("docs/report.md", ("", "What to give it", "From Python"), (files.first, BOTH), marks=()),
     Scene("docs/sources.md", ("", "CRCHistoPhenotypes"), THEIRS, ("study",)),
     Scene("docs/speed.md", ("What each kernel brings",), marks=()),
     Scene("docs/train.md", ("", "Settings", "Predictions"), (files.seeds,), ("predictions",)),
-    Scene("docs/view.md", ("", "What to give it"), (files.first, files.slides, BOTH)),
+    Scene("docs/view.md", ("", "What to give it"), (files.first, OWN, files.slides, BOTH)),
 ]  # fmt: skip
 NETWORK = "fetches weights; fetching is tested against a server on loopback in tests/encoders"
 NOT_RUN = {

