@@ -1,23 +1,20 @@
-"""For the site: columns of names and meanings in a docstring become a list, which Markdown would run together."""
+"""For the site: columns of names and meanings in a docstring stay columns, which Markdown would run together."""
 
 import re
 
 import griffe
 
-_ROW = re.compile(r"^(\S+(?:, \S+)*)  +(\S.*)$")
+_ROW = re.compile(r"^\S+(?:, \S+)*  +\S")
 
 
-def listed(text: str) -> str:
-    """The text with every paragraph of at least two columns as a list; a line without a name continues the last."""
-    return "\n\n".join(_as_list(paragraph) for paragraph in text.split("\n\n"))
+def fenced(text: str) -> str:
+    """The text with every paragraph that begins with a row of columns as it stands, between fences."""
+    parts = text.split("\n\n")
+    return "\n\n".join(f"```text\n{part}\n```" if _has_columns(part) else part for part in parts)
 
 
-def _as_list(paragraph: str) -> str:
-    lines = paragraph.splitlines()
-    if not lines or not _ROW.match(lines[0]):
-        return paragraph
-    rows = [f"- `{found[1]}`: {found[2]}" if (found := _ROW.match(line)) else f"  {line.strip()}" for line in lines]
-    return "\n".join(rows)
+def _has_columns(paragraph: str) -> bool:
+    return "```" not in paragraph and any(_ROW.match(line) for line in paragraph.splitlines())
 
 
 class Columns(griffe.Extension):
@@ -25,4 +22,4 @@ class Columns(griffe.Extension):
 
     def on_instance(self, *, obj: griffe.Object, **_: object) -> None:
         if obj.docstring:
-            obj.docstring.value = listed(obj.docstring.value)
+            obj.docstring.value = fenced(obj.docstring.value)

@@ -15,6 +15,8 @@ from support import docs_files as files
 from support.docs_pages import PAGES, ROOT, commands, is_mention, sections
 from support.roads import smmil
 
+from smmil.demo import _next_steps
+
 SLOW = pytest.mark.slow
 
 
@@ -177,3 +179,13 @@ def test_every_command_of_every_page_runs_or_is_left_out_for_a_reason():
     everywhere = {line for page in PAGES for line in commands(page.read_text(encoding="utf-8"))}
     assert set(NOT_RUN) | set(BEFORE) <= everywhere  # no reason outlives its command
     assert len(ours) > 100
+
+
+@pytest.mark.slow
+def test_the_commands_that_the_demo_proposes_run_on_files_of_ones_own(tmp_path, monkeypatch, visited):
+    monkeypatch.chdir(tmp_path)
+    files.slides("images")
+    for line in commands("\n".join(_next_steps().items)):
+        if not line.startswith("smmil view"):  # of the demo's own folder
+            run_here(line)
+    assert "slide_0021" in Path("mine.html").read_text()

@@ -15,25 +15,27 @@ EXTRAS = (
     "openslide", "pydicom", "pylibjpeg", "shapely", "skimage", "starlette", "submitit", "tensorboard",
     "tifffile", "timm", "torchvision", "uvicorn", "zarr",
 )  # fmt: skip
-REFUSE = f"""import sys
+REFUSE = f"""from importlib.machinery import PathFinder
 
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {EXTRAS!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+find = PathFinder.find_spec
 
-sys.meta_path.insert(0, Refuse())
+def find_spec(name, path=None, target=None):
+    return None if name.split(".")[0] in {EXTRAS!r} else find(name, path, target)
+
+PathFinder.find_spec = find_spec
 """
 BAGS = """
 from smmil.synthetic import synthetic_slides, write_synthetic
 write_synthetic("study", synthetic_slides(30, size=(20, 30), dim=8))
 """
+TRAINED = (
+    "train --manifest study/manifest.csv --model sm_ap --out run --set training.epochs=2 --set training.threads=1",
+    "predict run --out predictions",
+)
 WORKS = (
     "--version",
     "doctor",
     "models",
-    "train --manifest study/manifest.csv --model sm_ap --out run --set training.epochs=2 --set training.threads=1",
-    "predict run --out predictions",
     "evaluate predictions",
     "report predictions --out report.html",
     "export predictions --to csv --out tables",
@@ -68,6 +70,9 @@ def installed(tmp_path_factory):
 
     assert str(folder) in python("-c", "import smmil; print(smmil.__file__)").stdout
     assert python("-c", BAGS).returncode == 0
+    for line in TRAINED:
+        done = python("-m", "smmil", *line.split())
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return python
 
 
