@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.roads import smmil
 
 from smmil.encoders.networks import _prepare_torchvision
 from smmil.synthetic import synthetic_slides, write_synthetic
@@ -34,7 +35,7 @@ def names(tmp_path, monkeypatch):
 
 def test_the_page_holds_one_program_per_way_of_at_most_30_lines():
     found = programs()
-    assert list(found) == ["In your own loop", "With the loop of smmil", "Plain PyTorch", "Lightning"]
+    assert list(found) == ["In your own loop", "With the loop of smmil", "Plain PyTorch", "Lightning", "A map"]
     assert all(len(code.splitlines()) <= 30 for code in found.values())
 
 
@@ -66,3 +67,11 @@ def test_lightning_trains_and_validates(names):
     assert not torch.equal(names["task"].model.head.weight.cpu(), fresh.head.weight)
     assert torch.isfinite(names["trainer"].callback_metrics["val_loss"])
     assert len(names["predictions"]) == 6
+
+
+def test_predictions_of_an_own_loop_reach_a_map_and_a_report(names, tmp_path):
+    names["predictions"] = names["smmil"].predict(names["smmil"].create_model("sm_ap", 6), names["val_bags"])
+    exec(programs()["A map"], names)
+    assert (tmp_path / "map.png").stat().st_size > 5000
+    smmil("report", "predictions", "--out", "report.html")
+    assert all(bag.id in (tmp_path / "report.html").read_text() for bag in names["val_bags"])

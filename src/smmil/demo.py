@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from smmil.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
 from smmil.encoders.table import encoder_info
 from smmil.errors import DataError
 from smmil.evaluate.folders import summary
 from smmil.files import write_json
+from smmil.maps.canvas import limits_of
 from smmil.maps.score_maps import side_by_side
 from smmil.predict.cases import predict_run
 from smmil.prediction import Prediction, load_predictions
@@ -98,7 +101,7 @@ def _study(manifest: Path, out: Path, progress: Progress, *, batch_size: int = 4
     """Train both models, predict validation and test cases, and measure."""
     for name in MODELS:
         progress.message(f"training {name}")
-        training = TrainingConfig(threads=2, checkpoint_minutes=1, batch_size=batch_size)
+        training = TrainingConfig(threads=1, checkpoint_minutes=1, batch_size=batch_size)
         data, model = DataConfig(manifest=str(manifest), test_share=test_share), ModelConfig(name=name)
         train(TrainConfig(data=data, model=model, training=training), out / "runs" / name, progress=progress)
         for part, folder in (("val", "validation"), ("test", "predictions")):
@@ -128,7 +131,11 @@ def _page(path: Path, study: _Study, images: Path, what: str, lead: str, next_st
         title=f"smmil demo: ABMIL and SmAP on {what}",
         lead=lead,
         sections=[
-            Section("Maps next to the truth", pictures=list(_maps(study))),
+            Section(
+                "Maps next to the truth",
+                ["Each model has one scale of colours for all cases."],
+                pictures=list(_maps(study)),
+            ),
             Section("Which model leads", items=notes),
             next_steps,
         ],
@@ -141,10 +148,12 @@ def _maps(study: _Study) -> Iterator[Picture]:
     first = study.test[MODELS[0]]
     positive = [p.id for p in first if p.y == 1][: SHOWN - 1]
     negative = [p.id for p in first if p.y == 0][:1]
+    scores = {name: np.concatenate([p.scores.ravel() for p in found]) for name, found in study.test.items()}
+    limits = {name: limits_of(values, None)[:2] for name, values in scores.items()}  # so that healthy tissue looks it
     for case in positive + negative:
         maps = {name: next(p for p in found if p.id == case) for name, found in study.test.items()}
         path = study.folder / "maps" / f"{case}.png"
-        side_by_side(maps, path)
+        side_by_side(maps, path, limits=limits)
         chances = ", ".join(f"{name} {p.positive_prob:.2f}" for name, p in maps.items())
         kind = "With a lesion" if case in positive else "Without a lesion"
         caption = f"{kind}. Probability of a lesion: {chances}."

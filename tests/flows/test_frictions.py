@@ -264,6 +264,13 @@ def test_a_single_long_run_is_not_silent_either(monkeypatch):
     assert "0 of 3 steps" in said.getvalue()
 
 
+def test_a_notebook_that_forces_colours_gets_no_page_of_bars(slides, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter does for %%bash
+    told = command(slides / "slides", "--out", tmp_path / "out", *OPTIONS)
+    assert told.exit_code == 0
+    assert "━" not in told.stderr
+
+
 def reference_between(image, x, y):
     """Plain bilinear interpolation at one place, in cells, over the cells that hold a value."""
     if np.isnan(image[int(y), int(x)]):

@@ -15,9 +15,8 @@ from support import foreign_files as foreign
 from support import prepare_makers as makers
 from support.ct_makers import change, series, voxels
 from support.dicom_makers import enhanced, segmentation
-from typer.testing import CliRunner
+from support.roads import PREPARE, smmil, tiny
 
-from smmil.cli import app
 from smmil.data.manifest import Manifest
 from smmil.errors import DataError, SmmilError
 from smmil.formats import read_bag, read_provenance
@@ -27,32 +26,13 @@ from smmil.images.volume import parse_window, window_channels
 from smmil.prediction import Prediction
 from smmil.prepare.table import find_sources
 
-TINY = (
-    "--set",
-    "data.folds=2",
-    "--set",
-    "model.options.dim=8",
-    "--set",
-    "training.epochs=1",
-    "--set",
-    "training.threads=1",
-)
-PREPARE = ("--encoder", makers.ENCODER, "--executor", "serial")
 PLAIN, LESION = (200, 140, 170), (120, 60, 150)
-
-
-def smmil(*words, code=0):
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == code, done.output
-    return done.output
 
 
 def reach_report(folder, images):
     """Train, predict and report a prepared study; gives the text of the page."""
     manifest = folder / "manifest.csv"
-    smmil("train", "--manifest", manifest, "--model", "sm_ap", "--out", folder / "run", *TINY)
+    smmil("train", "--manifest", manifest, "--model", "sm_ap", "--out", folder / "run", *tiny())
     smmil("predict", folder / "run", "--part", "all", "--out", folder / "predictions")
     words = ("--slides", images) if images is not None else ()
     smmil("report", folder / "predictions", *words, "--resamples", 0, "--out", folder / "report.html")

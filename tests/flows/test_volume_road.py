@@ -9,11 +9,10 @@ import nibabel
 import numpy as np
 import pandas as pd
 import pytest
-from support import prepare_makers as makers
+from support import roads
 from support.lesion_cases import save_all
-from typer.testing import CliRunner
+from support.roads import smmil, tiny
 
-from smmil.cli import app
 from smmil.evaluate.drift_norms import _FACTS, _structure
 from smmil.formats import read_bag
 from smmil.graph import grid_graph
@@ -22,21 +21,10 @@ from smmil.predict.cases import _drift_case
 from smmil.prediction import Prediction
 from smmil.synthetic.ct import synthetic_ct_scans
 
-TINY = [
-    w for s in ("data.folds=2", "model.options.dim=8", "training.epochs=2", "training.threads=1") for w in ("--set", s)
-]
-PREPARE = ("--encoder", makers.ENCODER, "--executor", "serial", "--coverage", 0.25)
+PREPARE = (*roads.PREPARE, "--coverage", 0.25)
 SIDE = 64
 REFUSED = (("geojson", "geojson", "3 coordinate"), ("tiff", "tif", "3 coordinate"), ("dicom-pm", "dcm", "DICOM files"))
 STORED = {0: "LPS", 1: "SAR"}  # the orientation in which the voxels of every other volume lie in their file
-
-
-def smmil(*words, code=0):
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == code, done.output
-    return done.output
 
 
 def planted(folder, number):
@@ -69,7 +57,16 @@ def road(tmp_path_factory):
     told = smmil(*words, "--out", folder / "study")
     assert "8 written" in told
     assert "8 there already" in smmil(*words, "--out", folder / "study")
-    smmil("train", "--manifest", folder / "study/manifest.csv", "--model", "sm_ap", "--out", folder / "run", *TINY)
+    smmil(
+        "train",
+        "--manifest",
+        folder / "study/manifest.csv",
+        "--model",
+        "sm_ap",
+        "--out",
+        folder / "run",
+        *tiny(epochs=2),
+    )
     smmil("predict", folder / "run", "--part", "all", "--out", folder / "predictions")
     return folder
 

@@ -121,6 +121,15 @@ def test_only_colour_scales_that_everybody_can_read_are_offered(tmp_path):
     assert not (tmp_path / "a.png").exists()
 
 
+def test_on_a_scale_given_for_several_cases_low_scores_stay_dark(tmp_path):
+    healthy, dark, bright = slide(shift=-1000), "#440154", "#fde725"
+    own = side_by_side({"m": healthy}, tmp_path / "own.png")
+    common = side_by_side({"m": healthy}, tmp_path / "common.png", limits={"m": (0.0, 10.0)})
+    assert share_of(own, bright) > 0.02
+    assert share_of(common, bright) < 0.005  # the end of the colour bar
+    assert share_of(common, dark) > share_of(own, dark)
+
+
 def test_side_by_side_shows_one_case_only(tmp_path):
     with pytest.raises(DataError, match="one case, got 2: a, b"):
         side_by_side({"m": slide("a"), "n": slide("b")}, tmp_path / "a.png")

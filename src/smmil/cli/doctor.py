@@ -3,13 +3,13 @@
 import typer
 
 EXTRAS = {
-    "slides": "prepare, predict --model, report and view of slides and pictures; export of TIFF and regions",
-    "ct": "prepare, predict --model, report and view of CT and MR (DICOM, NIfTI); export --to dicom, nifti",
+    "slides": "demo, prepare, predict --model, report and view of slides and pictures; export of TIFF and regions",
+    "ct": "demo, prepare, predict --model, report and view of CT and MR (DICOM, NIfTI); export --to dicom, nifti",
     "timm": "encoders by name (UNI, Virchow, ResNet …); encoders fetch",
     "view": "view",
     "onnx": "package --onnx",
     "dask": "--executor dask of prepare and experiment",
-    "slurm": "--executor slurm of experiment",
+    "slurm": "--executor submitit of experiment (SLURM)",
     "lazyslide": "bags of LazySlide and SpatialData",
     "tables": "tables in Excel files",
     "tensorboard": "train with training.tensorboard",

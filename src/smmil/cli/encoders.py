@@ -50,12 +50,12 @@ def _fetch(names: list[str]) -> None:
 
 def _with_bar(name: str) -> Path:
     """Fetch weights with bytes, speed and remaining time on standard error, where that is a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+    from smmil.cli.options import _error_console
     from smmil.encoders import fetch_weights
 
-    console = Console(stderr=True)
+    console = _error_console()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
         bar = bars.add_task(name, total=None)

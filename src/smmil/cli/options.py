@@ -87,14 +87,20 @@ def _image(path: Path) -> str | None:
     return f"{path}: pixels of {what}, not features; use smmil prepare {path} --out study --dry-run"
 
 
+def _error_console() -> Any:
+    """Standard error, a terminal only where it is one: notebooks set FORCE_COLOR, and a bar would fill pages."""
+    from rich.console import Console
+
+    return Console(stderr=True, force_terminal=None if sys.stderr.isatty() else False)
+
+
 class _CaseBar:
     """A counter with the remaining time on standard error; nothing when that is not a terminal."""
 
     def __init__(self, words: str):
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(stderr=True)
+        console = _error_console()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bars.add_task(words, total=None)

@@ -116,6 +116,8 @@ def predict(
                 done = predict_run(sources[0], mc_dropout=mc_dropout or 0, **chosen)
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
     _say_promise_and_drift(done, chosen_calibration)
+    if done.written:
+        print(f"next: smmil report {out} --out report.html")
     _exit_on_failures(done.failed.values(), out / "failures.csv")
 
 

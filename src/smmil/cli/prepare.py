@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from smmil.cli.options import TrustCode, _check_place, _print_line, _table
+from smmil.cli.options import TrustCode, _check_place, _error_console, _print_line, _table
 from smmil.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -261,13 +261,12 @@ def _without_case(reason: str, job: Any) -> str:
 
 def _run(todo: "PreparePlan", **options: Any) -> "Summary":
     """Run with a bar; Ctrl-C ends the workers and says how to go on."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.progress import TimeRemainingColumn as Left
 
     from smmil.prepare.pipeline import failure_reason, run
 
-    console = Console(stderr=True)
+    console = _error_console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         bar = bars.add_task("preparing", total=len(todo.jobs))

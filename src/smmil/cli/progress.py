@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from smmil.cli.options import _print_line, _table
+from smmil.cli.options import _error_console, _print_line, _table
 from smmil.train.loop import Interrupted, Progress
 from smmil.train.run import RunResult
 
@@ -22,7 +22,7 @@ class _Terminal:
     """A progress bar on standard error, which appears with the first event."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True)
+        self.console = _error_console()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bars = Bars(*columns, TextColumn("left:"), TimeRemainingColumn(), console=self.console)
 

@@ -76,12 +76,17 @@ def source(
         print(f"{out / 'manifest.csv'}: {len(made)} cases ({_counted(made)})")
         for reason, files in Counter(others.values()).most_common():
             print(f"note: {files} {'file' if files == 1 else 'files'} left out: {reason}")
+        print(f"next: smmil train --manifest {out / 'manifest.csv'} --model sm_ap --out run")
         return
     manifest = write_source(name.value, root, out, allow_missing=allow_missing, **options)
     about = read_json(out / "source.json")
     print(f"{out / 'labels.csv'}: {len(manifest)} cases ({_counted(manifest)}); split {about['split']}")
     for remark in (*about["missing"], *about["notes"]):
         print(f"note: {remark}")
+    places = {"patches": out / "slides", "rsna_ich": out / "scans", "crchisto": root / "png"}
+    points = f"--kind points --points {out / 'points.csv'} " if name.value == "crchisto" else ""
+    labels_here = f"--labels {out / 'labels.csv'}"
+    print(f"next: smmil prepare {places.get(name.value, root)} {points}{labels_here} --out {out / 'study'}")
 
 
 def _counted(manifest: "Manifest") -> str:

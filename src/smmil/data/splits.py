@@ -189,6 +189,11 @@ def _validations(rest: _StratifiedCases, folds: int, share: float, seed: int) ->
         drawn = (_draw_subset(rest, share, seed + 1 + f) for f in range(folds))
         masks = [mask for mask in drawn if mask is not None]
     if len(masks) < folds:
+        if folds == 1:
+            raise DataError(
+                f"{rest.too_few()} parts that each hold every class; say in a column split (or --split FILE) which "
+                "case trains, validates and tests"
+            )
         raise DataError(
             f"{rest.too_few()} {folds} folds with every class in training and validation; use fewer folds, such as "
             "--set data.folds=2"

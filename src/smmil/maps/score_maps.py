@@ -63,8 +63,12 @@ def side_by_side(
     *,
     column: int | None = None,
     colour_scale: str = "viridis",
+    limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> Path:
-    """A PNG of one case: the truth, then one map per model, each on its own percentile scale (stated below it)."""
+    """A PNG of one case: the truth, then one map per model, each on its own percentile scale (stated below it).
+
+    `limits` gives the scale of each model where pictures of several cases are to be compared.
+    """
     models = dict(predictions_by_model)
     cases = {p.id for p in models.values()}
     if len(cases) != 1:
@@ -79,7 +83,7 @@ def side_by_side(
     if labels is not None:
         draw_truth(panels.pop(0), first, labels)
     for panel, (name, prediction) in zip(panels, models.items(), strict=True):
-        draw_scores(panel, prediction, instance_score(prediction, column), None, colour_scale)
+        draw_scores(panel, prediction, instance_score(prediction, column), (limits or {}).get(name), colour_scale)
         canvas.bare(panel.map, f"{name}: P = {prediction.probs[-1]:.3f}" if len(prediction.probs) < 3 else name)
     label = "label unknown" if first.y is None else f"label {first.y}"
     return canvas._write_with_headline(figure, f"{canvas.plain(first.id)}  ·  {label}", path)

@@ -141,7 +141,7 @@ def _draw_patches(
 def _save(path: Path, image: Any) -> None:
     try:
         with replacing(path) as temporary:
-            image.save(temporary, "PNG")
+            image.save(temporary, "PNG", compress_level=2)  # a third of the time, a seventh more bytes
     except OSError as problem:
         raise DataError(f"{path}: cannot be written ({problem}); check the folder and the free space") from None
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.ndimage import binary_dilation, gaussian_filter, zoom
+from scipy.ndimage import binary_dilation, gaussian_filter
 
 from smmil.errors import ConfigError, DataError
 from smmil.executors import run_tasks
@@ -170,7 +170,18 @@ def _soft(rng: np.random.Generator, mask: np.ndarray, cell: int) -> np.ndarray:
     coarse = np.kron(mask.astype(np.float32), np.ones((cell // step, cell // step), dtype=np.float32))
     rough = gaussian_filter(rng.standard_normal(coarse.shape, dtype=np.float32), 2.0)
     field = gaussian_filter(coarse, 0.3 * cell / step) + 0.4 * rough
-    return zoom(field, step, order=1) > 0.5
+    return _enlarged(field, step) > 0.5
+
+
+def _enlarged(field: np.ndarray, factor: int) -> np.ndarray:
+    """Linear interpolation between the first and the last value along both axes."""
+    for axis in (0, 1):
+        at = np.linspace(0, field.shape[axis] - 1, field.shape[axis] * factor)
+        low = np.minimum(at.astype(int), max(field.shape[axis] - 2, 0))
+        share = np.expand_dims((at - low).astype(np.float32), 1 - axis)
+        first, second = field.take(low, axis), field.take(np.minimum(low + 1, field.shape[axis] - 1), axis)
+        field = first + share * (second - first)
+    return field
 
 
 def _fibres(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -178,7 +189,7 @@ def _fibres(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     small = tuple(-(-side // 2) for side in shape)
     noise = gaussian_filter(rng.standard_normal(small, dtype=np.float32), (1.0, 7.0))
     noise += gaussian_filter(rng.standard_normal(small, dtype=np.float32), (5.0, 1.5))
-    return zoom(noise / noise.std(), 2, order=1)[: shape[0], : shape[1]]
+    return _enlarged(noise / noise.std(), 2)[: shape[0], : shape[1]]
 
 
 def _scatter(rng: np.random.Generator, canvas: np.ndarray, kind: _Nuclei, region: np.ndarray) -> None:

@@ -1,0 +1,21 @@
+"""Run before every notebook of the site: a folder of its own to write into, and smmil among the programs of %%bash.
+
+A CUDA build of torchvision beside a CPU torch loads as well (Lightning imports it).
+"""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from importlib.util import find_spec
+
+from smmil.encoders.networks import _prepare_torchvision
+
+_folder = tempfile.mkdtemp(prefix="smmil-notebook-")
+atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+os.chdir(_folder)
+os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+if find_spec("torchvision"):
+    _prepare_torchvision("lightning")
+del find_spec, _prepare_torchvision
