@@ -1,6 +1,6 @@
 """Run before every notebook of the site: a folder of its own to write into, and smmil among the programs of %%bash.
 
-%%bash prints what its commands said in one piece; that of IPython sends it in parts, which the page would put below each other.
+%%bash prints what its commands said in one piece; that of IPython sends parts, which the page puts below each other.
 A CUDA build of torchvision beside a CPU torch loads as well (Lightning imports it).
 """
 
@@ -28,6 +28,6 @@ del find_spec, _prepare_torchvision
 @register_cell_magic
 def bash(_: str, cell: str) -> None:
     done = subprocess.run(["bash", "-e", "-c", cell], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    print(done.stdout, end="")
+    sys.stdout.write(done.stdout)
     if done.returncode:
         raise RuntimeError(f"a command ended with exit code {done.returncode}")
