@@ -170,7 +170,8 @@ def test_boxes_of_several_slices_reach_a_report_too(road):
 
 def test_the_position_prior_and_suggestions_know_three_axes(road):
     told = smmil("evaluate", road / "predictions")
-    assert "of the position prior" in told
+    assert "beside the position prior" in told
+    assert "are too few for an interval of the difference" in " ".join(told.split())
     words = ("--out", road / "wanted", "--manifest", road / "study/manifest.csv")
     assert "worth marking" in smmil("suggest", road / "predictions", *words)
     assert {"x", "y", "z"} <= set(pd.read_csv(road / "wanted/marks.csv").columns)
