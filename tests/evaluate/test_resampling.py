@@ -1,12 +1,15 @@
 """Intervals and the p values that belong to them: by hand, turned around, and where rounding could decide."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from smmil.evaluate.resampling import LEAST, Carriers, _TailCorrection, difference_interval, interval, subtract
+from smmil.evaluate.resampling import LEAST, Carriers, _TailCorrection, interval, subtract
 
 MANY = Carriers({"patients": 10**9})  # Student's t is the normal distribution here
+difference_interval = partial(interval, difference=True)
 TWENTY = Carriers({"patients": 20})
 
 

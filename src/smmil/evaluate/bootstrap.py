@@ -19,7 +19,7 @@ from smmil.evaluate.metrics import (
     _ScoredLabels,
     _values_of_cases,
 )
-from smmil.evaluate.resampling import _resampled, interval
+from smmil.evaluate.resampling import _resampled
 from smmil.prediction import Prediction
 
 _FEW_CASES = 500  # up to here a table of all pairs of cases is small
@@ -231,7 +231,7 @@ def bootstrap_ci(
     measured = statistic(predictions, metric, settings)
     value = measured.estimate
     found, facts, notes = _resampled(
-        measured.cases, measured.kinds, measured.value, value, interval, unit, method, n, seed, level, stratified
+        measured.cases, measured.kinds, measured.value, value, False, unit, method, n, seed, level, stratified
     )
     kind, kind_notes = instances._score_kind(measured.cases)
     return {

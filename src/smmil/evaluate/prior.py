@@ -29,7 +29,7 @@ from smmil.evaluate.bags import _patient_of, _patients_in_words, units_of
 from smmil.evaluate.bootstrap import Settings, _averaged, _Statistic, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.ranking import _count_below, _ratio
-from smmil.evaluate.resampling import _resampling_plan, carriers_of, difference_interval, interval, p_text, subtract
+from smmil.evaluate.resampling import _resampling_plan, carriers_of, interval, p_text, subtract
 from smmil.prediction import Prediction
 
 CELLS = {1: 32, 2: 16, 3: 8}  # cells along an axis, by the number of axes
@@ -258,7 +258,7 @@ def _in_pool(maps: PriorMaps, pool: str, with_intervals: bool, draws: dict[str, 
     for key, (a, b) in DIFFERENCES.items():
         block[key] = float(subtract(block[a], block[b]))
         gaps = subtract(columns[a], columns[b])
-        ends = difference_interval(gaps, block[key], carriers, list, "percentile", draws["level"])
+        ends = interval(gaps, block[key], carriers, list, "percentile", draws["level"], difference=True)
         block |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p}
     return block | {"n_units": plan.n_units, "shortage": carriers.shortage, "notes": [*notes, *ends.notes]}
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -121,54 +122,34 @@ def interval(
     left_out: Callable[[], list[np.ndarray]],
     method: str,
     level: float,
+    *,
+    difference: bool = False,
 ) -> _Interval:
     """The interval of an estimate from its values on resamples (nan where undefined); left_out only called for bca.
 
-    None where too few patients carry the estimate, or where all resamples give the same value.
+    None where too few patients carry the estimate, or where all resamples give the same value. That of a difference has
+    a p value, and may have no width: equal models differ by 0 in every resample.
     """
-    found, values, _ = _ends(drawn, estimate, carriers, left_out, method, level)
-    if len(values) and found.method != "none" and not subtract(values, values[0]).any():
-        same = "no interval: all resamples give the same value, which says nothing about uncertainty"
-        return _Interval(math.nan, math.nan, "none", [*_remarks(drawn, values), same])
-    return found
-
-
-def difference_interval(
-    drawn: np.ndarray,
-    difference: float,
-    carriers: Carriers,
-    left_out: Callable[[], list[np.ndarray]],
-    method: str,
-    level: float,
-) -> _Interval:
-    """The interval of a difference with its p value, none of both where too few patients carry it."""
-    found, values, correction = _ends(drawn, difference, carriers, left_out, method, level)
-    return found if found.method == "none" else found._replace(p=_p_value(values, difference, correction))
-
-
-def _ends(
-    drawn: np.ndarray,
-    estimate: float,
-    carriers: Carriers,
-    left_out: Callable[[], list[np.ndarray]],
-    method: str,
-    level: float,
-) -> tuple[_Interval, np.ndarray, _TailCorrection]:
-    """The interval without p value, the defined draws in order, and the correction of their tails."""
     values = np.sort(drawn[~np.isnan(drawn)])
-    notes, plain = _remarks(drawn, values), _TailCorrection(max(carriers.fewest, 2))
+    notes, correction, reason = _remarks(drawn, values), _TailCorrection(max(carriers.fewest, 2)), ""
     few = "" if np.isnan(estimate) else carriers.shortage
-    if np.isnan(estimate) or few or len(values) <= len(drawn) / 2:
+    flat = not difference and len(values) > 0 and not subtract(values, values[0]).any()
+    if np.isnan(estimate) or few or flat or len(values) <= len(drawn) / 2:
         undefined = f"{'the metric itself is' if np.isnan(estimate) else 'most resamples are'} undefined"
-        notes.append(f"no interval: {f'{few}, and at least {LEAST} are needed' if few else undefined}")
-        return _Interval(math.nan, math.nan, "none", notes, shortage=few), values, plain
-    correction, reason = _bca_correction(values, estimate, left_out(), plain) if method == "bca" else (plain, "")
-    if correction is None:
-        correction, method = plain, "percentile"
+        same = "all resamples give the same value, which says nothing about uncertainty"
+        notes.append(
+            f"no interval: {f'{few}, and at least {LEAST} are needed' if few else same if flat else undefined}"
+        )
+        return _Interval(math.nan, math.nan, "none", notes, shortage=few)
+    if method == "bca":
+        correction, reason = _bca_correction(values, estimate, left_out(), correction)
+    if reason:
+        method = "percentile"
         notes.append(f"percentile interval instead of BCa: {reason}")
     tail = (1 - level) / 2
     low, high = np.quantile(values, [correction.adjusted(tail), correction.adjusted(1 - tail)])
-    return _Interval(float(low), float(high), method, notes), values, correction
+    p = _p_value(values, estimate, correction) if difference else math.nan
+    return _Interval(float(low), float(high), method, notes, p)
 
 
 def missing_text(shortage: str = "") -> str:
@@ -216,17 +197,17 @@ def _share(values: np.ndarray, side: Literal["left", "right"]) -> float:
 
 def _bca_correction(
     values: np.ndarray, estimate: float, left_out: list[np.ndarray], plain: _TailCorrection
-) -> tuple[_TailCorrection | None, str]:
-    """Bias and acceleration of these draws; None and why where they do not exist. Draws at the estimate count half."""
+) -> tuple[_TailCorrection, str]:
+    """Bias and acceleration of these draws; without them, and why, where they do not exist. Draws at the estimate count half."""
     from scipy.special import ndtri
 
     from_estimate = subtract(values, estimate)
     below = ((from_estimate < 0).mean() + (from_estimate <= 0).mean()) / 2
     if below in (0, 1):
-        return None, "all resamples lie on one side of the estimate"
+        return plain, "all resamples lie on one side of the estimate"
     acceleration = _acceleration(left_out)
     if np.isnan(acceleration):
-        return None, "leaving out single patients does not change the value"
+        return plain, "leaving out single patients does not change the value"
     return plain._replace(bias=float(ndtri(below)), acceleration=acceleration), ""
 
 
@@ -273,7 +254,7 @@ def _resampled(
     kinds: Mapping[str, np.ndarray],
     value: Callable[[np.ndarray], float],
     estimate: float,
-    find: Callable[..., _Interval],
+    difference: bool,
     unit: str,
     method: str,
     n: int,
@@ -281,7 +262,7 @@ def _resampled(
     level: float,
     stratified: bool,
 ) -> tuple[_Interval, dict[str, Any], list[str]]:
-    """The interval (by `find`) when units are drawn n times, how many of what took part, and remarks."""
+    """The interval when units are drawn n times, how many of what took part, and remarks."""
     check_choice(method, _METHODS, "method")
     if n < 2:
         raise ConfigError(f"n: got {n} resamples, expected at least 2; 2000 are usual")
@@ -290,7 +271,8 @@ def _resampled(
     plan, notes = _resampling_plan(cases, unit, stratified)
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
     carriers = carriers_of(cases, kinds, unit)
-    found = find(drawn, estimate, carriers, lambda: plan.without_each(value), method, level)
+    left_out = partial(plan.without_each, value)
+    found = interval(drawn, estimate, carriers, left_out, method, level, difference=difference)
     values = drawn[~np.isnan(drawn)]
     facts = {
         "std": float(values.std(ddof=1)) if len(values) > 1 else float("nan"),

@@ -13,7 +13,7 @@ from smmil.errors import DataError
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.metrics import PooledMetric, metric_name
 from smmil.evaluate.prior import DIFFERENCES, MAPS, PriorMaps, position_prior, prior_maps
-from smmil.evaluate.resampling import difference_interval, interval, interval_text, p_text
+from smmil.evaluate.resampling import interval, interval_text, p_text
 from smmil.evaluate.significance import holm
 from smmil.experiments.results import _chosen_rows
 from smmil.experiments.variant_tests import LEVEL, _resampled_mean
@@ -81,7 +81,7 @@ def _ends(maps: Sequence[PriorMaps], n: int) -> dict[str, Any]:
         found |= {f"{name}_low": ends.low, f"{name}_high": ends.high}
     for key, (a, b) in DIFFERENCES.items():
         gap = drawn[a].minus(drawn[b])
-        ends = difference_interval(gap.drawn, gap.value, gap.carriers, list, "percentile", LEVEL)
+        ends = interval(gap.drawn, gap.value, gap.carriers, list, "percentile", LEVEL, difference=True)
         found |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p}
     model = drawn["model"]
     return found | {"resampled": model.resampled, "shortage": model.carriers.shortage, "notes": ""}

@@ -11,7 +11,7 @@ from smmil.errors import DataError
 from smmil.evaluate.bags import resampled_in_words, units_of
 from smmil.evaluate.bootstrap import Settings, statistic
 from smmil.evaluate.metrics import PooledMetric
-from smmil.evaluate.resampling import Carriers, Resampling, carriers_of, difference_interval, interval, subtract
+from smmil.evaluate.resampling import Carriers, Resampling, carriers_of, interval, subtract
 from smmil.evaluate.significance import holm
 from smmil.experiments.results import _chosen_rows
 from smmil.experiments.study import FAMILIES
@@ -205,7 +205,7 @@ class _MetricTests(NamedTuple):
         both = self._common_folds(variant, other)
         between = self._resampled(variant, both).minus(self._resampled(other, both))
         # BCa would reject too often here: see docs/evaluate.md
-        found = difference_interval(between.drawn, between.value, between.carriers, list, "percentile", LEVEL)
+        found = interval(between.drawn, between.value, between.carriers, list, "percentile", LEVEL, difference=True)
         row = {"reference": other, "difference": between.value}
         row |= _interval_columns("difference_", found, between.notes)
         return row | {"difference_runs": len(both), "p": found.p}
