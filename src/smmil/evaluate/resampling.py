@@ -135,11 +135,9 @@ def interval(
     few = "" if np.isnan(estimate) else carriers.shortage
     flat = not difference and len(values) > 0 and not subtract(values, values[0]).any()
     if np.isnan(estimate) or few or flat or len(values) <= len(drawn) / 2:
-        undefined = f"{'the metric itself is' if np.isnan(estimate) else 'most resamples are'} undefined"
-        same = "all resamples give the same value, which says nothing about uncertainty"
-        notes.append(
-            f"no interval: {f'{few}, and at least {LEAST} are needed' if few else same if flat else undefined}"
-        )
+        why = f"{'the metric itself is' if np.isnan(estimate) else 'most resamples are'} undefined"
+        why = "all resamples give the same value, which says nothing about uncertainty" if flat else why
+        notes.append(f"no interval: {few}, and at least {LEAST} are needed" if few else f"no interval: {why}")
         return _Interval(math.nan, math.nan, "none", notes, shortage=few)
     if method == "bca":
         correction, reason = _bca_correction(values, estimate, left_out(), correction)
@@ -198,7 +196,7 @@ def _share(values: np.ndarray, side: Literal["left", "right"]) -> float:
 def _bca_correction(
     values: np.ndarray, estimate: float, left_out: list[np.ndarray], plain: _TailCorrection
 ) -> tuple[_TailCorrection, str]:
-    """Bias and acceleration of these draws; without them, and why, where they do not exist. Draws at the estimate count half."""
+    """With bias and acceleration of these draws, or as it is, and why. Draws at the estimate count half."""
     from scipy.special import ndtri
 
     from_estimate = subtract(values, estimate)
