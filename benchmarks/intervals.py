@@ -26,7 +26,6 @@ METRICS = (
     ("inst_auroc", "positive_bags"),
     ("inst_auroc", "per_bag"),
     ("inst_dice", "all"),
-    ("froc", "all"),
 )
 
 
