@@ -10,6 +10,7 @@ import numpy as np
 from smmil.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
 from smmil.encoders.table import encoder_info
 from smmil.errors import DataError
+from smmil.evaluate.bags import _patients_in_words
 from smmil.evaluate.folders import summary
 from smmil.files import write_json
 from smmil.maps.canvas import limits_of
@@ -116,11 +117,13 @@ def _study(manifest: Path, out: Path, progress: Progress, *, batch_size: int = 4
 def _page(path: Path, study: _Study, images: Path, what: str, lead: str, next_steps: Section) -> Path:
     """The report of both models, with the demo's own sections."""
     plain, smooth = (study.results[name]["instance"]["positive_bags"]["auroc"] for name in MODELS)
+    tested = study.test[MODELS[0]]
     verdict = "finds the lesion better than" if smooth > plain else "does not find the lesion better than"
     notes = [
         *leaders(study.results),
         f"Within positive {what} SmAP {verdict} ABMIL here (AUROC {smooth:.3f} against {plain:.3f}).",
-        f"One seed, one split, {len(study.test[MODELS[0]])} test {what}: a few hundredths, or more, may be chance.",
+        f"One seed, one split, {len(tested)} test {what} ({_patients_in_words(tested)}): a few hundredths, or more, "
+        "may be chance.",
         f"The {what} are synthetic: lesions are connected, which suits smoothing.",
     ]
     return write_report(

@@ -85,7 +85,26 @@ def _model_card(
 def _promise(calibration: Calibration) -> str:
     heading = "What is promised" if calibration.promise else "Nothing is promised"
     text = " ".join(part for part in (calibration.sentence, calibration.conditions) if part)
-    return f"## {heading}\n\n{text}\n\nEvery prediction of this package carries the threshold and this sentence.\n"
+    lines = [
+        text,
+        "Every prediction of this package carries the threshold and this sentence.",
+        *_class_sets(calibration),
+    ]
+    return f"## {heading}\n\n" + "\n\n".join(lines) + "\n"
+
+
+def _class_sets(calibration: Calibration) -> list[str]:
+    """What the sets of classes in the predictions of a package mean; nothing where there are none."""
+    sets = calibration.sets
+    if sets is None:
+        return []
+    counts = ", ".join(f"{patients} of class {c}" for c, patients in enumerate(sets.patients))
+    never = [str(c) for c, cut in enumerate(sets.thresholds) if cut is None]
+    open_ = f" Too few patients had class {', '.join(never)}, so it is in every set." if never else ""
+    kept = f"The true class is in it for at least {100 * (1 - sets.target):.3g} % of the patients of each class"
+    promised = f"{kept}, on average over calibrations" if calibration.promise else "Nothing is promised of it"
+    text = f"Every prediction also holds a set of classes that are not excluded. {promised} ({counts} calibrated it)."
+    return [f"{text} A set of several classes means that the model cannot decide.{open_}"]
 
 
 def _alarm(drift: DriftSummary) -> str:
