@@ -101,10 +101,8 @@ def test_a_package_takes_its_promise_along(held, tmp_path):
     card = (tmp_path / "package/README.md").read_text()
     assert f"## What is promised\n\n{made.sentence} {made.conditions}" in card
     counts = f"{made.sets.patients[0]} of class 0, {made.sets.patients[1]} of class 1 calibrated it"
-    assert (
-        f"in it for at least {100 - 100 * made.sets.target:.0f} % of the patients of each class, on average over calibrations ({counts})"
-        in card
-    )
+    share = f"at least {100 - 100 * made.sets.target:.0f} % of the patients of each class"
+    assert f"{share}, on average over calibrations ({counts})" in card
     assert ("Too few patients had class" in card) == (None in made.sets.thresholds)
     said = command("predict", "--model", tmp_path / "package", OLD / "manifest.csv", "--out", tmp_path / "new")
     assert made.sentence in said
