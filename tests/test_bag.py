@@ -122,7 +122,7 @@ def test_one_line_says_what_a_bag_holds():
 
 
 def test_a_batch_moves_with_all_it_holds_and_its_features_change_precision():
-    batch = BagBatch.pack([grid_bag(5), grid_bag(9, seed=1)])
+    batch = BagBatch.pack([full_bag(5), full_bag(9, seed=1)])
     moved = batch.to("meta", torch.float16, non_blocking=True)
     assert {t.device.type for t in tree_flatten(moved)[0]} == {"meta"}
     assert moved.x.dtype == torch.float16
@@ -135,11 +135,11 @@ def test_a_batch_moves_with_all_it_holds_and_its_features_change_precision():
 def test_every_tensor_of_a_batch_is_pinned(monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: pinned.append(t) or t)
-    batch = BagBatch.pack([grid_bag(5)])
+    batch = BagBatch.pack([full_bag(5)])
     leaves = tree_flatten(batch.pin_memory())[0]
     assert isinstance(batch.graph, Graph)
     assert {id(t) for t in leaves} == {id(t) for t in pinned}
-    assert len(leaves) == 8
+    assert len(leaves) == 10
 
 
 def test_a_single_bag_is_split_without_reading_its_offsets():
