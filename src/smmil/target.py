@@ -46,6 +46,7 @@ class Target(ABC):
     columns: tuple[str, ...]
     kind: ClassVar[str]
     metric: ClassVar[str]
+    needs_baseline: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -101,6 +102,10 @@ class Target(ABC):
         """The numbers (b, m) whose course shows how faithful a map is: one, or one per label."""
         probs, value = self.predicted(logits)
         return probs if value is None else value[:, None]
+
+    def with_baseline(self, logits: Tensor, known: Tensor) -> "Target":
+        """The same target with what is fitted on logits (n, c) of the training cases, where it `needs_baseline`."""
+        return self
 
     def class_weights(self, rows: np.ndarray) -> Tensor:
         """Weights against imbalance, for `loss`, from the rows of the training cases."""
@@ -287,6 +292,7 @@ class _Cox(Target):
     log_baseline: tuple[float, ...] = ()
     kind = "cox"
     metric = "cindex"
+    needs_baseline = True
 
     def __post_init__(self) -> None:
         _Survival.__post_init__(self)  # type: ignore[arg-type]
@@ -311,7 +317,7 @@ class _Cox(Target):
         baseline = torch.tensor(self.log_baseline, dtype=value.dtype, device=value.device)
         return -torch.expm1(-(baseline + value[:, None]).exp()), value
 
-    def with_baseline(self, logits: Tensor, known: Tensor) -> Self:
+    def with_baseline(self, logits: Tensor, known: Tensor) -> Target:
         """The same target with Breslow's baseline for these log hazard ratios (n, 1) of the training cases."""
         value, (time, event) = logits[:, 0].double().cpu(), known.double().cpu().T
         steps = -_log_risk_sets(value, time)
