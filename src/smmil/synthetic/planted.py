@@ -3,8 +3,8 @@
 Patches are those of `synthetic_slides`, with lesions in every bag but the lowest and no distractors. With s in 0..1 the
 share of the tissue in lesions, divided by its largest (`most`):
 
-survival    log hazard 12 (s - 1/2): exponential times, in months; about `censored` of the cases leave before their
-            event, at a uniform share of their time
+survival    log hazard 12 (s - 1/2): Weibull times of shape 4, in months. Cases may leave before their event, at the
+            time of another case that knows nothing of them, so that `censored` of all do
 ordinal     level 0 to `levels` - 1: the share s in steps of equal width, 0 is no lesion
 regression  10 + 50 s + N(0, 1), in mm
 multilabel  `levels` - 1 labels, each in half of the bags and independent of the others; each has a lesion direction
@@ -36,7 +36,7 @@ def planted_slides(
     seed: int = 0,
     size: tuple[int, int] = (40, 80),
     dim: int = 16,
-    most: float = 0.3,
+    most: float = 0.5,
     contrast: float = 2.0,
     censored: float = 0.3,
     levels: int = 4,
@@ -47,7 +47,7 @@ def planted_slides(
     contrast  of lesions, as in `synthetic_slides`     levels  of an ordinal target; one more than labels
     """
     check_choice(kind, KINDS, "kind of planted target")
-    if n_bags < 1 or not 0 < most <= 0.5 or not 0 <= censored < 1 or levels < 2:
+    if n_bags < 1 or not 0 < most <= 0.8 or not 0 <= censored <= 0.5 or levels < 2:
         raise ConfigError(
             f"planted slides: {n_bags} bags, most={most}, censored={censored}, levels={levels}: no such set"
         )
@@ -107,9 +107,13 @@ def _several_lesions(
 def _target(rng: np.random.Generator, kind: str, share: float, censored: float) -> tuple[float, ...]:
     if kind == "regression":
         return (10 + 50 * share + rng.normal(),)
-    time = 24 * rng.exponential() * np.exp(-12 * (share - 0.5))
-    leaves = rng.random() < censored
-    return (max(1e-3, time * (rng.uniform() if leaves else 1.0)), float(not leaves))
+    time, leaves = _time(rng, share), _time(rng, rng.uniform())
+    stays = rng.random() >= 2 * censored or time <= leaves
+    return (time if stays else leaves, float(stays))
+
+
+def _time(rng: np.random.Generator, share: float) -> float:
+    return float(24 * (rng.exponential() * np.exp(-12 * (share - 0.5))) ** 0.25)
 
 
 def _directions(dim: int, levels: int) -> np.ndarray:
