@@ -12,8 +12,8 @@ cox         one logit: the log hazard ratio η; negative log partial likelihood 
 With a constant hazard inside the interval it survives that part with probability (1 - h_j)^f, so its likelihood is
 (1 - h_j)^f Π_{i<j} (1 - h_i). Counting the interval as survived (f = 1) makes hazards too small, leaving it out (f = 0)
 too large; this is right to first order in h_j (an event's own moment inside its interval is not used): where every case
-leaves before the end of an interval with h = 0.49 it finds 0.45, the others 0.27 and 1. What happens after the last edge
-is not modelled: such cases have survived all intervals.
+leaves before the end of an interval with h = 0.49 it finds 0.45, the others 0.27 and 1. What happens after the last
+edge is not modelled: such cases have survived all intervals.
 
 **Ties of Cox's model.** With continuous times two events at once are a matter of rounding; Breslow's form keeps the
 risk set of each whole, and its baseline hazard is Breslow's. It also allows cases that count in part (pseudo-bags

@@ -305,7 +305,8 @@ class Trainer:
         output = self.forward(state, batch)
         terms: dict[str, Any] = {**penalty_terms(output, batch, self.settings.penalty), **self.loss_weights}
         if self.instance_loss is not None:
-            terms |= self.instance_loss.terms(output, batch)
+            maps = output.scores if self.target is None else self.target.maps(output.scores)
+            terms |= self.instance_loss.terms(replace(output, scores=maps), batch)
         y = batch.need("y") if self.target is None else None
         if self.target is not None:
             terms["bag"] = self.target.loss(output.logits, self.target.known(batch), weight=self.target_weight)

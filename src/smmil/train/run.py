@@ -468,6 +468,8 @@ def _trainer(
     """The trainer of a model that is on its device."""
     device = choose_device(settings.device)
     groups = _parameter_groups(model)
+    if bags.corrections is not None and bags.target is not None and bags.target.kind == "multilabel":
+        raise ConfigError("data.corrections: marks say lesion or not, not which of several labels; leave them out")
     if bags.corrections is not None:
         kind = getattr(model, "score_kind", "attention logit")
         hooks["instance_loss"] = loss = InstanceLoss(settings.instance_loss, kind, bags.corrections.marks).to(device)
