@@ -162,9 +162,8 @@ def find_columns(config: TargetConfig, table: pd.DataFrame, where: str) -> Targe
     if len(set(columns)) < len(columns) or {*columns} & {*COLUMNS} - {"label"}:
         raise ConfigError(f"target.columns: {', '.join(columns)} are not columns of their own")
     if config.kind in _USUAL and len(columns) != len(usual):
-        raise ConfigError(
-            f"target.columns: kind {config.kind} takes {len(usual)} ({' and '.join(usual)}), got {columns}"
-        )
+        wanted = f"{len(usual)} ({' and '.join(usual)})"
+        raise ConfigError(f"target.columns: kind {config.kind} takes {wanted}, got {', '.join(columns)}")
     return TargetColumns(config.kind, columns)
 
 
