@@ -13,15 +13,18 @@ from smmil.synthetic import planted_slides
 from smmil.train.targets import validate_target
 
 OPTIONS = {"abmil": {"dim": 32, "att_dim": 16}, "sm_ap": {"dim": 32, "att_dim": 16}, "patch_gcn": {"dim": 16}}
-# Least metric on held-out cases (C-index, kappa, rank correlation, macro AUROC) and least instance AUROC of the map.
+# Least metric on held-out cases (C-index, kappa, rank correlation, macro AUROC) and least instance AUROC of attention.
+# An average of all patches tells the share of lesions, so that attention may be flat and yet the answer right: it
+# points at the cause where that helps. The map of single instances does so always.
 LEAST = {
     "survival": (0.8, 0.9),
-    "cox": (0.8, 0.9),
     "ordinal": (0.8, 0.9),
-    "regression": (0.8, 0.9),
     "multilabel": (0.9, 0.8),
+    "cox": (0.8, 0.6),
+    "regression": (0.8, 0.6),
 }
-QUICK = {("sm_ap", "survival"), ("patch_gcn", "ordinal")}
+SINGLE = 0.9
+QUICK = {("abmil", "survival")}
 PAIRS = [(name, kind) for name in OPTIONS for kind in LEAST]
 
 
@@ -58,12 +61,11 @@ def test_a_planted_target_is_learnt_and_the_map_points_at_its_cause(name, kind):
     )
     model = fitted.model
     metric = validate_target(model.target, model, [BagBatch.pack(test)], torch.device("cpu"))[model.target.metric]
-    found = instance_auroc(smmil.predict(model, test))
     assert metric >= LEAST[kind][0]
-    assert found >= LEAST[kind][1]
-    if kind == "multilabel":  # a map per label, from single instances
-        maps = smmil.explain(model, test, "single")
-        assert min(instance_auroc(maps, column) for column in range(3)) >= 0.8
+    assert instance_auroc(smmil.predict(model, test)) >= LEAST[kind][1]
+    maps = smmil.explain(model, test, "single")
+    for column in range(3) if kind == "multilabel" else [None]:  # a map per label
+        assert instance_auroc(maps, column) >= SINGLE
 
 
 def test_a_planted_target_depends_on_the_share_of_lesions_alone():

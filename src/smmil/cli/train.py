@@ -31,9 +31,9 @@ def train(
 
       smmil train --manifest manifest.csv --model sm_ap --set target.kind=survival --out runs/survival
 
-    What is learned is the class in the column label unless target.kind says otherwise: multilabel (columns label_…, 0, 1
-    or empty), ordinal (label: levels from 0), regression (label: a number), survival or cox (columns time and event, 0
-    where the case was censored; cox wants training.batch_size of 8 or more). Other columns: target.columns=[er,pr].
+    What is learned is the class in the column label unless target.kind says otherwise: multilabel (columns label_…, 0,
+    1 or empty), ordinal (label: levels from 0), regression (label: a number), survival or cox (columns time and event,
+    0 where the case was censored; cox wants training.batch_size of 8 or more). Other columns: target.columns=[er,pr].
 
     The folder then holds config.yaml, split.json, metrics.csv, run.json and checkpoints/; go on with smmil predict.
     """
