@@ -1,4 +1,4 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import reduce
 
 import pytest
@@ -78,11 +78,15 @@ def parts(thing):
     return id(thing) if isinstance(thing, torch.Tensor) else thing
 
 
+def full_bag(n, seed=0):
+    return replace(grid_bag(n, seed=seed), target=torch.tensor([2.5, 1.0]), covariates=torch.randn(3))
+
+
 @pytest.mark.parametrize(
     "thing",
     [
-        grid_bag(5),
-        BagBatch.pack([grid_bag(5), grid_bag(9, seed=1)]),
+        full_bag(5),
+        BagBatch.pack([full_bag(5), full_bag(9, seed=1)]),
         grid_bag(5).graph,
         grid_bag(5).graph.normalized("rw"),
     ],
@@ -118,7 +122,7 @@ def test_one_line_says_what_a_bag_holds():
 
 
 def test_a_batch_moves_with_all_it_holds_and_its_features_change_precision():
-    batch = BagBatch.pack([grid_bag(5), grid_bag(9, seed=1)])
+    batch = BagBatch.pack([full_bag(5), full_bag(9, seed=1)])
     moved = batch.to("meta", torch.float16, non_blocking=True)
     assert {t.device.type for t in tree_flatten(moved)[0]} == {"meta"}
     assert moved.x.dtype == torch.float16
@@ -131,14 +135,31 @@ def test_a_batch_moves_with_all_it_holds_and_its_features_change_precision():
 def test_every_tensor_of_a_batch_is_pinned(monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: pinned.append(t) or t)
-    batch = BagBatch.pack([grid_bag(5)])
+    batch = BagBatch.pack([full_bag(5)])
     leaves = tree_flatten(batch.pin_memory())[0]
     assert isinstance(batch.graph, Graph)
     assert {id(t) for t in leaves} == {id(t) for t in pinned}
-    assert len(leaves) == 8
+    assert len(leaves) == 10
 
 
 def test_a_single_bag_is_split_without_reading_its_offsets():
     batch = BagBatch.pack([grid_bag(5)]).to("meta")
     assert batch.sizes == [5]
     assert batch.split(batch.x)[0] is batch.x
+
+
+def test_targets_and_covariates_are_stacked_and_targets_hidden_with_the_labels():
+    bags = [full_bag(5), full_bag(9, seed=1)]
+    batch = BagBatch.pack(bags)
+    assert torch.equal(batch.target, torch.stack([b.target for b in bags]))
+    assert torch.equal(batch.covariates, torch.stack([b.covariates for b in bags]))
+    hidden = batch.without_labels()
+    assert (hidden.y, hidden.y_inst, hidden.target) == (None, None, None)
+    assert hidden.covariates is batch.covariates
+    for name in ("target", "covariates"):
+        with pytest.raises(DataError, match=f"{name} is missing"):
+            BagBatch.pack([bags[0], replace(bags[1], **{name: None})])
+        with pytest.raises(DataError, match=f"{name} of different length"):
+            BagBatch.pack([bags[0], replace(bags[1], **{name: torch.zeros(1)})])
+        with pytest.raises(DataError, match=f"{name} must be one row"):
+            replace(bags[0], **{name: torch.zeros(1, 2)})

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -199,3 +200,46 @@ def test_a_prediction_prints_as_one_line_without_arrays():
     assert repr(some) == "Prediction('slide_1', p=0.93, 4812 scores, y=1)"
     assert repr(Prediction("a", [0.25, 0.75], [0.0])) == "Prediction('a', p=0.75, 1 scores, y=None)"
     assert repr(Prediction("a", [0.2, 0.5, 0.3], [0.0], y=2)) == "Prediction('a', p=(0.2, 0.5, 0.3), 1 scores, y=2)"
+
+
+SCORES = np.zeros((3, 1), np.float32)
+TARGETS = [
+    Prediction("a", [0.2, 0.7], SCORES, y=1, target=[1, np.nan], meta={"target": {"kind": "multilabel"}}),
+    Prediction("a", [], SCORES, target=[2.5], value=2.25, meta={"target": {"kind": "regression", "columns": ["hrd"]}}),
+    Prediction("a", [0.1, 0.3], SCORES, target=[5, 0], value=-1, meta={"target": {"kind": "cox", "edges": [1, 2]}}),
+    Prediction("a", [0.1, 0.3, 0.6], SCORES, y=2, value=1.5, meta={"target": {"kind": "ordinal"}}),
+]
+
+
+@pytest.mark.parametrize("stored", TARGETS, ids=lambda p: p.target_kind)
+def test_targets_other_than_classes_come_back(stored, tmp_path):
+    stored.save(tmp_path / "a.npz")
+    found = Prediction.load(tmp_path / "a.npz")
+    assert (found.target_kind, found.target_names, found.value, found.y) == (
+        stored.target_kind, stored.target_names, stored.value, stored.y
+    )  # fmt: skip
+    for name in ("probs", "times"):
+        assert np.array_equal(getattr(found, name), getattr(stored, name))
+    assert str(found.target) == str(stored.target)  # nan is unknown
+    with pytest.raises(DataError, match="no positive class"):
+        found.positive_prob  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("stored", "changes", "problem"),
+    [
+        (TARGETS[0], {"target": [1.0]}, "does not fit"),
+        (TARGETS[0], {"target": [1.0, 0.5]}, "0 or 1"),
+        (TARGETS[1], {"probs": [0.5]}, "probs"),
+        (TARGETS[1], {"target": [np.nan]}, "regression"),
+        (TARGETS[1], {"value": float("inf")}, "not finite"),
+        (TARGETS[2], {"probs": [0.3, 0.1]}, "must not fall"),
+        (TARGETS[2], {"probs": [0.1, 0.2, 0.3]}, "one for each"),
+        (TARGETS[2], {"target": [5.0, 2.0]}, "0 or 1"),
+        (TARGETS[3], {"probs": [0.1, 0.3, 0.9]}, "sum to 1"),
+        (TARGETS[3], {"target": [1.0]}, "does not fit"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused(stored, changes, problem):
+    with pytest.raises(DataError, match=problem):
+        replace(stored, **changes)

@@ -23,6 +23,8 @@ class Bag:
     frame   what the coordinates mean        graph   neighbourhood as built, not normalised
     y       label: a class index             y_inst  (n,) instance labels; -1 means unknown
     quality (n, q) physical facts of the images (smmil.images.quality), for the drift alarm; no model sees them
+    target  (t,) what is to be predicted where it is no class: labels (nan: unknown), a number, or time and event
+    covariates  (q,) numbers known of the patient, standardised, that join the bag's vector
     """
 
     id: str
@@ -33,6 +35,8 @@ class Bag:
     y: int | None = None
     y_inst: Tensor | None = None
     quality: Tensor | None = None
+    target: Tensor | None = None
+    covariates: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.x, Tensor) or not self.x.is_floating_point():
@@ -46,6 +50,9 @@ class Bag:
         for name, rows in (("coords", self.coords), ("y_inst", self.y_inst), ("quality", self.quality)):
             if rows is not None and len(rows) != self.n:
                 raise DataError(f"{self.id}: {name} has {len(rows):,} rows but features has {self.n:,}")
+        for name, row in (("target", self.target), ("covariates", self.covariates)):
+            if row is not None and row.ndim != 1:
+                raise DataError(f"{self.id}: {name} must be one row of numbers, got shape {tuple(row.shape)}")
         if self.graph is not None and self.graph.n != self.n:
             raise DataError(f"{self.id}: graph has {self.graph.n:,} nodes but features has {self.n:,} rows")
 
@@ -75,6 +82,8 @@ class BagBatch:
     graph: Graph | None = None
     y: Tensor | None = None
     y_inst: Tensor | None = None
+    target: Tensor | None = None
+    covariates: Tensor | None = None
 
     @classmethod
     def pack(cls, bags: Sequence[Bag]) -> "BagBatch":
@@ -99,6 +108,7 @@ class BagBatch:
             graph=None if graphs is None else join(graphs),
             y=None if labels is None else torch.tensor(labels),
             y_inst=_instance_labels(bags),
+            **{name: _stacked_rows(bags, name) for name in ("target", "covariates")},
         )
 
     def __len__(self) -> int:
@@ -131,7 +141,7 @@ class BagBatch:
 
     def without_labels(self) -> "BagBatch":
         """The same batch with every label removed: what a model sees in use."""
-        return replace(self, y=None, y_inst=None)
+        return replace(self, y=None, y_inst=None, target=None)
 
     def to(
         self, device: torch.device | str, dtype: torch.dtype | None = None, non_blocking: bool = False
@@ -150,8 +160,8 @@ class BagBatch:
 
 
 _FIELDS = tuple(f.name for f in fields(BagBatch))
-_TENSORS = ("x", "offsets", "coords", "graph", "y", "y_inst")
-_BAG_TENSORS = ("x", "coords", "graph", "y_inst")
+_TENSORS = ("x", "offsets", "coords", "graph", "y", "y_inst", "target", "covariates")
+_BAG_TENSORS = ("x", "coords", "graph", "y_inst", "target", "covariates")
 
 
 class _Ids(tuple[str, ...]):
@@ -230,6 +240,15 @@ def _all_or_none(bags: Sequence[Bag], name: str) -> list[Any] | None:
     if missing and len(missing) < len(bags):
         raise DataError(f"{missing[0]}: {name} is missing while other bags of the batch have it")
     return None if missing else values
+
+
+def _stacked_rows(bags: Sequence[Bag], name: str) -> Tensor | None:
+    """One row per bag, or None where no bag has any."""
+    rows = _all_or_none(bags, name)
+    if rows is not None and len({row.shape for row in rows}) > 1:
+        widths = ", ".join(f"{b.id}: {len(row)}" for b, row in zip(bags, rows, strict=True))
+        raise DataError(f"bags with {name} of different length cannot be packed ({widths})")
+    return None if rows is None else torch.stack(rows)
 
 
 def _instance_labels(bags: Sequence[Bag]) -> Tensor | None:

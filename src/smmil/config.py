@@ -47,6 +47,18 @@ class ModelConfig(_ConfigSection):
     n_classes: Count | None = None
 
 
+class TargetConfig(_ConfigSection):
+    """What is predicted of a case. The default, a class, is the column `label`.
+
+    columns  of the manifest: one of each label (multilabel), `label` (ordinal, regression) or time and event (survival:
+             hazards of `intervals` intervals of time, cox: proportional hazards); None: the usual names
+    """
+
+    kind: Literal["class", "multilabel", "ordinal", "regression", "survival", "cox"] = "class"
+    columns: list[str] | None = None
+    intervals: Annotated[int, Field(ge=2, le=100)] = 4
+
+
 class PenaltyConfig(_ConfigSection):
     """Smoothness penalty on the scores of neighbouring instances; weight 0 is no penalty. Kinds: `losses.PENALTIES`.
 
@@ -104,7 +116,12 @@ FREE_KEYS = frozenset(
     )
 )
 # Settings that earlier versions did not have; unset, they are no part of the digest, so that their runs go on.
-_LATER_KEYS = (("training.instance_loss", 0.0),)
+_LATER_KEYS: tuple[tuple[str, Any], ...] = (
+    ("training.instance_loss", 0.0),
+    ("target.kind", "class"),
+    ("target.columns", None),
+    ("target.intervals", 4),
+)
 
 
 class TrainConfig(_ConfigSection):
@@ -113,6 +130,7 @@ class TrainConfig(_ConfigSection):
     data: DataConfig
     model: ModelConfig
     training: TrainingConfig = TrainingConfig()
+    target: TargetConfig = TargetConfig()
 
     @model_validator(mode="after")
     def _marks_and_their_weight(self) -> "TrainConfig":
@@ -130,7 +148,10 @@ class TrainConfig(_ConfigSection):
 
     def to_yaml(self) -> str:
         """Canonical YAML of all settings, defaults included."""
-        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+        content = self.model_dump()
+        if self.target == TargetConfig():  # files of runs on classes are those of earlier versions
+            del content["target"]
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
     def digest(self) -> str:
         """Digest of the settings that decide what is learned."""

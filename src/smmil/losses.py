@@ -83,8 +83,9 @@ def class_weights(labels: Sequence[int], n_classes: int) -> dict[str, Tensor]:
 
 def total_loss(
     output: Output,
-    y: Tensor,
+    y: Tensor | None,
     *,
+    bag: Tensor | None = None,
     bag_weight: float = 1.0,
     marks: Tensor | None = None,
     penalty: Tensor | None = None,
@@ -92,8 +93,14 @@ def total_loss(
     pos_weight: Tensor | None = None,
     class_weight: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Sum of the bag loss, the model's own terms and the marks, times `rest`, plus the penalty; and these by name."""
-    bag = bag_loss(output.logits, y, pos_weight=pos_weight, class_weight=class_weight)
+    """Sum of the bag loss, the model's own terms and the marks, times `rest`, plus the penalty; and these by name.
+
+    bag  the bag loss of a target that is no class; None: the cross-entropy of y
+    """
+    if bag is None:
+        if y is None:
+            raise DataError("the bag loss needs labels; give y, or the loss of another target")
+        bag = bag_loss(output.logits, y, pos_weight=pos_weight, class_weight=class_weight)
     for name in {"bag", "marks", "penalty"} & output.losses.keys():
         raise DataError(f"a model's own loss must not be called {name!r}, which is the name of a term of every model")
     parts = {"bag": bag_weight * bag, **output.losses, **({} if marks is None else {"marks": marks})}

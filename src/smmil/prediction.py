@@ -19,12 +19,14 @@ from smmil.files import digest, need_file, replacing
 from smmil.frame import Frame
 
 _FORMAT = 1
-_ARRAYS = ("probs", "scores", "coords", "edges", "y_inst", "uncertainty", "strangeness")
+_ARRAYS = ("probs", "scores", "coords", "edges", "y_inst", "uncertainty", "strangeness", "target")
 _LARGEST = 1 << 30
 # Bytes that a member may unpack to, for each instance of the case; the others have a fixed bound.
 _PER_INSTANCE = {"scores": 8192, "coords": 64, "edges": 8192, "y_inst": 8, "uncertainty": 8, "strangeness": 8}
 _MOST_EDGES = 1024
-_FIXED = {"facts": 64 << 20, "probs": 1 << 20, "sha256": 1 << 12}
+_FIXED = {"facts": 64 << 20, "probs": 1 << 20, "target": 1 << 20, "sha256": 1 << 12}
+# What a model may predict of a case (docs/targets.md); files without meta["target"] hold classes.
+TARGETS = ("class", "multilabel", "ordinal", "regression", "survival", "cox")
 _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, ArithmeticError,
            RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
 
@@ -74,13 +76,19 @@ class Prediction:
     """Output of a model for one slide or scan: a probability for the case and a score for every instance.
 
     probs   (1,) probability of the positive class, or (C,) one per class; they sum to 1 unless meta says that `link`
-            is sigmoid, as of multi-label models of other programs
+            is sigmoid, as of multi-label models of other programs. meta["target"] says what else was predicted:
+            multilabel  (L,) probability of each label               ordinal  (K,) probability of each level
+            survival, cox  (J,) probability of an event until each of meta["target"]["edges"]    regression  (0,)
     scores  (n, k) per instance, higher is more suspicious; k = 1, or one column per class
     coords  (n, d) position of each instance          frame   what the coordinates mean
     edges   (2, e) neighbouring instances, by row      y       label: a class index, None when unknown
     y_inst  (n,) instance labels; -1 means unknown     meta    plain JSON facts; `score_kind` says what the scores are
     uncertainty  (n,) standard deviation of the score of each instance, None when the model does not know it
     strangeness  (n,) from 0 to 1, how unlike the training cases each instance is; None without a drift summary
+    target  what is known of a case whose target is no class: (L,) labels 0, 1 or nan; (1,) the number of a regression;
+            (2,) time and event (1, or 0 where the case was censored). An ordered level is in y; y of several labels is
+            whether any is 1
+    value   the predicted number: of a regression, the mean level of an ordinal target, or the risk (higher is worse)
     """
 
     id: str
@@ -94,6 +102,8 @@ class Prediction:
     meta: dict[str, Any] = field(default_factory=dict)
     uncertainty: np.ndarray | None = None
     strangeness: np.ndarray | None = None
+    target: np.ndarray | None = None
+    value: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -114,10 +124,14 @@ class Prediction:
             self._settle("strangeness", self._column("strangeness", "number from 0 to 1", 1.0))
         if self.y is not None:
             self._settle("y", self._bag_label())
+        if self.target is not None:
+            self._settle("target", self._known_target())
+        if self.value is not None:
+            self._settle("value", self._number())
 
     def __repr__(self) -> str:
         probs = [f"{value:.4g}" for value in self.probs]
-        p = probs[-1] if len(probs) < 3 else f"({', '.join(probs)})"
+        p = "-" if not probs else probs[-1] if len(probs) < 3 else f"({', '.join(probs)})"
         return f"Prediction({self.id!r}, p={p}, {self.n} scores, y={self.y})"
 
     @property
@@ -126,13 +140,35 @@ class Prediction:
         return len(self.scores)
 
     @property
+    def target_kind(self) -> str:
+        """What was predicted: one of TARGETS."""
+        return str(self._target_facts.get("kind", "class"))
+
+    @property
+    def target_names(self) -> list[str]:
+        """Names of the columns of the target: of each label, the number, or time and event; of a class none."""
+        return [str(name) for name in self._target_facts.get("columns", ())]
+
+    @property
+    def times(self) -> np.ndarray:
+        """Times (J,) until which `probs` of a survival target state the probability of an event."""
+        return np.array(self._target_facts.get("edges", ()), dtype=np.float64)
+
+    @property
+    def _target_facts(self) -> dict[str, Any]:
+        found = self.meta.get("target") if isinstance(self.meta, dict) else None
+        return found if isinstance(found, dict) else {}
+
+    @property
     def n_classes(self) -> int:
         """Number of classes; a single probability stands for two."""
         return max(2, len(self.probs))
 
     @property
     def positive_prob(self) -> float:
-        """Probability that the case is positive; with more than two classes there is no such number."""
+        """Probability that the case is positive; more than two classes and other targets have no such number."""
+        if self.target_kind != "class":
+            raise DataError(f"{self.id}: a target of kind {self.target_kind} has no positive class; use probs or value")
         if len(self.probs) > 2:
             raise DataError(f"{self.id}: {len(self.probs)} classes have no single positive one; use probs")
         return float(self.probs[-1])
@@ -198,6 +234,7 @@ class Prediction:
             arrays["edges"] = self.edges.astype(np.int32)
         frame = None if self.frame is None else self.frame.to_dict()
         facts = {"format": _FORMAT, "id": self.id, "y": self.y, "frame": frame, "meta": self.meta}
+        facts |= {} if self.value is None else {"value": self.value}
         try:
             text = json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as problem:
@@ -213,16 +250,20 @@ class Prediction:
         if not isinstance(facts["meta"], dict):
             raise ValueError(f"meta is {type(facts['meta']).__name__}, not a dictionary")
         json.dumps(facts["meta"], ensure_ascii=False).encode()  # halves of characters fit into no file or page
-        return cls(id=facts["id"], frame=frame, y=facts["y"], meta=facts["meta"], **content)
+        return cls(id=facts["id"], frame=frame, y=facts["y"], meta=facts["meta"], value=facts.get("value"), **content)
 
     def _settle(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
     def _probabilities(self) -> np.ndarray:
-        probs = np.atleast_1d(np.asarray(self.probs, dtype=np.float64))
-        if probs.ndim != 1 or probs.size == 0 or not ((probs >= 0) & (probs <= 1)).all():
+        probs, kind = np.atleast_1d(np.asarray(self.probs, dtype=np.float64)), self.target_kind
+        check_choice(kind, TARGETS, f"{self.id}: kind of target")
+        if probs.ndim != 1 or (probs.size == 0) != (kind == "regression") or not ((probs >= 0) & (probs <= 1)).all():
             raise DataError(f"{self.id}: probs must be numbers from 0 to 1, one per class, got {probs.tolist()}")
-        exclusive = not (isinstance(self.meta, dict) and self.meta.get("link") == "sigmoid")
+        sigmoid = isinstance(self.meta, dict) and self.meta.get("link") == "sigmoid"
+        exclusive = kind in ("class", "ordinal") and not sigmoid
+        if kind in ("survival", "cox") and (len(self.times) != probs.size or (np.diff(probs) < -1e-9).any()):
+            raise DataError(f"{self.id}: probabilities of an event must not fall, one for each of the target's edges")
         if exclusive and probs.size > 1 and abs(probs.sum() - 1) > 0.01:
             raise DataError(
                 f"{self.id}: the probabilities of {probs.size} classes must sum to 1, got {probs.sum():.4g}"
@@ -267,6 +308,24 @@ class Prediction:
             raise DataError(f"{self.id}: edges name instance {edges.max()} but there are only {self.n:,}")
         return edges
 
+    def _known_target(self) -> np.ndarray:
+        values, kind = np.atleast_1d(np.asarray(self.target, dtype=np.float64)), self.target_kind
+        wanted = {"multilabel": self.probs.shape, "regression": (1,), "survival": (2,), "cox": (2,)}.get(kind)
+        if values.shape != wanted:
+            raise DataError(f"{self.id}: target of shape {values.shape} does not fit a target of kind {kind}")
+        zero_or_one = values if kind == "multilabel" else values[1:]
+        known = zero_or_one[~np.isnan(zero_or_one)] if kind == "multilabel" else values
+        if not np.isfinite(known).all() or not np.isin(zero_or_one[~np.isnan(zero_or_one)], (0, 1)).all():
+            raise DataError(f"{self.id}: target {values.tolist()} of kind {kind}; labels and events are 0 or 1")
+        return values
+
+    def _number(self) -> float:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float | np.number):
+            raise DataError(f"{self.id}: value must be a number, got {self.value!r}")
+        if not math.isfinite(self.value):
+            raise DataError(f"{self.id}: value is not finite")
+        return float(self.value)
+
     def _bag_label(self) -> int:
         label = int(self._labels("y", np.atleast_1d(np.asarray(self.y)), lowest=0)[0])
         if label >= self.n_classes:
@@ -274,6 +333,12 @@ class Prediction:
                 f"{self.id}: label {label} is not one of the {self.n_classes} classes 0..{self.n_classes - 1}"
             )
         return label
+
+
+def refuse_other_targets(predictions: Iterable[Prediction], what: str) -> None:
+    """An error that names the first prediction whose target is no class; `what` is for classes only."""
+    for p in (p for p in predictions if p.target_kind != "class"):
+        raise DataError(f"{what}: is for classes, but {p.id} was predicted with a target of kind {p.target_kind}")
 
 
 def corrections_text(facts: Any) -> str | None:

@@ -1,5 +1,6 @@
 """ONNX files for bags of any size, checked against the model, or none at all."""
 
+import json
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,12 +11,14 @@ import pytest
 import torch
 from support.bags import chain_bag, grid_bag, without_edges, woven_bag
 
+import smmil
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, MissingExtra
 from smmil.files import read_json
 from smmil.models import create_model
 from smmil.packaging import load_package, onnx_export, write_package
 from smmil.packaging.onnx_export import _export_onnx
+from smmil.synthetic import planted_slides
 
 # Looked for, not imported: that takes seconds, and only the process that runs these tests needs them.
 pytestmark = pytest.mark.skipif(
@@ -267,3 +270,35 @@ def test_missing_libraries_are_named_with_the_way_to_get_them(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtra, match=r"onnxscript.*smmil\[onnx\]"):
         _export_onnx(create_model("abmil", 4), "abmil", 4, tmp_path / "x.onnx")
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "ordinal", "regression", "survival", "cox"])
+def test_logits_of_the_file_mean_for_other_targets_what_the_docs_say(kind, tmp_path):
+    """Formulas of docs/targets.md, from the file and config.json alone."""
+    bags = planted_slides(24, "survival" if kind == "cox" else kind, size=(8, 14), dim=6)
+    settings = {"epochs": 1, "threads": 1, "batch_size": 8, "target": {"kind": kind, "intervals": 2}}
+    small = {"dim": 8, "att_dim": 4, "steps": 3}
+    fitted = smmil.fit("sm_ap", bags[:16], bags[16:], out=tmp_path / "run", options=small, **settings)
+    write_package(tmp_path / "run", tmp_path / "package", onnx=True)
+    facts = json.loads((tmp_path / "package/config.json").read_text())["target"]
+    for bag, wanted in zip(bags[:4], smmil.predict(fitted.model, bags[:4]), strict=True):
+        logits = run_file(tmp_path / "package/model.onnx", bag)[0][0].astype(float)
+        probs, value = _meaning(kind, facts, logits)
+        np.testing.assert_allclose(wanted.probs, probs, rtol=1e-3, atol=1e-5)
+        assert value is None or value == pytest.approx(wanted.value, rel=1e-3, abs=1e-5)
+
+
+def _meaning(kind, facts, logits):
+    sigmoid = 1 / (1 + np.exp(-logits))
+    if kind == "multilabel":
+        return sigmoid, None
+    if kind == "survival":
+        return 1 - np.cumprod(1 - sigmoid), None
+    if kind == "regression":
+        return np.zeros(0), facts["mean"] + facts["deviation"] * logits[0]
+    if kind == "cox":
+        return 1 - np.exp(-np.exp(np.array(facts["log_baseline"]) + logits)), logits[0]
+    eta = logits[0] - np.concatenate([[0], np.cumsum(np.log1p(np.exp(logits[1:])))])
+    above = np.concatenate([[1], 1 / (1 + np.exp(-eta)), [0]])
+    probs = above[:-1] - above[1:]
+    return probs, probs @ np.arange(len(probs))

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from smmil.cli.options import _error_console, _print_line, _table
+from smmil.train.folder import selection_metric
 from smmil.train.loop import Interrupted, Progress
 from smmil.train.run import RunResult
 
@@ -72,18 +73,20 @@ class _TrainingBars(_Terminal, Progress):
     def epoch_done(self, row: dict[str, Any]) -> None:
         if not self._every_epoch:
             return
+        metric = next(key for key in row if key.startswith("val_") and key != "val_loss").removeprefix("val_")
         alphas = "".join(f"  {name} {value:.3f}" for name, value in row.items() if name.startswith("alpha/"))
         self.message(
             f"epoch {row['epoch']:>3}  train loss {row['train_loss']:.4f}  val loss {row['val_loss']:.4f}  "
-            f"val auroc {row['val_auroc']:.4f}{alphas}{'  *' if row['best'] else ''}"
+            f"val {metric} {row[f'val_{metric}']:.4f}{alphas}{'  *' if row['best'] else ''}"
         )
 
     def summary(self, result: RunResult) -> None:
         """Print the selected epochs and the next command."""
-        table = _table(None, ["weights"], ["epoch", "val auroc", "val loss"])
+        metric = selection_metric(result.best)
+        table = _table(None, ["weights"], ["epoch", f"val {metric}", "val loss"])
         for name in ("best", "lowest_loss"):
             chosen = getattr(result, name)
-            table.add_row(name, str(chosen["epoch"]), f"{chosen['auroc']:.4f}", f"{chosen['loss']:.4f}")
+            table.add_row(name, str(chosen["epoch"]), f"{chosen[metric]:.4f}", f"{chosen['loss']:.4f}")
         out = Console()
         _print_line(out, f"{result.folder}: {result.ended}")
         out.print(table)

@@ -10,7 +10,7 @@ from smmil.cli.options import TrustCode
 
 def train(
     out: Annotated[Path, Option(help="Folder of the run; the same folder resumes.")],
-    config: Annotated[Path | None, Argument(help="YAML file with sections data, model, training.")] = None,
+    config: Annotated[Path | None, Argument(help="YAML file with sections data, model, training, target.")] = None,
     set_: Annotated[list[str] | None, Option("--set", help="Change a setting: training.lr=1e-5")] = None,
     manifest: Annotated[Path | None, Option(help="Table of bags (short for --set data.manifest=…).")] = None,
     model: Annotated[str | None, Option(help="Name of the model (short for --set model.name=…).")] = None,
@@ -28,6 +28,12 @@ def train(
       smmil train configs/example.yaml --manifest manifest.csv --out runs/first
 
       smmil train study.yaml --out runs/fold2 --fold 2 --set training.lr=1e-5
+
+      smmil train --manifest manifest.csv --model sm_ap --set target.kind=survival --out runs/survival
+
+    What is learned is the class in the column label unless target.kind says otherwise: multilabel (columns label_…, 0,
+    1 or empty), ordinal (label: levels from 0), regression (label: a number), survival or cox (columns time and event,
+    0 where the case was censored; cox wants training.batch_size of 8 or more). Other columns: target.columns=[er,pr].
 
     The folder then holds config.yaml, split.json, metrics.csv, run.json and checkpoints/; go on with smmil predict.
     """

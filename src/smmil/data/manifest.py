@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from smmil.bag import Bag
+from smmil.config import TargetConfig
 from smmil.data import tables
 from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instance_labels, read_text_table
+from smmil.data.targets import TargetColumns, described, find_columns, guessed_kind
 from smmil.errors import DataError, suggest
 from smmil.files import digest, read_json, read_parquet, remove_leftovers, replacing, write_text
 from smmil.formats import find_reader, read_bag
@@ -43,11 +45,13 @@ class Manifest:
     group             patient: bags of one patient never sit in two splits; `patient` is read as group; default: the id
     split             train, val, test or empty
     instance_labels   optional .npy or .csv with one label per instance
+    With a `target` (`for_target`) other columns than the label are what is learned.
     """
 
     table: pd.DataFrame
     folder: Path = Path(".")
     name: str = "manifest"
+    target: TargetColumns | None = None
 
     @classmethod
     def read(cls, path: str | Path) -> "Manifest":
@@ -73,6 +77,11 @@ class Manifest:
             else:
                 self.table.to_csv(temporary, index=False, lineterminator="\n")
 
+    def for_target(self, target: TargetConfig | TargetColumns | None) -> "Manifest":
+        """The same table with what is to be predicted in other columns than the label; None: classes."""
+        found = find_columns(target, self.table, self.name) if isinstance(target, TargetConfig) else target
+        return self if found == self.target else Manifest(self.table, self.folder, self.name, found)
+
     def __len__(self) -> int:
         return len(self.table)
 
@@ -82,8 +91,16 @@ class Manifest:
 
     @cached_property
     def labels(self) -> dict[str, int | None]:
-        """Class index of every bag; None where the table has none."""
+        """Class index of every bag, level, or whether any of several labels is 1; None where the table has none."""
+        if self.target is not None:
+            return {i: self.target.label(row) for i, row in self.targets.items()}
         return {i: tables._label_of(text, self.name) for i, text in self._column("label").items()}
+
+    @cached_property
+    def targets(self) -> dict[str, tuple[float, ...] | None]:
+        """What is to be predicted of every bag, where it is no class; None where the table does not say it."""
+        rows = [None] * len(self) if self.target is None else self.target.values(self.table)
+        return dict(zip(self.ids, rows, strict=True))
 
     @cached_property
     def groups(self) -> dict[str, str]:
@@ -131,7 +148,11 @@ class Manifest:
         y = self.labels[id_]
         bag = read_bag(self.path_of(id_), verify=verify, instance_labels=instance_labels)
         y_inst = self._instance_labels(id_, bag) if instance_labels else None
-        return replace(bag, id=id_, y=y, y_inst=y_inst)
+        return replace(bag, id=id_, y=y, y_inst=y_inst, target=self._target_row(id_))
+
+    def _target_row(self, id_: str) -> Tensor | None:
+        row = None if self.target is None or self.target.kind == "ordinal" else self.targets[id_]
+        return None if row is None else torch.tensor(row, dtype=torch.float64)
 
     def _instance_labels(self, id_: str, bag: Bag) -> Tensor | None:
         """Instance labels from the label file, else from the bag file; checked against the bag and its label."""
@@ -142,13 +163,14 @@ class Manifest:
             labels = bag.y_inst.numpy()
         else:
             return None
-        tables._check_instance_labels(str(path or self.path_of(id_)), labels, bag.n, self.labels[id_])
+        y = self.labels[id_] if self.target is None else None  # level 0 may have lesions, and so may an unknown label
+        tables._check_instance_labels(str(path or self.path_of(id_)), labels, bag.n, y)
         return torch.from_numpy(labels)
 
     def select(self, ids: Iterable[str]) -> "Manifest":
         """The rows with these ids, in this order."""
         rows = self.table.set_index("id", drop=False).loc[[self._known(i) for i in ids]]
-        return Manifest(rows.reset_index(drop=True), self.folder, self.name)
+        return Manifest(rows.reset_index(drop=True), self.folder, self.name, self.target)
 
     def digest(self) -> str:
         """Checksum of the content of the table, independent of the order of rows and columns."""
@@ -157,7 +179,11 @@ class Manifest:
 
     def check_table(self, *, training: bool = True) -> None:
         """Check the table without opening a bag; one error lists all problems."""
-        self._refuse(_table_problems(self.table, training))
+        if self.target is None:
+            self._refuse(_table_problems(self.table, training))
+            return
+        problems = _table_problems(self.table, training, self.target.columns)
+        self._refuse([*problems, *self.target.problems(self.table, training)])
 
     def check_files(self, progress: Progress | None = None) -> int:
         """Read every bag once: files present and sound, one feature width, instance labels that fit.
@@ -309,18 +335,21 @@ def _check_in_worker(id_: str) -> _Checked:
 def describe_manifest(path: str | Path) -> dict[str, Any]:
     """Summary of a manifest as plain JSON values, with its problems as warnings."""
     manifest = Manifest.read(path)
-    table = manifest.table
+    table, kind = manifest.table, guessed_kind(manifest.table)
+    target = find_columns(TargetConfig(kind=kind), table, str(path))  # type: ignore[arg-type]
     groups = Counter(manifest.groups.values())
+    problems = _table_problems(table, True, None if target is None else target.columns)
     return {
         "file": str(path),
         "bags": len(manifest),
-        "labels": _counted(table["label"]) if "label" in table else None,
+        **({} if target is None else {"target": described(target, table)}),
+        "labels": _counted(table["label"]) if "label" in table and target is None else None,
         "groups": len(groups),
         "groups_with_several_bags": sum(n > 1 for n in groups.values()),
         "splits": _counted(table["split"]) if "split" in table else None,
         "instance_labels": sum(bool(manifest.instance_labels_of(i)) for i in manifest.ids),
-        "other_columns": [c for c in table.columns if c not in COLUMNS],
-        "warnings": _table_problems(table, training=True) + manifest._missing_files(),
+        "other_columns": [c for c in table.columns if c not in (*COLUMNS, *(target.columns if target else ()))],
+        "warnings": [*problems, *(target.problems(table, True) if target else ()), *manifest._missing_files()],
     }
 
 

@@ -16,6 +16,7 @@ from smmil.errors import ConfigError, DataError, brief
 from smmil.files import read_json, write_json
 
 PARTS = ("train", "val", "test")
+_MOST_STRATA = 3  # of a target that is no class: finer and coarser ones, tried in turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,21 +144,39 @@ def make_splits(
     if all(marks.values()) and "val" in marks.values():
         split = Split(*(tuple(sorted(i for i, mark in marks.items() if mark == part)) for part in PARTS))
         refuse_leaks(manifest, split)
+        known = manifest.labels if manifest.target is None else manifest.targets
+        what = "class" if manifest.target is None else "value of the target"
         for part in ("train", "val"):
-            if (held := len({manifest.labels[i] for i in getattr(split, part)})) < 2:
-                raise DataError(f"{manifest.name}: the rows marked {part} hold {held} class; both need at least two")
+            if (held := len({known[i] for i in getattr(split, part)})) < 2:
+                raise DataError(f"{manifest.name}: the rows marked {part} hold {held} {what}; both need at least two")
         return [split]
-    rest, test = _fixed_test(manifest, folds, test_share, seed)
-    splits = [
-        Split(tuple(rest.ids[~val].tolist()), tuple(rest.ids[val].tolist()), test)
-        for val in _validations(rest, folds, val_share, seed)
-    ]
+    for coarser in range(1 if manifest.target is None else _MOST_STRATA):
+        try:
+            splits = _drawn_splits(manifest, coarser, folds, val_share, test_share, seed)
+            break
+        except DataError as problem:
+            kept = problem
+    else:
+        raise kept
     for split in splits:
         refuse_leaks(manifest, split)
     return splits
 
 
-def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tuple[_StratifiedCases, tuple[str, ...]]:
+def _drawn_splits(
+    manifest: Manifest, coarser: int, folds: int, val_share: float, test_share: float, seed: int
+) -> list[Split]:
+    """Splits with the strata of a target that are `coarser` than its finest ones; classes have no others."""
+    rest, test = _fixed_test(manifest, coarser, folds, test_share, seed)
+    return [
+        Split(tuple(rest.ids[~val].tolist()), tuple(rest.ids[val].tolist()), test)
+        for val in _validations(rest, folds, val_share, seed)
+    ]
+
+
+def _fixed_test(
+    manifest: Manifest, coarser: int, folds: int, share: float, seed: int
+) -> tuple[_StratifiedCases, tuple[str, ...]]:
     """The bags to divide further, and the test set."""
     marks = manifest.splits
     used = set(marks.values())
@@ -168,7 +187,7 @@ def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tupl
             "mark every row, or only the test rows"
         )
     test = tuple(sorted(i for i, mark in marks.items() if mark == "test"))
-    rest = _cases(manifest, [i for i in manifest.ids if marks[i] != "test"])
+    rest = _cases(manifest, [i for i in manifest.ids if marks[i] != "test"], coarser)
     if test or share == 0:
         return rest, test
     where = _draw_subset(rest, share, seed, keep=folds)
@@ -201,17 +220,26 @@ def _validations(rest: _StratifiedCases, folds: int, share: float, seed: int) ->
     return masks
 
 
-def _cases(manifest: Manifest, ids: Sequence[str]) -> _StratifiedCases:
+def _cases(manifest: Manifest, ids: Sequence[str], coarser: int = 0) -> _StratifiedCases:
     """Ids, labels and patients in the order of the ids, so that the order of the table does not matter."""
     ordered = sorted(ids)
     if not ordered:
         raise DataError(f"{manifest.name}: every row is marked test, so there is nothing to train on")
+    if manifest.target is not None:
+        rows = [row for i in ordered if (row := manifest.targets[i]) is not None]
+        if len(rows) < len(ordered):
+            raise DataError(f"{manifest.name}: bags without a target; splits need one for each")
+        choices = manifest.target.strata(rows)
+        strata = choices[min(coarser, len(choices) - 1)]
+        return _StratifiedCases(np.array(ordered, dtype=object), strata, _patients_of(manifest, ordered))
     labels = [manifest.labels[i] for i in ordered]
     if None in labels:
         raise DataError(f"{manifest.name}: bag {ordered[labels.index(None)]!r} has no label; splits need one for each")
-    return _StratifiedCases(
-        np.array(ordered, dtype=object), np.array(labels), np.array([manifest.groups[i] for i in ordered])
-    )
+    return _StratifiedCases(np.array(ordered, dtype=object), np.array(labels), _patients_of(manifest, ordered))
+
+
+def _patients_of(manifest: Manifest, ids: Sequence[str]) -> np.ndarray:
+    return np.array([manifest.groups[i] for i in ids])
 
 
 def refuse_leaks(manifest: Manifest, split: Split) -> None:

@@ -161,14 +161,14 @@ def _is_index(text: str) -> bool:
     return whole.isascii() and whole.isdigit() and len(whole) < 10
 
 
-def _table_problems(table: pd.DataFrame, training: bool) -> list[str]:
-    """Problems of a manifest that can be found without opening a file."""
-    problems = _column_problems(table, training), _id_problems(table), _split_problems(table)
-    return [*chain(*problems, _label_problems(table, training))]
+def _table_problems(table: pd.DataFrame, training: bool, target: Sequence[str] | None = None) -> list[str]:
+    """Problems of a manifest that can be found without opening a file; target: columns in place of the label."""
+    known = _column_problems(table, training, target or ()), _id_problems(table), _split_problems(table)
+    return [*chain(*known, _label_problems(table, training) if target is None else ())]
 
 
-def _column_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
-    required = ("id", "path", "label") if training else ("id", "path")
+def _column_problems(table: pd.DataFrame, training: bool, target: Sequence[str]) -> Iterator[str]:
+    required = ("id", "path", "label") if training and not target else ("id", "path")
     for column in required:
         if column not in table:
             near = get_close_matches(column, map(str, table.columns), n=1)
@@ -179,7 +179,7 @@ def _column_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
             yield f"column {base!r} is given twice; remove or rename one of them"
             continue
         near = get_close_matches(column.lower(), COLUMNS, n=1, cutoff=0.75)
-        if column not in COLUMNS and near and near[0] not in table and near[0] not in required:
+        if column not in (*COLUMNS, *target) and near and near[0] not in table and near[0] not in required:
             yield f"unknown column {column!r}; did you mean {near[0]!r}? rename it"
         elif column.lower() in _PATIENT_COLUMNS and not {"group", "patient"} & set(table.columns):
             yield f"column {column!r} looks like the patient; rename it to 'group', or bags of one patient may leak"

@@ -29,7 +29,7 @@ from smmil.evaluate.conformal import (
 from smmil.evaluate.instances import KnownInstances
 from smmil.evaluate.probability import ProbabilityMap, _Section
 from smmil.files import digest, read_json, write_json
-from smmil.prediction import Prediction
+from smmil.prediction import Prediction, refuse_other_targets
 
 FORMAT = 1
 METHODS = ("platt", "isotonic", "none")
@@ -179,6 +179,7 @@ def calibrate(
     if delta is not None:
         _check_level(delta, "--delta")
     predictions = sorted(predictions, key=lambda p: p.id)
+    refuse_other_targets(predictions, "calibrate")
     source = _one_source(predictions)
     for other, what in _OTHER_SCORES.items():
         made = next((p.id for p in predictions if other in p.meta), None)

@@ -16,6 +16,7 @@ from torch.utils._pytree import register_dataclass
 from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError, DataError, suggest
 from smmil.graph import Graph
+from smmil.target import Target
 
 # Models that are another one with Sm in its place, and sizes for which 0 has a meaning.
 _WITH_SM = {"abmil": "sm_ap", "transformer_abmil": "sm_tap"}
@@ -129,6 +130,15 @@ def need_labels(batch: BagBatch, n_classes: int) -> Tensor:
             f"knows 0 to {classes - 1}; correct the label or set model.n_classes"
         )
     return y
+
+
+def own_target(model: nn.Module) -> Target | None:
+    """The target of a model that predicts something else than a class; training and loading give it to the model.
+
+    Losses of the model's own then use its `loss`; what means nothing without a class they name in `class_terms`.
+    """
+    found = getattr(model, "target", None)
+    return found if isinstance(found, Target) else None
 
 
 def _check_sizes(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from torch.nn.functional import linear, logsigmoid, softplus
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
-from smmil.models import Output, need_labels
+from smmil.models import Output, need_labels, own_target
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.segment import segment_mean, segment_softmax, weighted_sum
 from smmil.sparse import without_autocast
@@ -87,6 +87,7 @@ class BayesMIL(nn.Module):
     score_kind = "attention logit"
     reads_half = True
     gives_uncertainty = True
+    class_terms = ("the patch regularizer, which knows attention in negative and in positive bags",)
 
     def __init__(
         self,
@@ -141,11 +142,14 @@ class BayesMIL(nn.Module):
         return logits
 
     def _losses(self, mean: Tensor, log_variance: Tensor, batch: BagBatch) -> dict[str, Tensor]:
-        positive = (need_labels(batch, self.n_classes) > 0).repeat_interleave(batch.offsets.diff())
-        parts = segment_mean(_attention_divergence(mean, log_variance, positive[:, None]), batch.offsets)
+        patches = {}
+        if own_target(self) is None:
+            positive = (need_labels(batch, self.n_classes) > 0).repeat_interleave(batch.offsets.diff())
+            parts = segment_mean(_attention_divergence(mean, log_variance, positive[:, None]), batch.offsets)
+            patches = {"patches": self.patch_weight * parts.mean()}
         layers = (self.project, self.gate, self.score, self.head)
         weights = torch.stack([layer.divergence() for layer in layers]).sum()
-        return {"patches": self.patch_weight * parts.mean(), "weights": self.weights_kl * weights}
+        return {**patches, "weights": self.weights_kl * weights}
 
     def _deviation(self, h: Tensor, log_variance: Tensor) -> Tensor:
         """Standard deviation of f: variances through tanh and sigmoid to first order, through the rest exactly."""

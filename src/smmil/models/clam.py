@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
-from smmil.models import Output, need_labels
+from smmil.models import Output, need_labels, own_target
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.pool import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_softmax, split_bags
@@ -59,6 +59,7 @@ class CLAM(nn.Module):
     """
 
     score_kind = "attention logit"
+    class_terms = ("the clustering of the most and the least attended instances",)
 
     def __init__(
         self,
@@ -95,7 +96,9 @@ class CLAM(nn.Module):
         h = self.sm("early", self.drop(self.embed(batch.x.to(dtype)).relu()), batch)
         scores = self.sm("late", self.attention(h).to(dtype), batch)
         z = weighted_sums(h, segment_softmax(scores, batch.offsets), batch.offsets)
-        losses = {"instance": (1 - self.bag_weight) * self._instance_loss(h, scores, batch)} if self.training else {}
+        losses = {}
+        if self.training and own_target(self) is None:
+            losses = {"instance": (1 - self.bag_weight) * self._instance_loss(h, scores, batch)}
         return Output(self._classify(z), scores[:, 1:] if self.multi and self.one_logit else scores, losses)
 
     def _classify(self, z: Tensor) -> Tensor:

@@ -34,7 +34,8 @@ class DeepGraphSurv(nn.Module):
                themselves); {where: late} the attention logits; other options as in `SmoothAt`
     Scores are attention logits, before the softmax: comparable across bags. Sources: no official code is known and the
     article's graph joins similar features; here, as in the comparisons of the Sm paper, it is the bag's graph, the
-    Laplacian is the symmetric one with largest eigenvalue 2, and the label is a class. Edge weights count in cheb only.
+    Laplacian is the symmetric one with largest eigenvalue 2, and the label a class unless training has another target.
+    Edge weights count in cheb only.
     Memory O(K · n · in_dim) for cheb, O(n · dim) for gin.
     """
 

@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
-from smmil.models import Output, need_labels
+from smmil.models import Output, need_labels, own_target
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.pool import weighted_sums
 from smmil.nn.segment import segment_argmax, segment_softmax, split_bags
@@ -79,9 +79,14 @@ class DSMIL(nn.Module):
         logits = self.head(z.flatten(1))
         scores = similarity if self.score == "similarity" else found
         if self.training:
-            missed = _bag_criterion(top, need_labels(batch, self.n_classes))
-            return Output(logits, scores, {"max": (1 - self.bag_weight) * missed})
+            return Output(logits, scores, {"max": (1 - self.bag_weight) * self._missed(top, batch)})
         return Output((logits + top) / 2 if self.average else logits, scores)
+
+    def _missed(self, top: Tensor, batch: BagBatch) -> Tensor:
+        """The bag loss of the highest instance logits."""
+        if (target := own_target(self)) is not None:
+            return target.loss(top, target.known(batch))
+        return _bag_criterion(top, need_labels(batch, self.n_classes))
 
 
 def _similarity(q: Tensor, critical: Tensor, batch: BagBatch) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
-from smmil.models import Output, need_labels
+from smmil.models import Output, need_labels, own_target
 from smmil.nn.parameters import compute_dtype, linear_bias
 from smmil.nn.pool import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_ids, segment_mean, segment_softmax, split_bags
@@ -103,8 +103,13 @@ class DTFDMIL(nn.Module):
             return Output(self._mean_over_cuts(h, rows, batch), scores)
         cut = _cut_bags(_random_orders(batch.sizes), self.pseudo_bags, h.device)
         logits, pseudo_logits = self._both_tiers(self._inside(cut, h, rows, batch), cut)
-        y = need_labels(batch, self.n_classes)
-        return Output(logits, scores, {"tier1": _pseudo_bag_loss(pseudo_logits, y, cut.bags)})
+        return Output(logits, scores, {"tier1": self._tier1_loss(pseudo_logits, batch, cut.bags)})
+
+    def _tier1_loss(self, logits: Tensor, batch: BagBatch, bags: Tensor) -> Tensor:
+        """Loss of the pseudo-bags (p, c), each of which inherits what is known of its bag."""
+        if (target := own_target(self)) is not None:
+            return target.inherited_loss(logits, target.known(batch), segment_ids(bags))
+        return _pseudo_bag_loss(logits, need_labels(batch, self.n_classes), bags)
 
     def before_step(self) -> None:
         """Clip the gradient of each module by itself."""
@@ -125,7 +130,7 @@ class DTFDMIL(nn.Module):
         return self._judge(self.sm("early", h, batch.need("graph").within(pseudo_bag)), batch)
 
     def _scores(self, rows: "_Rows", offsets: Tensor) -> Tensor:
-        contrast = _contrast_to_others(rows.evidence)
+        contrast = _contrast_to_others(rows.evidence) if own_target(self) is None else rows.evidence
         if self.score == "instance":
             return contrast
         n = offsets.diff()[segment_ids(offsets)][:, None]
@@ -135,7 +140,7 @@ class DTFDMIL(nn.Module):
         orders = zip(*(_fixed_orders(n, self.splits) for n in batch.sizes), strict=True)
         cuts = [_cut_bags(order, self.pseudo_bags, h.device) for order in orders]
         found = [self._both_tiers(self._inside(cut, h, rows, batch), cut)[0] for cut in cuts]
-        return _average_probabilities(torch.stack(found))
+        return _average_probabilities(torch.stack(found)) if own_target(self) is None else torch.stack(found).mean(0)
 
     def _both_tiers(self, rows: "_Rows", cut: "_PseudoBags") -> tuple[Tensor, Tensor]:
         """Logits of the bags (b, c), and of the pseudo-bags (p, c)."""
@@ -145,10 +150,15 @@ class DTFDMIL(nn.Module):
         if self.distill == "afs":
             tokens, offsets = z, cut.bags
         else:
-            by = f[cut.order, 0] if self.distill == "mas" else _last_class_log_odds(a * evidence[cut.order])
+            by = f[cut.order, 0] if self.distill == "mas" else self._leading(a * evidence[cut.order])
             tokens, offsets = self._selected(h, by, cut)
         kept = self.joint or not self.training  # in use a gradient is that of the whole function
         return self.tier2(tokens if kept else tokens.detach(), offsets), self.classifier(z)
+
+    def _leading(self, activation: Tensor) -> Tensor:
+        """What instances (n,) are ranked by for maxs and maxmins: the last class, or the map of another target."""
+        target = own_target(self)
+        return _last_class_log_odds(activation) if target is None else target.maps(activation).amax(1)
 
     def _selected(self, h: Tensor, by: Tensor, cut: "_PseudoBags") -> tuple[Tensor, Tensor]:
         """The instances that stand out in their pseudo-bag, and where those of each bag start."""

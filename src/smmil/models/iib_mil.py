@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.models import Output, need_labels
+from smmil.models import Output, need_labels, own_target
 from smmil.nn.parameters import compute_dtype
-from smmil.nn.segment import split_bags
+from smmil.nn.segment import segment_ids, split_bags
 from smmil.nn.smooth_at import SmoothAt
 from smmil.nn.transformer import PostNormLayer, QueryDecoder, recomputed
 
@@ -59,6 +59,7 @@ class IIBMIL(nn.Module):
     all_pairs = True
     score_kind = "instance log-odds"
     training_state = ("memory.q_", "memory.visits_")
+    class_terms = ("the soft labels of instances, which then keep what is known of their bag as in the warm-up",)
 
     def __init__(
         self,
@@ -114,13 +115,16 @@ class IIBMIL(nn.Module):
         losses = (
             {"instance": self.instance_weight * self._instance_loss(h, instance_logits, batch)} if self.training else {}
         )
-        return Output(logits, _class_log_odds(instance_logits), losses)
+        scores = _class_log_odds(instance_logits) if own_target(self) is None else instance_logits
+        return Output(logits, scores, losses)
 
     def after_step(self) -> None:
         """Move prototypes and soft labels by what the batches of this step showed."""
         self.memory.settle()
 
     def _instance_loss(self, h: Tensor, instance_logits: Tensor, batch: BagBatch) -> Tensor:
+        if (target := own_target(self)) is not None:
+            return target.inherited_loss(instance_logits, target.known(batch), segment_ids(batch.offsets))
         self._settle_if_weights_changed()
         log_p = _class_log_probs(instance_logits)
         odds = _class_log_odds(log_p)

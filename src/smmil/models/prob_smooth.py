@@ -9,7 +9,7 @@ from torch.nn.functional import log_softmax, logsigmoid
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.graph import Graph
-from smmil.models import Output, need_labels
+from smmil.models import Output, need_labels, own_target
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.pool import AttentionPool, weighted_sums
 from smmil.nn.segment import segment_mean, segment_softmax, segment_sum
@@ -116,10 +116,17 @@ class ProbSmooth(nn.Module):
         logits = self._classified(h, maps, batch.offsets)
         average = logits.mean(1, keepdim=True)
         if logits.shape[1] > 1:
-            # By how much the mean loss of the maps exceeds the loss of their mean logits, which training adds.
-            y = need_labels(batch, self.n_classes)
-            losses["samples"] = (_log_likelihood(average, y) - _log_likelihood(logits, y)).mean()
+            losses["samples"] = self._excess(logits, average, batch)
         return Output(average[:, 0], mean, losses)
+
+    def _excess(self, logits: Tensor, average: Tensor, batch: BagBatch) -> Tensor:
+        """By how much the mean loss of the maps exceeds the loss of their mean logits, which training adds."""
+        if (target := own_target(self)) is None:
+            y = need_labels(batch, self.n_classes)
+            return (_log_likelihood(average, y) - _log_likelihood(logits, y)).mean()
+        known = target.known(batch)
+        each = torch.stack([target.loss(one, known) for one in logits.unbind(1)])
+        return each.mean() - target.loss(average[:, 0], known)
 
     def _classified(self, h: Tensor, maps: Tensor, offsets: Tensor) -> Tensor:
         """Logits (b, s, c) of the bags under each map of attention logits (n, s)."""

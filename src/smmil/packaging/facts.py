@@ -22,6 +22,7 @@ from smmil.predict.inference import TrainedModel, load_trained
 from smmil.prediction import Prediction, load_predictions
 from smmil.prepare.recipe import Recipe, load_recipe
 from smmil.redact import redacted, refuse_folders
+from smmil.target import target_of
 
 _ENCODER_FACTS = ("dim", "pixels", "mean", "std", "mpp", "source", "autocast", "pooling", "gate", "commit", "precision")
 
@@ -111,6 +112,7 @@ def _run_facts(run_dir: str | Path, checkpoint: str, name: str | None, licence: 
         "licence": redacted(licence),
         "run": trained.weights if hashes[0] is None else digest(*map(str, hashes)),  # whichever checkpoint it is
         "model": _model(trained),
+        **({"target": redacted(trained.facts["target"])} if "target" in trained.facts else {}),
         "weights": trained.weights,
         "features": source.facts,
         "training": _training(trained, settings, run, checkpoint) | {"cases": _sizes(split, table, run)},
@@ -132,7 +134,7 @@ def _table(settings: TrainConfig | None, run: dict[str, Any]) -> tuple[Manifest 
         return None, None
     missing = "labels and patients of the training cases are not stated"
     try:
-        table = Manifest.read(settings.data.manifest)
+        table = Manifest.read(settings.data.manifest).for_target(settings.target)
     except DataError as problem:
         return None, f"{missing}: {problem}"
     if table.digest() != _mapping(run.get("manifest")).get("digest"):
@@ -149,10 +151,22 @@ def _model(trained: TrainedModel) -> dict[str, Any]:
         "in_dim": made["in_dim"],
         "n_classes": count,
         **({"link": made["link"]} if "link" in made else {}),
-        "classes": ["negative", "positive"] if count == 1 else [f"class {c}" for c in range(count)],
+        "classes": _outputs(trained),
         "score_kind": getattr(model, "score_kind", "attention logit"),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
+
+
+def _outputs(trained: TrainedModel) -> list[str]:
+    """What the model gives of a case, in words: its classes, or what it predicts in their place."""
+    count, target = trained.facts["model"]["n_classes"], trained.facts.get("target")
+    if target is None:
+        return ["negative", "positive"] if count == 1 else [f"class {c}" for c in range(count)]
+    if target["kind"] == "multilabel":
+        return list(target["columns"])
+    if target["kind"] == "ordinal":
+        return [f"level {level}" for level in range(target["levels"])]
+    return [target["columns"][0]] if target["kind"] == "regression" else [f"event until {t:g}" for t in target["edges"]]
 
 
 def _training(
@@ -164,7 +178,7 @@ def _training(
             "checkpoint": checkpoint,
             "selected_by": facts.get("selected_by"),
             "epoch": facts["epoch"],
-            "validation": {key: facts.get(key) for key in ("auroc", "loss")},
+            "validation": {key: facts.get(key) for key in ("auroc", "loss", *_other_metric(facts))},
             "settings": {key: value for key, value in stated.get("training", {}).items() if key not in _OF_THE_MACHINE},
             "split": {key: value for key, value in stated.get("data", {}).items() if key in _OF_THE_SPLIT},
             "hashes": {
@@ -176,6 +190,12 @@ def _training(
             **({"corrections": facts["corrections"]} if "corrections" in facts else {}),
         }
     )
+
+
+def _other_metric(facts: dict[str, Any]) -> tuple[str, ...]:
+    """Name of the metric that selected the weights of a target that is no class."""
+    target = facts.get("target")
+    return () if target is None else (target_of(target, "weights").metric,)
 
 
 def _sizes(split: dict[str, list[str]], table: Manifest | None, run: dict[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,7 @@ def _facts(config: dict[str, Any]) -> dict[str, Any]:
         "config": hashes["config"],
         "split": hashes["split"],
         **{key: value for key, value in config["training"].items() if key == "corrections"},
+        **{key: value for key, value in config.items() if key == "target"},
     }
 
 
@@ -218,7 +219,7 @@ def predict_package(
     table = _table_of_bags(paths)
     if table is not None:
         images.refuse_idle()
-        table.check_table(training=False)
+        table.for_target(package.trained.target_columns).check_table(training=False)
         return predict_table(package.trained, table, table.ids, package.origin, **options)
     executor = "serial" if images.workers in (None, 1) else "processes"
     todo = _preparation(package, paths, Path(out), images, device)

@@ -145,6 +145,7 @@ class _OpenedRun:
     ) -> "_OpenedRun":
         trained, config = load_trained(run_dir, checkpoint, trust_code=trust), run_config(Path(run_dir))
         table = Manifest.read(manifest) if manifest else _own_table(config, run_dir)
+        table = table.for_target(trained.target_columns)
         table.check_table(training=False)
         ids, parts = _chosen_ids(Path(run_dir), table, part or ("all" if manifest else "test"))
         origin = Origin(checkpoint)  # all that an imported model has
@@ -198,6 +199,7 @@ def predict_table(
     _refuse_other_features(trained.facts, table, ids)
     if drift is not None:
         _refuse_other_features({"features": drift.source}, table, ids)
+    table = table.for_target(trained.target_columns)
     draws = origin.mc_dropout
     if draws and (type(draws) is not int or draws < 2):
         raise ConfigError(f"mc_dropout: {draws!r}, expected at least 2 predictions with dropout, or 0 for none")
@@ -206,6 +208,9 @@ def predict_table(
         raise ConfigError(f"mc_dropout: model {name} has no layer of dropout at work; train several and use --ensemble")
     if draws and calibration is not None:
         raise ConfigError(f"{calibration.where}: was made for the scores of the model itself, not for --mc-dropout")
+    if calibration is not None and trained.facts.get("target") is not None:
+        kind = trained.facts["target"]["kind"]
+        raise ConfigError(f"{calibration.where}: a calibration is for classes, but the model predicts {kind}")
     if calibration is not None:
         calibration.calibration.refuse_other_model(_meta(trained, origin, None), calibration.where)
     done = Predicted(failed=dict(failed or {}))
@@ -280,6 +285,7 @@ class _CasePredictor:
                 members += predict(self.trained.model, [bag], meta=meta, device=self.device, dropout=True)
         together = _combined(members, [(0.0, 1.0)] * self.draws)
         facts = {**meta, "mc_dropout": self.draws, "score_kind": members[0].meta["score_kind"]}
+        facts |= {"target": members[0].meta["target"]} if "target" in members[0].meta else {}
         return replace(together, meta={**facts, "probs_deviation": together.meta["ensemble"]["probs_deviation"]})
 
     def _annotation_facts(self, id_: str) -> dict[str, Any]:

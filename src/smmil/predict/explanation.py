@@ -7,8 +7,10 @@
     integrated-gradients  Σ_d (x - x₀)_nd ∫₀¹ ∂f/∂x_nd (x₀ + t(x - x₀)) dt: sums to f(x) - f(x₀) over the bag
     lrp                   gradient × input of the network with attention, gates and norms held fixed: sums to f(x)
 
-f is the logit of one class; a model with several logits gives one column per class. All of it is done in eval mode and
-without labels, and the probabilities of the Predictions are the model's own.
+f is the logit of one class; a model with several logits gives one column per class. Every method is linear in f, so
+the map of another target is that of its own f: the logit of each label, of a number or log hazard ratio, the logit that
+moves all levels of an ordinal target, the mean of the logits of the hazards of survival. All of it is done in eval mode
+and without labels, and the probabilities of the Predictions are the model's own.
 
 **Integrated gradients.** Over a panel [l, r] of t, the sum of all attributions is f(r) - f(l), which two forward passes
 tell exactly: so the error of the quadrature (two Gauss-Legendre nodes) is known, panel by panel, and the worst panel is
@@ -38,6 +40,7 @@ from torch.overrides import TorchFunctionMode
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import ConfigError, check_choice
+from smmil.models import own_target
 from smmil.nn import kernels
 from smmil.nn.parameters import compute_dtype
 from smmil.predict.inference import _device_of, _model_facts, _unpacked, outputs
@@ -112,7 +115,7 @@ class Explanation:
             notes: list[dict[str, Any]] = [{} for _ in batch.ids]
             if self.method != "attention":
                 output = replace(output, scores=self._scores(model, batch.without_labels(), device, notes))
-            predicted = _unpacked(batch, output, spatial, facts)
+            predicted = _unpacked(batch, output, spatial, facts, own_target(model))
             for one, note in zip(predicted, notes, strict=True):
                 one.meta.update(note)
                 found.append(one)
@@ -158,7 +161,7 @@ def explain(
     block     drop: neighbouring instances removed together; by default at most 256 forward passes
     baseline  integrated-gradients: zero (default) or mean, the features from which the path starts
     steps     integrated-gradients: gradients at most (500); `meta["completeness_gap"]` tells the relative error left
-    One column of scores per logit of the model (attention: as the model gives them).
+    One column of scores per class or label, one for any other target (attention: as the model gives them).
     """
     return Explanation(method, block, baseline, steps).predictions(model, bags, meta=meta, device=device)
 

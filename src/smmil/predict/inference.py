@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from smmil.bag import Bag, BagBatch
 from smmil.config import Count, TrainConfig, checked, load_config
+from smmil.data.targets import TargetColumns
 from smmil.errors import DataError, SmmilError, check_choice, require_trust_code
 from smmil.files import digest
-from smmil.models import Output, create_model
+from smmil.models import Output, create_model, own_target
 from smmil.prediction import Prediction, corrections_text
 from smmil.runtime import feature_dtype
+from smmil.target import Target, target_of
 from smmil.weights import few_parameters, read_weights, tensors_digest
 
 _DROPOUT = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -31,6 +33,12 @@ class TrainedModel:
     model: nn.Module
     facts: dict[str, Any]
     weights: str
+
+    @property
+    def target_columns(self) -> TargetColumns | None:
+        """Columns of a manifest that hold what the model predicts; None for classes."""
+        target = own_target(self.model)
+        return None if target is None else TargetColumns(target.kind, target.columns)
 
 
 def load_run(
@@ -72,7 +80,17 @@ def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path, tr
         raise DataError(f"{path}: weights do not fit the model ({reason})") from None
     if made.link is not None:
         model.link = made.link  # type: ignore[assignment]
+    if facts.get("target") is not None:
+        model.target = _own_target(facts["target"], made.n_classes, path)  # type: ignore[assignment]
     return TrainedModel(model.eval(), facts, tensors_digest(tensors))
+
+
+def _own_target(facts: Mapping[str, Any], n_logits: int, path: Path) -> Target:
+    """The target in the facts of weights, which must fit the width of the model and be ready to predict."""
+    target = target_of(facts, path)
+    if target.n_logits != n_logits or (target.needs_baseline and not facts.get("log_baseline")):
+        raise DataError(f"{path}: its target of kind {target.kind} does not fit the weights; train again")
+    return target
 
 
 class _ModelFacts(BaseModel):
@@ -91,6 +109,7 @@ class _WeightFacts(BaseModel):
     epoch: int | None
     config: str | None
     split: str | None
+    target: dict[str, Any] | None = None
 
 
 def predict(
@@ -110,7 +129,8 @@ def predict(
     """
     facts = _model_facts(model, meta)
     found = outputs(model, bags, device, uncertainty=spatial and not dropout, dropout=dropout)
-    return [one for batch, output in found for one in _unpacked(batch, output, spatial, facts)]
+    target = own_target(model)
+    return [one for batch, output in found for one in _unpacked(batch, output, spatial, facts, target)]
 
 
 def _model_facts(model: nn.Module, meta: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -118,6 +138,8 @@ def _model_facts(model: nn.Module, meta: Mapping[str, Any] | None) -> dict[str, 
     facts = {"score_kind": getattr(model, "score_kind", "attention logit"), **(meta or {})}
     if getattr(model, "link", None) == "sigmoid":  # of a model converted from another program
         facts["link"] = "sigmoid"
+    if (target := own_target(model)) is not None:
+        facts["target"] = target.stated()
     return facts
 
 
@@ -171,12 +193,19 @@ def _in_use(model: nn.Module, *, uncertainty: bool = False, dropout: bool = Fals
             model.gives_uncertainty = True  # type: ignore[assignment]
 
 
-def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, Any]) -> Iterator[Prediction]:
+def _unpacked(
+    batch: BagBatch, output: Output, spatial: bool, facts: dict[str, Any], target: Target | None = None
+) -> Iterator[Prediction]:
     for name, logits, rows in zip(batch.ids, output.logits, batch.split(output.scores), strict=True):
         if not bool(torch.isfinite(logits).all() and torch.isfinite(rows).all()):
             raise DataError(f"{name}: the model gives NaN or Inf for this bag; check its features with: smmil inspect")
-    probs = _probabilities(output.logits, facts.get("link")).cpu().numpy()
-    scores = batch.split(output.scores.float().cpu())
+    value, maps = None, output.scores
+    if target is None:
+        probs = _probabilities(output.logits, facts.get("link")).cpu().numpy()
+    else:
+        likely, value = target.predicted(output.logits)
+        probs, maps = likely.cpu().numpy(), target.maps(output.scores)
+    scores = batch.split(maps.float().cpu())
     y_inst = None if batch.y_inst is None else batch.split(batch.y_inst)
     spread = None if output.uncertainty is None else batch.split(output.uncertainty.float().cpu())
     geometry = _geometry(batch) if spatial else [{}] * len(batch)
@@ -189,6 +218,8 @@ def _unpacked(batch: BagBatch, output: Output, spatial: bool, facts: dict[str, A
             y_inst=None if y_inst is None else y_inst[b].numpy(),
             meta=dict(facts),
             uncertainty=None if spread is None else spread[b].numpy(),
+            target=None if target is None or batch.target is None else batch.target[b].cpu().numpy(),
+            value=None if value is None else float(value[b]),
             **geometry[b],
         )
 
@@ -230,6 +261,8 @@ def _combined(members: Sequence[Prediction], scales: Sequence[tuple[float, float
         raise DataError(
             f"{first.id}: the runs saw different instances or classes of this case; give them the same bags"
         )
+    if any(p.meta.get("target") != first.meta.get("target") for p in members):
+        raise DataError(f"{first.id}: the runs predict different targets, or times; give runs of the same split")
     scores = np.stack([(p.scores - low) / size for p, (low, size) in zip(members, scales, strict=True)])
     probs = np.stack([p.probs for p in members])
     spread = np.sqrt(np.square(scores.std(0, ddof=1)).mean(1)).astype(np.float32)
@@ -247,4 +280,9 @@ def _combined(members: Sequence[Prediction], scales: Sequence[tuple[float, float
         meta["score_kind"] = kind if kind.startswith("standardised") else f"standardised {kind}"
     scores = scores.mean(0).astype(np.float32)
     strange = first.strangeness if "drift" in meta else None  # of one summary, the same for all members
-    return replace(first, probs=probs.mean(0), scores=scores, uncertainty=spread, strangeness=strange, meta=meta)
+    values = [p.value for p in members if p.value is not None]
+    value = float(np.mean(values)) if values else None
+    if values:
+        meta["ensemble"]["value_deviation"] = float(np.std(values, ddof=1))
+    together = replace(first, probs=probs.mean(0), value=value)
+    return replace(together, scores=scores, uncertainty=spread, strangeness=strange, meta=meta)

@@ -21,6 +21,7 @@ from smmil.bag import Bag, BagBatch
 from smmil.errors import DataError
 from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.graph import Graph
+from smmil.models import own_target
 from smmil.predict.inference import _device_of, _in_use, _probabilities
 from smmil.prediction import Prediction
 from smmil.runtime import feature_dtype
@@ -212,7 +213,8 @@ class _CaseCurves:
         self.counts = np.unique([*less, self.n // 2, *(self.n - less)])  # the same read from either end
         self.seed, draws = seed, np.random.default_rng([seed, self.n])
         logits = _logits(model, [_part(batch, torch.arange(self.n))], device)
-        self.chosen = int(logits[0].argmax())
+        self.target = own_target(model)
+        self.chosen = int((logits if self.target is None else self.target.shown(logits))[0].argmax())
         self.random = np.mean([self._values(draws.permutation(self.n)) for _ in range(repeats)], axis=0)
 
     def of(self, scores: np.ndarray) -> Faithfulness:
@@ -228,6 +230,8 @@ class _CaseCurves:
         """Probabilities of the bags of the first instances of an order, as many as `counts` says."""
         rows = torch.from_numpy(np.ascontiguousarray(order))
         logits = _logits(self.model, (_part(self.batch, rows[:count]) for count in self.counts.tolist()), self.device)
+        if self.target is not None:
+            return self.target.shown(logits)[:, self.chosen].numpy()
         return _probabilities(logits, getattr(self.model, "link", None))[:, self.chosen].numpy()
 
 

@@ -18,7 +18,7 @@ from smmil.files import read_json, read_text, remove_leftovers, write_json, writ
 from smmil.weights import read_weights, save_weights, tensors_digest
 
 _MODEL, _LOSS, _OPTIMISER = "model/", "loss/", "optimiser/"
-_SELECTED = {"epoch": int, "auroc": float, "loss": float, "weights": str}
+_SELECTED = {"epoch": int, "loss": float, "weights": str}
 
 
 @dataclass
@@ -43,6 +43,11 @@ class State:
         for name, value in parts.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value.detach()) * bags
         self.sums["bags"] = self.sums.get("bags", 0) + bags
+
+
+def selection_metric(row: dict[str, Any]) -> str:
+    """The metric in the row of a selected epoch: auroc, or that of another target."""
+    return next((key for key in row if key not in _SELECTED), "auroc")
 
 
 def _save_checkpoint(
@@ -103,7 +108,8 @@ def _state(path: Path, note: dict[str, Any]) -> State:
     try:
         state = TypeAdapter(State).validate_python(note["state"])
         for chosen in (state.best or {}, state.lowest_loss or {}):
-            if not all(isinstance(chosen[key], kind) for key, kind in _SELECTED.items() if chosen):
+            wanted = {**_SELECTED, selection_metric(chosen): float} if chosen else {}
+            if not all(isinstance(chosen[key], kind) for key, kind in wanted.items()):
                 raise TypeError("best")
         if state.step and not state.sums.get("bags"):
             raise KeyError("bags")

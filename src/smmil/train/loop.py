@@ -3,6 +3,8 @@
 A model may define these hooks:
 
 bag_weight          attribute: factor of the bag loss next to the model's own terms (CLAM: 0.7)
+class_terms         attribute: its own terms, in words, that mean nothing without classes and that it leaves out for
+                    other targets; its bag loss then counts in full
 parameter_groups()  method: [{"params": [...], "lr_scale": 0.1}], groups with options of their own for the optimiser;
                     `lr_scale` multiplies the learning rate of the schedule
 before_step()       method: called when the gradients are complete, before they are used (clipping of its own)
@@ -36,10 +38,12 @@ from smmil.data.loader import BagDataset, batches, epoch_order
 from smmil.errors import DataError
 from smmil.evaluate.levels import bag_metrics
 from smmil.losses import InstanceLoss, bag_loss, penalty_terms, total_loss
-from smmil.models import QUICK, Output, step_seconds
+from smmil.models import QUICK, Output, own_target, step_seconds
 from smmil.predict.inference import predict
 from smmil.runtime import feature_dtype, seed_step
-from smmil.train.folder import State
+from smmil.target import Target
+from smmil.train.folder import State, selection_metric
+from smmil.train.targets import completed, validate_target
 
 
 class Progress:
@@ -97,7 +101,9 @@ def _stop_on_signals() -> Iterator[_StopRequest]:
 
 
 def _bag_weight(model: nn.Module) -> float:
-    """Factor of the bag loss that the model asks for; 1 by default."""
+    """Factor of the bag loss that the model asks for; 1 by default, and where the other terms are left out."""
+    if own_target(model) is not None and hasattr(model, "class_terms"):
+        return 1.0
     return float(getattr(model, "bag_weight", 1.0))
 
 
@@ -185,7 +191,7 @@ def _refuse_nonfinite_gradient(
 ) -> NoReturn:
     """Raise an error that names the bags whose own gradient is not finite (or all, if only their sum is not)."""
     _refuse_rows(batch, where)
-    wrong = [b for b in range(len(batch)) if not _finite_gradient(model, forward().logits, batch.need("y"), b)]
+    wrong = [b for b in range(len(batch)) if not _finite_gradient(model, forward().logits, batch, b)]
     named = _named(batch, wrong) if wrong else f"bags {', '.join(batch.ids)} together"
     raise DataError(f"{where}: the gradient of {named} is NaN or Inf; {_ADVICE}")
 
@@ -203,9 +209,11 @@ def _refuse_rows(batch: BagBatch, where: str) -> None:
             raise DataError(f"{where}: bag {name} holds NaN or Inf in row {wrong[0]}; extract its features again")
 
 
-def _finite_gradient(model: nn.Module, logits: Tensor, y: Tensor, b: int) -> bool:
-    weights = [p for p in model.parameters() if p.requires_grad]
-    found = torch.autograd.grad(bag_loss(logits[b : b + 1], y[b : b + 1]), weights, allow_unused=True)
+def _finite_gradient(model: nn.Module, logits: Tensor, batch: BagBatch, b: int) -> bool:
+    weights, target, one = [p for p in model.parameters() if p.requires_grad], own_target(model), slice(b, b + 1)
+    known = batch.need("y") if target is None else target.known(batch)
+    loss = bag_loss if target is None else target.loss
+    found = torch.autograd.grad(loss(logits[one], known[one]), weights, allow_unused=True)
     return all(bool(torch.isfinite(g).all()) for g in found if g is not None)
 
 
@@ -220,6 +228,7 @@ class Trainer:
     save             writes the checkpoint of a state
     save_selected    stores the weights of this epoch under a name, and returns the row that describes them
     loss_weights     class weights, as keyword arguments of the loss
+    target           what is predicted where it is no class; its weights against imbalance are `target_weight`
     instance_loss    of the instances that experts marked; None: no instance label is seen
     """
 
@@ -232,6 +241,8 @@ class Trainer:
     save: Callable[[State], None]
     save_selected: Callable[[str, dict[str, Any]], dict[str, Any]]
     loss_weights: dict[str, Tensor] = field(default_factory=dict)
+    target: Target | None = None
+    target_weight: Tensor | None = None
     instance_loss: InstanceLoss | None = None
     progress: Progress = field(default_factory=Progress)
     stop: _StopRequest = field(default_factory=_StopRequest)
@@ -294,8 +305,12 @@ class Trainer:
         output = self.forward(state, batch)
         terms: dict[str, Any] = {**penalty_terms(output, batch, self.settings.penalty), **self.loss_weights}
         if self.instance_loss is not None:
-            terms |= self.instance_loss.terms(output, batch)
-        loss, parts = total_loss(output, batch.need("y"), bag_weight=_bag_weight(self.model), **terms)
+            maps = output.scores if self.target is None else self.target.maps(output.scores)
+            terms |= self.instance_loss.terms(replace(output, scores=maps), batch)
+        y = batch.need("y") if self.target is None else None
+        if self.target is not None:
+            terms["bag"] = self.target.loss(output.logits, self.target.known(batch), weight=self.target_weight)
+        loss, parts = total_loss(output, y, bag_weight=_bag_weight(self.model), **terms)
         _refuse_nonfinite_forward(batch, output, parts, where)
         torch.autograd.backward(loss * share)
         if not _gradients_are_finite(self.model):
@@ -335,20 +350,35 @@ class Trainer:
             return output
 
     def validate(self, epoch: int) -> dict[str, float]:
-        """Bag AUROC and cross-entropy over all validation bags at once: eval mode, no gradients, labels hidden."""
+        """Bag AUROC and cross-entropy over all validation bags at once: eval mode, no gradients, labels hidden.
+
+        Of another target its metric and its loss.
+        """
         seed_step(self.settings.seed, epoch, -1)
-        t = self.settings
-        stream = batches(self.val_set, batch_size=t.batch_size, order=range(len(self.val_set)), workers=t.workers)
+        stream = self._in_order(self.val_set)
         try:
+            if self.target is not None:
+                return validate_target(self.target, self.model, stream, self.device)
             found = bag_metrics(predict(self.model, stream, device=self.device, spatial=False))
         except DataError as problem:
             raise DataError(f"epoch {epoch + 1}, validation: {problem}") from None
         return {"auroc": found["auroc"], "loss": found["loss"]}
 
+    def _in_order(self, bags: BagDataset) -> Iterator[BagBatch]:
+        t = self.settings
+        return batches(bags, batch_size=t.batch_size, order=range(len(bags)), workers=t.workers)
+
+    def selected_target(self) -> Target | None:
+        """The target with what depends on the weights of now, for those that are selected."""
+        if self.target is None:
+            return None
+        return completed(self.target, self.model, lambda: self._in_order(self.train_set), self.device)
+
     def close_epoch(self, state: State, validation: dict[str, float]) -> None:
         """Add the epoch to the history, store its weights if they are the best so far, decide whether to go on."""
         row = self._epoch_row(state, validation)
-        candidate = {"epoch": row["epoch"], "auroc": row["val_auroc"], "loss": row["val_loss"]}
+        metric = "auroc" if self.target is None else self.target.metric
+        candidate = {"epoch": row["epoch"], metric: row[f"val_{metric}"], "loss": row["val_loss"]}
         if _is_better(candidate, state.lowest_loss, "loss"):
             state.lowest_loss = self.save_selected("lowest_loss", candidate)
         row["best"] = int(_is_better(candidate, state.best, self.settings.select))
@@ -379,14 +409,16 @@ def _learned_alphas(model: nn.Module) -> dict[str, float]:
 def _is_better(candidate: dict[str, Any], best: dict[str, Any] | None, select: str) -> bool:
     """Whether an epoch beats the best so far: by AUROC, then loss, or the other way round; the earlier wins a full tie.
 
-    An AUROC that does not exist (one class only) counts as the lowest.
+    Of a target that is no class its metric stands in place of the AUROC. One that does not exist (one class only)
+    counts as the lowest.
     """
     return best is None or _rank(candidate, select) > _rank(best, select)
 
 
 def _rank(row: dict[str, Any], select: str) -> tuple[float, float]:
-    auroc = -math.inf if math.isnan(row["auroc"]) else row["auroc"]
-    return (auroc, -row["loss"]) if select == "auroc" else (-row["loss"], auroc)
+    value = row[selection_metric(row)]
+    value = -math.inf if math.isnan(value) else value
+    return (value, -row["loss"]) if select == "auroc" else (-row["loss"], value)
 
 
 def _stop_reason(settings: TrainingConfig, state: State) -> str | None:
@@ -395,5 +427,6 @@ def _stop_reason(settings: TrainingConfig, state: State) -> str | None:
         return f"all {settings.epochs} epochs done"
     patience = settings.early_stopping
     if patience is not None and state.best is not None and state.epoch - state.best["epoch"] >= patience:
-        return f"no better {settings.select} for {patience} epochs"
+        by = selection_metric(state.best) if settings.select == "auroc" else settings.select
+        return f"no better {by} for {patience} epochs"
     return None

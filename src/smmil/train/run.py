@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from smmil.annotations.marks import find_marks
 from smmil.bag import Bag
-from smmil.config import IN_MEMORY, DataConfig, ModelConfig, TrainConfig, TrainingConfig, checked
+from smmil.config import IN_MEMORY, DataConfig, ModelConfig, TargetConfig, TrainConfig, TrainingConfig, checked
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
 from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split
@@ -26,6 +26,7 @@ from smmil.predict.cases import SOURCE_KEYS, feature_source
 from smmil.predict.inference import load_trained, outputs
 from smmil.prediction import corrections_text
 from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
+from smmil.target import Target
 from smmil.train.folder import RunFolder, State, _load_checkpoint, _outcome, _save_checkpoint, _TensorBoardLog
 from smmil.train.loop import (
     Interrupted,
@@ -37,12 +38,16 @@ from smmil.train.loop import (
     _stop_on_signals,
     _StopRequest,
 )
+from smmil.train.targets import fit_run_target, give_target, memory_columns, memory_row, target_notes, target_rows
 from smmil.weights import save_weights
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """Folder of a run and what it selected: `best` and `lowest_loss` hold epoch, auroc and loss on validation."""
+    """Folder of a run and what it selected: `best` and `lowest_loss` hold epoch, auroc and loss on validation.
+
+    Of a target that is no class its metric stands in place of auroc.
+    """
 
     folder: Path
     history: list[dict[str, Any]]
@@ -72,7 +77,7 @@ def train(config: TrainConfig, out: str | Path, *, progress: Progress | None = N
 
     Repeating the call after a crash or a kill resumes from the last checkpoint and ends with the same bytes.
     """
-    return _train_in_folder(config.anchored(), out, lambda c: _ManifestBags(c.data), progress or Progress())
+    return _train_in_folder(config.anchored(), out, lambda c: _ManifestBags(c.data, c.target), progress or Progress())
 
 
 def fit(
@@ -84,6 +89,7 @@ def fit(
     n_classes: int | None = None,
     out: str | Path | None = None,
     corrections: Mapping[str, Tensor] | None = None,
+    target: str | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **training: Any,
 ) -> FitResult:
@@ -93,6 +99,8 @@ def fit(
     out        folder of the run: checkpoints, logs, and resuming when the call is repeated; the model must be a name
     corrections  {id of a training bag: (n,) labels of instances that experts marked, -1 elsewhere}; they teach with the
                weight `instance_loss`. The bags' own y_inst are never seen
+    target     kind of the bags' `target`, where it is no class: multilabel, ordinal (levels in y), regression, survival
+               or cox; or {"kind": …, "intervals": …, "columns": […]}
     training   settings of `smmil.config.TrainingConfig`: epochs=50, batch_size=4, lr=1e-4, seed=0, device="auto", …
 
     The seeds of torch, numpy and random are set at every step, so equal calls give equal weights.
@@ -100,7 +108,8 @@ def fit(
     settings = checked(TrainingConfig, training, "smmil.fit")
     if bool(corrections) != bool(settings.instance_loss):
         raise ConfigError("smmil.fit: corrections= and their weight instance_loss= go together; give both or neither")
-    bags = _MemoryBags(train_bags, val_bags, corrections or {})
+    wanted = checked(TargetConfig, {"kind": target} if isinstance(target, str) else target or {}, "smmil.fit: target")
+    bags = _MemoryBags(train_bags, val_bags, corrections or {}, wanted)
     progress = progress or Progress()
     if not isinstance(model, str):
         for name, value in {"options": options, "n_classes": n_classes, "out": out}.items():
@@ -112,7 +121,7 @@ def fit(
         with reproducible(settings.threads):
             created = _fresh_model(_model_shape(named, bags), settings.seed)
         return _fit_without_folder(created, settings, bags, progress)
-    config = TrainConfig(data=DataConfig(manifest=IN_MEMORY), model=named, training=settings)
+    config = TrainConfig(data=DataConfig(manifest=IN_MEMORY), model=named, training=settings, target=wanted)
     result = _train_in_folder(config, out, lambda _: bags, progress)
     trained = load_trained(result.folder, trust_code=model)
     return FitResult(trained.model.to(choose_device(settings.device)), **vars(result))
@@ -123,18 +132,23 @@ def _fit_without_folder(
 ) -> FitResult:
     if settings.tensorboard:
         raise ConfigError("smmil.fit: tensorboard=True needs the folder of a run; give out=")
-    model, state, selected = model.to(choose_device(settings.device)), State(), {}
+    model, state, selected, target = model.to(choose_device(settings.device)), State(), {}, bags.target
 
     def select(name: str, row: dict[str, Any]) -> dict[str, Any]:
+        nonlocal target
         if name == "best":
             selected.update({key: value.detach().clone() for key, value in model.state_dict().items()})
+            target = trainer.selected_target()
         return row
 
     with reproducible(settings.threads):
         trainer = _trainer(model, settings, bags, lambda _: None, select, progress=progress)
+        for note in target_notes(model, bags.target, settings):
+            progress.message(note)
         progress.begun(epochs=settings.epochs, steps=trainer.steps, epoch=0, step=0)
         trainer.fit(state)
     model.load_state_dict(selected)
+    give_target(model, target)
     return FitResult(model.eval(), state.history, state.best or {}, state.lowest_loss or {}, state.ended or "")
 
 
@@ -162,6 +176,7 @@ class _RunBags(Protocol):
     train_set: BagDataset
     val_set: BagDataset
     corrections: "_Corrections | None"
+    target: Target | None
 
     def digest(self) -> str:
         """Digest of the ids and labels that train and validate, and of the corrections."""
@@ -179,14 +194,15 @@ class _RunBags(Protocol):
 class _ManifestBags:
     """Bags of a manifest, split as the settings say."""
 
-    def __init__(self, data: DataConfig):
-        self.manifest = Manifest.read(data.manifest)
+    def __init__(self, data: DataConfig, target: TargetConfig):
+        self.manifest = Manifest.read(data.manifest).for_target(target)
         self.manifest.check_table()
         self.split = _choose_split(self.manifest, data)
         self.path = data.manifest
         parts = (self.split.train, self.split.val)
         self.train_set, self.val_set = (BagDataset(self.manifest, ids, instance_labels=False) for ids in parts)
         self.corrections = None if data.corrections is None else self._corrections(data.corrections)
+        self.target = fit_run_target(target, self.train_set, self.val_set)
 
     def _corrections(self, where: str) -> "_Corrections":
         """What was marked in training cases; marks in others are counted, and left out."""
@@ -202,7 +218,8 @@ class _ManifestBags:
         return _Corrections.of(marks, held_out, unknown, where)
 
     def digest(self) -> str:
-        return _split_digest(self.manifest.labels, self.split, self.corrections)
+        known = self.manifest.labels if self.target is None else self.manifest.targets
+        return _split_digest(known, self.split, self.corrections)
 
     def check(self, progress: Progress) -> None:
         """Read every bag once. Test bags are never opened, but it is said now if their files are missing."""
@@ -227,20 +244,24 @@ class _ManifestBags:
 class _MemoryBags:
     """Training and validation bags in memory."""
 
-    def __init__(self, train: Sequence[Bag], val: Sequence[Bag], corrections: Mapping[str, Tensor]):
+    def __init__(
+        self, train: Sequence[Bag], val: Sequence[Bag], corrections: Mapping[str, Tensor], target: TargetConfig
+    ):
         for name, given in (("train_bags", train), ("val_bags", val)):
             if not len(given):
                 raise DataError(f"smmil.fit: {name} is empty")
-        table: Any = _BagTable([*train, *val])
-        self.labels = table.labels
+        table: Any = _BagTable([*train, *val], target)
+        self.labels = table.labels if table.target is None else table.targets
         self.split = Split(tuple(b.id for b in train), tuple(b.id for b in val))
         sets = [BagDataset(table, ids, cache_bytes=sys.maxsize) for ids in (self.split.train, self.split.val)]
         for bags in sets:
-            _labels(bags)
+            if table.target is None:
+                _labels(bags)
             for n in range(len(bags)):
                 bags[n]  # compares the widths, and leaves nothing for worker processes to read
         self.train_set, self.val_set = sets
         self.corrections = self._corrections(corrections) if corrections else None
+        self.target = fit_run_target(target, self.train_set, self.val_set)
 
     def _corrections(self, given: Mapping[str, Tensor]) -> "_Corrections":
         sizes = {bag.id: bag.n for bag in (self.train_set[n] for n in range(len(self.train_set)))}
@@ -317,13 +338,16 @@ class _Corrections:
 class _BagTable:
     """The part of a Manifest that a BagDataset uses, over bags in memory."""
 
-    def __init__(self, bags: Sequence[Bag]):
+    def __init__(self, bags: Sequence[Bag], target: TargetConfig):
         self.bags = {bag.id: bag for bag in bags}
         self.labels = {bag.id: bag.y for bag in bags}
         self.ids = tuple(self.bags)
         if len(self.bags) < len(bags):
             repeated = next(bag.id for n, bag in enumerate(bags) if bag.id in {b.id for b in bags[:n]})
             raise DataError(f"smmil.fit: bag {repeated!r} is given twice; every bag trains or validates once")
+        self.target = memory_columns(target, bags)
+        self.targets = {bag.id: memory_row(target.kind, bag) for bag in bags}
+        self.groups = {bag.id: bag.id for bag in bags}
 
     def bag(self, id_: str, **_: Any) -> Bag:
         return self.bags[id_]
@@ -378,6 +402,9 @@ class _Run:
         self.features = self.bags.features()
         hooks = {"progress": self.progress, "stop": self.stop}
         trainer = _trainer(self.model, training, self.bags, self._save, self._save_selected, **hooks)
+        self.trainer = trainer
+        for note in target_notes(self.model, self.bags.target, training):
+            self.progress.message(note)
         self.optimiser = trainer.optimiser
         self.instance_loss = trainer.instance_loss
         if self.bags.corrections is not None:
@@ -408,6 +435,8 @@ class _Run:
 
     def _save_selected(self, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
         known = {"model": self.shape, "features": self.features, **self.taught}
+        if (target := self.trainer.selected_target()) is not None:
+            known["target"] = target.facts()
         facts = {**known, "selected_by": name, **chosen, **self.identity}
         return {**chosen, "weights": save_weights(self.folder.weights(name), _lasting_state(self.model), facts)}
 
@@ -439,12 +468,20 @@ def _trainer(
     """The trainer of a model that is on its device."""
     device = choose_device(settings.device)
     groups = _parameter_groups(model)
+    if bags.corrections is not None and bags.target is not None and bags.target.kind == "multilabel":
+        raise ConfigError("data.corrections: marks say lesion or not, not which of several labels; leave them out")
     if bags.corrections is not None:
         kind = getattr(model, "score_kind", "attention logit")
         hooks["instance_loss"] = loss = InstanceLoss(settings.instance_loss, kind, bags.corrections.marks).to(device)
         groups.append({"params": [loss.offset], "lr_scale": _OFFSET_LR, "weight_decay": 0.0})
     optimiser = _make_optimiser(groups, settings)
-    weights = _loss_weights(model, bags, device) if settings.class_weights else {}
+    give_target(model, bags.target)
+    weights = {}
+    if settings.class_weights and bags.target is None:
+        weights = _loss_weights(model, bags, device)
+    elif settings.class_weights and bags.target is not None:
+        hooks["target_weight"] = bags.target.class_weights(target_rows(bags.train_set))
+    hooks["target"] = bags.target
     sets = bags.train_set, bags.val_set
     return Trainer(settings, model, optimiser, *sets, device, save, save_selected, loss_weights=weights, **hooks)
 
@@ -458,7 +495,7 @@ def _loss_weights(model: nn.Module, bags: _RunBags, device: torch.device) -> dic
 def check_settings(config: TrainConfig) -> None:
     """Check what can be checked before a bag is read: the model and its options, the table and the split."""
     create_model(config.model.name, 1, config.model.n_classes or 1, **config.model.options)
-    manifest = Manifest.read(config.data.manifest)
+    manifest = Manifest.read(config.data.manifest).for_target(config.target)
     manifest.check_table()
     _choose_split(manifest, config.data)
     if config.data.corrections is not None:
@@ -478,7 +515,7 @@ def _choose_split(manifest: Manifest, data: DataConfig) -> Split:
     return splits[data.fold]
 
 
-def _split_digest(labels: Mapping[str, int | None], split: Split, corrections: _Corrections | None = None) -> str:
+def _split_digest(labels: Mapping[str, Any], split: Split, corrections: _Corrections | None = None) -> str:
     """Digest of the ids that train and validate with their labels and marks; labels of the test set play no part."""
     used = [(part, id_, labels[id_]) for part in ("train", "val") for id_ in getattr(split, part)]
     return digest(repr(used), repr(split.test), *([] if corrections is None else [corrections.digest()]))
@@ -486,11 +523,16 @@ def _split_digest(labels: Mapping[str, int | None], split: Split, corrections: _
 
 def _model_shape(model: ModelConfig, bags: _RunBags) -> dict[str, Any]:
     """Name, options, input width and number of classes: all that is needed to create the model again."""
+    in_dim, target = bags.train_set[0].x.shape[1], bags.target
+    if target is not None:
+        if model.n_classes not in (None, target.n_logits):
+            need = f"a target of kind {target.kind} needs {target.n_logits}"
+            raise ConfigError(f"model.n_classes: {model.n_classes} was asked for, but {need}; leave it out")
+        return {"name": model.name, "options": dict(model.options), "in_dim": in_dim, "n_classes": target.n_logits}
     classes = max(_labels(bags.train_set) + _labels(bags.val_set)) + 1
     n_classes = model.n_classes or (1 if classes <= 2 else classes)
     if max(n_classes, 2) < classes:
         raise ConfigError(f"model.n_classes: {n_classes} does not fit labels up to {classes - 1}; leave it out")
-    in_dim = bags.train_set[0].x.shape[1]
     return {"name": model.name, "options": dict(model.options), "in_dim": in_dim, "n_classes": n_classes}
 
 
