@@ -74,7 +74,7 @@ def _part_of_bag(bag: Bag, rows: np.ndarray) -> Bag:
         graph = Graph.from_edges(ends[:, inside], bag.graph.weight[inside], len(kept))
     coords = None if bag.coords is None else bag.coords[kept]
     y_inst = None if bag.y_inst is None else bag.y_inst[kept]
-    return Bag(bag.id, bag.x[kept], coords, bag.frame, graph, bag.y, y_inst)
+    return Bag(bag.id, bag.x[kept], coords, bag.frame, graph, bag.y, y_inst, covariates=bag.covariates)
 
 
 def _curve(model: nn.Module, bag: Bag, order: np.ndarray, *, insert: bool = False) -> np.ndarray:

@@ -16,6 +16,7 @@ from smmil.config import Count, TrainConfig, checked, load_config
 from smmil.errors import DataError, SmmilError, check_choice, require_trust_code
 from smmil.files import digest
 from smmil.models import Output, create_model
+from smmil.nn.covariates import WithCovariates
 from smmil.prediction import Prediction, corrections_text
 from smmil.runtime import feature_dtype
 from smmil.weights import few_parameters, read_weights, tensors_digest
@@ -60,12 +61,11 @@ def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path, tr
     """Create the model that `facts` describe and load these weights into it."""
     made = checked(_WeightFacts, facts, f"{path}: not the weights of a run").model
     require_trust_code(made.name, path, trust_code)
-    shape = made.name, made.in_dim, made.n_classes
     try:
         if ":" not in made.name:  # sizes that do not fit the tensors are noticed before memory is asked for
             with few_parameters(8 * len(tensors) + 1000), torch.device("meta"):
-                create_model(*shape, **made.options).load_state_dict(tensors, assign=True)
-        model = create_model(*shape, **made.options)
+                _created(made).load_state_dict(tensors, assign=True)
+        model = _created(made)
         model.load_state_dict(tensors)
     except (SmmilError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as problem:
         reason = " ".join(str(problem).split())[:300]
@@ -75,6 +75,12 @@ def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path, tr
     return TrainedModel(model.eval(), facts, tensors_digest(tensors))
 
 
+def _created(made: "_ModelFacts") -> nn.Module:
+    """The untrained model that these facts describe."""
+    model = create_model(made.name, made.in_dim, made.n_classes, **made.options)
+    return model if made.covariates is None else WithCovariates(model, made.covariates, made.n_classes)
+
+
 class _ModelFacts(BaseModel):
     model_config = ConfigDict(strict=True)
     name: str
@@ -82,6 +88,7 @@ class _ModelFacts(BaseModel):
     n_classes: Count
     options: dict[str, Any]
     link: str | None = None  # of a model converted from another program
+    covariates: Count | None = None  # how many numbers join the bag's vector
 
 
 class _WeightFacts(BaseModel):
