@@ -195,15 +195,13 @@ def _learned(manifest: Manifest, name: str, patients: Sequence[Sequence[str]]) -
             "possible; names and free text are no covariates"
         )
     missing = any(not cells[id_] for cases in patients for id_ in cases)
-    plain = _Column(
-        name=name, kind="words" if words else "number", words=words, mean=[], deviation=[], missing=missing
-    )
+    plain = _Column(name=name, kind="words" if words else "number", words=words, mean=[], deviation=[], missing=missing)
     rows = [[plain.numbers(cells[id_], _where(manifest, id_, name)) for id_ in cases] for cases in patients]
     known = np.array([_mean(np.array(cases)) for cases in rows])
     if len(texts) < 2 or not (deviation := np.nanstd(known, axis=0)).all():
         raise ConfigError(
-            f"data.covariates: {name!r} is {f'always {brief(texts[0])}' if texts else 'empty'} in the training patients, "
-            "or tells none of them apart; leave it out"
+            f"data.covariates: {name!r} is {brief(texts[0]) if texts else 'empty'} in every training patient, or tells none "
+            "of them apart; leave it out"
         )
     return plain.model_copy(update={"mean": np.nanmean(known, axis=0).tolist(), "deviation": deviation.tolist()})
 

@@ -97,7 +97,7 @@ def _or_raise(result: list[Bag] | SmmilError) -> list[Bag]:
 
 
 class BagDataset(Dataset):
-    """Bags of a manifest (or those of patients, `StudyBags`) by index, read on demand and cached in memory up to `cache_bytes`.
+    """Bags of a manifest, or of `StudyBags`, by index, read on demand and cached in memory up to `cache_bytes`.
 
     instance_labels  False: bags come without them and label files are not opened, as in training
     No file stays open between reads, so worker processes receive the table only.

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,7 @@ class StudyBags:
 def case_slices(cases: Sequence[Bag]) -> list[slice]:
     """Rows of each case in the bag that joins them."""
     ends = np.cumsum([0, *(bag.n for bag in cases)]).tolist()
-    return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [slice(*both) for both in pairwise(ends)]
 
 
 def need_patients(manifest: Manifest) -> None:

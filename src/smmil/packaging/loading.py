@@ -140,14 +140,15 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
 
 def _facts(config: dict[str, Any]) -> dict[str, Any]:
     """The facts of the checkpoint the package was made from, as predictions need them."""
-    hashes, link = config["training"]["hashes"], {k: v for k, v in config["model"].items() if k == "link"}
+    hashes = config["training"]["hashes"]
+    more = {k: v for k, v in config["model"].items() if k in ("link", "covariates")}
     return {
-        "model": {key: config["model"][key] for key in ("name", "options", "in_dim", "n_classes")} | link,
+        "model": {key: config["model"][key] for key in ("name", "options", "in_dim", "n_classes")} | more,
         "features": {key: config["features"][key] for key in ("encoder", "recipe")},
         "epoch": config["training"]["epoch"],
         "config": hashes["config"],
         "split": hashes["split"],
-        **{key: value for key, value in config["training"].items() if key == "corrections"},
+        **{key: value for key, value in config["training"].items() if key in ("corrections", "bags", "covariates")},
     }
 
 

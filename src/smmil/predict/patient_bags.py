@@ -31,9 +31,7 @@ def split_prediction(
 
 
 def _part(whole: Prediction, case: Bag, rows: slice, meta: dict[str, Any]) -> Prediction:
-    own: dict[str, Any] = {
-        name: None if (values := getattr(whole, name)) is None else values[rows] for name in _ROWS
-    }
+    own: dict[str, Any] = {name: None if (values := getattr(whole, name)) is None else values[rows] for name in _ROWS}
     if whole.edges is not None:
         own["edges"] = _edges_inside(whole.edges, rows)
     return replace(
