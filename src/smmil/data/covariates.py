@@ -200,8 +200,8 @@ def _learned(manifest: Manifest, name: str, patients: Sequence[Sequence[str]]) -
     known = np.array([_mean(np.array(cases)) for cases in rows])
     if len(texts) < 2 or not (deviation := np.nanstd(known, axis=0)).all():
         raise ConfigError(
-            f"data.covariates: {name!r} is {brief(texts[0]) if texts else 'empty'} in every training patient, or tells none "
-            "of them apart; leave it out"
+            f"data.covariates: {name!r} is {brief(texts[0]) if texts else 'empty'} in every training patient, or tells "
+            "none of them apart; leave it out"
         )
     return plain.model_copy(update={"mean": np.nanmean(known, axis=0).tolist(), "deviation": deviation.tolist()})
 

@@ -156,7 +156,7 @@ def _probabilities(cases: Sequence[Prediction], aggregate: str) -> np.ndarray:
         return np.asarray(table.mean(0))
     if widths.pop() > 2 or cases[0].target_kind != "class" or cases[0].meta.get("link") == "sigmoid":
         raise ConfigError(
-            f"aggregate {aggregate}: is defined for one positive class; the probabilities of several classes or of other "
+            f"aggregate {aggregate}: is defined for one positive class; probabilities of several classes or of other "
             "targets would no longer belong together; use mean"
         )
     positive = table[:, -1]
