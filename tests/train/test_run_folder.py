@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from smmil.config import load_config
 from smmil.data import Manifest
 from smmil.errors import ConfigError, DataError, MissingExtra
 from smmil.train import Interrupted, Progress, train
