@@ -166,10 +166,10 @@ def test_a_manifest_without_the_columns_or_with_an_unknown_word_is_refused(run, 
 
 @pytest.mark.parametrize("model", ["abmil", "sm_ap"])
 def test_a_planted_covariate_is_learnt_where_features_are_noise(model, tmp_path):
-    study = write_patients(tmp_path / "noise", 60, seed=3, slides=(1, 1), noise=True)
+    study = write_patients(tmp_path / "noise", 120, seed=3, slides=(1, 1), noise=True)
     found = {}
     for name, changes in {"without": (), "with": ("data.covariates=[age]",)}.items():
-        longer = ("training.epochs=12", "training.lr=0.03", "data.test_share=0.4")
+        longer = ("training.epochs=12", "training.lr=0.03", "data.test_share=0.3")
         train(settings(study, *longer, *changes, model=model), tmp_path / name)
         predict_run(tmp_path / name, out=tmp_path / f"{name}_test")
         found[name] = bag_metrics(load_predictions(tmp_path / f"{name}_test"))["auroc"]
