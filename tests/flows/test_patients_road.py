@@ -10,8 +10,12 @@ from support.patients import write_patients
 from support.roads import smmil, tiny
 
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate import bag_metrics
+from smmil.evaluate.patients import by_patient
 from smmil.packaging import load_package
 from smmil.prediction import load_predictions
+from smmil.viewer.api import _all_cases
+from smmil.viewer.data import ViewerData
 
 QUICK = (*tiny(2), "--set", "data.val_share=0.5")
 
@@ -150,3 +154,55 @@ def test_embeddings_of_slides_have_a_mean_for_every_patient(by_case, study, tmp_
     half.assign(model="other").to_parquet(tmp_path / "half.parquet", index=False)
     with pytest.raises(DataError, match="embeddings of another model"):
         smmil("predict", by_case / "run", *words)
+
+
+def test_explanations_of_patients_have_a_map_for_every_slide_and_one_curve_for_the_bag(road, tmp_path):
+    words = ("--method", "gradient", "--out", tmp_path, "--faithfulness", "--repeats", 1)
+    smmil("explain", road / "run", "--part", "val", *words)
+    found = load_predictions(tmp_path / "gradient")
+    assert {p.meta["patient_bag"]["cases"] for p in found} > {1}
+    curves = {}
+    for p in found:
+        curves.setdefault(p.meta["patient_bag"]["patient"], []).append(p.meta["faithfulness"])
+    assert all(one == of_patient[0] for of_patient in curves.values() for one in of_patient)
+    assert pd.read_csv(tmp_path / "faithfulness.csv")["cases"].tolist() == [len(curves)]
+
+
+def test_the_viewer_groups_slides_by_patient(road, by_case):
+    whole, cases, asked = (
+        _all_cases(ViewerData.read([folder / "predictions"], by=by))["cases"]
+        for folder, by in ((road, "case"), (by_case, "case"), (by_case, "patient"))
+    )
+    assert all("patient" not in row for row in cases)
+    for rows in (whole, asked):
+        groups = pd.Series({row["id"]: row["patient"] for row in rows})
+        assert groups.nunique() == 16
+        assert all(first == min(groups.index[groups == first]) for first in groups.unique())
+    assert not any("Name" in json.dumps(row) for row in whole + asked)
+
+
+def test_tables_of_a_study_count_patients_where_asked(study, tmp_path):
+    text = f"""
+name: patients
+datasets: [{{name: slides, manifest: {study}, folds: 2, val_share: 0.5, test_share: 0.4}}]
+variants: [{{name: ABMIL, model: abmil, options: {{dim: 6, att_dim: 3}}}}]
+learning_rates: [0.01]
+folds: [0]
+training: {{epochs: 1, warmup_epochs: 0}}
+tables: [{{name: main, metrics: [bag_brier, inst_auroc]}}]
+"""
+    config = tmp_path / "study.yaml"
+    config.write_text(text)
+    smmil("experiment", "run", config, "--out", tmp_path)
+    smmil("experiment", "tables", config, "--out", tmp_path)
+    said = smmil("experiment", "tables", config, "--out", tmp_path, "--by", "patient", "--aggregate", "max")
+    assert "tables_by_patient_max" in said
+    results = pd.read_csv(tmp_path / "patients" / "results.csv")
+    cases = load_predictions(tmp_path / "runs" / results["run"][0] / "test")
+    expected = bag_metrics(by_patient(cases, "max"))["brier"]
+    tables = [pd.read_csv(tmp_path / "patients" / name / "main.csv") for name in ("tables", "tables_by_patient_max")]
+    numbers = [table.set_index("metric")["mean"] for table in tables]
+    assert numbers[1]["bag_brier"] == pytest.approx(expected)
+    assert numbers[0]["bag_brier"] == pytest.approx(bag_metrics(cases)["brier"])
+    assert numbers[0]["inst_auroc"] == numbers[1]["inst_auroc"]
+    assert "count patients (max" in (tmp_path / "patients" / "tables_by_patient_max" / "main.md").read_text()
