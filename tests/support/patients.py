@@ -19,7 +19,7 @@ def write_patients(folder, n=20, *, seed=0, slides=(1, 3), dim=6, noise=False):
     counts = rng.integers(slides[0], slides[1] + 1, n)
     found = synthetic_slides(4 * int(counts.sum()), seed=seed, size=(12, 24), dim=dim)
     pools = {y: [bag for bag in found if bag.y == y] for y in (0, 1)}
-    (folder / "bags").mkdir(parents=True)
+    (folder / "bags").mkdir(parents=True, exist_ok=True)
     rows, at = [], 0
     for patient, count in enumerate(counts):
         age = float(rng.integers(30, 90)) + 0.5
