@@ -189,6 +189,11 @@ def test_other_labels_than_0_and_1_must_agree(study):
         dict(StudyBags(several, bags="patient").labels)
 
 
+def test_classes_of_the_model_decide_not_those_that_happen_to_be_in_a_table(study):
+    with pytest.raises(DataError, match="a1: 1, b2: 0"):
+        dict(StudyBags(study, bags="patient", classes=3).labels)
+
+
 def test_an_unknown_label_is_no_negative_one(study):
     labels = Manifest(study.table.assign(label=["0", "", "0", "", "1"]), study.folder, "study")
     assert StudyBags(labels, bags="patient").labels == {"a1": None, "c1": 0, "d1": 1}

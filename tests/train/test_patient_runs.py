@@ -104,6 +104,9 @@ def test_a_split_names_every_case_and_training_counts_patients(run, study):
     table = Manifest.read(study)
     assert sorted(i for part in split.values() for i in part) == sorted(table.ids)
     groups = [{table.groups[i] for i in part} for part in split.values()]
+    facts = json.loads((run / "run.json").read_text())
+    assert facts["bags"] == {part: len(ids) for part, ids in split.items()}
+    assert facts["reading"]["bags"] == "patient"
     assert not groups[0] & groups[1]
     assert not groups[0] & groups[2]
 

@@ -166,6 +166,7 @@ class StudyBags:
     cases, which identifies no one.
 
     ids         cases that take part; None: all
+    classes     of the model; None: as many as the manifest has
     members     {id of the bag: ids of its cases, sorted}
     """
 
@@ -176,7 +177,9 @@ class StudyBags:
         *,
         bags: str = "case",
         covariates: Covariates | None = None,
+        classes: int | None = None,
     ):
+        self.classes = manifest.n_classes if classes is None else classes
         self.manifest, self.covariates, self.name = manifest, covariates, manifest.name
         chosen = list(manifest.ids if ids is None else ids)
         self.members: dict[str, tuple[str, ...]] = {id_: (id_,) for id_ in chosen}
@@ -202,7 +205,7 @@ class StudyBags:
     def _label(self, id_: str, cases: Sequence[str]) -> int | None:
         labels = {case: self.manifest.labels[case] for case in cases}
         known = {y for y in labels.values() if y is not None}
-        if self.manifest.n_classes <= 2:
+        if self.classes <= 2:
             unsure = len(known) == 0 or (None in labels.values() and 1 not in known)
             return None if unsure else max(known)
         if len(known) > 1:

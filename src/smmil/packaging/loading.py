@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
+from smmil.data.covariates import Covariates
 from smmil.data.manifest import Manifest
 from smmil.encoders.table import is_outside
 from smmil.errors import ConfigError, DataError, require_trust_code
@@ -129,6 +130,8 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
     path = folder / "model.safetensors"
     tensors, _ = read_weights(path)
     trained = rebuilt(tensors, _facts(config), folder / "config.json", trust_code)
+    if "covariates" in trained.facts:
+        Covariates.from_facts(trained.facts["covariates"], str(folder / "config.json"))
     if trained.weights != config["weights"]:
         raise DataError(f"{path}: not the weights that config.json names; copy the package again")
     promise = Calibration.load(folder / CALIBRATION) if (folder / CALIBRATION).exists() else None

@@ -238,7 +238,8 @@ def bags_to_read(trained: TrainedModel, table: Manifest, ids: Sequence[str]) -> 
     known = None if covariates is None else Covariates.from_facts(covariates, "the weights")
     if known is not None:
         known.need(table.select(ids))
-    return StudyBags(table, ids, bags=trained.facts.get("bags", "case"), covariates=known)
+    how = {"bags": trained.facts.get("bags", "case"), "classes": trained.facts["model"]["n_classes"]}
+    return StudyBags(table, ids, covariates=known, **how)
 
 
 @dataclass(frozen=True)

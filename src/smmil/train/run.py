@@ -448,7 +448,7 @@ class _Run:
             "manifest": self.bags.source(),
             "bags": {part: len(ids) for part, ids in self.bags.split.to_dict().items()},
             **self.taught,
-            **self.bags.reading,
+            **({"reading": self.bags.reading} if self.bags.reading else {}),
             **self.identity,
         }
         self.folder.write_facts(facts)

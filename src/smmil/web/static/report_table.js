@@ -78,7 +78,7 @@ export function drawTable() {
   repaintRows();
   if (caseRows().length) caseRows()[0].tabIndex = 0;
   const patients = new Set(table.order.map((i) => DATA.cases[i].patient?.id).filter(Boolean)).size;
-  field("count").textContent = `${table.order.length} of ${DATA.cases.length} cases${patients ? `, ${patients} patients` : ""}`;
+  field("count").textContent = `${table.order.length} of ${DATA.cases.length} cases${patients ? `, ${patients} ${patients === 1 ? "patient" : "patients"}` : ""}`;
   field("nothing").hidden = table.order.length > 0;
 }
 
