@@ -82,6 +82,7 @@ SCENES = [
     Scene("docs/models.md", marks=()),
     Scene("docs/own-loop.md", ("With the loop of smmil", "A map"), (files.first, FIRST), marks=()),
     Scene("docs/package.md", ("", "Using a package"), (files.packaged,), ("predictions",)),
+    Scene("docs/patients.md", ("", "Aggregated", "Covariates", "Embeddings"), (files.patients,)),
     Scene("docs/prepare.md", IMAGES, (files.slides,), ("study",)),
     Scene("docs/prepare.md", ("Patches in files of their own",), (files.patch_files,)),
     Scene("docs/published.md", given=(files.checkpoints,), marks=()),

@@ -30,6 +30,7 @@ _MODULE_OF = {
     "list_models": "models",
     "Output": "models",
     "fit": "train",
+    "embed": "predict",
     "explain": "predict",
     "faithfulness": "predict",
     "Prediction": "prediction",

@@ -27,7 +27,11 @@ class _ConfigSection(BaseModel):
 
 
 class DataConfig(_ConfigSection):
-    """Which bags, which part of them trains, selects and tests, and where experts' marks are (`instance_loss`)."""
+    """Which bags, which part of them trains, selects and tests, and where experts' marks are (`instance_loss`).
+
+    bags        case: every row of the manifest is a bag; patient: all cases of a patient together are one
+    covariates  columns of the manifest that join the bag's vector, such as [age, sex]; None: none
+    """
 
     manifest: PathText
     fold: Whole = 0
@@ -37,6 +41,8 @@ class DataConfig(_ConfigSection):
     split_seed: Whole = 0
     splits: PathText | None = None
     corrections: PathText | None = None
+    bags: Literal["case", "patient"] = "case"
+    covariates: Annotated[list[str], Field(min_length=1)] | None = None
 
 
 class ModelConfig(_ConfigSection):
@@ -121,6 +127,8 @@ _LATER_KEYS: tuple[tuple[str, Any], ...] = (
     ("target.kind", "class"),
     ("target.columns", None),
     ("target.intervals", 4),
+    ("data.bags", "case"),
+    ("data.covariates", None),
 )
 
 
@@ -151,6 +159,9 @@ class TrainConfig(_ConfigSection):
         content = self.model_dump()
         if self.target == TargetConfig():  # files of runs on classes are those of earlier versions
             del content["target"]
+        for key in ("bags", "covariates"):
+            if (f"data.{key}", content["data"][key]) in _LATER_KEYS:
+                del content["data"][key]
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
     def digest(self) -> str:

@@ -16,6 +16,7 @@ from smmil.bag import BagBatch
 from smmil.errors import ConfigError, MissingExtra
 from smmil.files import read_json
 from smmil.models import create_model
+from smmil.nn.covariates import WithCovariates
 from smmil.packaging import load_package, onnx_export, write_package
 from smmil.packaging.onnx_export import _export_onnx
 from smmil.synthetic import planted_slides
@@ -161,6 +162,26 @@ def smooth(tmp_path_factory):
 def test_a_smooth_model_gives_the_same_for_bags_of_any_size(smooth):
     for bag in bags_of_many_sizes():
         assert_same(*smooth, bag)
+
+
+@pytest.mark.parametrize("name", ["abmil", pytest.param("sm_ap", marks=pytest.mark.slow)])
+def test_covariates_are_an_input_of_the_file_and_count_in_it(name, tmp_path):
+    from onnxruntime import InferenceSession
+
+    torch.manual_seed(0)
+    model = WithCovariates(create_model(name, 16, dim=12, att_dim=6), 3, 1).eval()
+    torch.nn.init.normal_(model.covariates)
+    inputs = _export_onnx(model, name, 16, tmp_path / "model.onnx")
+    assert inputs == ["features", *(["edges", "edge_weight"] if name == "sm_ap" else []), "covariates"]
+    session = InferenceSession(str(tmp_path / "model.onnx"))
+    for bag in (grid_bag(1), grid_bag(60, seed=3)):
+        for known in (torch.zeros(3), torch.tensor([1.0, -2.0, 0.5])):
+            graph = {"edges": bag.graph.edges().numpy(), "edge_weight": bag.graph.weight.float().numpy()}
+            every = {"features": bag.x.numpy(), **graph, "covariates": known[None].numpy()}
+            logits, _ = session.run(None, {key: every[key] for key in inputs})
+            with torch.no_grad():
+                expected = model(BagBatch.pack([replace(bag, covariates=known)])).logits
+            assert np.allclose(logits, expected.numpy(), atol=1e-4)
 
 
 def test_neighbours_count_in_the_file(smooth):

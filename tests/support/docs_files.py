@@ -25,6 +25,7 @@ from smmil.train.run import train
 from support import foreign_files as foreign
 from support import foreign_programs as programs
 from support import prepare_makers as makers
+from support.patients import write_patients
 
 # drift takes 20 patients of training and validation or more, calibrate 9 positive ones that were not seen
 PARTS = ("train",) * 14 + ("val",) * 6 + ("test",) * 18
@@ -74,6 +75,11 @@ def bags(*manifests, n=len(PARTS)):
         table.assign(path=up + "bags/" + table["path"], instance_labels=up + "bags/" + table["instance_labels"]).to_csv(
             to, index=False
         )
+
+
+def patients():
+    """Patients with several slides, their age and sex, in manifest.csv."""
+    write_patients(Path(), 40, seed=5)
 
 
 def native():

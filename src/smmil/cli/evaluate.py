@@ -7,7 +7,19 @@ from typing import Annotated, Any
 
 from typer import Argument, Context, Exit, Option, echo
 
-from smmil.cli.options import Column, Prior, Threshold, Validation, _check_threshold, _print_line, _table
+from smmil.cli.options import (
+    Aggregate,
+    By,
+    Column,
+    CountedBy,
+    Prior,
+    Threshold,
+    Validation,
+    _check_threshold,
+    _how_counted,
+    _print_line,
+    _table,
+)
 
 Results = dict[str, dict[str, Any]]
 
@@ -144,6 +156,8 @@ def evaluate(
     validation: Validation = None,
     threshold: Threshold = None,
     column: Column = None,
+    by: By = CountedBy.case,
+    aggregate: Aggregate = None,
     ci: Annotated[bool, Option("--ci", help="Confidence intervals: BCa, patients resampled.")] = False,
     compare: Annotated[
         list[Path] | None,
@@ -177,6 +191,8 @@ def evaluate(
 
       smmil evaluate test/sm_ap --compare test/abmil --ci --froc --csv numbers.csv
 
+      smmil evaluate test/sm_ap --by patient --aggregate noisy-or --ci
+
       smmil evaluate test/sm_ap --prior train/sm_ap    (where lesions usually lie, from training cases)
 
       smmil evaluate smmil-demo/predictions        (a folder of folders: all models side by side)
@@ -187,6 +203,7 @@ def evaluate(
     from smmil.evaluate.folders import add_froc, load_models, summarize_models
     from smmil.evaluate.instances import POOLS
     from smmil.evaluate.metrics import USUAL
+    from smmil.evaluate.patients import judged_by
     from smmil.prediction import load_predictions
 
     _check_threshold(threshold, validation)
@@ -197,7 +214,8 @@ def evaluate(
     cuts: dict[str, Any] = {"threshold": threshold, "column": column, "left_out": left_out}
     draws = {"unit": unit, "n": resamples, "stratified": stratified, "seed": seed, "column": column}
     measures = metric or USUAL
-    models = load_models(predictions, left_out)
+    counted = _how_counted(by, aggregate)
+    models = judged_by(load_models(predictions, left_out), **counted)
     known = None if prior is None else load_predictions(prior, left_out)
     beside = {"reference": known, **({**draws, "intervals": POOLS} if ci else {})}
     beside.pop("column", None)  # each model's own, as of its summary
@@ -207,7 +225,7 @@ def evaluate(
     if ci:
         add_intervals(results, models, measures, **draws)
     if compare:
-        others = load_models(compare, left_out)
+        others = judged_by(load_models(compare, left_out), **counted)
         other_results = summarize_models(others, validation=compare_validation or (), prior=False, **cuts)
         add_comparisons(results, models, others, other_results, measures, **draws)
     for found in results.values() if left_out else ():

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 from typer import Argument, Exit, Option, Typer
 
-from smmil.cli.options import TrustCode, _check_place, _exit_on_failures, _table
+from smmil.cli.options import (
+    Aggregate,
+    By,
+    CountedBy,
+    TrustCode,
+    _check_place,
+    _exit_on_failures,
+    _how_counted,
+    _table,
+)
 
 app = Typer(
     no_args_is_help=True,
@@ -114,12 +123,20 @@ def status(
 
 @app.command("tables")
 def tables(
-    config: Config, out: Out, data: Data = None, only: Only = None, toy: Toy = False, trust_code: TrustCode = False
+    config: Config,
+    out: Out,
+    data: Data = None,
+    only: Only = None,
+    toy: Toy = False,
+    trust_code: TrustCode = False,
+    by: By = CountedBy.case,
+    aggregate: Aggregate = None,
 ) -> None:
     """Write the tables of the study from the runs that are done: Markdown, LaTeX, CSV, with the paper's numbers."""
     from smmil.experiments.tables import write_tables
 
-    for path in write_tables(_study(config, data, toy, trust_code), out, only=only or ()):
+    counted = _how_counted(by, aggregate)
+    for path in write_tables(_study(config, data, toy, trust_code), out, only=only or (), **counted):
         print(path)
 
 

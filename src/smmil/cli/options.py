@@ -39,9 +39,21 @@ Prior = Annotated[
     list[Path] | None,
     Option(help="Predictions of cases with known lesions, such as those of training: makes the position prior."),
 ]
+CountedBy = StrEnum("CountedBy", "case patient")
+Aggregates = StrEnum("Aggregates", {"mean": "mean", "max": "max", "noisy_or": "noisy-or"})
+By = Annotated[CountedBy, Option(help="What numbers about whole cases count.")]
+Aggregate = Annotated[
+    Aggregates | None,
+    Option(help="With --by patient: how the probabilities of a patient's cases become one; mean unless given."),
+]
 Threshold = Annotated[float | None, Option(help="Instance threshold; else the best on --validation.")]
 Column = Annotated[int | None, Option(help="Score column, for models with more than two classes.")]
 _PREDICTIONS = "holds predictions, not features; use smmil evaluate, report or export"
+
+
+def _how_counted(by: CountedBy, aggregate: Aggregates | None) -> dict[str, Any]:
+    """The options --by and --aggregate as words."""
+    return {"by": by.value, "aggregate": None if aggregate is None else aggregate.value}
 
 
 def _check_threshold(threshold: float | None, validation: list[Path] | None = None) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from smmil.cli.options import Checkpoint, TrustCode
+from smmil.cli.options import Aggregate, By, Checkpoint, CountedBy, TrustCode, _how_counted
 
 
 def package(
@@ -16,6 +16,8 @@ def package(
     predictions: Annotated[
         Path | None, Option(help="Predictions of these weights: their metrics go into the card.")
     ] = None,
+    by: By = CountedBy.case,
+    aggregate: Aggregate = None,
     calibration: Annotated[
         Path | None, Option(help="calibration.json of smmil calibrate for these weights: its promise goes along.")
     ] = None,
@@ -51,6 +53,7 @@ def package(
         force=force,
         trust_code=trust_code,
         calibration=calibration,
+        **_how_counted(by, aggregate),
     )
     print(f"{out}: {', '.join(done.files)}")
     for note in done.notes:

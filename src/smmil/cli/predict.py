@@ -39,6 +39,9 @@ def predict(
     mpp: Annotated[float | None, Option(help="With --model: micrometres per pixel, for slides without it.")] = None,
     weights: Annotated[Path | None, Option(help="With --model: file with the encoder's weights.")] = None,
     workers: Annotated[int | None, Option(help="With --model: processes that prepare images.")] = None,
+    embeddings: Annotated[
+        Path | None, Option(help="Also a .parquet table of the vectors of cases and patients before the head.")
+    ] = None,
     ensemble: Annotated[
         bool, Option("--ensemble", help="Several runs together: mean, and the deviation between them as uncertainty.")
     ] = False,
@@ -68,6 +71,8 @@ def predict(
 
       smmil predict runs/first --out predictions_other --manifest other.csv
 
+      smmil predict runs/first --out predictions --embeddings embeddings.parquet
+
       smmil predict --ensemble runs/seed0 runs/seed1 runs/seed2 --out predictions
 
       smmil predict --model packages/first slide.svs --out predictions
@@ -80,6 +85,7 @@ def predict(
 
     of_a_run: dict[str, Any] = {"part": part, "manifest": manifest, "checkpoint": checkpoint}
     of_a_run |= {"ensemble": ensemble or None, "mc-dropout": mc_dropout}
+    of_a_run |= {"embeddings": embeddings}
     of_images: dict[str, Any] = {"labels": labels, "points": points, "mpp": mpp, "weights": weights, "workers": workers}
     idle = of_images if model is None else of_a_run
     for option in (option for option, value in idle.items() if value is not None):
@@ -95,6 +101,8 @@ def predict(
         )
     elif ensemble and mc_dropout:
         raise ConfigError("--mc-dropout: is for one run, not for --ensemble")
+    elif ensemble and embeddings:
+        raise ConfigError("--embeddings: are those of one run, not of --ensemble")
     elif ensemble and calibration:
         raise ConfigError("--calibration: was made for the scores of one run, not for those of --ensemble")
     else:
@@ -116,9 +124,22 @@ def predict(
                 done = predict_run(sources[0], mc_dropout=mc_dropout or 0, **chosen)
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
     _say_promise_and_drift(done, chosen_calibration)
+    if embeddings is not None:
+        _embed(embeddings, sources[0], manifest, trust_code, device, chosen["part"], chosen["checkpoint"])
     if done.written:
         print(f"next: smmil report {out} --out report.html")
     _exit_on_failures(done.failed.values(), out / "failures.csv")
+
+
+def _embed(
+    path: Path, run: Path, manifest: Path | None, trust_code: bool, device: str, part: str | None, checkpoint: str
+) -> None:
+    from smmil.predict.embeddings import embed_run
+
+    with _CaseBar("embedding") as bar:
+        options: dict[str, Any] = {"manifest": manifest, "part": part, "checkpoint": checkpoint, "device": device}
+        done = embed_run(run, path, trust_code=trust_code, progress=bar.at, **options)
+    print(f"{path}: {done.written} embedded, {done.kept} there already, {len(done.failed)} failed")
 
 
 def _chosen(path: Path | None, probs: bool, package: Path | None) -> "ChosenCalibration | None":

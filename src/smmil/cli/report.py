@@ -6,7 +6,18 @@ from typing import Annotated, Any
 
 from typer import Exit, Option
 
-from smmil.cli.options import Column, Models, Prior, Threshold, Validation, _check_threshold
+from smmil.cli.options import (
+    Aggregate,
+    By,
+    Column,
+    CountedBy,
+    Models,
+    Prior,
+    Threshold,
+    Validation,
+    _check_threshold,
+    _how_counted,
+)
 
 
 def report(
@@ -18,6 +29,8 @@ def report(
     validation: Validation = None,
     threshold: Threshold = None,
     column: Column = None,
+    by: By = CountedBy.case,
+    aggregate: Aggregate = None,
     prior: Prior = None,
     resamples: Annotated[int, Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
     title: Annotated[str | None, Option(help="Title of the page.")] = None,
@@ -41,6 +54,8 @@ def report(
 
       smmil report predictions --slides slides/ --title "Lymph nodes, second reading"
 
+      smmil report predictions --by patient --aggregate max
+
       smmil report test/sm_ap --prior train/sm_ap    (where lesions usually lie, from training cases)
     """
     from smmil.encoders.table import encoder_info, list_encoders
@@ -63,6 +78,7 @@ def report(
         licences={name: encoder_info(name).licence for name in list_encoders()},
         max_mb=max_mb,
         window=window,
+        **_how_counted(by, aggregate),
     )
     print(f"{done.page}: {done.n_cases} cases, {', '.join(done.models)}, {done.n_bytes / 1e6:.1f} MB")
     if done.n_bytes > max_mb * 1e6:

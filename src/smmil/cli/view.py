@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from smmil.cli.options import Column, Models, _CaseBar, _check_threshold
+from smmil.cli.options import Column, CountedBy, Models, _CaseBar, _check_threshold
 
 
 def view(
@@ -24,6 +24,7 @@ def view(
     open_: Annotated[bool, Option("--open/--no-open", help="Open the browser.")] = True,
     threshold: Annotated[float | None, Option(help="Instance threshold the page begins with.")] = None,
     column: Column = None,
+    by: Annotated[CountedBy, Option(help="patient: the cases of a patient stand together.")] = CountedBy.case,
     max_cache_mb: Annotated[int, Option(help="Memory for tiles that were shown lately.")] = 256,
     title: Annotated[str, Option(help="Title of the page.")] = "smmil view",
 ) -> None:
@@ -62,6 +63,7 @@ def view(
             open_browser=open_,
             threshold=threshold,
             column=column,
+            by=by.value,
             max_cache_mb=max_cache_mb,
             title=title,
             progress=bar.at,

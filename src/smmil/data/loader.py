@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from smmil.bag import Bag, BagBatch
 from smmil.data.manifest import Manifest
+from smmil.data.patients import StudyBags
 from smmil.errors import ConfigError, DataError, SmmilError
 
 _LOG = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 class _ReadJobs(Dataset):
     """Lists of bags to read in worker processes; errors in the data are returned as values and raised by the caller."""
 
-    def __init__(self, manifest: Manifest, jobs: Sequence[Sequence[str]], options: dict[str, bool]):
+    def __init__(self, manifest: Manifest | StudyBags, jobs: Sequence[Sequence[str]], options: dict[str, bool]):
         self.manifest, self.jobs, self.options = manifest, jobs, options
 
     def __len__(self) -> int:
@@ -36,7 +37,7 @@ class _ReadJobs(Dataset):
 
 
 def _read_ahead(
-    manifest: Manifest, jobs: Sequence[Sequence[str]], workers: int, options: dict[str, bool]
+    manifest: Manifest | StudyBags, jobs: Sequence[Sequence[str]], workers: int, options: dict[str, bool]
 ) -> Iterator[list[Bag]]:
     """Read the bags of each job in worker processes; after the death of a worker the rest is read in this process.
 
@@ -96,7 +97,7 @@ def _or_raise(result: list[Bag] | SmmilError) -> list[Bag]:
 
 
 class BagDataset(Dataset):
-    """Bags of a manifest by index, read on demand and cached in memory up to `cache_bytes`.
+    """Bags of a manifest, or of `StudyBags`, by index, read on demand and cached in memory up to `cache_bytes`.
 
     instance_labels  False: bags come without them and label files are not opened, as in training
     No file stays open between reads, so worker processes receive the table only.
@@ -104,7 +105,7 @@ class BagDataset(Dataset):
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: Manifest | StudyBags,
         ids: Sequence[str] | None = None,
         *,
         cache: bool = True,

@@ -7,18 +7,21 @@ from typing import Any
 import numpy as np
 
 from smmil.errors import ConfigError, DataError, check_choice
+from smmil.evaluate.patients import _patient_of, whole_patients
 from smmil.evaluate.ranking import _defined, exact_mean
 from smmil.prediction import Prediction
 
 UNITS = ("patient", "bag")
-_PATIENT_KEYS = ("patient", "group")
 _BINS = 10
 _CLIP = 1e-7
 
 
 def labelled_table(predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities (b, C) with C >= 2 and labels (b,) of the labelled cases; a single probability p is (1 - p, p)."""
-    labelled = [p for p in predictions if p.y is not None]
+    """Probabilities (b, C) with C >= 2 and labels (b,) of the labelled cases; a single probability p is (1 - p, p).
+
+    A patient whose cases share one probability counts once.
+    """
+    labelled = [p for p in whole_patients(predictions) if p.y is not None]
     widths = {len(p.probs): p.id for p in labelled}
     if len(widths) > 1:
         listed = ", ".join(f"{case}: {width}" for width, case in sorted(widths.items()))
@@ -26,12 +29,6 @@ def labelled_table(predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.nd
     table = np.stack([p.probs for p in labelled]) if labelled else np.zeros((0, 2))
     table = table if table.shape[1] > 1 else np.hstack([1 - table, table])
     return table, np.array([p.y for p in labelled], dtype=np.int64)
-
-
-def _patient_of(prediction: Prediction) -> str | None:
-    """The patient of a case from meta["patient"] or meta["group"]; None when neither is stored."""
-    named = (prediction.meta.get(key) for key in _PATIENT_KEYS)
-    return next((str(name) for name in named if name not in (None, "")), None)
 
 
 def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[np.ndarray, list[str]]:

@@ -19,6 +19,7 @@ from smmil.evaluate.metrics import (
     _ScoredLabels,
     _values_of_cases,
 )
+from smmil.evaluate.patients import whole_bags, whole_patients
 from smmil.evaluate.resampling import _resampled
 from smmil.prediction import Prediction
 
@@ -57,11 +58,12 @@ def statistic(
     predictions: Sequence[Prediction], metric: MetricOrFunction, settings: Settings = Settings()
 ) -> _Statistic:
     """The metric, a name or a function of predictions (nan where undefined), of the cases with labels for it."""
-    cases = sorted(predictions, key=lambda p: p.id)
     check_choice(settings.pool, POOLS, "pool")
     if not isinstance(metric, str):
+        cases = sorted(whole_bags(predictions), key=lambda p: p.id)
         return _Statistic(getattr(metric, "__name__", "metric"), cases, _repeated(cases, metric), {})
     found = METRICS[_full_name(metric)]
+    cases = sorted((whole_patients if found.level == "bag" else whole_bags)(predictions), key=lambda p: p.id)
     by_level = {"bag": _of_bags, "instance": _of_instances, "energy": _of_energies, "lesion": _of_lesions}
     return _Statistic(found.name, *by_level[found.level](found, cases, settings))
 

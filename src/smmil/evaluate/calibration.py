@@ -27,6 +27,7 @@ from smmil.evaluate.conformal import (
     _patient_values,
 )
 from smmil.evaluate.instances import KnownInstances
+from smmil.evaluate.patients import whole_bags, whole_patients
 from smmil.evaluate.probability import ProbabilityMap, _Section
 from smmil.files import digest, read_json, write_json
 from smmil.prediction import Prediction, refuse_other_targets
@@ -275,7 +276,7 @@ def _conditions(predictions: Sequence[Prediction], unchecked: Sequence[str] | No
 
 def _label_notes(predictions: Sequence[Prediction]) -> list[str]:
     """How many positive cases have no marked lesion, and how many are marked in part only."""
-    positive = [p for p in predictions if p.y]
+    positive = [p for p in whole_bags(predictions) if p.y]
     bare = sum(p.y_inst is None or not (p.y_inst > 0).any() for p in positive)
     partly = sum(p.y_inst is not None and bool((p.y_inst < 0).any()) and bool((p.y_inst > 0).any()) for p in positive)
     notes = ((bare, "have no marked lesion and take no part"), (partly, "are marked in part; the rest is left out"))
@@ -283,7 +284,7 @@ def _label_notes(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _class_sets(predictions: Sequence[Prediction], target: float) -> tuple[_ClassSets | None, list[str]]:
-    labelled = [p for p in predictions if p.y is not None]
+    labelled = [p for p in whole_patients(predictions) if p.y is not None]
     if not labelled or any(p.meta.get("link") == "sigmoid" for p in labelled):
         return None, ["no sets of classes: no case has a label, or classes do not exclude each other"]
     probs, y = labelled_table(labelled)
@@ -299,7 +300,7 @@ def _probability_maps(
     """Maps from the log-odds of cases and from the scores of instances; None and a note where one cannot be fitted."""
     if method == "none":
         return None, None, []
-    labelled, notes, maps = [p for p in predictions if p.y is not None], [], []
+    labelled, notes, maps = [p for p in whole_patients(predictions) if p.y is not None], [], []
     known = KnownInstances.together([KnownInstances.of(p, column) for p in predictions])
     probs, y = labelled_table(labelled)
     exclusive = probs.shape[1] == 2 and not any(p.meta.get("link") == "sigmoid" for p in labelled)

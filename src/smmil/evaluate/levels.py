@@ -12,6 +12,7 @@ from smmil.evaluate.bags import _ece, labelled_table
 from smmil.evaluate.conformal import _area_notes, area_to_read
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
+from smmil.evaluate.patients import patients_in_notes, whole_bags, whole_patients
 from smmil.evaluate.ranking import OperatingPoints, _defined, exact_mean
 from smmil.evaluate.uncertainty import _doubt_rows, _probability_rows, _two_columns
 from smmil.prediction import Prediction, corrections_text
@@ -25,6 +26,8 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
     `threshold` is unused; a class without cases is left out, except that f1 counts 0 for it if it was answered. What
     is undefined is nan, and `notes` says why.
     """
+    counted = patients_in_notes(predictions)
+    predictions = whole_patients(predictions)
     labelled = [p for p in predictions if p.y is not None]
     probs, y = labelled_table(labelled)
     many, left_out = probs.shape[1] > 2, len(predictions) - len(labelled)
@@ -43,7 +46,7 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
         "n_unlabelled": left_out,
         **values,
         "threshold": None if many else float(threshold),
-        "notes": notes,
+        "notes": counted + notes,
     }
 
 
@@ -83,6 +86,7 @@ def instance_metrics(
     both classes whose hottest instance is positive. `column` picks the score of models with more than two per instance.
     """
     check_choice(pool, POOLS, "pool")
+    predictions = whole_bags(predictions)
     bags = bags_of_pool(predictions, pool)
     parts = [(p, known) for p in bags if len((known := KnownInstances.of(p, column)).truth)]
     used = [(p, known) for p, known in parts if known.both_classes] if pool == "per_bag" else parts
@@ -220,6 +224,7 @@ def energies(predictions: Sequence[Prediction], column: int | None = None) -> di
 
     Bags without edges are left out, counted in n_without_edges and mentioned in `notes`.
     """
+    predictions = whole_bags(predictions)
     rows = [_bag_energies(p, column) for p in predictions if p.edges is not None]
     result: dict[str, Any] = {}
     for metric in metrics_of("energy"):
@@ -260,7 +265,7 @@ def froc(
     check_choice(pool, ("all", "positive_bags"), "pool of froc (it counts alarms per bag already)")
     if not len(rates) or min(rates) < 0:
         raise ConfigError(f"rates: got {list(rates)}, expected false alarms per bag such as {list(RATES)}")
-    bags = bags_of_pool(predictions, pool)
+    bags = bags_of_pool(whole_bags(predictions), pool)
     curve, (kind, notes) = instances._FrocCurve(bags, column), instances._score_kind(predictions)
     n_lesions, n_bags = int(curve.n_lesions.sum()), len(curve.n_lesions)
     without = f"{len(bags) - n_bags} of {len(bags)} bags have no edges or no known instance label and are left out"

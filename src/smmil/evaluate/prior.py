@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smmil.evaluate.bags import _patient_of, _patients_in_words, units_of
+from smmil.evaluate.bags import _patients_in_words, units_of
 from smmil.evaluate.bootstrap import Settings, _averaged, _Statistic, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
+from smmil.evaluate.patients import _patient_of, patient_bag, whole_bags
 from smmil.evaluate.ranking import _count_below, _ratio
 from smmil.evaluate.resampling import _resampling_plan, carriers_of, interval, p_text, subtract
 from smmil.prediction import Prediction
@@ -90,7 +91,8 @@ def prior_maps(
         prior, habit = (_at_instances(p, mean[unit].reshape(shape)) for mean in (truth, own))
         for name, scores in zip(MAPS, (said, prior, habit, mine - habit), strict=True):
             found[name].append(_rescored(p, scores, name))
-    return PriorMaps(**found, n_patients=n_patients, notes=notes)
+    bags = {name: list(whole_bags(cases)) for name, cases in found.items()}
+    return PriorMaps(**bags, n_patients=n_patients, notes=notes)
 
 
 def _axes(p: Prediction) -> int:
@@ -189,7 +191,8 @@ def _rescored(p: Prediction, scores: np.ndarray, name: str) -> Prediction:
     """The case with other scores and only the facts that metrics and patients need."""
     who = _patient_of(p)
     kind = p.meta.get("score_kind", "unknown") if name == "model" else MAPS[name]
-    meta = {"score_kind": kind, **({} if who is None else {"patient": who})}
+    meta: dict[str, Any] = {"score_kind": kind, **({} if who is None else {"patient": who})}
+    meta |= {} if (part := patient_bag(p)) is None else {"patient_bag": part}
     return Prediction(p.id, p.probs, scores, y=p.y, y_inst=p.y_inst, meta=meta)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from smmil.config import TrainConfig, checked
+from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, suggest
 from smmil.experiments.datasets import _folds_to_train, _prepare, _PreparedSet
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
@@ -96,6 +97,9 @@ def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]
     return there, left_out
 
 
+_OF_THE_DATA = {"folds", "val_share", "test_share", "split_seed", "splits", "bags", "covariates"}
+
+
 def _run(
     study: Study, dataset: Dataset, ready: _PreparedSet, variant: Variant, lr: float, seed: int, fold: int
 ) -> _PlannedRun:
@@ -104,7 +108,7 @@ def _run(
         "data": {
             "manifest": str(ready.manifest),
             "fold": fold,
-            **dataset.model_dump(include={"folds", "val_share", "test_share", "split_seed", "splits"}),
+            **dataset.model_dump(include=_OF_THE_DATA),
         },
         "model": {"name": variant.model, "options": variant.options},
         "training": _training(study, dataset, variant) | {"lr": lr, "seed": seed},
@@ -123,7 +127,8 @@ def _run(
     }
     # The settings that decide what is learned, the content of the data and of a file of splits.
     splits = need_file(Path(config.data.splits)).read_bytes() if config.data.splits else b""
-    return _PlannedRun(digest(config.digest(), ready.digest, splits)[:20], label, config, facts)
+    known = [Manifest.read(ready.manifest).digest()] if config.data.covariates else []
+    return _PlannedRun(digest(config.digest(), ready.digest, splits, *known)[:20], label, config, facts)
 
 
 def _training(study: Study, dataset: Dataset, variant: Variant) -> dict[str, Any]:
@@ -156,7 +161,8 @@ def toy_study(study: Study, *, most_sets: int = 2) -> Study:
 def _tiny_set(dataset: Dataset, number: int) -> Dataset:
     options = {**dataset.synthetic_options, **_SYNTHETIC[dataset.kind]}
     tiny = Synthetic(kind=dataset.kind, bags=20, seed=number, options=options)
-    gone = {"manifest": None, "missing": None, "splits": None, "split_seed": 0}
+    gone: dict[str, Any] = {"manifest": None, "missing": None, "splits": None, "split_seed": 0}
+    gone |= {"bags": "case", "covariates": None}
     return dataset.model_copy(update={**gone, "synthetic": tiny, "folds": 2, "val_share": 0.5, "test_share": 0.3})
 
 

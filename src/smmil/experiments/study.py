@@ -178,6 +178,7 @@ class Dataset(_StudySection):
 
     name         as in tables; `dataset` and `extractor` name the column of the paper it is compared with
     manifest     path of a table of bags; None with `missing`, the variable that is not set
+    bags, covariates  as in `smmil.config.DataConfig`
     training     settings of every run on this set; `training_of` those of one variant or group of variants
     """
 
@@ -193,6 +194,8 @@ class Dataset(_StudySection):
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     split_seed: Whole = 0
     splits: PathText | None = None
+    bags: Literal["case", "patient"] = "case"
+    covariates: Annotated[list[str], Field(min_length=1)] | None = None
     training: dict[str, Any] = {}
     training_of: dict[str, dict[str, Any]] = {}
 

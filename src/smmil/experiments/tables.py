@@ -1,13 +1,16 @@
 """The tables of a study: means, places, ranks, the paper's numbers and paired tests, written to its folder."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame, concat
 
-from smmil.evaluate.metrics import direction, explained, metric_name
+from smmil.evaluate.levels import bag_metrics
+from smmil.evaluate.metrics import direction, explained, metric_name, metrics_of
+from smmil.evaluate.patients import AGGREGATES, judged_by
 from smmil.experiments.paper import _table_notes
 from smmil.experiments.position import _position_markdown, _position_note, _position_rows
 from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks, _rank_rows, _with_paper
@@ -24,6 +27,7 @@ from smmil.experiments.writing import (
     _write_table,
 )
 from smmil.files import write_json, write_text
+from smmil.prediction import Prediction, load_predictions
 
 _LOCALIZATION = ("inst_", "froc")
 
@@ -121,15 +125,34 @@ def _ordered(rows: Any, study: Study) -> DataFrame:
     return rows.iloc[order].reset_index(drop=True).astype(counts)
 
 
-def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), resamples: int = RESAMPLES) -> list[Path]:
-    """All tables of the study from the runs that are done, in Markdown, LaTeX and CSV; and the paired tests."""
-    (results, plan), folder = _finished_results(study, out, only), _StudyFolder(Path(out), study.name).own / "tables"
+def write_tables(
+    study: Study,
+    out: str | Path,
+    *,
+    only: Sequence[str] = (),
+    resamples: int = RESAMPLES,
+    by: str = "case",
+    aggregate: str | None = None,
+) -> list[Path]:
+    """All tables of the study from the runs that are done, in Markdown, LaTeX and CSV; and the paired tests.
+
+    by, aggregate  whether numbers about whole cases count cases or patients, and how the probabilities of a patient's
+                   cases become one; tables by patient go to a folder of their own, such as tables_by_patient_mean
+    """
+    judged = partial(_judged, by=by, aggregate=aggregate)
+    judged([])  # words that do not fit are noticed now
+    name = "tables" if by == "case" else f"tables_by_patient_{aggregate or AGGREGATES[0]}"
+    (results, plan), folder = _finished_results(study, out, only), _StudyFolder(Path(out), study.name).own / name
+    if by == "patient":
+        results = _by_patient(results, Path(out), judged)
+    counted = [] if by == "case" else [f"bag metrics count patients ({aggregate or AGGREGATES[0]} of their cases)"]
     located = any(metric.startswith(_LOCALIZATION) for table in study.tables for metric in table.metrics)
     positions = _position_rows(results, out, n=resamples) if located else []
     paths: list[Path] = []
     for spec in study.tables:
         table = _make_table(study, spec, results, plan)
-        paths += _write_table(replace(table, notes=table.notes + _position_note(positions, spec.metrics)), folder)
+        notes = table.notes + _position_note(positions, spec.metrics) + counted
+        paths += _write_table(replace(table, notes=notes), folder)
     if positions:
         page = _position_markdown(positions, study.headline("Localization beside the position prior"))
         paths += _write_page(folder, "prior", DataFrame(positions), page)
@@ -143,6 +166,7 @@ def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), res
     write_json(folder / "learning_rates.json", rates)
     paths.append(folder / "learning_rates.json")
     options: dict[str, Any] = {"n": resamples, "planned": {key: one.planned for key, one in _coverage(plan).items()}}
+    options |= {"judged": judged}
     if study.reference is not None:
         order, title = [v.name for v in study.variants], study.headline(f"Compared with {study.reference}")
         rows = _comparisons(results, out, study.tests, study.reference, order=order, **options)
@@ -154,6 +178,24 @@ def write_tables(study: Study, out: str | Path, *, only: Sequence[str] = (), res
         page = _pairs_markdown(rows, study.headline("Each beside its partner"), resamples) + missing
         paths += _write_page(folder, "pairs", rows, page)
     return paths
+
+
+def _judged(predictions: Sequence[Prediction], by: str, aggregate: str | None) -> Sequence[Prediction]:
+    """The predictions of a run by case or by patient."""
+    return judged_by({"": predictions} if predictions else {}, by, aggregate).get("", predictions)
+
+
+def _by_patient(
+    results: DataFrame, out: Path, judged: Callable[[Sequence[Prediction]], Sequence[Prediction]]
+) -> DataFrame:
+    """The results with the numbers about whole cases by patient, from the predictions of every run."""
+    found = results.copy()
+    for place, run in zip(found.index, found["run"], strict=True):
+        bag = bag_metrics(judged(load_predictions(out / "runs" / run / "test")))
+        numbers = {metric.name: bag[metric.key] for metric in metrics_of("bag")}
+        for column, value in {"n_test": bag["n"], "n_test_positive": bag["n_positive"], **numbers}.items():
+            found.loc[place, column] = value
+    return found
 
 
 def _missing_runs(results: DataFrame, plan: DataFrame, variants: Collection[str] | None = None) -> str:

@@ -25,7 +25,8 @@ from smmil.experiments.study import Dataset, Study
 from smmil.experiments.writing import _for_spreadsheets, _markdown_cell
 from smmil.files import write_text
 from smmil.graph import Graph
-from smmil.predict.inference import load_run, predict
+from smmil.predict.cases import bags_to_read
+from smmil.predict.inference import load_trained, predict
 from smmil.prediction import Prediction, load_predictions
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -74,7 +75,7 @@ def _part_of_bag(bag: Bag, rows: np.ndarray) -> Bag:
         graph = Graph.from_edges(ends[:, inside], bag.graph.weight[inside], len(kept))
     coords = None if bag.coords is None else bag.coords[kept]
     y_inst = None if bag.y_inst is None else bag.y_inst[kept]
-    return Bag(bag.id, bag.x[kept], coords, bag.frame, graph, bag.y, y_inst)
+    return Bag(bag.id, bag.x[kept], coords, bag.frame, graph, bag.y, y_inst, covariates=bag.covariates)
 
 
 def _curve(model: nn.Module, bag: Bag, order: np.ndarray, *, insert: bool = False) -> np.ndarray:
@@ -220,13 +221,14 @@ def _map_measures(rows: DataFrame, name: str, table: Manifest, folder: _StudyFol
     first = rows.sort_values(["fold", "seed"])
     runs = [load_predictions(folder.run(key) / "test") for key in first["run"]]
     seeds = int((first["fold"] == first["fold"].iloc[0]).sum())  # runs of the first fold, which come first
-    model, _ = load_run(folder.run(first["run"].iloc[0]) / "train", trust_code=name)
+    trained = load_trained(folder.run(first["run"].iloc[0]) / "train", trust_code=name)
     positive = [p.id for p in runs[0] if p.y][:_MOST_CASES]
+    bags = bags_to_read(trained, table, positive)
     return {
         **_map_stability(runs[:seeds]),
         **_inverted_maps(runs, n=resamples),
         **_position_priors(runs, n=resamples),
-        **_deletion_insertion(model, [table.bag(id_) for id_ in positive]),
+        **_deletion_insertion(trained.model, [bags.bag(id_) for id_ in bags.ids]),
         "bag_auroc": exact_mean(rows["bag_auroc"].tolist()),
     }
 

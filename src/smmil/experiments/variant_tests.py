@@ -1,6 +1,6 @@
 """Confidence intervals and paired tests of the variants of a study: means over folds, patients resampled."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from smmil.prediction import Prediction, load_predictions
 LEVEL = 0.95
 RESAMPLES = 2000  # of the patients, for tables and figures
 Key = tuple[int, int]  # seed, fold
+Judged = Callable[[Sequence[Prediction]], Sequence[Prediction]]  # by case or by patient
 Planned = Mapping[tuple[str, str], int]  # runs by data set and variant
 
 
@@ -98,15 +99,17 @@ def _comparisons(
     n: int = RESAMPLES,
     order: Sequence[str] = (),
     planned: Planned | None = None,
+    judged: Judged | None = None,
 ) -> DataFrame:
     """Compare every variant with the reference on every data set: value, difference, intervals, p and p by Holm.
 
     A difference is taken over the folds and seeds that both have. Holm's correction counts the variants compared for
     one metric of one data set. `order` is that of the rows: the reference first, then group, family and this order.
     planned  else the most runs that any variant of the data set has
+    judged   gives predictions by patient; None: as they are
     """
     rows: list[dict[str, Any]] = []
-    for tests in _metric_tests(_chosen_rows(results), Path(out), metrics, n, planned):
+    for tests in _metric_tests(_chosen_rows(results), Path(out), metrics, n, planned, judged):
         mine = [tests.row(variant) for variant in tests.variants]
         if reference in tests.variants:
             mine = [row | tests.difference_columns(row["variant"], reference) for row in mine]
@@ -130,6 +133,7 @@ def _pair_differences(
     *,
     n: int = RESAMPLES,
     planned: Planned | None = None,
+    judged: Judged | None = None,
 ) -> DataFrame:
     """Compare each variant of `pairs` with its partner, as in `_comparisons`; Holm's correction counts the pairs.
 
@@ -137,7 +141,7 @@ def _pair_differences(
     """
     chosen, rows = _chosen_rows(results), list[dict[str, Any]]()
     chosen = chosen[chosen["variant"].isin({*pairs, *pairs.values()})]
-    for tests in _metric_tests(chosen, Path(out), metrics, n, planned):
+    for tests in _metric_tests(chosen, Path(out), metrics, n, planned, judged):
         there = [(one, other) for one, other in pairs.items() if one in tests.variants and other in tests.variants]
         rows += _corrected([tests.paired_row(one, other) for one, other in there])
     return DataFrame(rows)
@@ -153,30 +157,36 @@ def _corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class _VariantRuns(NamedTuple):
     """A variant on one data set: its test predictions and thresholds by (seed, fold), its facts, and runs planned."""
 
-    folds: dict[Key, list[Prediction]]
+    folds: dict[Key, Sequence[Prediction]]
     cuts: dict[Key, float | None]
     facts: dict[str, Any]
     planned: int
 
     @classmethod
-    def load(cls, rows: DataFrame, out: Path, planned: int) -> "_VariantRuns":
+    def load(cls, rows: DataFrame, out: Path, planned: int, judged: Judged | None = None) -> "_VariantRuns":
         rows = rows.sort_values(["seed", "fold"])
         keys = list(zip(rows["seed"].astype(int), rows["fold"].astype(int), strict=True))
         cuts = [None if np.isnan(cut) else float(cut) for cut in rows["threshold"]]
-        folds = [load_predictions(out / "runs" / key / "test") for key in rows["run"]]
+        folds: list[Sequence[Prediction]] = [load_predictions(out / "runs" / key / "test") for key in rows["run"]]
+        folds = folds if judged is None else [judged(fold) for fold in folds]
         facts = {key: str(rows[key].iloc[0]) for key in ("set", "variant", "group", "family")}
         return cls(dict(zip(keys, folds, strict=True)), dict(zip(keys, cuts, strict=True)), facts, planned)
 
 
 def _metric_tests(
-    chosen: DataFrame, out: Path, metrics: Sequence[str], n: int, planned: Planned | None
+    chosen: DataFrame,
+    out: Path,
+    metrics: Sequence[str],
+    n: int,
+    planned: Planned | None,
+    judged: Judged | None = None,
 ) -> Iterator["_MetricTests"]:
     """Every metric of every data set, with all variants that have runs there."""
     for set_, part in chosen.groupby("set", sort=True):
         variants = {str(name): mine for name, mine in part.groupby("variant", sort=True)}
         most = max(map(len, variants.values()))
         counts = {name: (planned or {}).get((str(set_), name), most) for name in variants}
-        runs = {name: _VariantRuns.load(mine, out, counts[name]) for name, mine in variants.items()}
+        runs = {name: _VariantRuns.load(mine, out, counts[name], judged) for name, mine in variants.items()}
         yield from (_MetricTests(metric, runs, n, {}) for metric in metrics)
 
 

@@ -212,5 +212,7 @@ def _first_rows(batch: BagBatch, which: int, rows: int) -> BagBatch:
         inside = ((pairs >= 0) & (pairs < rows)).all(0)
         graph = Graph.from_edges(pairs[:, inside].cpu(), batch.graph.weight[inside].cpu(), rows)
     coords = None if batch.coords is None else batch.coords[start : start + rows].cpu()
-    bag = Bag(batch.ids[which], batch.x[start : start + rows].cpu(), coords, batch.frames[which], graph)
+    known = None if batch.covariates is None else batch.covariates[which].cpu()
+    x = batch.x[start : start + rows].cpu()
+    bag = Bag(batch.ids[which], x, coords, batch.frames[which], graph, covariates=known)
     return BagBatch.pack([bag]).to(batch.x.device)

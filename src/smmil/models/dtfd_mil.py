@@ -58,6 +58,7 @@ class DTFDMIL(nn.Module):
     """
 
     score_kind = _SCORES["class_activation"]
+    head_name = "tier2.classifier"
     clip_norm_per_module = 5.0
     clip_modules = ("embed", "attention", "classifier", "tier2")
 

@@ -49,6 +49,7 @@ class GTP(nn.Module):
     """
 
     score_kind = _SCORES["graphcam"]
+    head_name = "transformer.head"
     quick_score = "attention"  # for callers that want the logits alone
 
     def __init__(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from smmil.bag import BagBatch
 from smmil.models import Output
@@ -31,3 +31,8 @@ class MaxPool(nn.Module):
         h = self.sm("early", self.embed(batch.x.to(compute_dtype(self))).relu(), batch)
         scores = self.sm("late", self.head(h).to(compute_dtype(self)), batch)
         return Output(scores.gather(0, segment_argmax(scores, batch.offsets)), scores)
+
+    def bag_vectors(self, h: Tensor, batch: BagBatch) -> Tensor:
+        """The embedded instance whose logit is the bag's, class after class."""
+        scores = self.sm("late", self.head(h).to(compute_dtype(self)), batch)
+        return h[segment_argmax(scores, batch.offsets)].flatten(1)

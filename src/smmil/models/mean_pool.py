@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from smmil.bag import BagBatch
 from smmil.models import Output
@@ -31,3 +31,7 @@ class MeanPool(nn.Module):
         h = self.sm("early", self.embed(batch.x.to(compute_dtype(self))).relu(), batch)
         scores = self.sm("late", self.head(h).to(compute_dtype(self)), batch)
         return Output(segment_mean(scores, batch.offsets), scores)
+
+    def bag_vectors(self, h: Tensor, batch: BagBatch) -> Tensor:
+        """The mean of the embedded instances, of which the head gives the bag's logits (unless Sm is late)."""
+        return segment_mean(h, batch.offsets)

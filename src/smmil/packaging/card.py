@@ -152,7 +152,7 @@ def _what(config: dict[str, Any]) -> str:
     rows = {
         "Model": f"{model['name']} (multiple instance learning), {model['parameters']:,} parameters",
         "Options": options,
-        "Input": f"bags of instances, {model['in_dim']} features each",
+        "Input": f"{_bags_in_words(config)}, {model['in_dim']} features each",
         "Output": f"{', '.join(model['classes'])}; one score per instance ({model['score_kind']})",
         "Encoder of the features": features["encoder_name"] or UNSTATED,
         "Weights of the encoder": features["encoder_weights"] or UNSTATED,
@@ -161,6 +161,14 @@ def _what(config: dict[str, Any]) -> str:
         "Software": f"smmil {config['smmil_version']}",
     }
     return _table(("", ""), rows.items())
+
+
+def _bags_in_words(config: dict[str, Any]) -> str:
+    """What one bag is, and which covariates it comes with."""
+    training = config["training"]
+    bags = "bags of all instances of a patient" if training.get("bags") == "patient" else "bags of instances"
+    names = ", ".join(f"`{column['name']}`" for column in training.get("covariates", ()))
+    return f"{bags} with the covariates {names} (columns of the manifest)" if names else bags
 
 
 def _training(config: dict[str, Any]) -> str:

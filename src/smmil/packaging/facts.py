@@ -15,6 +15,7 @@ from smmil.encoders import encoder_info, list_encoders
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.metrics import METRICS
+from smmil.evaluate.patients import judged_by, patients_in_notes, whole_patients
 from smmil.files import digest, read_json
 from smmil.formats import read_provenance
 from smmil.predict.cases import run_config
@@ -150,7 +151,7 @@ def _model(trained: TrainedModel) -> dict[str, Any]:
         "options": refuse_folders(made["options"], "options of the model"),
         "in_dim": made["in_dim"],
         "n_classes": count,
-        **({"link": made["link"]} if "link" in made else {}),
+        **{key: made[key] for key in ("link", "covariates") if key in made},
         "classes": _outputs(trained),
         "score_kind": getattr(model, "score_kind", "attention logit"),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -189,7 +190,7 @@ def _training(
             "versions": facts.get("versions"),
             **({"corrections": facts["corrections"]} if "corrections" in facts else {}),
         }
-    )
+    ) | {key: facts[key] for key in ("bags", "covariates") if key in facts}
 
 
 def _other_metric(facts: dict[str, Any]) -> tuple[str, ...]:
@@ -215,9 +216,11 @@ def _sizes(split: dict[str, list[str]], table: Manifest | None, run: dict[str, A
 RESAMPLES = 2000
 
 
-def _measure(folder: str | Path, weights: str, resamples: int = RESAMPLES) -> dict[str, Any]:
+def _measure(
+    folder: str | Path, weights: str, resamples: int = RESAMPLES, by: str = "case", aggregate: str | None = None
+) -> dict[str, Any]:
     """Metrics of the predictions in a folder; an error when they were made by other weights than these."""
-    predictions = load_predictions(folder)
+    predictions = judged_by({"": load_predictions(folder)}, by, aggregate)[""]
     others = sorted(p.id for p in predictions if p.meta.get("weights") != weights)
     if others:
         raise DataError(
@@ -225,16 +228,18 @@ def _measure(folder: str | Path, weights: str, resamples: int = RESAMPLES) -> di
             "give those of the checkpoint that is packaged"
         )
     labelled = [p for p in predictions if p.y is not None]
+    counted = [p for p in whole_patients(labelled) if p.y is not None]
     if not labelled:
         raise DataError(f"{folder}: no prediction has a label, so nothing can be measured; leave out --predictions")
     rows = [_row(labelled, stated, resamples) for stated in _stated_metrics(labelled)]
     splits = [p.meta.get("split") for p in predictions]
     return {
         "parts": sorted({str((s.get("part") if isinstance(s, dict) else None) or "other cases") for s in splits}),
-        "cases": len(labelled),
-        "positive_cases": sum(bool(p.y) for p in labelled),
+        "cases": len(counted),
+        "positive_cases": sum(bool(p.y) for p in counted),
         "metrics": [row for row in rows if math.isfinite(row["value"])],
-        "notes": list(dict.fromkeys(note for row in rows for note in row.pop("notes"))),
+        "notes": list(dict.fromkeys(note for row in rows for note in row.pop("notes")))
+        + patients_in_notes(predictions),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
+from smmil.data.covariates import Covariates
 from smmil.data.manifest import Manifest
 from smmil.encoders.table import is_outside
 from smmil.errors import ConfigError, DataError, require_trust_code
@@ -129,6 +130,8 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
     path = folder / "model.safetensors"
     tensors, _ = read_weights(path)
     trained = rebuilt(tensors, _facts(config), folder / "config.json", trust_code)
+    if "covariates" in trained.facts:
+        Covariates.from_facts(trained.facts["covariates"], str(folder / "config.json"))
     if trained.weights != config["weights"]:
         raise DataError(f"{path}: not the weights that config.json names; copy the package again")
     promise = Calibration.load(folder / CALIBRATION) if (folder / CALIBRATION).exists() else None
@@ -140,14 +143,15 @@ def _load(folder: Path, config: dict[str, Any], trust_code: bool) -> Package:
 
 def _facts(config: dict[str, Any]) -> dict[str, Any]:
     """The facts of the checkpoint the package was made from, as predictions need them."""
-    hashes, link = config["training"]["hashes"], {k: v for k, v in config["model"].items() if k == "link"}
+    hashes = config["training"]["hashes"]
+    more = {k: v for k, v in config["model"].items() if k in ("link", "covariates")}
     return {
-        "model": {key: config["model"][key] for key in ("name", "options", "in_dim", "n_classes")} | link,
+        "model": {key: config["model"][key] for key in ("name", "options", "in_dim", "n_classes")} | more,
         "features": {key: config["features"][key] for key in ("encoder", "recipe")},
         "epoch": config["training"]["epoch"],
         "config": hashes["config"],
         "split": hashes["split"],
-        **{key: value for key, value in config["training"].items() if key == "corrections"},
+        **{key: value for key, value in config["training"].items() if key in ("corrections", "bags", "covariates")},
         **{key: value for key, value in config.items() if key == "target"},
     }
 

@@ -20,6 +20,7 @@ from smmil.files import replacing
 from smmil.frame import Frame
 from smmil.graph import Graph, grid_graph
 from smmil.models import Output
+from smmil.nn.covariates import WithCovariates
 from smmil.nn.smooth import Sm, plain_operators
 from smmil.predict.inference import outputs
 from smmil.sparse import sum_by_row
@@ -33,20 +34,25 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class _Traceable(nn.Module):
-    """The model as a function of tensors: features (n, p) and, if it needs them, edges (2, e) with weights (e,)."""
+    """The model as a function of tensors: features (n, p) and, if it needs them, edges (2, e) with weights (e,), and
+    covariates (1, q)."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
 
     def forward(
-        self, features: Tensor, edges: Tensor | None = None, edge_weight: Tensor | None = None
+        self,
+        features: Tensor,
+        edges: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+        covariates: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         graph = None
         if edges is not None and edge_weight is not None:
             graph = _graph_of(edges, edge_weight, features.shape[0])
         offsets = torch.tensor([0, 1]) * features.shape[0]
-        out = self.model(BagBatch(("bag",), features, offsets, (None,), graph=graph))
+        out = self.model(BagBatch(("bag",), features, offsets, (None,), graph=graph, covariates=covariates))
         return out.logits, out.scores
 
 
@@ -72,7 +78,8 @@ def _export_onnx(
     """Write the model to `path` and give the names of its inputs; an error, and no file, when it cannot be the same.
 
     Inputs: features (n, p) float32; where neighbours count also edges (2, e) int64, every pair in both directions, and
-    edge_weight (e,) float32. Outputs: logits (1, c) and scores (n, k). n and e are free. `facts` go into the file.
+    edge_weight (e,) float32; of a model with covariates also these, standardised, (1, q) float32. Outputs: logits
+    (1, c) and scores (n, k). n and e are free. `facts` go into the file.
     """
     cannot = f"model {name}: cannot be written as ONNX for bags of any size"
     for library in ("onnx", "onnxscript", "onnxruntime"):
@@ -82,9 +89,11 @@ def _export_onnx(
             raise MissingExtra(library, "onnx", "--onnx") from None
     try:
         traceable = _Traceable(_fixed_model(model))
-        inputs = ["features", *(GRAPH_INPUTS if _needs_graph(traceable, in_dim) else ())]
-        content = _without_traces(_trace(traceable, inputs, in_dim), facts or {})
-        _compare(model, content, inputs, in_dim)
+        width = model.covariates.shape[1] if isinstance(model, WithCovariates) else 0
+        inputs = ["features", *(GRAPH_INPUTS if _needs_graph(traceable, in_dim, width) else ())]
+        inputs += ["covariates"] if width else []
+        content = _without_traces(_trace(traceable, inputs, in_dim, width), facts or {})
+        _compare(model, content, inputs, in_dim, width)
     except (DataError, ConfigError) as problem:
         raise ConfigError(f"{cannot} ({problem}); use --no-onnx") from None
     # torch, onnxscript and onnxruntime share no error for what they cannot express
@@ -104,11 +113,11 @@ def _first_line(problem: BaseException) -> str:
     return next(filter(None, lines), type(problem).__name__)[:120]
 
 
-def _needs_graph(traceable: nn.Module, in_dim: int) -> bool:
-    """Whether the model asks for neighbours; an error when it asks for anything else but features."""
+def _needs_graph(traceable: nn.Module, in_dim: int, width: int = 0) -> bool:
+    """Whether the model asks for neighbours; an error when it asks for anything else but features and covariates."""
     with torch.no_grad():
         try:
-            traceable(torch.zeros(TRACED_SIZE, in_dim))
+            traceable(torch.zeros(TRACED_SIZE, in_dim), covariates=torch.zeros(1, width) if width else None)
         except DataError as problem:
             if "'graph'" not in str(problem):
                 raise
@@ -116,14 +125,16 @@ def _needs_graph(traceable: nn.Module, in_dim: int) -> bool:
     return False
 
 
-def _trace(traceable: nn.Module, inputs: list[str], in_dim: int) -> Any:
+def _trace(traceable: nn.Module, inputs: list[str], in_dim: int, width: int = 0) -> Any:
     """The ONNX program (a protobuf) of one example, its sizes left open."""
     n, e = torch.export.Dim("n"), torch.export.Dim("e")
-    open_sizes = {"features": {0: n}, "edges": {1: e}, "edge_weight": {0: e}}
-    example = _tensors(_bag(TRACED_SIZE, in_dim), inputs)
-    sizes = tuple(open_sizes[name] for name in inputs)
+    open_sizes = {"features": {0: n}, "edges": {1: e}, "edge_weight": {0: e}, "covariates": {}}
+    example = _tensors(_bag(TRACED_SIZE, in_dim, width), inputs)
+    places = list(open_sizes) if width else inputs  # covariates come last, also where there are no edges
+    sizes = tuple(open_sizes[name] if name in inputs else None for name in places)
+    given = tuple(example.get(name) for name in places)
     with _quiet(), torch.no_grad():
-        recorded = torch.export.export(traceable, tuple(example.values()), dynamic_shapes=sizes, strict=False)
+        recorded = torch.export.export(traceable, given, dynamic_shapes=sizes, strict=False)
         program = torch.onnx.export(
             recorded.run_decompositions(plain_operators()),
             dynamo=True,
@@ -161,7 +172,14 @@ def _without_traces(program: Any, facts: Mapping[str, str]) -> bytes:
     return program.SerializeToString(deterministic=True)
 
 
-def _compare(model: nn.Module, content: bytes, inputs: list[str], in_dim: int, sizes: tuple[int, ...] = SIZES) -> None:
+def _compare(
+    model: nn.Module,
+    content: bytes,
+    inputs: list[str],
+    in_dim: int,
+    width: int = 0,
+    sizes: tuple[int, ...] = SIZES,
+) -> None:
     """An error unless onnxruntime and the model agree on bags of all these sizes."""
     import onnxruntime
 
@@ -169,7 +187,7 @@ def _compare(model: nn.Module, content: bytes, inputs: list[str], in_dim: int, s
     settings.log_severity_level = 4
     session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
     for n in sizes:
-        bag = _bag(n, in_dim)
+        bag = _bag(n, in_dim, width)
         logits, scores = session.run(None, {k: v.numpy() for k, v in _tensors(bag, inputs).items()})
         expected = _expected(model, bag)
         for what, got, other in (("logits", logits, expected.logits), ("scores", scores, expected.scores)):
@@ -185,8 +203,8 @@ def _expected(model: nn.Module, bag: Bag) -> Output:
     return output
 
 
-def _bag(n: int, in_dim: int) -> Bag:
-    """A patch of tissue with holes, isolated tiles and weighted neighbours; the same one for every call."""
+def _bag(n: int, in_dim: int, width: int = 0) -> Bag:
+    """Tissue with holes, isolated tiles, weighted neighbours and this many covariates; the same for every call."""
     rng = np.random.default_rng(n)
     side = int(np.ceil((2 * n) ** 0.5))
     cells = np.sort(rng.choice(side * side, n, replace=False))
@@ -195,10 +213,12 @@ def _bag(n: int, in_dim: int) -> Bag:
     upper = graph.edges().numpy()[:, (graph.rows < graph.indices).numpy()]
     woven = type(graph).from_edges(upper, rng.uniform(0.5, 2, upper.shape[1]), n)
     x = torch.from_numpy(rng.standard_normal((n, in_dim), dtype=np.float32))
-    return Bag(f"bag of {n}", x, torch.from_numpy(coords), Frame((_STEP, _STEP)), woven)
+    known = torch.from_numpy(rng.standard_normal(width, dtype=np.float32)) if width else None
+    return Bag(f"bag of {n}", x, torch.from_numpy(coords), Frame((_STEP, _STEP)), woven, covariates=known)
 
 
 def _tensors(bag: Bag, inputs: list[str]) -> dict[str, Tensor]:
     assert bag.graph is not None
     every = {"features": bag.x, "edges": bag.graph.edges(), "edge_weight": bag.graph.weight.float()}
+    every |= {} if bag.covariates is None else {"covariates": bag.covariates[None]}
     return {name: every[name] for name in inputs}

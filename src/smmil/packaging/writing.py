@@ -53,6 +53,8 @@ def write_package(
     resamples: int = RESAMPLES,
     trust_code: bool = False,
     calibration: str | Path | None = None,
+    by: str = "case",
+    aggregate: str | None = None,
 ) -> WrittenPackage:
     """Write the model of a run to the folder `out` in the layout of the Hugging Face hub.
 
@@ -61,13 +63,17 @@ def write_package(
     onnx         also model.onnx, checked against the model itself
     force        replace a package of the same run; anything else in `out` is never touched
     trust_code   the run may name a model outside smmil, which means running that code
+    by, aggregate  whether metrics count cases or patients, and how a patient's probabilities become one
     calibration  file of smmil calibrate for these weights: its promise goes into the card and into every prediction
     """
     out = Path(out).absolute()
     _check_licence(licence)
     found = _run_facts(run_dir, checkpoint, name, licence, trust_code)
     _refuse_occupied(out, found.config["run"], force)
-    numbers = None if predictions is None else _measure(predictions, found.trained.weights, resamples)
+    if predictions is None and (by != "case" or aggregate is not None):
+        raise ConfigError("--by: is about the metrics of --predictions; give them, or leave it out")
+    counted = resamples, by, aggregate
+    numbers = None if predictions is None else _measure(predictions, found.trained.weights, *counted)
     promise = None if calibration is None else _own_calibration(Path(calibration), found.config)
     drift = _own_drift(Path(run_dir) / DRIFT, found.config["model"]["in_dim"])
     notes = found.notes if drift is not None else (*found.notes, _NO_DRIFT.format(run=Path(run_dir).name))

@@ -9,6 +9,7 @@ from smmil.predict.cases import (
     predict_table,
     run_config,
 )
+from smmil.predict.embeddings import Embedded, embed, embed_run
 from smmil.predict.ensemble import predict_ensemble
 from smmil.predict.explained_cases import Explained, explain_run
 from smmil.predict.explanation import METHODS, Explanation, explain
@@ -18,5 +19,6 @@ from smmil.predict.removal import Faithfulness, faithfulness
 __all__ = ["Origin", "Predicted", "TrainedModel", "feature_source", "load_run", "load_trained", "predict"]
 __all__ += ["predict_ensemble", "predict_run", "predict_table", "rebuilt", "run_config"]
 __all__ += ["METHODS", "Explanation", "Explained", "Faithfulness", "explain", "explain_run", "faithfulness"]
+__all__ += ["Embedded", "embed", "embed_run"]
 
 make_callable(__name__, predict)

@@ -11,7 +11,9 @@ import torch
 
 from smmil.bag import Bag
 from smmil.config import IN_MEMORY, TrainConfig, load_config
+from smmil.data.covariates import Covariates
 from smmil.data.manifest import Manifest
+from smmil.data.patients import StudyBags
 from smmil.data.splits import run_split
 from smmil.data.tables import read_label_shares
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
@@ -21,6 +23,7 @@ from smmil.files import digest, file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
 from smmil.predict.explanation import Explanation
 from smmil.predict.inference import _CHECKPOINTS, TrainedModel, _combined, _has_dropout, load_trained, predict
+from smmil.predict.patient_bags import split_prediction
 from smmil.prediction import Prediction
 from smmil.runtime import choose_device, reproducible, versions
 from smmil.weights import read_weights, tensors_digest
@@ -215,25 +218,41 @@ def predict_table(
         calibration.calibration.refuse_other_model(_meta(trained, origin, None), calibration.where)
     done = Predicted(failed=dict(failed or {}))
     wishes = (draws, explanation, calibration, drift)
-    predictor = _CasePredictor(trained, table, Path(out), choose_device(device), done, *wishes)
+    bags = bags_to_read(trained, table, ids)
+    predictor = _CasePredictor(trained, bags, Path(out), choose_device(device), done, *wishes)
     remove_leftovers(out)
     trained.model.to(predictor.device)
     with reproducible(origin.threads):
-        patients = _patients(table)
-        for count, id_ in enumerate(ids, 1):
-            predictor.one(id_, {**_meta(trained, origin, (parts or {}).get(id_)), **patients.get(id_, {})})
+        patients, count = _patients(table), 0
+        for bag_id, cases in bags.members.items():
+            metas = {i: {**_meta(trained, origin, (parts or {}).get(i)), **patients.get(i, {})} for i in cases}
+            if trained.facts.get("bags") == "patient":
+                facts = {"patient": bag_id, "cases": len(cases)}
+                metas = {i: {**meta, "patient_bag": {**facts, "part": n}} for n, (i, meta) in enumerate(metas.items())}
+            predictor.one(bag_id, metas)
+            count += len(cases)
             if progress is not None:
                 progress(count, len(ids))
     predictor.done.write_failures(Path(out))
     return predictor.done
 
 
+def bags_to_read(trained: TrainedModel, table: Manifest, ids: Sequence[str]) -> StudyBags:
+    """These cases as the model was trained on them: one by one or by patient, with the covariates it reads."""
+    covariates = trained.facts.get("covariates")
+    known = None if covariates is None else Covariates.from_facts(covariates, "the weights")
+    if known is not None:
+        known.need(table.select(ids))
+    how = {"bags": trained.facts.get("bags", "case"), "classes": trained.facts["model"]["n_classes"]}
+    return StudyBags(table, ids, covariates=known, **how)
+
+
 @dataclass(frozen=True)
 class _CasePredictor:
-    """Predicts cases one by one into a folder and records what happened to each."""
+    """Predicts bags one by one into a folder, a file for each of their cases, and records what happened to each."""
 
     trained: TrainedModel
-    table: Manifest
+    bags: StudyBags
     out: Path
     device: torch.device
     done: Predicted
@@ -242,37 +261,53 @@ class _CasePredictor:
     calibration: ChosenCalibration | None = None
     drift: DriftSummary | None = None
 
-    def one(self, id_: str, meta: dict[str, Any]) -> None:
-        """Predict one case, unless its file is complete; a problem with its data is recorded."""
-        if self.explanation is not None:
-            meta = {**meta, **self.explanation.facts}
-        path = self.out / f"{file_name(id_)}.npz"
-        meta = {**meta, **self._annotation_facts(id_)}
-        if _is_done(path, id_, meta, self.calibration, self.drift):
-            self.done.kept.append(path)
+    @property
+    def table(self) -> Manifest:
+        return self.bags.manifest
+
+    def one(self, bag_id: str, metas: dict[str, dict[str, Any]]) -> None:
+        """Predict a bag, unless the files of its cases are complete; a problem with its data is recorded.
+
+        metas  what the predictions record, by case
+        """
+        told = {} if self.explanation is None else self.explanation.facts
+        metas = {id_: {**meta, **told, **self._annotation_facts(id_)} for id_, meta in metas.items()}
+        paths = {id_: self.out / f"{file_name(id_)}.npz" for id_ in metas}
+        if all(_is_done(paths[id_], id_, meta, self.calibration, self.drift) for id_, meta in metas.items()):
+            self.done.kept.extend(paths.values())
             return
         try:
-            self._predict(id_, meta).save(path)
-            self.done.written.append(path)
+            for found in self._predict(bag_id, metas):
+                found.save(paths[found.id])
+                self.done.written.append(paths[found.id])
         except DataError as problem:
-            self.done.failed[id_] = str(problem)
+            self.done.failed.update(dict.fromkeys(metas, str(problem)))
 
-    def _predict(self, id_: str, meta: dict[str, Any]) -> Prediction:
-        bag = self.table.bag(id_)
-        found = self._of_bag(bag, meta)
+    def _predict(self, bag_id: str, metas: dict[str, dict[str, Any]]) -> list[Prediction]:
+        """Predictions of the cases of a bag."""
+        cases = self.bags.cases_of(bag_id)
+        bag = self.bags.joined(bag_id, cases)
+        self._refuse_other_width(bag)
+        facts = [_image_facts(self.table.path_of(case.id)) | {"bag_digest": _bag_digest(case)} for case in cases]
+        metas = {case.id: {**metas[case.id], **more} for case, more in zip(cases, facts, strict=True)}
+        found = self._of_bag(bag, metas[cases[0].id])
+        parts = [found] if [bag_id] == list(metas) and len(cases) == 1 else split_prediction(found, cases, metas)
+        return [self._compared(case, part) for case, part in zip(cases, parts, strict=True)]
+
+    def _compared(self, case: Bag, found: Prediction) -> Prediction:
         if self.drift is None:
             return found
-        return self.drift.applied(found, _drift_case(bag, read_provenance(self.table.path_of(id_))))
+        return self.drift.applied(found, _drift_case(case, read_provenance(self.table.path_of(case.id))))
 
-    def _of_bag(self, bag: Bag, meta: dict[str, Any]) -> Prediction:
-        id_ = bag.id
+    def _refuse_other_width(self, bag: Bag) -> None:
         width, expected = bag.x.shape[1], self.trained.facts["model"]["in_dim"]
         if width != expected:
             raise ConfigError(
-                f"{id_}: {width} features per instance, but the model was trained on {expected}; "
+                f"{bag.id}: {width} features per instance, but the model was trained on {expected}; "
                 "use the encoder it was trained with"
             )
-        meta = {**meta, **_image_facts(self.table.path_of(id_)), "bag_digest": _bag_digest(bag)}
+
+    def _of_bag(self, bag: Bag, meta: dict[str, Any]) -> Prediction:
         if not self.draws:
             maps = predict if self.explanation is None else self.explanation.predictions
             found = maps(self.trained.model, [bag], meta=meta, device=self.device)[0]

@@ -5,13 +5,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from smmil.bag import BagBatch
+from smmil.data.patients import StudyBags
 from smmil.errors import DataError
+from smmil.evaluate.patients import whole_bags
 from smmil.evaluate.resampling import missing_text
 from smmil.files import file_name, write_rows
-from smmil.predict.cases import Predicted, _OpenedRun
+from smmil.predict.cases import Predicted, _OpenedRun, bags_to_read
 from smmil.predict.explanation import Explanation
 from smmil.predict.inference import _in_use
 from smmil.predict.removal import Faithfulness, _CaseCurves, _row
@@ -94,14 +97,15 @@ def _measured(
 ) -> list[dict[str, Any]]:
     """Rows of the table of faithfulness; curves that a map's file holds already are not computed again."""
     found: dict[str, list[tuple[Prediction, Faithfulness]]] = {name: [] for name in folders}
+    bags, count = bags_to_read(run.trained, run.table, run.ids), 0
     with reproducible(run.origin.threads), _in_use(run.trained.model):
-        for count, id_ in enumerate(run.ids, 1):
-            files = {name: folder / f"{file_name(id_)}.npz" for name, folder in folders.items()}
+        for bag_id, cases in bags.members.items():
             try:
-                for name, one in _case_curves(run, id_, files, device, how):
+                for name, one in _case_curves(run, bags, bag_id, folders, device, how):
                     found[name].append(one)
             except DataError as problem:
-                failed[id_] = str(problem)
+                failed.update(dict.fromkeys(cases, str(problem)))
+            count += len(cases)
             if progress is not None:
                 progress(count, len(run.ids))
     model = run.trained.facts["model"]["name"]
@@ -109,20 +113,27 @@ def _measured(
 
 
 def _case_curves(
-    run: _OpenedRun, id_: str, files: Mapping[str, Path], device: torch.device, how: dict[str, int]
+    run: _OpenedRun,
+    bags: StudyBags,
+    bag_id: str,
+    folders: Mapping[str, Path],
+    device: torch.device,
+    how: dict[str, int],
 ) -> Iterator[tuple[str, tuple[Prediction, Faithfulness]]]:
-    """Every map of a case with its curves, which go into its file."""
+    """Every map of a bag with its curves, which go into the files of its cases."""
     case: _CaseCurves | None = None
-    for name, path in files.items():
-        if not path.exists():
+    for name, folder in folders.items():
+        paths = [folder / f"{file_name(id_)}.npz" for id_ in bags.members[bag_id]]
+        if not all(path.exists() for path in paths):
             continue  # reported as failed when its map was made
-        prediction = Prediction.load(path)
-        curves = Faithfulness.stored(prediction, how)
+        parts = [Prediction.load(path) for path in paths]
+        curves = Faithfulness.stored(parts[0], how)
         if curves is None:
             if case is None:
-                batch = BagBatch.pack([run.table.bag(id_)]).without_labels()
+                batch = BagBatch.pack([bags.bag(bag_id)]).without_labels()
                 case = _CaseCurves(run.trained.model, batch, device, **how)
-            curves = case.of(prediction.scores)
-            prediction.meta["faithfulness"] = {**how, **curves.to_dict()}
-            prediction.save(path)
-        yield name, (prediction, curves)
+            curves = case.of(np.concatenate([part.scores for part in parts]))
+            for part, path in zip(parts, paths, strict=True):
+                part.meta["faithfulness"] = {**how, **curves.to_dict()}
+                part.save(path)
+        yield name, (whole_bags(parts)[0], curves)

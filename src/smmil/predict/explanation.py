@@ -362,7 +362,8 @@ def _relevance(model: nn.Module, batch: BagBatch, device: torch.device | str) ->
 
 
 def _whole(batch: BagBatch) -> Bag:
-    return Bag(batch.ids[0], batch.x, batch.coords, batch.frames[0], batch.graph)
+    known = None if batch.covariates is None else batch.covariates[0]
+    return Bag(batch.ids[0], batch.x, batch.coords, batch.frames[0], batch.graph, covariates=known)
 
 
 def _check_conservation(model: nn.Module, name: str, relevance: Tensor, logits: Tensor) -> None:

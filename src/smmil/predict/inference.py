@@ -17,6 +17,7 @@ from smmil.data.targets import TargetColumns
 from smmil.errors import DataError, SmmilError, check_choice, require_trust_code
 from smmil.files import digest
 from smmil.models import Output, create_model, own_target
+from smmil.nn.covariates import WithCovariates
 from smmil.prediction import Prediction, corrections_text
 from smmil.runtime import feature_dtype
 from smmil.target import Target, target_of
@@ -68,12 +69,11 @@ def rebuilt(tensors: Mapping[str, Tensor], facts: dict[str, Any], path: Path, tr
     """Create the model that `facts` describe and load these weights into it."""
     made = checked(_WeightFacts, facts, f"{path}: not the weights of a run").model
     require_trust_code(made.name, path, trust_code)
-    shape = made.name, made.in_dim, made.n_classes
     try:
         if ":" not in made.name:  # sizes that do not fit the tensors are noticed before memory is asked for
             with few_parameters(8 * len(tensors) + 1000), torch.device("meta"):
-                create_model(*shape, **made.options).load_state_dict(tensors, assign=True)
-        model = create_model(*shape, **made.options)
+                _created(made).load_state_dict(tensors, assign=True)
+        model = _created(made)
         model.load_state_dict(tensors)
     except (SmmilError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as problem:
         reason = " ".join(str(problem).split())[:300]
@@ -93,6 +93,12 @@ def _own_target(facts: Mapping[str, Any], n_logits: int, path: Path) -> Target:
     return target
 
 
+def _created(made: "_ModelFacts") -> nn.Module:
+    """The untrained model that these facts describe."""
+    model = create_model(made.name, made.in_dim, made.n_classes, **made.options)
+    return model if made.covariates is None else WithCovariates(model, made.covariates, made.n_classes)
+
+
 class _ModelFacts(BaseModel):
     model_config = ConfigDict(strict=True)
     name: str
@@ -100,6 +106,7 @@ class _ModelFacts(BaseModel):
     n_classes: Count
     options: dict[str, Any]
     link: str | None = None  # of a model converted from another program
+    covariates: Count | None = None  # how many numbers join the bag's vector
 
 
 class _WeightFacts(BaseModel):

@@ -7,7 +7,7 @@ the position of the first. Parts are packed, so that many small ones cost about 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -46,20 +46,23 @@ def _one_by_one(batch: BagBatch) -> Iterator[BagBatch]:
             indptr, inside = graph.indptr[start : stop + 1] - first, slice(first, last)
             graph = Graph(indptr, graph.indices[inside] - start, graph.weight[inside], graph.kind, graph.skew)
         coords = None if coords is None else coords[start:stop]
-        yield BagBatch.pack([Bag(batch.ids[b], batch.x[start:stop], coords, batch.frames[b], graph)])
+        bag = Bag(batch.ids[b], batch.x[start:stop], coords, batch.frames[b], graph)
+        known = None if batch.covariates is None else batch.covariates[b]
+        yield BagBatch.pack([replace(bag, covariates=known)])
 
 
 def _part(batch: BagBatch, rows: Tensor) -> Bag:
     """These instances of a batch of one bag, in their order there; none of them: the stand-in for an empty bag."""
+    known = None if batch.covariates is None else batch.covariates[0]
     if len(rows) == 0:
         first = _part(batch, torch.zeros(1, dtype=torch.long))
-        return Bag(first.id, torch.zeros_like(first.x), first.coords, first.frame, first.graph)
+        return replace(first, x=torch.zeros_like(first.x))
     if len(rows) == len(batch.x):
-        return Bag(batch.ids[0], batch.x, batch.coords, batch.frames[0], batch.graph)
+        return Bag(batch.ids[0], batch.x, batch.coords, batch.frames[0], batch.graph, covariates=known)
     rows = rows.sort().values
     coords = None if batch.coords is None else batch.coords[rows]
     graph = None if batch.graph is None else _induced(batch.ids[0], batch.graph, rows)
-    return Bag(batch.ids[0], batch.x[rows], coords, batch.frames[0], graph)
+    return Bag(batch.ids[0], batch.x[rows], coords, batch.frames[0], graph, covariates=known)
 
 
 def _induced(name: str, graph: Graph, rows: Tensor) -> Graph:

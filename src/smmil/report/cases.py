@@ -3,7 +3,7 @@
 import base64
 import gzip
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.conformal import applied_calibration, calibrated_case, shared_calibration
 from smmil.evaluate.folder_drift import FolderDrift, folder_drift, promise_of_case
 from smmil.evaluate.instances import instance_score
+from smmil.evaluate.patients import patient_bag
 from smmil.images.matching import recorded_notes
 from smmil.maps import canvas
 from smmil.maps.raster import Extent, dot_positions, dots_extent, rasterize, scattered, truth_values
@@ -223,7 +224,7 @@ def _case(
         None
         if p is None
         else {
-            **verdict(p),
+            **verdict(_as_patient(p)),
             **_calibrated(p, drift),
             "alarm": _alarm(p),
             "withdrawn": withdrawn,
@@ -232,8 +233,17 @@ def _case(
         for p, layers, withdrawn, drift in zip(predictions, rasters, withdrawals, drifts, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
+    if (found := patient_bag(first)) is not None:
+        patient = {"id": safe_text(found["patient"]), "cases": found["cases"], "y": _as_patient(first).y}
+        facts |= {"patient": patient}
     facts |= {"notes": [safe_text(note) for note in recorded_notes(first)]}
     return _ReportCase(id_, facts, rasters, predictions)
+
+
+def _as_patient(prediction: Prediction) -> Prediction:
+    """The prediction with the label of the patient whose part it is: its probability is the patient's."""
+    found = patient_bag(prediction)
+    return prediction if found is None or "y" not in found else replace(prediction, y=found["y"])
 
 
 def _calibrated(prediction: Prediction, drift: FolderDrift | None) -> dict[str, Any]:

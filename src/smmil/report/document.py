@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from smmil.errors import ConfigError
 from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.folders import without_nan
 from smmil.evaluate.instances import instance_score
+from smmil.evaluate.patients import judged_by, patient_bag, whole_patients
 from smmil.evaluate.probability import calibrated_probability
 from smmil.files import write_text
 from smmil.images.matching import find_case_images
@@ -86,12 +87,16 @@ def write_report(
     licences: Mapping[str, str] | None = None,
     max_mb: float = LARGEST_MB,
     window: Window | None = None,
+    by: str = "case",
+    aggregate: str | None = None,
 ) -> WrittenReport:
     """Write one self-contained page about runs or folders of predictions; the same content gives the same bytes.
 
     slides     folder of slides or scans, or CSV table (id, slide), for pictures below the maps
     prior      predictions of cases with known lesions, such as those of training, that make the position prior; None:
                the other patients among those of the report
+    by, aggregate  whether numbers about whole cases count cases or patients, and how the probabilities of a patient's
+               cases become one; patients then have a row of their own above those of their cases
     lead       a paragraph above the summary      sections  further sections below it
     licences   {encoder: its licence}, where the predictions do not state it
     max_mb     pictures are made smaller and scores coarser (8 bits) rather than pass this size
@@ -102,6 +107,8 @@ def write_report(
     if max_mb < 2:
         raise ConfigError(f"max_mb: got {max_mb}, expected at least 2; the page itself needs 1 MB")
     sources = _load_sources(places)
+    judged = judged_by({source.name: source.predictions for source in sources}, by, aggregate)
+    sources = [replace(source, predictions=judged[source.name]) for source in sources]
     models = {source.name: source.predictions for source in sources}
     left_out: dict[Path, str] = {}
     known = None if prior is None else load_predictions(prior, left_out)
@@ -202,7 +209,9 @@ def _summary(
     models = {source.name: source.predictions for source in sources}
     reasons = {numbers.CASES: numbers._other_cases(models), numbers.INSTANCES: numbers._other_instances(models)}
     unmarked = {group: reason for group, reason in reasons.items() if reason is not None}  # no value is called best
-    content = f"{sum(1 for p in first if p.y)} positive, {sum(p.n for p in first):,} instances"
+    counted = whole_patients(first)
+    content = f"{sum(1 for p in counted if p.y)} positive, {sum(p.n for p in first):,} instances"
+    content += f"; {len(counted):,} patients" if any(patient_bag(p) for p in first) else ""
     return {
         "results": results,
         "slots": SLOTS,

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from smmil.annotations.marks import find_marks
+from smmil.annotations.marks import CaseMarks, find_marks
 from smmil.bag import Bag
 from smmil.config import IN_MEMORY, DataConfig, ModelConfig, TargetConfig, TrainConfig, TrainingConfig, checked
+from smmil.data.covariates import Covariates
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
+from smmil.data.patients import StudyBags, need_patients
 from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split
 from smmil.errors import ConfigError, DataError
 from smmil.files import digest
@@ -22,6 +24,7 @@ from smmil.formats import read_provenance
 from smmil.formats.content import edgeless_note
 from smmil.losses import InstanceLoss, class_weights
 from smmil.models import create_model
+from smmil.nn.covariates import WithCovariates
 from smmil.predict.cases import SOURCE_KEYS, feature_source
 from smmil.predict.inference import load_trained, outputs
 from smmil.prediction import corrections_text
@@ -177,6 +180,7 @@ class _RunBags(Protocol):
     val_set: BagDataset
     corrections: "_Corrections | None"
     target: Target | None
+    reading: dict[str, Any]  # how predictions have to read bags, where it is not one per case: for the weights
 
     def digest(self) -> str:
         """Digest of the ids and labels that train and validate, and of the corrections."""
@@ -199,8 +203,15 @@ class _ManifestBags:
         self.manifest.check_table()
         self.split = _choose_split(self.manifest, data)
         self.path = data.manifest
-        parts = (self.split.train, self.split.val)
-        self.train_set, self.val_set = (BagDataset(self.manifest, ids, instance_labels=False) for ids in parts)
+        self.covariates = None
+        if data.covariates is not None:
+            self.covariates = Covariates.learned(self.manifest, data.covariates, self.split.train)
+            self.covariates.need(self.manifest.select(self._used))
+        self.reading: dict[str, Any] = {} if data.bags == "case" else {"bags": data.bags}
+        self.reading |= {} if self.covariates is None else {"covariates": self.covariates.facts()}
+        chosen: dict[str, Any] = {"bags": data.bags, "covariates": self.covariates}
+        self.tables = [StudyBags(self.manifest, ids, **chosen) for ids in (self.split.train, self.split.val)]
+        self.train_set, self.val_set = (BagDataset(table, instance_labels=False) for table in self.tables)
         self.corrections = None if data.corrections is None else self._corrections(data.corrections)
         self.target = fit_run_target(target, self.train_set, self.val_set)
 
@@ -208,18 +219,32 @@ class _ManifestBags:
         """What was marked in training cases; marks in others are counted, and left out."""
         found, strays = find_marks(where, self.manifest.ids)
         marks = {}
-        for bag in (self.train_set[n] for n, id_ in enumerate(self.train_set.ids) if id_ in found):
-            bounds = read_provenance(self.manifest.path_of(bag.id)).get("bounds") or (0, 0)
-            coords = None if bag.coords is None else bag.coords.numpy()
-            patch = None if bag.frame is None else bag.frame.patch
-            marks[bag.id] = torch.from_numpy(found[bag.id].labels(bag.n, coords, patch, bounds[:2]))
+        for id_, members in self.tables[0].members.items():
+            if any(case in found for case in members):
+                marks[id_] = torch.cat([self._marks_of(case, found.get(case)) for case in members])
         held_out = [id_ for id_ in (*self.split.val, *self.split.test) if id_ in found]
         unknown = [*(id_ for id_ in found if id_ not in self.manifest.labels), *strays]
         return _Corrections.of(marks, held_out, unknown, where)
 
+    def _marks_of(self, id_: str, marked: CaseMarks | None) -> Tensor:
+        """Labels (n,) of what was marked in a case, -1 elsewhere."""
+        bag = self.manifest.bag(id_, instance_labels=False)
+        if marked is None:
+            return torch.full((bag.n,), -1)
+        bounds = read_provenance(self.manifest.path_of(id_)).get("bounds") or (0, 0)
+        coords = None if bag.coords is None else bag.coords.numpy()
+        patch = None if bag.frame is None else bag.frame.patch
+        return torch.from_numpy(marked.labels(bag.n, coords, patch, bounds[:2]))
+
     def digest(self) -> str:
-        known = self.manifest.labels if self.target is None else self.manifest.targets
-        return _split_digest(known, self.split, self.corrections)
+        labels = self.manifest.labels if self.target is None else self.manifest.targets
+        known = [] if self.covariates is None else [self._covariate_digest(self.covariates)]
+        return _split_digest(labels, self.split, self.corrections, known)
+
+    def _covariate_digest(self, covariates: Covariates) -> str:
+        """Of the covariates that train and validate; those of the test set play no part."""
+        rows = [covariates.row(self.manifest, [id_]).numpy().tobytes() for id_ in self._used]
+        return digest(*rows)
 
     def check(self, progress: Progress) -> None:
         """Read every bag once. Test bags are never opened, but it is said now if their files are missing."""
@@ -229,6 +254,8 @@ class _ManifestBags:
         missing = [i for i in self.split.test if not self.manifest.path_of(i).exists()]
         if missing:
             progress.message(f"note: files of {len(missing)} test bags are missing, such as {missing[0]}")
+        for sentence in () if self.covariates is None else self.covariates.missing_in_words(self.manifest, self._used):
+            progress.message(f"note: {sentence}")
 
     def features(self) -> dict[str, Any]:
         return feature_source(self.manifest, self._used)
@@ -260,6 +287,7 @@ class _MemoryBags:
             for n in range(len(bags)):
                 bags[n]  # compares the widths, and leaves nothing for worker processes to read
         self.train_set, self.val_set = sets
+        self.reading: dict[str, Any] = {}
         self.corrections = self._corrections(corrections) if corrections else None
         self.target = fit_run_target(target, self.train_set, self.val_set)
 
@@ -434,7 +462,7 @@ class _Run:
             self.board.add(state.history[-1])
 
     def _save_selected(self, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
-        known = {"model": self.shape, "features": self.features, **self.taught}
+        known = {"model": self.shape, "features": self.features, **self.taught, **self.bags.reading}
         if (target := self.trainer.selected_target()) is not None:
             known["target"] = target.facts()
         facts = {**known, "selected_by": name, **chosen, **self.identity}
@@ -449,6 +477,7 @@ class _Run:
             "manifest": self.bags.source(),
             "bags": {part: len(ids) for part, ids in self.bags.split.to_dict().items()},
             **self.taught,
+            **({"reading": self.bags.reading} if self.bags.reading else {}),
             **self.identity,
         }
         self.folder.write_facts(facts)
@@ -497,43 +526,57 @@ def check_settings(config: TrainConfig) -> None:
     create_model(config.model.name, 1, config.model.n_classes or 1, **config.model.options)
     manifest = Manifest.read(config.data.manifest).for_target(config.target)
     manifest.check_table()
-    _choose_split(manifest, config.data)
+    split = _choose_split(manifest, config.data)
+    if config.data.covariates is not None:
+        Covariates.learned(manifest, config.data.covariates, split.train)
     if config.data.corrections is not None:
         find_marks(config.data.corrections, manifest.ids)
 
 
 def _choose_split(manifest: Manifest, data: DataConfig) -> Split:
-    """The split of fold `data.fold`, from a file of splits if there is one."""
+    """The split of fold `data.fold`, from a file of splits if there is one; bags of patients as their cases."""
+    if data.bags == "patient":
+        need_patients(manifest)
+    bags = StudyBags(manifest, bags=data.bags)
     if data.splits is not None:
         splits = load_splits(data.splits)
     else:
         shares = {"val_share": data.val_share, "test_share": data.test_share}
-        splits = make_splits(manifest, folds=data.folds, seed=data.split_seed, **shares)
+        rows = manifest if data.bags == "case" else bags.rows()
+        splits = make_splits(rows, folds=data.folds, seed=data.split_seed, **shares)
+        splits = splits if rows is manifest else [bags.expanded(split) for split in splits]
     if data.fold >= len(splits):
         raise ConfigError(f"data.fold: {data.fold} was asked for, but there are only folds 0 to {len(splits) - 1}")
     refuse_leaks(manifest, splits[data.fold])
     return splits[data.fold]
 
 
-def _split_digest(labels: Mapping[str, Any], split: Split, corrections: _Corrections | None = None) -> str:
+def _split_digest(
+    labels: Mapping[str, Any],
+    split: Split,
+    corrections: _Corrections | None = None,
+    more: Sequence[str] = (),
+) -> str:
     """Digest of the ids that train and validate with their labels and marks; labels of the test set play no part."""
     used = [(part, id_, labels[id_]) for part in ("train", "val") for id_ in getattr(split, part)]
-    return digest(repr(used), repr(split.test), *([] if corrections is None else [corrections.digest()]))
+    return digest(repr(used), repr(split.test), *([] if corrections is None else [corrections.digest()]), *more)
 
 
 def _model_shape(model: ModelConfig, bags: _RunBags) -> dict[str, Any]:
     """Name, options, input width and number of classes: all that is needed to create the model again."""
-    in_dim, target = bags.train_set[0].x.shape[1], bags.target
+    first, target = bags.train_set[0], bags.target
+    shape = {"name": model.name, "options": dict(model.options), "in_dim": first.x.shape[1]}
+    shape |= {} if first.covariates is None else {"covariates": len(first.covariates)}
     if target is not None:
         if model.n_classes not in (None, target.n_logits):
             need = f"a target of kind {target.kind} needs {target.n_logits}"
             raise ConfigError(f"model.n_classes: {model.n_classes} was asked for, but {need}; leave it out")
-        return {"name": model.name, "options": dict(model.options), "in_dim": in_dim, "n_classes": target.n_logits}
+        return {**shape, "n_classes": target.n_logits}
     classes = max(_labels(bags.train_set) + _labels(bags.val_set)) + 1
     n_classes = model.n_classes or (1 if classes <= 2 else classes)
     if max(n_classes, 2) < classes:
         raise ConfigError(f"model.n_classes: {n_classes} does not fit labels up to {classes - 1}; leave it out")
-    return {"name": model.name, "options": dict(model.options), "in_dim": in_dim, "n_classes": n_classes}
+    return {**shape, "n_classes": n_classes}
 
 
 def _labels(bags: BagDataset) -> list[int]:
@@ -547,4 +590,5 @@ def _labels(bags: BagDataset) -> list[int]:
 def _fresh_model(shape: dict[str, Any], seed: int) -> nn.Module:
     """Create the untrained model that belongs to a seed."""
     seed_step(seed, -1, 0)
-    return create_model(shape["name"], shape["in_dim"], shape["n_classes"], **shape["options"])
+    model = create_model(shape["name"], shape["in_dim"], shape["n_classes"], **shape["options"])
+    return WithCovariates(model, shape["covariates"], shape["n_classes"]) if "covariates" in shape else model

@@ -118,6 +118,7 @@ def _one_case(study: "ViewerData", number: int) -> dict[str, Any]:
 
 def _row(row: _CaseRow) -> dict[str, Any]:
     return {
+        **({} if row.patient is None else {"patient": row.patient}),
         "id": row.title,
         "kind": row.kind,
         "label": row.label,

@@ -13,6 +13,7 @@ from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.conformal import AppliedCalibration, CalibratedCase, applied_calibration, calibrated_case
 from smmil.evaluate.folder_drift import FolderDrift, drift_facts, folder_drift
 from smmil.evaluate.instances import instance_score
+from smmil.evaluate.patients import _patient_of, patient_bag
 from smmil.files import digest
 from smmil.images.matching import Original
 from smmil.maps import canvas
@@ -77,6 +78,8 @@ class _ModelScores:
     drift: str | None = None
     promise: str | None = None
     said: CalibratedCase | None = None
+    patient: str | None = None  # whose case it is, as its file says; never shown
+    one_bag: bool = False  # the case is part of the patient's bag
 
     @classmethod
     def of(cls, prediction: Prediction, file: Path) -> "_ModelScores":
@@ -88,7 +91,9 @@ class _ModelScores:
         if axes == 2:
             kind = "points" if prediction.frame is None or scattered(prediction) else "slide"
         digests = _layout(prediction), _content(prediction)
-        return cls(file, facts["p"], outcome, *digests, kind, prediction.n, prediction.y, truth)
+        found = cls(file, facts["p"], outcome, *digests, kind, prediction.n, prediction.y, truth)
+        part = patient_bag(prediction)
+        return replace(found, patient=_patient_of(prediction) if part is None else part["patient"], one_bag=bool(part))
 
     def load(self) -> Prediction:
         """Load the prediction; an error when the file has changed since the start, since the list shows the first."""
@@ -110,6 +115,7 @@ class _CaseRow:
     truth: bool = False
     original: Original | None = None
     features: Path | None = None
+    patient: str | None = None  # first id of the cases of its patient, where the list is one of patients
 
     @property
     def image(self) -> Path | None:
@@ -206,9 +212,14 @@ class _ModelPredictions:
 
 
 def _read_catalogue(
-    places: Sequence[str | Path], column: int | None = None, progress: Callable[[int, int], None] | None = None
+    places: Sequence[str | Path],
+    column: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    by: str = "case",
 ) -> _Catalogue:
     """Models and cases of runs and folders of predictions; every file is read once, one at a time.
+
+    by  patient: cases are grouped by patient; those that are parts of one bag always are
 
     A file that cannot be read is left out with a message; only when none is left is that an error.
     """
@@ -237,7 +248,20 @@ def _read_catalogue(
     alarms = tuple(
         f"{table.name}: {one.text}" for table, _ in found if (one := table.drift) and one.alarmed + one.alarm
     )
-    return _Catalogue(models, [_row(id_, gathered) for id_ in ids], notes, alarms, tuple(map(str, problems)))
+    rows = _grouped([_row(id_, gathered) for id_ in ids], by)
+    return _Catalogue(models, rows, notes, alarms, tuple(map(str, problems)))
+
+
+def _grouped(rows: Sequence[_CaseRow], by: str) -> list[_CaseRow]:
+    """The rows with the first id of their patient's cases, where they are to be grouped."""
+    known = [next((s for s in row.by_model if s is not None and s.patient is not None), None) for row in rows]
+    wanted = [s is not None and (by == "patient" or s.one_bag) for s in known]
+    first: dict[str | None, str] = {}
+    for row, scores in zip(rows, known, strict=True):
+        if scores is not None:
+            first.setdefault(scores.patient, row.title)
+    both = zip(rows, known, wanted, strict=True)
+    return [replace(row, patient=first[s.patient]) if chosen and s is not None else row for row, s, chosen in both]
 
 
 def _layout(prediction: Prediction) -> str:

@@ -61,11 +61,12 @@ class ViewerData:
         slides: str | Path | None = None,
         bags: str | Path | None = None,
         column: int | None = None,
+        by: str = "case",
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> "ViewerData":
         """Read runs or folders of predictions, with their slides or scans and their bags where they are named."""
-        catalogue = _read_catalogue(places, column, progress)
+        catalogue = _read_catalogue(places, column, progress, by)
         ids = [row.id for row in catalogue.cases]
         images = {} if slides is None else find_case_images(slides, ids)
         features = {} if bags is None else find_features(bags, ids)

@@ -27,6 +27,7 @@ def serve(
     open_browser: bool = False,
     threshold: float | None = None,
     column: int | None = None,
+    by: str = "case",
     max_cache_mb: int = 256,
     title: str = "smmil view",
     announce: Callable[[str], None] = lambda url: None,
@@ -37,6 +38,7 @@ def serve(
 
     slides        folder of slides and scans named like the cases, or CSV table (id, slide)
     bags          manifest of the bags, for patches that look alike
+    by            patient: the cases of a patient stand together
     port          0: any free one
     max_cache_mb  memory for tiles that were shown lately
     announce      called with the URL to open, with its token when one is needed
@@ -51,7 +53,7 @@ def serve(
         raise ConfigError(f"--max-cache-mb {max_cache_mb}: must be from {_LOWEST_CACHE_MB} to {_HIGHEST_CACHE_MB}")
     with _bind(host, port) as listening:
         options = {"threshold": threshold, "cache_bytes": max_cache_mb * 2**20, "title": title}
-        study = ViewerData.read(places, slides=slides, bags=bags, column=column, progress=progress, **options)
+        study = ViewerData.read(places, slides=slides, bags=bags, column=column, by=by, progress=progress, **options)
         for problem in study.problems:
             remark(f"left out: {problem}")
         address, bound_port = listening.getsockname()[:2]

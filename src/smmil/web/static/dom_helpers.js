@@ -46,6 +46,17 @@ export function moveFocus(rows, row, by) {
   next.focus();
 }
 
+/** Numbers of cases by patient, each patient where the first of its cases stands; a case without one by itself. */
+export function groupedByPatient(order, patientOf) {
+  const groups = new Map();
+  for (const number of order) {
+    const key = patientOf(number) ?? number;
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(number);
+  }
+  return [...groups.values()];
+}
+
 export function fromBase64(text) {
   return Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 }

@@ -3,7 +3,7 @@ import { facts } from "./facts.js";
 import { note } from "./messages.js";
 import { addressed } from "./server.js";
 import { change, onChange, state } from "./state.js";
-import { field, fillSelect, make, makeMeter, moveFocus, outcomeClass } from "./dom_helpers.js";
+import { field, fillSelect, groupedByPatient, make, makeMeter, moveFocus, outcomeClass } from "./dom_helpers.js";
 
 let order = [];
 
@@ -19,7 +19,7 @@ export function prepareList() {
     if (order.length) openCase(order[0]);
   });
   field("cases").addEventListener("click", (event) => {
-    const row = event.target.closest("li");
+    const row = event.target.closest("li[data-case]");
     if (row) openCase(Number(row.dataset.case));
   });
   field("cases").addEventListener("keydown", listKeys);
@@ -60,11 +60,27 @@ function compare(a, b) {
 }
 
 function drawList() {
-  order = facts.cases.map((_, i) => i).filter((i) => fits(facts.cases[i])).sort(compare);
-  field("cases").replaceChildren(...order.map(rowOf));
+  const sorted = facts.cases.map((_, i) => i).filter((i) => fits(facts.cases[i])).sort(compare);
+  const groups = groupedByPatient(sorted, (i) => facts.cases[i].patient);
+  order = groups.flat();
+  field("cases").replaceChildren(...groups.flatMap((cases) => [...patientRow(cases), ...cases.map(rowOf)]));
   field("count").textContent = `${order.length} of ${facts.cases.length} cases`;
   field("nothing").hidden = order.length > 0;
   mark();
+}
+
+/** The rows of cases, without the headings of patients. */
+function caseRows() {
+  return [...field("cases").children].filter((row) => row.dataset.case !== undefined);
+}
+
+/** A heading above the cases of a patient; none for cases by themselves. */
+function patientRow(cases) {
+  const { patient } = facts.cases[cases[0]];
+  if (!patient) return [];
+  const heading = make("li", "patient", `Patient of ${patient} · ${cases.length} ${cases.length === 1 ? "case" : "cases"}`);
+  heading.setAttribute("role", "presentation");
+  return [heading];
 }
 
 function rowOf(number) {
@@ -99,7 +115,7 @@ function pictureOf(number) {
 
 /** The opened case is selected; it, or else the first of the list, takes the keyboard. */
 function mark() {
-  const rows = [...field("cases").children];
+  const rows = caseRows();
   const selected = rows.find((row) => Number(row.dataset.case) === state.case);
   for (const row of rows) {
     row.setAttribute("aria-selected", row === selected);
@@ -130,7 +146,7 @@ function listKeys(event) {
   const row = event.target.closest("li");
   const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8, Home: -1e9, End: 1e9 };
   if (event.key === "Enter" || event.key === " ") openCase(Number(row.dataset.case));
-  else if (event.key in steps) moveFocus([...field("cases").children], row, steps[event.key]);
+  else if (event.key in steps) moveFocus(caseRows(), row, steps[event.key]);
   else return;
   event.preventDefault();
   event.stopPropagation();

@@ -4,7 +4,7 @@ import { change, howFor, nextLayer, nextPalette, settings } from "./report_contr
 import { DATA, cellsOf, layerOf } from "./report_data.js";
 import { PointsPane, SlidePane, isFlat } from "./report_slide.js";
 import { StripPane } from "./report_strip.js";
-import { body, table } from "./report_table.js";
+import { body, caseRows, table } from "./report_table.js";
 import { aboveText, field, make, moveFocus, showAlarm } from "./dom_helpers.js";
 import { linkPanes } from "./zoom_pane.js";
 
@@ -151,7 +151,7 @@ export function closed() {
   shown.turn++;
   closePanes();
   shown.number = null;
-  if (row) moveFocus([...body.rows], row, 0);
+  if (row) moveFocus(caseRows(), row, 0);
 }
 
 export function caseKeys(event) {

@@ -5,7 +5,10 @@ import { body, drawTable, table, tableKeys } from "./report_table.js";
 import { field, prepareTheme } from "./dom_helpers.js";
 
 function listenToTable() {
-  body.addEventListener("click", (event) => openCase(Number(event.target.closest("tr").dataset.case)));
+  body.addEventListener("click", (event) => {
+    const row = event.target.closest("tr[data-case]");
+    if (row) openCase(Number(row.dataset.case));
+  });
   body.addEventListener("keydown", tableKeys);
   field("filters").addEventListener("submit", (event) => event.preventDefault());
   field("table-model").addEventListener("change", (event) => {

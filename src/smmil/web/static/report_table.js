@@ -3,7 +3,7 @@ import { colourOf, paintDots, paintHeat } from "./paint.js";
 import { openCase } from "./report_case.js";
 import { settings } from "./report_controls.js";
 import { DATA, PALETTES, cellsOf, perSlice, rasterOf } from "./report_data.js";
-import { field, make, makeMeter, moveFocus, outcomeClass, percent, shortNumber } from "./dom_helpers.js";
+import { field, groupedByPatient, make, makeMeter, moveFocus, outcomeClass, percent, shortNumber } from "./dom_helpers.js";
 
 const COLUMNS = [
   { key: "map", title: "Map" },
@@ -71,12 +71,37 @@ function fits(entry) {
 
 export function drawTable() {
   drawHead();
-  table.order = DATA.cases.map((_, i) => i).filter((i) => fits(DATA.cases[i])).sort(compareCases);
-  body.replaceChildren(...table.order.map(rowOf));
+  const sorted = DATA.cases.map((_, i) => i).filter((i) => fits(DATA.cases[i])).sort(compareCases);
+  const groups = groupedByPatient(sorted, (i) => DATA.cases[i].patient?.id);
+  table.order = groups.flat();
+  body.replaceChildren(...groups.flatMap((cases) => [...patientRow(cases), ...cases.map(rowOf)]));
   repaintRows();
-  if (body.rows.length) body.rows[0].tabIndex = 0;
-  field("count").textContent = `${table.order.length} of ${DATA.cases.length} cases`;
+  if (caseRows().length) caseRows()[0].tabIndex = 0;
+  const patients = new Set(table.order.map((i) => DATA.cases[i].patient?.id).filter(Boolean)).size;
+  field("count").textContent = `${table.order.length} of ${DATA.cases.length} cases${patients ? `, ${patients} ${patients === 1 ? "patient" : "patients"}` : ""}`;
   field("nothing").hidden = table.order.length > 0;
+}
+
+/** The rows of cases, without those of patients above them. */
+export function caseRows() {
+  return [...body.rows].filter((row) => row.dataset.case !== undefined);
+}
+
+/** A row with what is said about a patient, above the rows of the patient's cases; none for cases by themselves. */
+function patientRow(cases) {
+  const entry = DATA.cases[cases[0]];
+  if (!entry.patient) return [];
+  const verdict = entry.verdicts[table.model];
+  const row = make("tr", "patient");
+  const by = Object.fromEntries(COLUMNS.map(({ key }) => [key, make(key === "id" ? "th" : "td", `column-${key}`)]));
+  by.id.scope = "rowgroup";
+  by.id.textContent = `Patient of ${entry.patient.id} · ${entry.patient.cases} ${entry.patient.cases === 1 ? "case" : "cases"}`;
+  by.y.textContent = entry.patient.y === null ? "–" : entry.patient.y;
+  by.p.append(...(verdict ? predictionCell(verdict) : ["–"]));
+  if (verdict) by.outcome.append(make("span", `outcome ${outcomeClass(verdict.outcome)}`, verdict.outcome));
+  by.error.textContent = verdict ? shortNumber(verdict.error) : "–";
+  row.append(...Object.values(by));
+  return [row];
 }
 
 function rowOf(number) {
@@ -125,7 +150,7 @@ async function paintRow(row) {
 /** Paint the small maps again as they come into view. */
 export function repaintRows() {
   seen.disconnect();
-  for (const row of body.rows) seen.observe(row);
+  for (const row of caseRows()) seen.observe(row);
 }
 
 /** A small heat map, whole and centred. */
@@ -159,7 +184,7 @@ export function tableKeys(event) {
   const row = event.target.closest("tr");
   const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -1e9, End: 1e9 };
   if (event.key === "Enter" || event.key === " ") openCase(Number(row.dataset.case));
-  else if (event.key in steps) moveFocus([...body.rows], row, steps[event.key]);
+  else if (event.key in steps) moveFocus(caseRows(), row, steps[event.key]);
   else return;
   event.preventDefault();
 }
