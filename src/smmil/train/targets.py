@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -17,11 +17,15 @@ from smmil.evaluate.ranking import OperatingPoints
 from smmil.models import Output, own_target
 from smmil.target import Target, fit_target
 
-if TYPE_CHECKING:
-    from smmil.data.loader import BagDataset
-
 # Below this many bags a batch holds so few pairs of cases that Cox's partial likelihood hardly compares any.
 _FEW_FOR_COX = 8
+
+
+class _TargetBags(Protocol):
+    """What is used of a BagDataset: the ids of its bags, and the table that knows target, patient and rows of each."""
+
+    ids: tuple[str, ...]
+    manifest: Any
 
 
 def _memory_columns(config: TargetConfig, bags: Sequence[Bag]) -> TargetColumns | None:
@@ -51,7 +55,7 @@ def _memory_row(kind: str, bag: Bag) -> tuple[float, ...] | None:
     return None if bag.target is None else tuple(bag.target.tolist())
 
 
-def _fit_run_target(config: TargetConfig, train_set: "BagDataset", val_set: "BagDataset") -> Target | None:
+def _fit_run_target(config: TargetConfig, train_set: _TargetBags, val_set: _TargetBags) -> Target | None:
     """The target of a run, from its training cases; a patient whose bags say the same counts once. None: classes."""
     columns = train_set.manifest.target
     if columns is None:
@@ -63,7 +67,7 @@ def _fit_run_target(config: TargetConfig, train_set: "BagDataset", val_set: "Bag
     return fit_target(config, columns.columns, np.array([row for _, row in once]), levels)
 
 
-def _target_rows(bags: "BagDataset") -> np.ndarray:
+def _target_rows(bags: _TargetBags) -> np.ndarray:
     """Rows (n, t) of all bags; one without is an error."""
     rows = [bags.manifest.targets[id_] for id_ in bags.ids]
     for id_, row in zip(bags.ids, rows, strict=True):
