@@ -89,6 +89,8 @@ SCENES = [
     Scene("docs/report.md", ("", "What to give it", "From Python"), (files.first, BOTH)),
     Scene("docs/sources.md", ("", "CRCHistoPhenotypes"), THEIRS, ("study",)),
     Scene("docs/speed.md", ("What each kernel brings",), marks=()),
+    Scene("docs/targets.md", given=(given(files.planted, "survival"),)),
+    Scene("docs/targets.md", ("Several labels",), (given(files.planted, "multilabel"),)),
     Scene("docs/train.md", ("", "Settings", "Predictions"), (files.seeds,), ("predictions",)),
     Scene("docs/view.md", ("", "What to give it"), (files.first, OWN, files.slides, BOTH)),
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from smmil.models import create_model, list_models, model_options
 from smmil.predict.inference import predict
 from smmil.target import fit_target
 from smmil.train.loop import _bag_weight
-from smmil.train.targets import give_target
+from smmil.train.targets import _give_target
 
 DIM = 16
 TARGETS = {
@@ -60,7 +60,7 @@ def build(name, kind, seed=0, **options):
     torch.manual_seed(seed)
     target = target_of_kind(kind)
     model = create_model(name, DIM, target.n_logits, **SMALLER.get(name, {}), **options)
-    give_target(model, target)
+    _give_target(model, target)
     return model, target
 
 
@@ -147,7 +147,7 @@ def test_terms_that_need_classes_are_left_out_and_the_bag_loss_counts_in_full():
         _, parts = loss_of(model.train(), target, BagBatch.pack(bags_of("survival")))
         assert set(parts) == left
         assert _bag_weight(model) == 1.0
-    give_target(model := create_model("clam", DIM, 1), None)
+    _give_target(model := create_model("clam", DIM, 1), None)
     assert _bag_weight(model) == 0.7
     assert _bag_weight(build("dsmil", "survival")[0]) == 0.5
 

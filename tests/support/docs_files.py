@@ -19,7 +19,7 @@ from smmil.predict.cases import predict_run
 from smmil.prediction import Prediction
 from smmil.prepare import load_recipe, plan
 from smmil.prepare import run as prepare_all
-from smmil.synthetic import synthetic_slides, write_synthetic
+from smmil.synthetic import planted_slides, synthetic_slides, write_planted, write_synthetic
 from smmil.synthetic.ct import synthetic_ct_scans
 from smmil.train.run import train
 from support import foreign_files as foreign
@@ -45,6 +45,11 @@ def tissue(seed, lesion=False, side=512):
     if lesion:
         image[: side // 2, : side // 2] -= (90, 80, 30)
     return np.clip(image, 0, 255).astype(np.uint8)
+
+
+def planted(kind):
+    """Slides with a planted target in the folder study."""
+    write_planted("study", planted_slides(60, kind, size=(8, 14), dim=6))
 
 
 def slides(folder="slides", n=len(PARTS)):

@@ -22,7 +22,7 @@ from smmil.bag import Bag
 from smmil.config import TargetConfig
 from smmil.data import tables
 from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instance_labels, read_text_table
-from smmil.data.targets import TargetColumns, described, find_columns, guessed_kind
+from smmil.data.targets import TargetColumns, _described, _guessed_kind, find_columns
 from smmil.errors import DataError, suggest
 from smmil.files import digest, read_json, read_parquet, remove_leftovers, replacing, write_text
 from smmil.formats import find_reader, read_bag
@@ -335,14 +335,14 @@ def _check_in_worker(id_: str) -> _Checked:
 def describe_manifest(path: str | Path) -> dict[str, Any]:
     """Summary of a manifest as plain JSON values, with its problems as warnings."""
     manifest = Manifest.read(path)
-    table, kind = manifest.table, guessed_kind(manifest.table)
+    table, kind = manifest.table, _guessed_kind(manifest.table)
     target = find_columns(TargetConfig(kind=kind), table, str(path))  # type: ignore[arg-type]
     groups = Counter(manifest.groups.values())
     problems = _table_problems(table, True, None if target is None else target.columns)
     return {
         "file": str(path),
         "bags": len(manifest),
-        **({} if target is None else {"target": described(target, table)}),
+        **({} if target is None else {"target": _described(target, table)}),
         "labels": _counted(table["label"]) if "label" in table and target is None else None,
         "groups": len(groups),
         "groups_with_several_bags": sum(n > 1 for n in groups.values()),

@@ -167,7 +167,7 @@ def find_columns(config: TargetConfig, table: pd.DataFrame, where: str) -> Targe
     return TargetColumns(config.kind, columns)
 
 
-def guessed_kind(table: pd.DataFrame) -> str:
+def _guessed_kind(table: pd.DataFrame) -> str:
     """The kind that a table looks like, to describe it: nothing but the settings of a run decides it."""
     names = [str(column) for column in table.columns]
     if "label" in names:
@@ -179,7 +179,7 @@ def guessed_kind(table: pd.DataFrame) -> str:
     return "multilabel" if any(name.startswith(_LABELS) for name in names) else "class"
 
 
-def described(columns: TargetColumns, table: pd.DataFrame) -> Mapping[str, object]:
+def _described(columns: TargetColumns, table: pd.DataFrame) -> Mapping[str, object]:
     """What the columns of a target hold, as plain JSON values."""
     facts: dict[str, object] = {"kind": columns.kind}
     for column in columns.columns:

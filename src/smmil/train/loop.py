@@ -39,11 +39,11 @@ from smmil.errors import DataError
 from smmil.evaluate.levels import bag_metrics
 from smmil.losses import InstanceLoss, bag_loss, penalty_terms, total_loss
 from smmil.models import QUICK, Output, own_target, step_seconds
-from smmil.predict.inference import predict
+from smmil.predict.inference import outputs, predict
 from smmil.runtime import feature_dtype, seed_step
 from smmil.target import Target
 from smmil.train.folder import State, selection_metric
-from smmil.train.targets import completed, validate_target
+from smmil.train.targets import _completed, _validate_target
 
 
 class Progress:
@@ -358,7 +358,7 @@ class Trainer:
         stream = self._in_order(self.val_set)
         try:
             if self.target is not None:
-                return validate_target(self.target, self.model, stream, self.device)
+                return _validate_target(self.target, outputs(self.model, stream, self.device))
             found = bag_metrics(predict(self.model, stream, device=self.device, spatial=False))
         except DataError as problem:
             raise DataError(f"epoch {epoch + 1}, validation: {problem}") from None
@@ -372,7 +372,7 @@ class Trainer:
         """The target with what depends on the weights of now, for those that are selected."""
         if self.target is None:
             return None
-        return completed(self.target, self.model, lambda: self._in_order(self.train_set), self.device)
+        return _completed(self.target, outputs(self.model, self._in_order(self.train_set), self.device))
 
     def close_epoch(self, state: State, validation: dict[str, float]) -> None:
         """Add the epoch to the history, store its weights if they are the best so far, decide whether to go on."""

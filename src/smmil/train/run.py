@@ -41,7 +41,7 @@ from smmil.train.loop import (
     _stop_on_signals,
     _StopRequest,
 )
-from smmil.train.targets import fit_run_target, give_target, memory_columns, memory_row, target_notes, target_rows
+from smmil.train.targets import _fit_run_target, _give_target, _memory_columns, _memory_row, _target_notes, _target_rows
 from smmil.weights import save_weights
 
 
@@ -146,12 +146,12 @@ def _fit_without_folder(
 
     with reproducible(settings.threads):
         trainer = _trainer(model, settings, bags, lambda _: None, select, progress=progress)
-        for note in target_notes(model, bags.target, settings):
+        for note in _target_notes(model, bags.target, settings):
             progress.message(note)
         progress.begun(epochs=settings.epochs, steps=trainer.steps, epoch=0, step=0)
         trainer.fit(state)
     model.load_state_dict(selected)
-    give_target(model, target)
+    _give_target(model, target)
     return FitResult(model.eval(), state.history, state.best or {}, state.lowest_loss or {}, state.ended or "")
 
 
@@ -213,7 +213,7 @@ class _ManifestBags:
         self.tables = [StudyBags(self.manifest, ids, **chosen) for ids in (self.split.train, self.split.val)]
         self.train_set, self.val_set = (BagDataset(table, instance_labels=False) for table in self.tables)
         self.corrections = None if data.corrections is None else self._corrections(data.corrections)
-        self.target = fit_run_target(target, self.train_set, self.val_set)
+        self.target = _fit_run_target(target, self.train_set, self.val_set)
 
     def _corrections(self, where: str) -> "_Corrections":
         """What was marked in training cases; marks in others are counted, and left out."""
@@ -289,7 +289,7 @@ class _MemoryBags:
         self.train_set, self.val_set = sets
         self.reading: dict[str, Any] = {}
         self.corrections = self._corrections(corrections) if corrections else None
-        self.target = fit_run_target(target, self.train_set, self.val_set)
+        self.target = _fit_run_target(target, self.train_set, self.val_set)
 
     def _corrections(self, given: Mapping[str, Tensor]) -> "_Corrections":
         sizes = {bag.id: bag.n for bag in (self.train_set[n] for n in range(len(self.train_set)))}
@@ -373,8 +373,8 @@ class _BagTable:
         if len(self.bags) < len(bags):
             repeated = next(bag.id for n, bag in enumerate(bags) if bag.id in {b.id for b in bags[:n]})
             raise DataError(f"smmil.fit: bag {repeated!r} is given twice; every bag trains or validates once")
-        self.target = memory_columns(target, bags)
-        self.targets = {bag.id: memory_row(target.kind, bag) for bag in bags}
+        self.target = _memory_columns(target, bags)
+        self.targets = {bag.id: _memory_row(target.kind, bag) for bag in bags}
         self.groups = {bag.id: bag.id for bag in bags}
 
     def bag(self, id_: str, **_: Any) -> Bag:
@@ -431,7 +431,7 @@ class _Run:
         hooks = {"progress": self.progress, "stop": self.stop}
         trainer = _trainer(self.model, training, self.bags, self._save, self._save_selected, **hooks)
         self.trainer = trainer
-        for note in target_notes(self.model, self.bags.target, training):
+        for note in _target_notes(self.model, self.bags.target, training):
             self.progress.message(note)
         self.optimiser = trainer.optimiser
         self.instance_loss = trainer.instance_loss
@@ -504,12 +504,12 @@ def _trainer(
         hooks["instance_loss"] = loss = InstanceLoss(settings.instance_loss, kind, bags.corrections.marks).to(device)
         groups.append({"params": [loss.offset], "lr_scale": _OFFSET_LR, "weight_decay": 0.0})
     optimiser = _make_optimiser(groups, settings)
-    give_target(model, bags.target)
+    _give_target(model, bags.target)
     weights = {}
     if settings.class_weights and bags.target is None:
         weights = _loss_weights(model, bags, device)
     elif settings.class_weights and bags.target is not None:
-        hooks["target_weight"] = bags.target.class_weights(target_rows(bags.train_set))
+        hooks["target_weight"] = bags.target.class_weights(_target_rows(bags.train_set))
     hooks["target"] = bags.target
     sets = bags.train_set, bags.val_set
     return Trainer(settings, model, optimiser, *sets, device, save, save_selected, loss_weights=weights, **hooks)

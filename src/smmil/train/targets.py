@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -10,25 +11,30 @@ from torch import Tensor, nn
 
 from smmil.bag import Bag, BagBatch
 from smmil.config import TargetConfig, TrainingConfig
-from smmil.data.loader import BagDataset
 from smmil.data.targets import TargetColumns, find_columns
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.ranking import OperatingPoints
-from smmil.models import own_target
-from smmil.predict.inference import outputs
+from smmil.models import Output, own_target
 from smmil.target import Target, fit_target
 
 # Below this many bags a batch holds so few pairs of cases that Cox's partial likelihood hardly compares any.
 _FEW_FOR_COX = 8
 
 
-def memory_columns(config: TargetConfig, bags: Sequence[Bag]) -> TargetColumns | None:
+class _TargetBags(Protocol):
+    """What is used of a BagDataset: the ids of its bags, and the table that knows target, patient and rows of each."""
+
+    ids: tuple[str, ...]
+    manifest: Any
+
+
+def _memory_columns(config: TargetConfig, bags: Sequence[Bag]) -> TargetColumns | None:
     """The columns of bags in memory, checked as those of a manifest are; None for classes."""
     if config.kind == "class":
         for bag in (bag for bag in bags if bag.target is not None):
             raise ConfigError(f"smmil.fit: bag {bag.id} has a target; say its kind, such as target='survival'")
         return None
-    rows = {bag.id: memory_row(config.kind, bag) for bag in bags}
+    rows = {bag.id: _memory_row(config.kind, bag) for bag in bags}
     width = {len(row) for row in rows.values() if row is not None} or {0}
     names = [f"label_{n}" for n in range(max(width))] if config.kind == "multilabel" else []
     found = find_columns(config, pd.DataFrame(columns=names), "smmil.fit")
@@ -42,26 +48,26 @@ def memory_columns(config: TargetConfig, bags: Sequence[Bag]) -> TargetColumns |
     return found
 
 
-def memory_row(kind: str, bag: Bag) -> tuple[float, ...] | None:
+def _memory_row(kind: str, bag: Bag) -> tuple[float, ...] | None:
     """What is to be predicted of a bag in memory: its level, or its target."""
     if kind == "ordinal":
         return None if bag.y is None else (float(bag.y),)
     return None if bag.target is None else tuple(bag.target.tolist())
 
 
-def fit_run_target(config: TargetConfig, train_set: BagDataset, val_set: BagDataset) -> Target | None:
+def _fit_run_target(config: TargetConfig, train_set: _TargetBags, val_set: _TargetBags) -> Target | None:
     """The target of a run, from its training cases; a patient whose bags say the same counts once. None: classes."""
     columns = train_set.manifest.target
     if columns is None:
         return None
-    rows = target_rows(train_set)
+    rows = _target_rows(train_set)
     groups = (train_set.manifest.groups[id_] for id_ in train_set.ids)
     once = list(dict.fromkeys(zip(groups, map(tuple, rows.tolist()), strict=True)))
-    levels = 1 + int(max(rows[:, 0].max(), target_rows(val_set)[:, 0].max())) if config.kind == "ordinal" else 0
+    levels = 1 + int(max(rows[:, 0].max(), _target_rows(val_set)[:, 0].max())) if config.kind == "ordinal" else 0
     return fit_target(config, columns.columns, np.array([row for _, row in once]), levels)
 
 
-def target_rows(bags: BagDataset) -> np.ndarray:
+def _target_rows(bags: _TargetBags) -> np.ndarray:
     """Rows (n, t) of all bags; one without is an error."""
     rows = [bags.manifest.targets[id_] for id_ in bags.ids]
     for id_, row in zip(bags.ids, rows, strict=True):
@@ -70,7 +76,7 @@ def target_rows(bags: BagDataset) -> np.ndarray:
     return np.array(rows, dtype=np.float64)
 
 
-def give_target(model: nn.Module, target: Target | None) -> None:
+def _give_target(model: nn.Module, target: Target | None) -> None:
     """Let a model know what it predicts; without a target it predicts classes, whatever it did before."""
     if target is not None:
         model.target = target  # type: ignore[assignment]
@@ -78,7 +84,7 @@ def give_target(model: nn.Module, target: Target | None) -> None:
         del model.target
 
 
-def target_notes(model: nn.Module, target: Target | None, settings: TrainingConfig) -> Iterator[str]:
+def _target_notes(model: nn.Module, target: Target | None, settings: TrainingConfig) -> Iterator[str]:
     """What a user should know before training, in words."""
     if target is None:
         return
@@ -95,30 +101,27 @@ def target_notes(model: nn.Module, target: Target | None, settings: TrainingConf
         )
 
 
-def completed(
-    target: Target, model: nn.Module, batches: Callable[[], Iterable[BagBatch]], device: torch.device
-) -> Target:
-    """The target with what depends on the selected weights: Cox's baseline hazard, of the training cases."""
-    return target.with_baseline(*_judged(target, model, batches(), device)) if target.needs_baseline else target
+_Found = Iterable[tuple[BagBatch, Output]]
 
 
-def validate_target(
-    target: Target, model: nn.Module, batches: Iterable[BagBatch], device: torch.device
-) -> dict[str, float]:
+def _completed(target: Target, found: _Found) -> Target:
+    """The target with what depends on the selected weights: Cox's baseline hazard, of the training cases found."""
+    return target.with_baseline(*_judged(target, found)) if target.needs_baseline else target
+
+
+def _validate_target(target: Target, found: _Found) -> dict[str, float]:
     """Metric of the target and its loss over all validation bags at once."""
-    logits, known = _judged(target, model, batches, device)
+    logits, known = _judged(target, found)
     probs, value = target.predicted(logits)
     scores = probs.numpy() if value is None else value.numpy()
     metric = _METRICS[target.metric](scores, known.numpy().astype(np.float64))
     return {target.metric: metric, "loss": float(target.loss(logits, known))}
 
 
-def _judged(
-    target: Target, model: nn.Module, batches: Iterable[BagBatch], device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _judged(target: Target, found: _Found) -> tuple[Tensor, Tensor]:
     """Logits (n, c) in double precision and what is known (n, t) of all bags."""
     logits, known = [], []
-    for batch, output in outputs(model, batches, device):
+    for batch, output in found:
         for name, row in zip(batch.ids, output.logits, strict=True):
             if not bool(torch.isfinite(row).all()):
                 raise DataError(f"{name}: the model gives NaN or Inf for this bag; check its features: smmil inspect")
