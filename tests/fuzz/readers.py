@@ -520,7 +520,7 @@ READERS: tuple[FuzzReader, ...] = (
     # tables
     FuzzReader("table:manifest", table("m.csv"), manifest_table, TEXT, 0.55, PLAIN),
     FuzzReader("table:manifest parquet", table("m.parquet"), manifest_table, sealed=True),
-    FuzzReader("table:embeddings", embeddings, lambda p: _stored(p, "weights", "case", {"s0", "s1", "s2"}), sealed=True),
+    FuzzReader("table:embeddings", embeddings, lambda p: _stored(p, "weights", "case", {"s0", "s1"}), sealed=True),
     FuzzReader("table:labels", table("m.csv", samples.LABELS), read_labels, TEXT, 0.65, PLAIN),
     FuzzReader("table:labels xlsx", table("m.xlsx", samples.LABELS), read_labels, BINARY, 0.01,
                "zip keeps a checksum of each part only", sealed=True),
