@@ -20,7 +20,7 @@ CONTRACT = {
     "smmil.evaluate": ("bag_metrics", "instance_metrics", "froc", "bootstrap_ci", "compare", "mean_ranks"),
     "smmil.frame": ("Frame",),
     "smmil.train": ("fit",),
-    "smmil.predict": ("explain", "faithfulness"),
+    "smmil.predict": ("embed", "explain", "faithfulness"),
 }
 NAMES = [(module, name) for module, names in CONTRACT.items() for name in names]
 

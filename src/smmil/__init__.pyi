@@ -24,6 +24,7 @@ from smmil.nn import Sm as Sm
 from smmil.nn import SmAttentionPool as SmAttentionPool
 from smmil.nn import sm as sm
 from smmil.nn import sm_exact as sm_exact
+from smmil.predict import embed as embed
 from smmil.predict import explain as explain
 from smmil.predict import faithfulness as faithfulness
 from smmil.predict import predict as predict
@@ -47,6 +48,7 @@ __all__ = [
     "chain_graph",
     "compare",
     "create_model",
+    "embed",
     "evaluate",
     "explain",
     "faithfulness",

@@ -58,6 +58,7 @@ from smmil.packaging import load_package, write_package
 from smmil.packaging.writing import _refuse_occupied
 from smmil.predict.cases import _chosen_ids, _own_table
 from smmil.predict.drift import read_drift, save_drift
+from smmil.predict.embeddings import _stored, _write
 from smmil.predict.inference import load_run
 from smmil.prediction import Prediction
 from smmil.prepare import load_recipe
@@ -75,6 +76,13 @@ from smmil.synthetic.slides import _bind_folder as _bind_slides
 from smmil.train.folder import RunFolder
 from smmil.viewer.inspector import _hot_patches
 from smmil.weights import read_weights
+
+
+def embeddings(folder):
+    """Vectors of three cases."""
+    rows = [([id_, "case", id_, "test", "weights"], np.arange(4, dtype=np.float32)) for id_ in ("s0", "s1", "s2")]
+    _write(folder / "e.parquet", rows)
+    return folder / "e.parquet"
 
 
 @dataclass(frozen=True)
@@ -512,6 +520,7 @@ READERS: tuple[FuzzReader, ...] = (
     # tables
     FuzzReader("table:manifest", table("m.csv"), manifest_table, TEXT, 0.55, PLAIN),
     FuzzReader("table:manifest parquet", table("m.parquet"), manifest_table, sealed=True),
+    FuzzReader("table:embeddings", embeddings, lambda p: _stored(p, "weights", "case", {"s0", "s1"}), sealed=True),
     FuzzReader("table:labels", table("m.csv", samples.LABELS), read_labels, TEXT, 0.65, PLAIN),
     FuzzReader("table:labels xlsx", table("m.xlsx", samples.LABELS), read_labels, BINARY, 0.01,
                "zip keeps a checksum of each part only", sealed=True),

@@ -155,17 +155,26 @@ def _write(path: Path, rows: Sequence[_Row]) -> None:
     vectors = np.stack([vector for _, vector in rows])
     numbers = pd.DataFrame(vectors, columns=[f"e{k}" for k in range(vectors.shape[1])])
     with replacing(path) as temporary:
-        pd.concat([facts, numbers], axis=1).to_parquet(temporary, index=False, engine="pyarrow")
+        pd.concat([facts, numbers], axis=1).to_parquet(
+            temporary, index=False, engine="pyarrow", write_page_checksum=True
+        )
 
 
 def _stored(path: Path, weights: str, level: str, ids: set[str]) -> dict[str, np.ndarray]:
     """Vectors of this model and level that a table holds, by id; a table of another model is refused."""
     if not path.exists():
         return {}
-    table = read_parquet(path)
+    try:
+        table = read_parquet(path)
+    except (OSError, ValueError, MemoryError, RuntimeError) as problem:
+        reason = " ".join(str(problem).split())[:200]
+        raise DataError(f"{path}: cannot be read ({reason}); move it away to embed everything again") from None
     names, facts = [str(column) for column in table.columns], len(_FACTS)
     if tuple(names[:facts]) != _FACTS or names[facts:] != [f"e{k}" for k in range(len(names) - facts)]:
         raise DataError(f"{path}: is no table of embeddings; choose another name for --embeddings")
+    kinds = [str(table[name].dtype) for name in names[facts:]]
+    if set(kinds) - {"float32"} or not all(isinstance(cell, str) for name in _FACTS for cell in table[name]):
+        raise DataError(f"{path}: holds other than names and numbers; choose another name for --embeddings")
     if set(table["model"]) - {weights}:
         raise DataError(f"{path}: holds embeddings of another model; choose another name for --embeddings")
     held = table[(table["level"] == level) & table["id"].isin(ids)]
