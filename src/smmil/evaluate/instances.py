@@ -81,8 +81,15 @@ def _case_of_row(lengths: Sequence[int]) -> np.ndarray:
 
 
 def bags_of_pool(predictions: Sequence[Prediction], pool: str) -> list[Prediction]:
-    """The bags a pool uses: those labelled positive for "positive_bags", else all."""
-    return [p for p in predictions if pool != "positive_bags" or (p.y is not None and p.y > 0)]
+    """The bags a pool uses: positive ones for "positive_bags", else all."""
+    return [p for p in predictions if pool != "positive_bags" or _is_positive(p)]
+
+
+def _is_positive(prediction: Prediction) -> bool:
+    """Whether a bag is labelled positive; where its target is no class and it has no label, any instance must be."""
+    if prediction.y is not None or prediction.target_kind == "class":
+        return prediction.y is not None and prediction.y > 0
+    return prediction.y_inst is not None and bool((prediction.y_inst > 0).any())
 
 
 def _pointing(scores: np.ndarray, truth: np.ndarray) -> float:

@@ -190,6 +190,7 @@ def _rescored(p: Prediction, scores: np.ndarray, name: str) -> Prediction:
     who = _patient_of(p)
     kind = p.meta.get("score_kind", "unknown") if name == "model" else MAPS[name]
     meta = {"score_kind": kind, **({} if who is None else {"patient": who})}
+    meta |= {"target": p.meta["target"]} if p.target_kind != "class" else {}
     return Prediction(p.id, p.probs, scores, y=p.y, y_inst=p.y_inst, meta=meta)
 
 
