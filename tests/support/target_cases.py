@@ -32,7 +32,8 @@ def _map(rng, lesions):
     truth = (np.arange(SIDE * SIDE) < lesions).astype(int)
     places = np.stack(np.divmod(np.arange(SIDE * SIDE), SIDE)[::-1], 1) * STEP
     index = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
-    edges = np.hstack([np.stack([index[:, :-1].ravel(), index[:, 1:].ravel()]), np.stack([index[:-1].ravel(), index[1:].ravel()])])  # fmt: skip
+    pairs = (index[:, :-1], index[:, 1:]), (index[:-1], index[1:])
+    edges = np.hstack([np.stack([a.ravel(), b.ravel()]) for a, b in pairs])
     return {
         "scores": rng.normal(size=SIDE * SIDE) + 1.5 * truth,
         "y_inst": truth,

@@ -89,7 +89,8 @@ def _sides(known: Sequence[KnownInstances]) -> Kinds:
 
 
 def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> Judged:
-    refuse_other_target(metric, shared_target(cases))
+    if cases:
+        refuse_other_target(metric, shared_target(cases))
     cases = [p for p in cases if is_labelled(p)]
     cut = 0.5 if settings.threshold is None else settings.threshold
     if metric.basis == "target":
@@ -302,8 +303,9 @@ def _withheld(measure: PooledMetric, found: dict[str, Any]) -> str:
 def _possible_measures(measures: Sequence[str], summaries: Sequence[dict[str, Any]]) -> list[PooledMetric]:
     """Measures asked for; of the usual ones F1 is left out without a threshold, and a note says so."""
     asked = [PooledMetric.parse(text) for text in measures]
-    usual = {usual_measures(kind) for kind in TARGETS}
-    if tuple(measures) not in usual or all(found["threshold"]["value"] is not None for found in summaries):
+    usual = tuple(measures) in {usual_measures(kind) for kind in TARGETS}
+    asked += [PooledMetric(f"bag_auroc:{name}") for name in summaries[0]["bag"].get("labels", {}) if usual]
+    if not usual or all(found["threshold"]["value"] is not None for found in summaries):
         return asked
     notes = summaries[0].setdefault("notes", [])
     note = "inst_f1 has no interval and no comparison: a model has no threshold (give validation predictions)"

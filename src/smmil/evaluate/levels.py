@@ -13,7 +13,8 @@ from smmil.evaluate.conformal import _area_notes, area_to_read
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
 from smmil.evaluate.ranking import OperatingPoints, _defined, exact_mean
-from smmil.evaluate.targets import target_metrics
+from smmil.evaluate.risk_groups import risk_groups
+from smmil.evaluate.targets import SURVIVAL, target_metrics
 from smmil.evaluate.uncertainty import _doubt_rows, _probability_rows, _two_columns
 from smmil.prediction import Prediction, corrections_text
 
@@ -26,8 +27,10 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
     `threshold` is unused; a class without cases is left out, except that f1 counts 0 for it if it was answered. What
     is undefined is nan, and `notes` says why. Targets other than classes have metrics of their own (docs/targets.md).
     """
-    if shared_target(predictions) != "class":
-        return target_metrics(predictions, threshold)
+    kind = shared_target(predictions)
+    if kind != "class":
+        groups = {"risk_groups": risk_groups(predictions).facts()} if kind in SURVIVAL else {}
+        return target_metrics(predictions, threshold) | groups
     labelled = [p for p in predictions if p.y is not None]
     probs, y = labelled_table(labelled)
     many, left_out = probs.shape[1] > 2, len(predictions) - len(labelled)

@@ -33,6 +33,7 @@ class RiskGroups(NamedTuple):
     p: float
     shortage: str
     notes: list[str]
+    word: str  # patients, or cases where patients are unknown
 
     @property
     def p_text(self) -> str:
@@ -62,9 +63,10 @@ def risk_groups(predictions: Sequence[Prediction], groups: int = 2) -> RiskGroup
     cuts = np.quantile(risk, np.arange(1, groups) / groups) if len(risk) else np.zeros(0)
     place = np.searchsorted(cuts, risk, "left")
     found = [_group(name, follow_up, place == k) for k, name in enumerate(_NAMES[groups])]
-    test, short = log_rank(follow_up, place), _carriers(table, found, len(rows)).shortage
-    p = math.nan if short or notes else test.p
-    return RiskGroups([g for g in found if g.n], test.statistic, p, short, notes)
+    test, carriers = log_rank(follow_up, place), _carriers(table, found, len(rows))
+    p = math.nan if carriers.shortage or notes else test.p
+    word = next(iter(carriers.counts))
+    return RiskGroups([g for g in found if g.n], test.statistic, p, carriers.shortage, notes, word)
 
 
 def _patients(table: TargetTable) -> tuple[np.ndarray, np.ndarray, list[str]]:

@@ -136,7 +136,7 @@ def target_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) ->
     Several labels: means over the labels with both classes, and "labels" with a row for each. Survival: "times" with a
     row for each time of the target. What is undefined is nan, and `notes` says why.
     """
-    table = TargetTable(predictions)
+    table = TargetTable(sorted(predictions, key=lambda p: p.id))
     kind, left_out = table.kind, len(predictions) - len(table)
     ones, values = np.ones(len(table), dtype=np.int64), dict[str, float]()
     for metric in metrics_of("bag", kind):
@@ -191,12 +191,12 @@ def _label_rows(table: TargetTable, threshold: float) -> dict[str, dict[str, Any
     return rows
 
 
-def _time_rows(table: TargetTable, weights: np.ndarray) -> list[dict[str, Any]]:
-    """For each time: AUROC and Brier score, mean predicted and observed share with an event, and who was followed."""
+def _time_rows(table: TargetTable, weights: np.ndarray) -> dict[str, dict[str, Any]]:
+    """By time: AUROC and Brier score, mean predicted and observed share with an event, and who was followed."""
     curve, over = table.follow_up.curve(), table.over_time
     auroc, brier = over.auroc(weights), over.brier(weights)
-    return [
-        {
+    return {
+        f"{time:.10g}": {
             "time": float(time),
             "auroc": float(auroc[k]),
             "brier": float(brier[k]),
@@ -206,7 +206,7 @@ def _time_rows(table: TargetTable, weights: np.ndarray) -> list[dict[str, Any]]:
             "n_without": int(table.follow_up.had_none(time).sum()),
         }
         for k, time in enumerate(table.times if len(table) else ())
-    ]
+    }
 
 
 def _n_positive(table: TargetTable) -> int:
@@ -270,8 +270,8 @@ def _quadratic_kappa(table: TargetTable, weights: np.ndarray) -> float:
     total = float(weights.sum())
     observed = _ratio(float(weights @ np.square(answered - true)), total)
     means = [_ratio(float(weights @ side), total) for side in (answered, true)]
-    spreads = [_ratio(float(weights @ np.square(side - m)), total) for side, m in zip((answered, true), means, strict=True)]  # fmt: skip
-    expected = sum(spreads) + (means[0] - means[1]) ** 2
+    spreads = [np.square(answered - means[0]), np.square(true - means[1])]
+    expected = sum(_ratio(float(weights @ s), total) for s in spreads) + (means[0] - means[1]) ** 2
     return 1 - observed / expected if expected > 0 else math.nan
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from smmil.config import TrainConfig
 from smmil.errors import DataError, SmmilError
+from smmil.evaluate.bags import shared_target
 from smmil.evaluate.folders import summary, without_nan
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import froc
@@ -72,7 +73,7 @@ def _measured_row(validation: Sequence[Prediction], test: Sequence[Prediction]) 
         "threshold": _number(found["threshold"]["value"]),
         "threshold_source": found["threshold"]["source"],
     }
-    row |= {m.name: _number(found["bag"][m.key]) for m in metrics_of("bag")}
+    row |= {m.name: _number(found["bag"][m.key]) for m in metrics_of("bag", shared_target(test))}
     for pool in POOLS:
         suffix = "" if pool == "all" else f"@{pool}"
         inside = found["instance"][pool]
