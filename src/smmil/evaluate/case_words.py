@@ -1,4 +1,4 @@
-"""What was predicted of one case whose target is no class, in words: risk, level, number or labels, beside the truth."""
+"""What was predicted of a case whose target is no class, in words: risk, level, number or labels, beside the truth."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -40,6 +40,13 @@ def case_words(prediction: Prediction, values: Sequence[float] = ()) -> CaseWord
     return write.get(prediction.target_kind, _risk)(prediction, values)
 
 
+def with_place(said: str, value: float, values: Sequence[float]) -> str:
+    """Words that begin with a risk, with its place among all of them behind it: "risk 0.83 (3rd of 40), …"."""
+    risk, comma, rest = said.partition(",")
+    place = _place(1 + sum(other > value for other in values))
+    return f"{risk} ({place} of {len(values):,}){comma}{rest}"
+
+
 def predicted_values(predictions: Iterable[Prediction]) -> list[float]:
     """Predicted numbers of cases, for `case_words`."""
     return [p.value for p in predictions if p.value is not None]
@@ -72,7 +79,7 @@ def _risk(prediction: Prediction, values: Sequence[float]) -> CaseWords:
     value = prediction.value
     said = "risk unknown" if value is None else f"risk {_digits(value)}"
     if value is not None and len(values) > 1:
-        said += f" ({_place(1 + sum(other > value for other in values))} of {len(values):,})"
+        said = with_place(said, value, values)
     middle, share = len(prediction.times) // 2, None
     if len(prediction.times):
         share = float(prediction.probs[middle])
@@ -114,15 +121,14 @@ def _number(prediction: Prediction, values: Sequence[float]) -> CaseWords:
 def _labels(prediction: Prediction, values: Sequence[float]) -> CaseWords:
     names, probs = prediction.target_names, prediction.probs
     said = ", ".join(f"{name} {p:.2f}" for name, p in zip(names, probs, strict=True))
-    share = float(probs.max())
     if prediction.target is None or not is_labelled(prediction):
-        return CaseWords(said, "", share, None, "unlabelled")
+        return CaseWords(said, "", None, None, "unlabelled")
     truth = prediction.target
     known = ~np.isnan(truth)
     there = [name for name, label in zip(names, truth, strict=True) if label == 1]
     gap = np.abs(probs[known] - truth[known])
     right = bool(((probs[known] >= CALLED) == (truth[known] > 0)).all())
-    return CaseWords(said, ", ".join(there) or "none", share, float(gap.max()), "correct" if right else "wrong")
+    return CaseWords(said, ", ".join(there) or "none", None, float(gap.max()), "correct" if right else "wrong")
 
 
 def _digits(value: float) -> str:

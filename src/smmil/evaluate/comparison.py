@@ -61,9 +61,9 @@ def _refuse_different(a: Prediction, b: Prediction) -> None:
 def _refuse_other_truth(a: Prediction, b: Prediction) -> None:
     if a.target_kind != b.target_kind:
         raise DataError(f"{a.id}: a target of kind {a.target_kind} and one of kind {b.target_kind} cannot be compared")
-    both = [[] if p.target is None else p.target.tolist() for p in (a, b)]
-    if not np.array_equal(*both, equal_nan=True):
-        words = f"{a.id}: target {both[0]} in the first model's file but {both[1]} in the second's"
+    one, other = (np.zeros(0) if p.target is None else p.target for p in (a, b))
+    if not np.array_equal(one, other, equal_nan=True):
+        words = f"{a.id}: target {one.tolist()} in the first model's file but {other.tolist()} in the second's"
         raise DataError(f"{words}; predict one of them again")
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.bags import need_target
 from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.probability import calibrated_probability
@@ -106,6 +107,7 @@ def suggest_regions(
     """
     if patches < 1 or region < 1:
         raise ConfigError(f"suggest: patches={patches}, region={region}; expected at least 1")
+    need_target(predictions, "suggest", ("class", "multilabel"))
     cases = sorted((p for p in predictions if p.y != 0), key=lambda p: p.id)
     if not cases:
         raise DataError("suggest: all cases are labelled negative, so nothing in them can be a lesion; give others")

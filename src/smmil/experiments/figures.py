@@ -24,6 +24,7 @@ from smmil.experiments.results import _aggregate, _chosen_rows, _first_predictio
 from smmil.experiments.runner import _finished_results, _StudyFolder
 from smmil.experiments.study import GROUPS, FigureSpec, Study
 from smmil.experiments.variant_tests import RESAMPLES, _comparisons, _pair_differences
+from smmil.maps import canvas
 from smmil.prediction import Prediction
 
 Found = dict[str, list[Prediction]]
@@ -146,8 +147,7 @@ def _maps(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path
     first = sorted(next(iter(found.values())), key=lambda p: (not p.y, p.id))
     for case in [p.id for p in first if p.coords is not None][: figure.cases]:
         models = {name: next(p for p in cases if p.id == case) for name, cases in found.items()}
-        label = next(iter(models.values())).y
-        subtitle = f"{title}\n{case}, {'label unknown' if label is None else f'label {label}'}"
+        subtitle = f"{title}\n{case}, {canvas.label_text(next(iter(models.values())))}"
         paths += _draw_maps(models, path.with_name(f"{path.name}-{_slug(case)}"), subtitle)
     return paths
 

@@ -7,7 +7,7 @@ import multiprocessing
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,12 @@ def _measured_row(validation: Sequence[Prediction], test: Sequence[Prediction]) 
         row |= {f"{m.name}{suffix}": _number(inside.get(m.key)) for m in metrics_of("instance")}
     row |= {m.name: _number(found["energy"][m.key]) for m in metrics_of("energy")}
     return row | {m.name: _number(lesions[m.key]) for m in metrics_of("lesion")}
+
+
+def _validation_metric(best: Mapping[str, Any]) -> dict[str, Any]:
+    """The metric of the selected epoch on validation: val_auroc, or that of a target which is no class."""
+    metric = next((key for key in best if key not in ("epoch", "loss", "weights")), "auroc")
+    return {f"val_{metric}": best[metric]}
 
 
 def _learned_alpha(history: Sequence[dict[str, Any]], epoch: int) -> float:
@@ -179,7 +185,7 @@ def _train_and_measure(job: _RunJob, folder: Path) -> None:
         "weights": trained.best["weights"],
         "parameters": facts.get("parameters"),
         "source": (facts.get("versions") or {}).get("source", ""),
-        "val_auroc": trained.best["auroc"],
+        **_validation_metric(trained.best),
         "val_loss": trained.best["loss"],
         "alpha": _learned_alpha(trained.history, trained.best["epoch"]),
         **_measured_row(*(load_predictions(folder / part) for part in PARTS)),

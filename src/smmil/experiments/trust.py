@@ -14,6 +14,7 @@ from torch import nn
 from smmil.bag import Bag, BagBatch
 from smmil.data.manifest import Manifest
 from smmil.errors import DataError
+from smmil.evaluate.bags import need_target
 from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.instances import bags_of_pool, instance_score
 from smmil.evaluate.prior import position_prior
@@ -221,6 +222,7 @@ def _map_measures(rows: DataFrame, name: str, table: Manifest, folder: _StudyFol
     runs = [load_predictions(folder.run(key) / "test") for key in first["run"]]
     seeds = int((first["fold"] == first["fold"].iloc[0]).sum())  # runs of the first fold, which come first
     model, _ = load_run(folder.run(first["run"].iloc[0]) / "train", trust_code=name)
+    need_target(runs[0], "the trust report")
     positive = [p.id for p in runs[0] if p.y][:_MOST_CASES]
     return {
         **_map_stability(runs[:seeds]),

@@ -43,7 +43,7 @@ CASE_TILES = {
     "cox": _AT_RISK,
 }
 ANSWERS = {
-    "multilabel": "Labels are called from a probability of 0.5 on; means over labels leave out those of one class only.",
+    "multilabel": "Labels are called from a probability of 0.5 on; means leave out labels of one class only.",
     "ordinal": "The answer is the most probable level.",
     "regression": "",
     "survival": _CENSORING,
