@@ -7,7 +7,15 @@ from sklearn.metrics import average_precision_score, cohen_kappa_score, f1_score
 from support.target_cases import KINDS, LABELS, TIMES, survival_case, target_case, target_cohort
 
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate import bag_metrics, bootstrap_ci, compare, instance_metrics
+from smmil.evaluate import (
+    Metric,
+    bag_metrics,
+    bootstrap_ci,
+    compare,
+    instance_metrics,
+    register_metric,
+    unregister_metric,
+)
 from smmil.evaluate.bootstrap import statistic
 from smmil.evaluate.comparison import compare_models
 from smmil.evaluate.metrics import metrics_of, usual_measures
@@ -174,6 +182,20 @@ def test_without_a_label_a_bag_is_positive_where_an_instance_is(kind):
     assert found["auroc"] == pytest.approx(
         roc_auc_score(np.concatenate([p.y_inst for p in positive]), np.concatenate([p.scores[:, 0] for p in positive]))
     )
+
+
+def test_a_metric_of_ones_own_joins_those_of_its_target():
+    own = Metric("bag_events", "bag", "events", 0, "share of cases with an event",
+                 lambda cases: float(np.mean([p.target[1] for p in cases])), targets=("survival",))  # fmt: skip
+    cases = target_cohort("survival", 40)
+    register_metric(own)
+    try:
+        found = bootstrap_ci(cases, "bag_events", n=50)
+        assert bag_metrics(cases)["events"] == found["value"] == np.mean([p.target[1] for p in cases])
+        assert found["low"] < found["value"] < found["high"]
+        assert "events" not in bag_metrics(target_cohort("cox", 12))
+    finally:
+        unregister_metric("bag_events")
 
 
 def test_strata_are_events_and_numbers_have_none():

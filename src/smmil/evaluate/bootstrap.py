@@ -1,6 +1,7 @@
 """Bootstrap intervals of metrics: each metric as a function of how often every case counts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,9 +94,10 @@ def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> Jud
         refuse_other_target(metric, shared_target(cases))
     cases = [p for p in cases if is_labelled(p)]
     cut = 0.5 if settings.threshold is None else settings.threshold
-    if metric.basis == "target":
-        table = TargetTable(cases)
-        return cases, lambda weights: float(metric.function(table, weights)), table.kinds
+    if metric.basis == "target" or (metric.basis == "predictions" and shared_target(cases) != "class"):
+        table, repeated = TargetTable(cases), _repeated(cases, metric.function)
+        weighted = repeated if metric.basis == "predictions" else partial(metric.function, table)
+        return cases, lambda weights: float(weighted(weights)), table.kinds
     if shared_target(cases) == "multilabel":
         return _of_labels(metric, cases, settings)
     if metric.basis == "predictions":

@@ -17,6 +17,7 @@ from smmil.prediction import Prediction
 
 SURVIVAL = ("survival", "cox")
 Kinds = dict[str, np.ndarray]
+_SIDES = ("points", "counts")  # what metrics of a single label are computed from
 
 
 class TargetTable:
@@ -162,6 +163,8 @@ def target_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) ->
 def _value(metric: Metric, table: TargetTable, weights: np.ndarray, threshold: float) -> float:
     if metric.basis == "target":
         return float(metric.function(table, weights))
+    if metric.basis == "predictions":
+        return float(metric.function(table.cases))
     if table.kind == "multilabel":
         return exact_mean(_defined(_of_labels(metric, table.cases, threshold)))
     return _bag_values([metric], *labelled_table(table.cases), threshold)[metric.key]
@@ -186,7 +189,7 @@ def _label_rows(table: TargetTable, threshold: float) -> dict[str, dict[str, Any
         known = [p.y for p in cases if p.y is not None]
         both = {0, 1} <= set(known)
         metrics = metrics_of("bag", "multilabel")
-        values = {m.key: _of_one_label(m, cases, threshold) if both else math.nan for m in metrics}
+        values = {m.key: _of_one_label(m, cases, threshold) if both else math.nan for m in metrics if m.basis in _SIDES}
         rows[name] = {"n": len(known), "n_positive": sum(known), **values}
     return rows
 
