@@ -134,7 +134,8 @@ def _list_metrics(wanted: bool) -> None:
     sides = {1: "higher", -1: "lower", 0: "neither"}
     table = _table("Metrics", ["name", "better", "what it is"], [])
     for metric in METRICS.values():
-        table.add_row(metric.name, sides[metric.direction], metric.explanation)
+        kinds = "" if "class" in metric.targets else f" (target: {', '.join(metric.targets)})"
+        table.add_row(metric.name, sides[metric.direction], metric.explanation + kinds)
     Console().print(table)
     raise Exit
 

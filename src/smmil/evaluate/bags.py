@@ -110,6 +110,7 @@ def reliability_curve(predictions: Sequence[Prediction], bins: int = _BINS) -> d
     """
     if bins < 1:
         raise ConfigError(f"bins: got {bins}, expected at least 1")
+    need_target(predictions, "the reliability curve", ("class", "ordinal"))
     edges = np.linspace(0, 1, bins + 1)
     counts, mean, observed = _binned(*_confidence_and_hit(*labelled_table(predictions)), edges)
     return {

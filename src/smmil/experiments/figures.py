@@ -7,6 +7,7 @@ import numpy as np
 from pandas import DataFrame
 
 from smmil.errors import DataError, SmmilError
+from smmil.evaluate.instances import bags_of_pool
 from smmil.evaluate.metrics import direction, metric_name
 from smmil.evaluate.ranking import spread
 from smmil.experiments.datasets import _agreeing_pairs, _share_of
@@ -154,7 +155,8 @@ def _maps(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path
 
 def _examples(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path]:
     """Labelled cases with the share of neighbouring instances of equal label."""
-    positive = [p for p in next(iter(found.values())) if p.y and p.y_inst is not None and p.edges is not None]
+    shown = bags_of_pool(next(iter(found.values())), "positive_bags")
+    positive = [p for p in shown if p.y_inst is not None and p.edges is not None]
     if not positive:
         raise DataError(f"{figure.name}: no positive test case has instance labels and neighbours; nothing to show")
     pairs = [_agreeing_pairs(p.y_inst, p.edges) for p in positive]  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from typing import Any
 
 from pandas import DataFrame, concat
 
+from smmil.errors import ConfigError
 from smmil.evaluate.metrics import direction, explained, metric_name
 from smmil.experiments.paper import _table_notes
 from smmil.experiments.position import _position_markdown, _position_note, _position_rows
@@ -41,6 +42,10 @@ def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) 
     plan  every run that was asked for, with its state (see `_plan_table`); None: the results are all there is
     """
     plan = results.assign(state="done", reason="") if plan is None else plan
+    lacking = [metric for metric in table.metrics if len(results) and metric not in results]
+    if lacking:
+        words = f"{study.name}: table {table.name}: {lacking[0]} does not judge what the runs predict"
+        raise ConfigError(f"{words}; `smmil evaluate --list-metrics` says what each metric is for")
     variants = [v.name for v in study.variants] if table.variants is None else table.variants
     wanted, planned = (part[part["variant"].isin(variants)] for part in (results, plan))
     rows = _with_plan(_aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)

@@ -83,7 +83,7 @@ def _model_card(
     parts = [
         f"---\n{header}---\n\n# {config['name']}\n",
         _what(config),
-        "## Intended use\n\n" + USE,
+        "## Intended use\n\n" + _use(config),
         "## Training\n\n" + _training(config),
         "## Evaluation\n\n" + _evaluation(numbers),
         *([] if promise is None else [_promise(promise)]),
@@ -167,6 +167,16 @@ def _output(config: dict[str, Any]) -> str:
     if target is None:
         return ", ".join(config["model"]["classes"])
     return _GIVES[target["kind"]].format(", ".join(target.get("columns", ())))
+
+
+def _use(config: dict[str, Any]) -> str:
+    """What the model is meant for; other targets than classes have no probability for the case."""
+    if "target" not in config:
+        return USE
+    gives = f"{_output(config)} for the case"
+    return USE.replace("weakly supervised classification", "weakly supervised prediction").replace(
+        "a probability for the case", gives
+    )
 
 
 def _selected_by(validation: dict[str, Any]) -> str:

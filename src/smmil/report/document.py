@@ -40,7 +40,7 @@ from smmil.report.sources import (
     _PredictionSource,
     _promises,
 )
-from smmil.report.targets import ANSWERS, CASE_TILES, target_figures
+from smmil.report.targets import ANSWERS, target_figures, tiles_of
 from smmil.web import render, script_bundle, static_text
 
 LARGEST_MB = 30.0
@@ -48,15 +48,6 @@ _SCORES_SHARE = 0.55  # of the file for scores; beyond this they are stored with
 _PAGE_BYTES = 1_000_000  # program, style and numbers
 _SCORES = {"name": "score", "title": "scores", "kind": "score", "low": "", "high": ""}
 _CURVE_POINTS = 1001
-_TILES = (
-    ("Case AUROC", ("bag", "auroc"), "tells positive from negative cases"),
-    (
-        "Localisation AUROC",
-        ("instance", "positive_bags", "auroc"),
-        "finds the lesion: instances of all positive cases together",
-    ),
-    ("FROC", ("froc", "froc"), "lesions found at ¼ to 8 false alarms per case"),
-)
 
 
 @dataclass(frozen=True)
@@ -229,7 +220,7 @@ def _summary(
 
 def _tiles(results: Results) -> Iterator[dict[str, Any]]:
     target = numbers.target_of(results)
-    for heading, path, words in (*CASE_TILES.get(target, _TILES[:1]), *_TILES[1:]):
+    for heading, path, words in tiles_of(target):
         values = _values(next(row for row in numbers._metric_rows(target) if row.path == path), results)
         if any(value["value"] is not None for value in values):
             yield {"heading": heading, "values": values, "words": words, "prior": _prior_text(path, results)}

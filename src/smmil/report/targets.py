@@ -27,12 +27,21 @@ from smmil.web import render
 
 Models = Mapping[str, Sequence[Prediction]]
 Results = Mapping[str, Mapping[str, Any]]
+_TILES = (
+    ("Case AUROC", ("bag", "auroc"), "tells positive from negative cases"),
+    (
+        "Localisation AUROC",
+        ("instance", "positive_bags", "auroc"),
+        "finds the lesion: instances of all positive cases together",
+    ),
+    ("FROC", ("froc", "froc"), "lesions found at ¼ to 8 false alarms per case"),
+)
 _CENSORING = "Censored cases are made up for by the others (inverse probability of censoring weights)."
 _AT_RISK = (
     ("C-index", ("bag", "c_index"), "the case with the earlier event has the higher risk (Harrell)"),
     ("AUROC over time", ("bag", "time_auroc"), "tells cases with an event from those without; mean over the times"),
 )
-CASE_TILES = {
+_CASE_TILES = {
     "multilabel": (("Label AUROC", ("bag", "auroc"), "tells cases with a label from others; mean over the labels"),),
     "ordinal": (("Quadratic kappa", ("bag", "kappa"), "agreement of levels beyond chance"),),
     "regression": (
@@ -49,6 +58,11 @@ ANSWERS = {
     "survival": _CENSORING,
     "cox": _CENSORING,
 }
+
+
+def tiles_of(target: str) -> Sequence[tuple[str, tuple[str, ...], str]]:
+    """Heading, path of the number and words of the tiles on top of the page, for a kind of target."""
+    return (*_CASE_TILES.get(target, _TILES[:1]), *_TILES[1:])
 
 
 def target_figures(models: Models, results: Results, column: int | None = None) -> list[str]:
