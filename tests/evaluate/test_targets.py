@@ -18,6 +18,7 @@ from smmil.evaluate import (
 )
 from smmil.evaluate.bootstrap import statistic
 from smmil.evaluate.comparison import compare_models
+from smmil.evaluate.instances import instance_score
 from smmil.evaluate.metrics import metrics_of, usual_measures
 from smmil.evaluate.targets import TargetTable
 
@@ -196,6 +197,13 @@ def test_a_metric_of_ones_own_joins_those_of_its_target():
         assert "events" not in bag_metrics(target_cohort("cox", 12))
     finally:
         unregister_metric("bag_events")
+
+
+def test_maps_of_several_labels_together_are_their_highest_and_a_column_is_one_of_them():
+    scores = np.array([[0.0, 2.0, -1.0], [1.0, 0.0, 0.5], [-3.0, -1.0, -2.0]])
+    case = target_case("multilabel", "a", [0.1, 0.2, 0.3], target=[1, 0, 0], y=1, names=LABELS, scores=scores)
+    assert instance_score(case).tolist() == [2.0, 1.0, -1.0]
+    assert instance_score(case, 2).tolist() == [-1.0, 0.5, -2.0]
 
 
 def test_strata_are_events_and_numbers_have_none():

@@ -39,8 +39,13 @@ class KnownInstances(NamedTuple):
 
 
 def instance_score(prediction: Prediction, column: int | None = None) -> np.ndarray:
-    """One score per instance, float64: the only column, the second of two, or the column asked for."""
+    """One score per instance, float64: the only column, the second of two, or the column asked for.
+
+    Of several labels with a map each, the highest of them: whether any label is there.
+    """
     k = prediction.scores.shape[1]
+    if column is None and k > 1 and prediction.target_kind == "multilabel":
+        return prediction.scores.max(1).astype(np.float64)
     if column is None and k > 2:
         raise ConfigError(f"{prediction.id}: scores have {k} columns, one per class; choose one (--column)")
     chosen = k - 1 if column is None else column
