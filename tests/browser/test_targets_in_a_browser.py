@@ -32,8 +32,9 @@ def test_the_report_says_in_every_row_what_was_predicted(kind, browser, tmp_path
         shows(page, "#case-facts", f"{kind}: {words.said}")
 
 
-def test_sorting_by_prediction_is_sorting_by_risk(browser, tmp_path):
-    cases, folder = saved("cox", tmp_path)
+@pytest.mark.parametrize("kind", ["cox", "regression"])
+def test_sorting_by_prediction_is_sorting_by_the_number(kind, browser, tmp_path):
+    cases, folder = saved(kind, tmp_path)
     write_report([folder], tmp_path / "report.html", resamples=0)
     with read_report(browser, tmp_path / "report.html") as page:
         page.click('#case-table button[data-key="p"]')
@@ -54,8 +55,8 @@ def test_the_list_of_the_viewer_says_what_was_predicted(kind, browser, tmp_path)
         words = {p.id: case_words(p, predicted_values(cases)) for p in cases}
         for p in cases[:3]:
             row = page.locator("#cases li", has_text=p.id)
-            assert words[p.id].said in row.inner_text()
-            assert words[p.id].truth in row.inner_text()
+            assert words[p.id].said in row.text_content()
+            assert words[p.id].truth in row.text_content()
         page.locator("#cases li", has_text=cases[1].id).click()
         becomes(page, "id => document.querySelector('#case-title').textContent === id", cases[1].id)
         shows(page, "#case-facts", words[cases[1].id].said)

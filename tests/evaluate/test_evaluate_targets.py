@@ -65,7 +65,9 @@ def test_each_label_has_an_interval_of_its_own(tmp_path):
 
 
 def test_few_events_are_told_in_every_file(tmp_path):
-    cases = [survival_case(f"c{i:02}", i / 10, 30.0 - i, int(i < 7), patient=f"p{i}") for i in range(24)]
+    cases = [
+        survival_case(f"c{i:02}", i / 10, 30.0 - i, int(i % 3 == 0 and i < 21), patient=f"p{i}") for i in range(24)
+    ]
     where = saved(cases, tmp_path / "one")
     text = evaluated(where, "--ci", "--resamples", "20", "--csv", str(tmp_path / "e.csv"))
     assert "log-rank p – (7 patients with an event)" in text

@@ -20,6 +20,7 @@ from smmil.evaluate.bootstrap import statistic
 from smmil.evaluate.comparison import compare_models
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.metrics import metrics_of, usual_measures
+from smmil.evaluate.resampling import _resampling_plan
 from smmil.evaluate.targets import TargetTable
 
 OF_KIND = [(kind, metric.name) for kind in KINDS for metric in metrics_of("bag", kind)]
@@ -208,6 +209,8 @@ def test_maps_of_several_labels_together_are_their_highest_and_a_column_is_one_o
 
 def test_strata_are_events_and_numbers_have_none():
     cases = target_cohort("survival", 40)
-    assert bootstrap_ci(cases, "bag_c_index", n=50, stratified=True)["low"] > 0
+    events = np.array([p.target[1] for p in cases])
+    plan, _ = _resampling_plan(cases, "patient", True)
+    assert {float(weights @ events) for weights in plan.draws(50, 0)} == {events.sum()}
     with pytest.raises(ConfigError, match="stratified resampling"):
         bootstrap_ci(target_cohort("regression", 40), "bag_mae", n=50, stratified=True)

@@ -55,7 +55,9 @@ def test_the_card_states_the_metrics_of_its_target_with_intervals(kind, tmp_path
 
 
 def test_few_events_are_said_in_header_and_table(tmp_path):
-    cases = [survival_case(f"c{i:02}", i / 10, 30.0 - i, int(i < 7), patient=f"p{i}") for i in range(24)]
+    cases = [
+        survival_case(f"c{i:02}", i / 10, 30.0 - i, int(i % 3 == 0 and i < 21), patient=f"p{i}") for i in range(24)
+    ]
     card = _model_card(config_of("survival"), measured(cases, tmp_path), None, None)
     ends = yaml.safe_load(card.split("---\n")[1])["model-index"][0]["results"][0]["metrics"][0]["args"]
     assert ends == {"ci_low": "– (7 patients with an event)", "ci_high": "– (7 patients with an event)"}

@@ -78,6 +78,7 @@ def test_survival_curves_are_steps_through_the_estimates_with_numbers_at_risk():
     latest = max(p.target[0] for p in cases)
     for drawn, group in zip(curves, groups.groups, strict=True):
         points = np.array([[float(v) for v in pair.split(",")] for pair in drawn.split()])
+        assert ((np.diff(points, axis=0) == 0).any(1)).all()  # steps, no slopes
         time, share = (points[:, 0] - 56) / 272 * latest, 1 - (points[:, 1] - 12) / 214
         for t in np.linspace(0.1, 0.9 * group.curve.times[-1], 15):
             if np.abs(time - t).min() > latest / 272:  # not at an upright
@@ -88,7 +89,9 @@ def test_survival_curves_are_steps_through_the_estimates_with_numbers_at_risk():
 
 
 def test_few_events_leave_a_dash_in_place_of_p():
-    cases = [survival_case(f"c{i:02}", i / 10, 30.0 - i, int(i < 7), patient=f"p{i}") for i in range(24)]
+    cases = [
+        survival_case(f"c{i:02}", i / 10, 30.0 - i, int(i % 3 == 0 and i < 21), patient=f"p{i}") for i in range(24)
+    ]
     assert "log-rank p – (7 patients with an event)" in figures_of(cases)[0]
 
 
