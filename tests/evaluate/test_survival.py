@@ -7,7 +7,7 @@ from support.target_cases import survival_case, target_cohort
 from smmil.errors import ConfigError
 from smmil.evaluate import bag_metrics, bootstrap_ci
 from smmil.evaluate.risk_groups import risk_groups
-from smmil.evaluate.survival import Concordance, FollowUp, OverTime, log_rank
+from smmil.evaluate.survival import _Concordance, _FollowUp, _log_rank, _OverTime
 
 TIME = np.array([5, 3, 8, 3, 9, 5, 5, 2, 9, 1, 7, 7, 4, 9.0])
 EVENT = np.array([1, 1, 0, 0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0])
@@ -65,13 +65,13 @@ def brier_by_cases(time, event, probs, t):
 
 
 def test_values_of_lifelines_on_tied_and_censored_cases():
-    follow_up = FollowUp(TIME, EVENT)
-    assert Concordance(follow_up, RISK).harrell(ONES) == pytest.approx(0.7954545454545454, abs=1e-15)
+    follow_up = _FollowUp(TIME, EVENT)
+    assert _Concordance(follow_up, RISK).harrell(ONES) == pytest.approx(0.7954545454545454, abs=1e-15)
     curve = [follow_up.curve().after(t) for t in range(10)]
     of_lifelines = [1, 0.928571428571, 0.857142857143, 0.785714285714, 0.707142857143]
     of_lifelines += [0.55, 0.55, 0.458333333333, 0.458333333333, 0.305555555556]
     np.testing.assert_allclose(curve, of_lifelines, atol=1e-12)
-    two, three = log_rank(follow_up, np.minimum(GROUP, 1)), log_rank(follow_up, GROUP)
+    two, three = _log_rank(follow_up, np.minimum(GROUP, 1)), _log_rank(follow_up, GROUP)
     assert (two.statistic, two.p) == pytest.approx((3.499224385119273, 0.061397577634201055), rel=1e-12)
     assert (three.statistic, three.p) == pytest.approx((11.832844396441292, 0.002694824497614163), rel=1e-12)
 
@@ -79,7 +79,7 @@ def test_values_of_lifelines_on_tied_and_censored_cases():
 @pytest.mark.parametrize("seed", range(4))
 def test_both_c_indices_are_those_of_all_pairs(seed):
     time, event, risk, weights = tied(seed)
-    pairs, again = Concordance(FollowUp(time, event), risk), [np.repeat(x, weights) for x in (time, event, risk)]
+    pairs, again = _Concordance(_FollowUp(time, event), risk), [np.repeat(x, weights) for x in (time, event, risk)]
     assert pairs.harrell(weights) == pytest.approx(concordance_by_pairs(*again, 0), rel=1e-12)
     assert pairs.uno(weights) == pytest.approx(concordance_by_pairs(*again, 2), rel=1e-12)
 
@@ -88,7 +88,7 @@ def test_both_c_indices_are_those_of_all_pairs(seed):
 def test_auroc_and_brier_score_over_time_are_those_of_all_pairs_and_cases(seed):
     time, event, risk, weights = tied(seed)
     times, probs = np.array([2.0, 3.0, 5.5]), np.stack([risk / 9, risk / 7, risk / 5], 1)
-    over = OverTime(FollowUp(time, event), probs, times)
+    over = _OverTime(_FollowUp(time, event), probs, times)
     own, happened, table = (np.repeat(x, weights, axis=0) for x in (time, event, probs))
     auroc = [auroc_by_pairs(own, happened, table[:, k], t) for k, t in enumerate(times)]
     brier = [brier_by_cases(own, happened, table[:, k], t) for k, t in enumerate(times)]
@@ -100,15 +100,15 @@ def test_auroc_and_brier_score_over_time_are_those_of_all_pairs_and_cases(seed):
 
 def test_without_censoring_the_weights_are_all_one():
     time, _, risk, _ = tied(5)
-    pairs = Concordance(FollowUp(time, np.ones(len(time))), risk)
+    pairs = _Concordance(_FollowUp(time, np.ones(len(time))), risk)
     ones = np.ones(len(time), dtype=int)
     assert pairs.uno(ones) == pytest.approx(pairs.harrell(ones), rel=1e-14)
 
 
 def test_risk_and_its_opposite_share_one_and_equal_risks_are_worth_a_half():
-    follow_up = FollowUp(TIME, EVENT)
+    follow_up = _FollowUp(TIME, EVENT)
     for name in ("harrell", "uno"):
-        there, back, flat = (getattr(Concordance(follow_up, r), name)(ONES) for r in (RISK, -RISK, 0 * RISK))
+        there, back, flat = (getattr(_Concordance(follow_up, r), name)(ONES) for r in (RISK, -RISK, 0 * RISK))
         assert there + back == pytest.approx(1)
         assert flat == pytest.approx(0.5)
 
@@ -119,8 +119,8 @@ def test_uno_does_not_depend_on_who_was_censored_and_harrell_does():
     time = rng.exponential(np.exp(-2 * risk))
     censored = rng.exponential(0.3, size=1500)
     ones = np.ones(1500, dtype=int)
-    whole = Concordance(FollowUp(time, ones), risk).harrell(ones)
-    part = Concordance(FollowUp(np.minimum(time, censored), time <= censored), risk)
+    whole = _Concordance(_FollowUp(time, ones), risk).harrell(ones)
+    part = _Concordance(_FollowUp(np.minimum(time, censored), time <= censored), risk)
     assert abs(part.uno(ones) - whole) < 0.02 < abs(part.harrell(ones) - whole)
 
 
@@ -128,8 +128,8 @@ def test_brier_score_of_a_censored_cohort_is_that_of_the_whole_one():
     rng = np.random.default_rng(1)
     time, censored = rng.exponential(1, 4000), rng.exponential(1.5, 4000)
     probs, times = np.full((4000, 2), (0.3, 0.8)), np.array([0.5, 1.0])
-    whole = OverTime(FollowUp(time, np.ones(4000)), probs, times).brier(np.ones(4000))
-    part = OverTime(FollowUp(np.minimum(time, censored), time <= censored), probs, times).brier(np.ones(4000))
+    whole = _OverTime(_FollowUp(time, np.ones(4000)), probs, times).brier(np.ones(4000))
+    part = _OverTime(_FollowUp(np.minimum(time, censored), time <= censored), probs, times).brier(np.ones(4000))
     np.testing.assert_allclose(part, whole, atol=0.02)
 
 
@@ -142,14 +142,14 @@ def test_nothing_is_invented_where_all_are_censored():
 
 
 def test_beyond_a_last_case_that_was_censored_there_is_no_brier_score():
-    over = OverTime(FollowUp([1, 2, 3, 4.0], [1, 0, 1, 0]), np.full((4, 3), 0.5), np.array([2.0, 4.0, 5.0]))
+    over = _OverTime(_FollowUp([1, 2, 3, 4.0], [1, 0, 1, 0]), np.full((4, 3), 0.5), np.array([2.0, 4.0, 5.0]))
     assert np.isnan(over.brier(np.ones(4))).tolist() == [False, False, True]
-    last = OverTime(FollowUp([1, 2, 3, 4.0], [1, 0, 1, 1]), np.full((4, 1), 0.5), np.array([5.0]))
+    last = _OverTime(_FollowUp([1, 2, 3, 4.0], [1, 0, 1, 1]), np.full((4, 1), 0.5), np.array([5.0]))
     assert not np.isnan(last.brier(np.ones(4))).any()
 
 
 def test_a_case_censored_at_a_time_is_known_to_have_had_no_event_until_then():
-    over = OverTime(FollowUp([1.0, 6.0, 6.0], [1, 0, 0]), np.array([[0.9], [0.1], [0.2]]), np.array([6.0]))
+    over = _OverTime(_FollowUp([1.0, 6.0, 6.0], [1, 0, 0]), np.array([[0.9], [0.1], [0.2]]), np.array([6.0]))
     assert over.auroc(np.ones(3)).tolist() == [1.0]
     assert over.brier(np.ones(3))[0] == pytest.approx((0.01 + 0.01 + 0.04) / 3)
 

@@ -11,7 +11,7 @@ from smmil.evaluate import bag_metrics
 from smmil.evaluate.risk_groups import risk_groups
 from smmil.report import write_report
 from smmil.report.numbers import _measure, _other_cases
-from smmil.report.targets import target_figures
+from smmil.report.targets import _target_figures
 
 
 def saved(cases, folder):
@@ -31,7 +31,7 @@ def data_of(page):
 
 
 def figures_of(cases, name="one"):
-    return target_figures({name: cases}, _measure({name: cases}, resamples=0))
+    return _target_figures({name: cases}, _measure({name: cases}, resamples=0))
 
 
 @pytest.mark.parametrize("kind", KINDS)

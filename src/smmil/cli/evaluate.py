@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Context, Exit, Option, echo
 
 from smmil.cli.options import Column, Prior, Threshold, Validation, _check_threshold, _print_line, _table
-from smmil.cli.target_tables import counts_in_words, group_words, target_tables
+from smmil.cli.target_tables import _counts_in_words, _group_words, _target_tables
 
 Results = dict[str, dict[str, Any]]
 
@@ -243,7 +243,7 @@ def _show(results: dict[str, dict[str, Any]], *, ci: bool, froc: bool, compare: 
     _print_fitting(console, _metrics_table, results)
     located = any("per_bag" in found["prior"] for found in results.values())
     wanted = ((located, _prior_table), (froc, _froc_table), (ci, _intervals_table), (compare, _comparison_table))
-    for table in (*target_tables(results), *(draw for asked, draw in wanted if asked)):
+    for table in (*_target_tables(results), *(draw for asked, draw in wanted if asked)):
         _print_fitting(console, table, results)
     for line in [*_remarks(results), *_evidence_notes(results)]:
         _print_line(console, line)
@@ -320,11 +320,11 @@ def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
         bag, cut, pooled = found["bag"], found["threshold"], found["instance"]["all"]
         value = "none" if cut["value"] is None else f"{cut['value']:.6g}"
         lines.append(
-            f"{name}: {counts_in_words(bag)}, {pooled['n_instances']:,} labelled "
+            f"{name}: {_counts_in_words(bag)}, {pooled['n_instances']:,} labelled "
             f"instances ({pooled['n_positive']:,} positive), score: {pooled['score_kind']}"
         )
         lines += _without_truth(bag, pooled["n_instances"])
-        lines += group_words(bag)
+        lines += _group_words(bag)
         of_bags = "" if bag["threshold"] is None and "target" in bag else f"; bag threshold: {bag['threshold']}"
         lines.append(f"  instance threshold: {value} ({cut['source']}){of_bags}")
         if worth := found.get("uncertainty"):

@@ -4,10 +4,10 @@ from typing import Any
 
 from smmil.cli.options import _table
 
-Results = dict[str, dict[str, Any]]
+_Results = dict[str, dict[str, Any]]
 
 
-def label_table(results: Results) -> Any:
+def _label_table(results: _Results) -> Any:
     """A row per label and metric, a column per model."""
     from smmil.evaluate.metrics import metrics_of
 
@@ -23,7 +23,7 @@ def label_table(results: Results) -> Any:
     return table
 
 
-def time_table(results: Results) -> Any:
+def _time_table(results: _Results) -> Any:
     """A row per time and number, a column per model: AUROC, Brier score, predicted and observed share with an event."""
     table = _table("Events until a time", ["until", ""], list(results))
     found = [{row["time"]: row for row in one["bag"].get("times", {}).values()} for one in results.values()]
@@ -35,13 +35,13 @@ def time_table(results: Results) -> Any:
     return table
 
 
-def target_tables(results: Results) -> list[Any]:
+def _target_tables(results: _Results) -> list[Any]:
     """The functions that draw what these results hold beyond classes."""
     held = [key for found in results.values() for key in ("labels", "times") if found["bag"].get(key)]
-    return [draw for key, draw in (("labels", label_table), ("times", time_table)) if key in held]
+    return [draw for key, draw in (("labels", _label_table), ("times", _time_table)) if key in held]
 
 
-def counts_in_words(bag: dict[str, Any]) -> str:
+def _counts_in_words(bag: dict[str, Any]) -> str:
     """How many cases are known, and how many of them had an event, a label or a level above the lowest."""
     from smmil.evaluate.case_words import positives_in_words
 
@@ -49,7 +49,7 @@ def counts_in_words(bag: dict[str, Any]) -> str:
     return f"{bag['n']} labelled cases" + (f" ({positive})" if positive else "")
 
 
-def group_words(bag: dict[str, Any]) -> list[str]:
+def _group_words(bag: dict[str, Any]) -> list[str]:
     """Sizes of the risk groups and the p value of their difference in survival."""
     from smmil.evaluate.resampling import p_text
 

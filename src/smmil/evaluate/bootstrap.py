@@ -23,7 +23,7 @@ from smmil.evaluate.metrics import (
     usual_measures,
 )
 from smmil.evaluate.resampling import _resampled
-from smmil.evaluate.targets import TargetTable, judged_labels, of_label, refuse_other_target
+from smmil.evaluate.targets import TargetTable, _judged_labels, _refuse_other_target, of_label
 from smmil.prediction import TARGETS, Prediction
 
 _FEW_CASES = 500  # up to here a table of all pairs of cases is small
@@ -91,7 +91,7 @@ def _sides(known: Sequence[KnownInstances]) -> Kinds:
 
 def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> Judged:
     if cases:
-        refuse_other_target(metric, shared_target(cases))
+        _refuse_other_target(metric, shared_target(cases))
     cases = [p for p in cases if is_labelled(p)]
     cut = 0.5 if settings.threshold is None else settings.threshold
     if metric.basis == "target" or (metric.basis == "predictions" and shared_target(cases) != "class"):
@@ -121,7 +121,7 @@ def _of_labels(metric: Metric, cases: list[Prediction], settings: Settings) -> J
     """The mean over the labels with both classes; every one of them has to be carried by enough patients."""
     parts: list[tuple[np.ndarray, Weighted]] = []
     kinds: Kinds = {}
-    for name in judged_labels(cases):
+    for name in _judged_labels(cases):
         alone, (_, value, sides) = of_label(cases, name), _of_bags(metric, of_label(cases, name), settings)
         known = np.array([p.y is not None for p in alone], dtype=bool)
         parts.append((known, value))

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.evaluate.bags import is_labelled
-from smmil.evaluate.targets import SURVIVAL, answered_level
+from smmil.evaluate.targets import SURVIVAL, _answered_level
 from smmil.prediction import Prediction
 
-CALLED = 0.5
+_CALLED = 0.5
 
 
-class CaseWords(NamedTuple):
+class _CaseWords(NamedTuple):
     """A prediction in words, and what lists of cases sort and filter by.
 
     said     "risk 0.83 (3rd of 40), P(event by 24) 41 %", "level 3", "12.4", "blood 0.91, oedema 0.12"
@@ -34,7 +34,7 @@ class CaseWords(NamedTuple):
         return f"{self.said} ({_short_truth(self.truth)})" if self.truth else self.said
 
 
-def case_words(prediction: Prediction, values: Sequence[float] = ()) -> CaseWords:
+def case_words(prediction: Prediction, values: Sequence[float] = ()) -> _CaseWords:
     """Words about a case; values: predicted numbers of all cases of its model, among which its place is told."""
     write = {"multilabel": _labels, "ordinal": _level, "regression": _number}
     return write.get(prediction.target_kind, _risk)(prediction, values)
@@ -75,7 +75,7 @@ def _short_truth(truth: str) -> str:
     return f"true {truth.removeprefix('level ')}" if not truth.startswith(("event", "no event")) else truth
 
 
-def _risk(prediction: Prediction, values: Sequence[float]) -> CaseWords:
+def _risk(prediction: Prediction, values: Sequence[float]) -> _CaseWords:
     value = prediction.value
     said = "risk unknown" if value is None else f"risk {_digits(value)}"
     if value is not None and len(values) > 1:
@@ -85,10 +85,10 @@ def _risk(prediction: Prediction, values: Sequence[float]) -> CaseWords:
         share = float(prediction.probs[middle])
         said += f", P(event by {prediction.times[middle]:g}) {100 * share:.0f} %"
     if prediction.target is None:
-        return CaseWords(said, "", share, None, "unlabelled")
+        return _CaseWords(said, "", share, None, "unlabelled")
     time, event = prediction.target.tolist()
     truth = f"event at {_digits(time)}" if event else f"no event until {_digits(time)}"
-    return CaseWords(said, truth, share, _error_over_time(prediction), "event" if event else "censored")
+    return _CaseWords(said, truth, share, _error_over_time(prediction), "event" if event else "censored")
 
 
 def _error_over_time(prediction: Prediction) -> float | None:
@@ -100,35 +100,35 @@ def _error_over_time(prediction: Prediction) -> float | None:
     return float(np.mean([abs(p - happened) for p, happened in known])) if known else None
 
 
-def _level(prediction: Prediction, values: Sequence[float]) -> CaseWords:
-    answer, y, most = answered_level(prediction), prediction.y, max(len(prediction.probs) - 1, 1)
+def _level(prediction: Prediction, values: Sequence[float]) -> _CaseWords:
+    answer, y, most = _answered_level(prediction), prediction.y, max(len(prediction.probs) - 1, 1)
     outcome = "unlabelled" if y is None else "correct" if y == answer else "wrong"
     mean = answer if prediction.value is None else prediction.value
     error = None if y is None else abs(mean - y)
-    return CaseWords(f"level {answer}", "" if y is None else f"level {y}", answer / most, error, outcome)
+    return _CaseWords(f"level {answer}", "" if y is None else f"level {y}", answer / most, error, outcome)
 
 
-def _number(prediction: Prediction, values: Sequence[float]) -> CaseWords:
+def _number(prediction: Prediction, values: Sequence[float]) -> _CaseWords:
     value = math.nan if prediction.value is None else prediction.value
     said = "unknown" if prediction.value is None else _digits(value)
     if prediction.target is None:
-        return CaseWords(said, "", None, None, "unlabelled")
+        return _CaseWords(said, "", None, None, "unlabelled")
     true = float(prediction.target[0])
     side = "too high" if value > true else "too low" if value < true else "exact"
-    return CaseWords(said, _digits(true), None, None if math.isnan(value) else abs(value - true), side)
+    return _CaseWords(said, _digits(true), None, None if math.isnan(value) else abs(value - true), side)
 
 
-def _labels(prediction: Prediction, values: Sequence[float]) -> CaseWords:
+def _labels(prediction: Prediction, values: Sequence[float]) -> _CaseWords:
     names, probs = prediction.target_names, prediction.probs
     said = ", ".join(f"{name} {p:.2f}" for name, p in zip(names, probs, strict=True))
     if prediction.target is None or not is_labelled(prediction):
-        return CaseWords(said, "", None, None, "unlabelled")
+        return _CaseWords(said, "", None, None, "unlabelled")
     truth = prediction.target
     known = ~np.isnan(truth)
     there = [name for name, label in zip(names, truth, strict=True) if label == 1]
     gap = np.abs(probs[known] - truth[known])
-    right = bool(((probs[known] >= CALLED) == (truth[known] > 0)).all())
-    return CaseWords(said, ", ".join(there) or "none", None, float(gap.max()), "correct" if right else "wrong")
+    right = bool(((probs[known] >= _CALLED) == (truth[known] > 0)).all())
+    return _CaseWords(said, ", ".join(there) or "none", None, float(gap.max()), "correct" if right else "wrong")
 
 
 def _digits(value: float) -> str:

@@ -45,7 +45,7 @@ def instance_score(prediction: Prediction, column: int | None = None) -> np.ndar
     """
     k = prediction.scores.shape[1]
     if column is None and k > 1 and prediction.target_kind == "multilabel":
-        return prediction.scores.max(1).astype(np.float64)
+        return np.asarray(prediction.scores.max(1), dtype=np.float64)
     if column is None and k > 2:
         raise ConfigError(f"{prediction.id}: scores have {k} columns, one per class; choose one (--column)")
     chosen = k - 1 if column is None else column

@@ -14,7 +14,7 @@ from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool,
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
 from smmil.evaluate.ranking import OperatingPoints, _defined, exact_mean
 from smmil.evaluate.risk_groups import risk_groups
-from smmil.evaluate.targets import SURVIVAL, target_metrics
+from smmil.evaluate.targets import SURVIVAL, _target_metrics
 from smmil.evaluate.uncertainty import _doubt_rows, _probability_rows, _two_columns
 from smmil.prediction import Prediction, corrections_text
 
@@ -30,7 +30,7 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
     kind = shared_target(predictions)
     if kind != "class":
         groups = {"risk_groups": risk_groups(predictions).facts()} if kind in SURVIVAL else {}
-        return target_metrics(predictions, threshold) | groups
+        return _target_metrics(predictions, threshold) | groups
     labelled = [p for p in predictions if p.y is not None]
     probs, y = labelled_table(labelled)
     many, left_out = probs.shape[1] > 2, len(predictions) - len(labelled)

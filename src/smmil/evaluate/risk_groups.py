@@ -9,26 +9,26 @@ import numpy as np
 from smmil.errors import ConfigError
 from smmil.evaluate.bags import need_target, units_of
 from smmil.evaluate.resampling import Carriers, carriers_of, p_text
-from smmil.evaluate.survival import FollowUp, SurvivalCurve, log_rank
+from smmil.evaluate.survival import _FollowUp, _log_rank, _SurvivalCurve
 from smmil.evaluate.targets import SURVIVAL, TargetTable
 from smmil.prediction import Prediction
 
 _NAMES = {2: ("low risk", "high risk"), 3: ("low risk", "middle risk", "high risk")}
 
 
-class RiskGroup(NamedTuple):
+class _RiskGroup(NamedTuple):
     """Patients of similar predicted risk: how many, how many with an event, and their survival."""
 
     name: str
     n: int
     n_events: int
-    curve: SurvivalCurve
+    curve: _SurvivalCurve
 
 
 class RiskGroups(NamedTuple):
     """Groups from low to high risk and the log-rank test of equal survival; p is nan where too few carry it."""
 
-    groups: list[RiskGroup]
+    groups: list[_RiskGroup]
     statistic: float
     p: float
     shortage: str
@@ -59,11 +59,11 @@ def risk_groups(predictions: Sequence[Prediction], groups: int = 2) -> RiskGroup
     need_target(predictions, "a comparison of risk groups", SURVIVAL)
     table = TargetTable(predictions)
     rows, risk, notes = _patients(table)
-    follow_up = FollowUp(table.target[rows, 0], table.target[rows, 1]) if len(rows) else FollowUp(risk, risk)
+    follow_up = _FollowUp(table.target[rows, 0], table.target[rows, 1]) if len(rows) else _FollowUp(risk, risk)
     cuts = np.quantile(risk, np.arange(1, groups) / groups) if len(risk) else np.zeros(0)
     place = np.searchsorted(cuts, risk, "left")
     found = [_group(name, follow_up, place == k) for k, name in enumerate(_NAMES[groups])]
-    test, carriers = log_rank(follow_up, place), _carriers(table, found, len(rows))
+    test, carriers = _log_rank(follow_up, place), _carriers(table, found, len(rows))
     p = math.nan if carriers.shortage or notes else test.p
     word = next(iter(carriers.counts))
     return RiskGroups([g for g in found if g.n], test.statistic, p, carriers.shortage, notes, word)
@@ -80,12 +80,12 @@ def _patients(table: TargetTable) -> tuple[np.ndarray, np.ndarray, list[str]]:
     return first, np.bincount(units, table.value) / np.bincount(units), []
 
 
-def _group(name: str, follow_up: FollowUp, inside: np.ndarray) -> RiskGroup:
-    part = FollowUp(follow_up.time[inside], follow_up.event[inside])
-    return RiskGroup(name, len(part), int(part.event.sum()), part.curve())
+def _group(name: str, follow_up: _FollowUp, inside: np.ndarray) -> _RiskGroup:
+    part = _FollowUp(follow_up.time[inside], follow_up.event[inside])
+    return _RiskGroup(name, len(part), int(part.event.sum()), part.curve())
 
 
-def _carriers(table: TargetTable, groups: Sequence[RiskGroup], patients: int) -> Carriers:
+def _carriers(table: TargetTable, groups: Sequence[_RiskGroup], patients: int) -> Carriers:
     """Patients of each group and with an event, by the word that the cases allow."""
     word = next(iter(carriers_of(table.cases, {}).counts))
     sizes = {f"{word} of {g.name}": g.n for g in groups}

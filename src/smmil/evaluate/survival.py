@@ -14,7 +14,7 @@ import numpy as np
 from smmil.evaluate.ranking import _ratio
 
 
-class SurvivalCurve(NamedTuple):
+class _SurvivalCurve(NamedTuple):
     """A step function: the share without event just after each time, and how many were followed until then."""
 
     times: np.ndarray
@@ -31,7 +31,7 @@ class SurvivalCurve(NamedTuple):
         return float(np.append(self.at_risk, 0)[np.searchsorted(self.times, time, "left")])
 
 
-class FollowUp:
+class _FollowUp:
     """Times (n,) and events (n,) of cases, sorted once."""
 
     def __init__(self, time: np.ndarray, event: np.ndarray):
@@ -48,11 +48,11 @@ class FollowUp:
         censored = np.bincount(self._place, w * ~self.event, size)
         return np.cumsum((events + censored)[::-1])[::-1], events, censored
 
-    def curve(self, weights: np.ndarray | None = None) -> SurvivalCurve:
+    def curve(self, weights: np.ndarray | None = None) -> _SurvivalCurve:
         """Share of cases without event over time (Kaplan and Meier 1958)."""
         at_risk, events, _ = self._counts(weights)
         steps = 1 - events / np.maximum(at_risk, 1)
-        return SurvivalCurve(self.distinct, at_risk, events, np.cumprod(steps))
+        return _SurvivalCurve(self.distinct, at_risk, events, np.cumprod(steps))
 
     def uncensored(self, weights: np.ndarray | None = None) -> np.ndarray:
         """Probability of not being censored before each distinct time, and, last, before any later one."""
@@ -74,14 +74,14 @@ class FollowUp:
         return np.asarray((self.time > time) | ((self.time == time) & ~self.event))
 
 
-class Concordance:
+class _Concordance:
     """How often the case with the earlier event has the higher risk, among pairs whose order in time is known.
 
     That is where the earlier time is that of an event; of two events at the same time none is earlier. Equal risks
     count half. n x n numbers are kept, so that resamples are quick.
     """
 
-    def __init__(self, follow_up: FollowUp, risk: np.ndarray):
+    def __init__(self, follow_up: _FollowUp, risk: np.ndarray):
         self.follow_up, self._first = follow_up, np.flatnonzero(follow_up.event)
         time, event = follow_up.time, follow_up.event
         own = time[self._first, None]
@@ -103,10 +103,10 @@ class Concordance:
         return _ratio(float(first @ (self._right @ second)), float(first @ (self._known @ second)))
 
 
-class OverTime:
+class _OverTime:
     """Predicted probabilities of an event (n, J) until each of J times, against what is known then."""
 
-    def __init__(self, follow_up: FollowUp, probs: np.ndarray, times: np.ndarray):
+    def __init__(self, follow_up: _FollowUp, probs: np.ndarray, times: np.ndarray):
         self.follow_up, self.probs, self.times = follow_up, probs, times
         self._had = [follow_up.had_event(t) for t in times]
         self._none = [follow_up.had_none(t) for t in times]
@@ -151,7 +151,7 @@ class OverTime:
 _TINY = 1e-12
 
 
-class LogRank(NamedTuple):
+class _LogRank(NamedTuple):
     """Test of equal survival in all groups: chi-squared, its degrees of freedom and p."""
 
     statistic: float
@@ -159,7 +159,7 @@ class LogRank(NamedTuple):
     p: float
 
 
-def log_rank(follow_up: FollowUp, groups: np.ndarray) -> LogRank:
+def _log_rank(follow_up: _FollowUp, groups: np.ndarray) -> _LogRank:
     """Compare the survival of groups (n,) of cases, numbered from 0 (Mantel 1966); nan where nothing can be compared.
 
     At each time with events the number expected in a group is its share of those followed until then.
@@ -176,6 +176,6 @@ def log_rank(follow_up: FollowUp, groups: np.ndarray) -> LogRank:
     gap = (events_of - share * events).sum(1)[1:]
     covariance = (np.diag((share * spread).sum(1)) - (share * spread) @ share.T)[1:, 1:]
     if len(kinds) < 2 or np.linalg.matrix_rank(covariance) < len(gap):
-        return LogRank(float("nan"), max(len(kinds) - 1, 0), float("nan"))
+        return _LogRank(float("nan"), max(len(kinds) - 1, 0), float("nan"))
     statistic = float(gap @ np.linalg.solve(covariance, gap))
-    return LogRank(statistic, len(gap), float(chi2.sf(statistic, len(gap))))
+    return _LogRank(statistic, len(gap), float(chi2.sf(statistic, len(gap))))

@@ -12,11 +12,11 @@ from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate.bags import is_labelled, labelled_table, need_target, shared_target
 from smmil.evaluate.metrics import Metric, _bag_values, metrics_of, register_metric
 from smmil.evaluate.ranking import Counts, OperatingPoints, _defined, _ratio, exact_mean
-from smmil.evaluate.survival import Concordance, FollowUp, OverTime
+from smmil.evaluate.survival import _Concordance, _FollowUp, _OverTime
 from smmil.prediction import Prediction
 
 SURVIVAL = ("survival", "cox")
-Kinds = dict[str, np.ndarray]
+_Kinds = dict[str, np.ndarray]
 _SIDES = ("points", "counts")  # what metrics of a single label are computed from
 
 
@@ -56,7 +56,7 @@ class TargetTable:
     @cached_property
     def levels(self) -> np.ndarray:
         """(n,) the most probable level of an ordinal target."""
-        return np.array([answered_level(p) for p in self.cases], dtype=np.int64)
+        return np.array([_answered_level(p) for p in self.cases], dtype=np.int64)
 
     @cached_property
     def probs(self) -> np.ndarray:
@@ -69,20 +69,20 @@ class TargetTable:
         return np.array(stated.pop()) if len(stated) == 1 else np.zeros(0)
 
     @cached_property
-    def follow_up(self) -> FollowUp:
-        return FollowUp(self.target[:, 0], self.target[:, 1] > 0) if len(self) else FollowUp(np.zeros(0), np.zeros(0))
+    def follow_up(self) -> _FollowUp:
+        return _FollowUp(self.target[:, 0], self.target[:, 1] > 0) if len(self) else _FollowUp(np.zeros(0), np.zeros(0))
 
     @cached_property
-    def concordance(self) -> Concordance:
-        return Concordance(self.follow_up, self.value)
+    def concordance(self) -> _Concordance:
+        return _Concordance(self.follow_up, self.value)
 
     @cached_property
-    def over_time(self) -> OverTime:
+    def over_time(self) -> _OverTime:
         probs = self.probs if len(self.times) else np.zeros((len(self), 0))
-        return OverTime(self.follow_up, probs, self.times)
+        return _OverTime(self.follow_up, probs, self.times)
 
     @property
-    def kinds(self) -> Kinds:
+    def kinds(self) -> _Kinds:
         """Cases of the kinds that its metrics need, beside all of them."""
         if self.kind in SURVIVAL:
             return {"{units} with an event": self.target[:, 1] > 0 if len(self) else np.zeros(0, dtype=bool)}
@@ -93,7 +93,7 @@ class TargetTable:
         return {}
 
 
-def answered_level(prediction: Prediction) -> int:
+def _answered_level(prediction: Prediction) -> int:
     """The most probable level of an ordinal target."""
     return int(prediction.probs.argmax()) if len(prediction.probs) > 1 else int(prediction.probs[0] >= 0.5)
 
@@ -112,18 +112,18 @@ def of_label(predictions: Sequence[Prediction], label: str) -> list[Prediction]:
     return found
 
 
-def both_classes(predictions: Sequence[Prediction], label: str) -> bool:
+def _both_classes(predictions: Sequence[Prediction], label: str) -> bool:
     """Whether a label is known to be there in some cases and absent in others."""
     return {0, 1} <= {p.y for p in of_label(predictions, label)}
 
 
-def judged_labels(predictions: Sequence[Prediction]) -> list[str]:
+def _judged_labels(predictions: Sequence[Prediction]) -> list[str]:
     """Labels that take part in means over labels: those with both classes."""
     names = predictions[0].target_names if predictions else []
-    return [name for name in names if both_classes(predictions, name)]
+    return [name for name in names if _both_classes(predictions, name)]
 
 
-def refuse_other_target(metric: Metric, kind: str) -> None:
+def _refuse_other_target(metric: Metric, kind: str) -> None:
     """Refuse a metric of whole cases that does not judge this kind of target, and say which do."""
     if kind not in metric.targets:
         others = ", ".join(m.name for m in metrics_of("bag", kind) if m.interval)
@@ -131,7 +131,7 @@ def refuse_other_target(metric: Metric, kind: str) -> None:
         raise ConfigError(f"{metric.name}: {words}; use {others}")
 
 
-def target_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> dict[str, Any]:
+def _target_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> dict[str, Any]:
     """Metrics of whole cases of a target that is no class, by key, with numbers of cases and notes.
 
     Several labels: means over the labels with both classes, and "labels" with a row for each. Survival: "times" with a
@@ -171,7 +171,7 @@ def _value(metric: Metric, table: TargetTable, weights: np.ndarray, threshold: f
 
 
 def _of_labels(metric: Metric, cases: Sequence[Prediction], threshold: float) -> list[float]:
-    return [_of_one_label(metric, of_label(cases, name), threshold) for name in judged_labels(cases)]
+    return [_of_one_label(metric, of_label(cases, name), threshold) for name in _judged_labels(cases)]
 
 
 def _of_one_label(metric: Metric, cases: Sequence[Prediction], threshold: float) -> float:
@@ -224,7 +224,7 @@ def _target_notes(table: TargetTable) -> list[str]:
     if not len(table):
         return ["no case has a label; nothing can be measured"]
     if table.kind == "multilabel":
-        absent = [name for name in table.names if name not in judged_labels(table.cases)]
+        absent = [name for name in table.names if name not in _judged_labels(table.cases)]
         listed = ", ".join(absent)
         return [f"labels without both classes are left out of the means over labels: {listed}"] if absent else []
     if table.kind not in SURVIVAL:
@@ -290,11 +290,11 @@ def _of(method: Callable[[Any, np.ndarray], float], part: str) -> Callable[[Targ
 for _metric in (
     Metric("bag_c_index", "bag", "C-index (Harrell)", 1,
            "chance that of two cases the one with the earlier event has the higher risk",
-           _of(Concordance.harrell, "concordance"), "target", interval=True, targets=SURVIVAL,
+           _of(_Concordance.harrell, "concordance"), "target", interval=True, targets=SURVIVAL,
            hub=("c_index", "C-index of cases (Harrell)")),
     Metric("bag_c_index_uno", "bag", "C-index (Uno)", 1,
            "the same, weighted so that it does not depend on who was censored",
-           _of(Concordance.uno, "concordance"), "target", interval=True, targets=SURVIVAL,
+           _of(_Concordance.uno, "concordance"), "target", interval=True, targets=SURVIVAL,
            hub=("c_index_uno", "C-index of cases (Uno)")),
     Metric("bag_time_auroc", "bag", "AUROC over time", 1,
            "chance that a case with an event until a time has a higher probability than one without; mean over the "
@@ -303,7 +303,7 @@ for _metric in (
            hub=("time_auroc", "AUROC over time, mean")),
     Metric("bag_integrated_brier", "bag", "integrated Brier score", -1,
            "squared error of the probability of an event, averaged from the first to the last time of the target",
-           _of(OverTime.integrated_brier, "over_time"), "target", title="Integrated Brier score", interval=True,
+           _of(_OverTime.integrated_brier, "over_time"), "target", title="Integrated Brier score", interval=True,
            targets=SURVIVAL, hub=("integrated_brier", "integrated Brier score (lower is better)")),
     Metric("bag_kappa", "bag", "quadratic kappa", 1,
            "agreement of answered and true levels beyond chance, mistakes weighted by their squared distance",

@@ -36,7 +36,7 @@ def _write_results(table: DataFrame, folder: Path) -> None:
 def _choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
     """For each (data set, variant) the learning rate with the highest mean validation AUROC; ties: lower mean loss.
 
-    Of a target that is no class the metric that selected its epochs stands in place of the AUROC (`chosen_by`).
+    Of a target that is no class the metric that selected its epochs stands in place of the AUROC (`_chosen_by`).
 
     Only rates with as many finished runs as the best covered one compete, so that a rate is not chosen for the folds
     it has not seen yet, and they are compared over the folds and seeds that all of them have. A full tie, and rates
@@ -56,11 +56,11 @@ def _choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
 def _selection_key(rows: DataFrame, lr: float) -> tuple[float, float, float]:
     if not len(rows):
         return -math.inf, -math.inf, lr
-    auroc, loss = (math.fsum(rows[name]) / len(rows) for name in (chosen_by(rows), "val_loss"))
+    auroc, loss = (math.fsum(rows[name]) / len(rows) for name in (_chosen_by(rows), "val_loss"))
     return (-math.inf if math.isnan(auroc) else auroc, -loss, lr)
 
 
-def chosen_by(table: DataFrame) -> str:
+def _chosen_by(table: DataFrame) -> str:
     """The column by which learning rates are chosen: val_auroc, or the metric of a target that is no class."""
     return next((str(name) for name in table if str(name).startswith("val_") and name != "val_loss"), "val_auroc")
 

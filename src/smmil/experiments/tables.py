@@ -15,10 +15,10 @@ from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks,
 from smmil.experiments.results import (
     _aggregate,
     _choose_learning_rates,
+    _chosen_by,
     _coverage,
     _missing_run_notes,
     _with_plan,
-    chosen_by,
 )
 from smmil.experiments.runner import _finished_results, _StudyFolder
 from smmil.experiments.selection import _selection_markdown, _selection_rows
@@ -49,7 +49,7 @@ def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) 
     variants = [v.name for v in study.variants] if table.variants is None else table.variants
     wanted, planned = (part[part["variant"].isin(variants)] for part in (results, plan))
     rows = _with_plan(_aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
-    notes = _about(study, table, chosen_by(results))
+    notes = _about(study, table, _chosen_by(results))
     states = len({one if isinstance(one, str) else "" for one in wanted.get("source", [])})
     if states > 1:
         made = f"made by {states} states of the program (`source` in results.csv)"

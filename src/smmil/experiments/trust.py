@@ -19,7 +19,7 @@ from smmil.evaluate.instances import bags_of_pool, instance_score
 from smmil.evaluate.prior import position_prior
 from smmil.evaluate.ranking import exact_mean
 from smmil.experiments.datasets import RANDOM, _prepare, _PreparedSet, _random_labels
-from smmil.experiments.results import _chosen_rows, chosen_by
+from smmil.experiments.results import _chosen_by, _chosen_rows
 from smmil.experiments.runner import OnRun, _finished_results, _StudyFolder, load_results, run_study
 from smmil.experiments.study import Dataset, Study
 from smmil.experiments.writing import _for_spreadsheets, _markdown_cell
@@ -189,7 +189,7 @@ def trust_report(
     """
     folder = _StudyFolder(Path(out), study.name)
     results = _finished_results(study, out, only)[0]
-    if chosen_by(results) != "val_auroc":
+    if _chosen_by(results) != "val_auroc":
         raise ConfigError(f"{study.name}: the trust report is for targets of kind class; its runs predict another one")
     chosen = _chosen_rows(results)
     used = [d for d in study.datasets if d.name in set(chosen["set"])]

@@ -40,7 +40,7 @@ from smmil.report.sources import (
     _PredictionSource,
     _promises,
 )
-from smmil.report.targets import ANSWERS, target_figures, tiles_of
+from smmil.report.targets import _ANSWERS, _target_figures, _tiles_of
 from smmil.web import render, script_bundle, static_text
 
 LARGEST_MB = 30.0
@@ -115,7 +115,7 @@ def write_report(
         title=safe_text(title or f"Report: {', '.join(models)}"),
         lead=lead,
         sections=sections,
-        charts=(_figures if numbers.target_of(results) == "class" else target_figures)(models, results, column),
+        charts=(_figures if numbers._target_of(results) == "class" else _target_figures)(models, results, column),
         outcomes=list(dict.fromkeys(v["outcome"] for case in cases for v in case.facts["verdicts"] if v)),
         labels=sorted({case.facts["y"] for case in cases if case.facts["y"] is not None}),
         cards=[
@@ -194,8 +194,8 @@ def _summary(
     """Caveats, tiles with the main numbers, the table of all metrics, paired differences, and remarks."""
     first = sources[0].predictions
     models = {source.name: source.predictions for source in sources}
-    target = numbers.target_of(results)
-    heading = numbers.cases_heading(target)
+    target = numbers._target_of(results)
+    heading = numbers._cases_heading(target)
     reasons = {heading: numbers._other_cases(models), numbers.INSTANCES: numbers._other_instances(models)}
     unmarked = {group: reason for group, reason in reasons.items() if reason is not None}  # no value is called best
     found = next(iter(results.values()))["bag"]["n_positive"] if target != "class" else sum(1 for p in first if p.y)
@@ -219,8 +219,8 @@ def _summary(
 
 
 def _tiles(results: Results) -> Iterator[dict[str, Any]]:
-    target = numbers.target_of(results)
-    for heading, path, words in tiles_of(target):
+    target = numbers._target_of(results)
+    for heading, path, words in _tiles_of(target):
         values = _values(next(row for row in numbers._metric_rows(target) if row.path == path), results)
         if any(value["value"] is not None for value in values):
             yield {"heading": heading, "values": values, "words": words, "prior": _prior_text(path, results)}
@@ -246,7 +246,7 @@ def _verdicts(results: Results) -> list[tuple[bool, str]]:
 def _metrics(results: Results, unmarked: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
     """(group, rows) of the metrics that at least one model has, or has withheld."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in numbers.all_rows(results):
+    for row in numbers._all_rows(results):
         if any(row.value(found) is not None or row.withheld(found) for found in results.values()):
             values = _values(row, results, marked=row.group not in unmarked)
             groups.setdefault(row.group, []).append({"name": row.name, "values": values})
@@ -286,7 +286,7 @@ def _method(results: Results, unmarked: Mapping[str, str]) -> str:
             parts.append(f"Instance threshold of {name}: {cut['value']:.4g} ({cut['source']}).")
     for text in dict.fromkeys(_prior_source(found.get("prior", {})) for found in results.values()):
         parts.append(text)
-    parts.append(ANSWERS.get(numbers.target_of(results), "Cases are called positive from a probability of 0.5 on."))
+    parts.append(_ANSWERS.get(numbers._target_of(results), "Cases are called positive from a probability of 0.5 on."))
     if len(results) > 1 and len(unmarked) < 2:
         parts.append("Marked: best value of a row; where intervals overlap it may be chance.")
     return " ".join(filter(None, parts))

@@ -23,7 +23,7 @@ Models = Mapping[str, Sequence[Prediction]]
 Results = dict[str, dict[str, Any]]
 CASES, INSTANCES = "Is it there? (whole cases)", "Where is it? (instances)"
 SMOOTH = "How smooth are the maps?"
-LABELS, TIMES = "Each label (whole cases)", "Events until a time (whole cases)"
+_LABELS, _TIMES = "Each label (whole cases)", "Events until a time (whole cases)"
 _QUESTIONS = {
     "ordinal": "Which level? (whole cases)",
     "regression": "How much? (whole cases)",
@@ -90,19 +90,19 @@ class _Row:
         return self.withheld(found) or (missing_text(few) if few and self.value(found) is not None else "")
 
 
-def cases_heading(target: str) -> str:
+def _cases_heading(target: str) -> str:
     """What the metrics of whole cases ask, for a kind of target."""
     return _QUESTIONS.get(target, CASES)
 
 
-def target_of(results: Mapping[str, Mapping[str, Any]]) -> str:
+def _target_of(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The kind of target of these results."""
     return next((str(found["bag"].get("target", "class")) for found in results.values()), "class")
 
 
 def _metric_rows(target: str = "class") -> list[_Row]:
     """Rows of a report from the registry of metrics: cases, instances, lesions, the position prior, then energies."""
-    heading = cases_heading(target)
+    heading = _cases_heading(target)
     groups: dict[Level, str] = {"bag": heading, "instance": INSTANCES, "lesion": INSTANCES, "energy": SMOOTH}
     known = [metric for level in groups for metric in metrics_of(level, target) if not metric.same_as]
     metrics = [(group, m) for level, group in groups.items() for m in known if (m.listed or m.level) == level]
@@ -122,12 +122,12 @@ def _part_rows(results: Mapping[str, Mapping[str, Any]]) -> list[_Row]:
     """Rows of each label and of each time, where the target has them."""
     parts = {key: _names(results, key) for key in ("labels", "times")}
     rows = [
-        _Row(LABELS, f"{name}: {m.title or m.label}", ("bag", "labels", name, m.key), f"{m.name}:{name}")
+        _Row(_LABELS, f"{name}: {m.title or m.label}", ("bag", "labels", name, m.key), f"{m.name}:{name}")
         for name in parts["labels"]
         for m in metrics_of("bag", "multilabel")
     ]
     return rows + [
-        _Row(TIMES, f"Until {time}: {words}", ("bag", "times", time, key), better=better)
+        _Row(_TIMES, f"Until {time}: {words}", ("bag", "times", time, key), better=better)
         for time in parts["times"]
         for key, words, better in _TIME_ROWS
     ]
@@ -137,10 +137,10 @@ def _names(results: Mapping[str, Mapping[str, Any]], part: str) -> list[str]:
     return list(dict.fromkeys(name for found in results.values() for name in found["bag"].get(part, {})))
 
 
-def all_rows(results: Mapping[str, Mapping[str, Any]]) -> list[_Row]:
+def _all_rows(results: Mapping[str, Mapping[str, Any]]) -> list[_Row]:
     """Rows of a report about these results: those of whole cases, of their labels or times, then of instances."""
-    rows, target = _metric_rows(target_of(results)), target_of(results)
-    whole = [row for row in rows if row.group == cases_heading(target)]
+    rows, target = _metric_rows(_target_of(results)), _target_of(results)
+    whole = [row for row in rows if row.group == _cases_heading(target)]
     return whole + _part_rows(results) + [row for row in rows if row not in whole]
 
 
@@ -170,7 +170,7 @@ def _measure(
 
 def _possible(predictions: Sequence[Prediction], found: dict[str, Any]) -> list[str]:
     """Measures for which there are labels, and a threshold where one is needed."""
-    wanted = [PooledMetric.parse(row.interval) for row in all_rows({"": found}) if row.interval]
+    wanted = [PooledMetric.parse(row.interval) for row in _all_rows({"": found}) if row.interval]
     judged: dict[Level, bool] = {
         "bag": any(is_labelled(p) for p in predictions),
         "instance": found["instance"]["all"]["n_instances"] > 0,

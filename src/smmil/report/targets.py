@@ -25,8 +25,8 @@ from smmil.report.charts import (
 )
 from smmil.web import render
 
-Models = Mapping[str, Sequence[Prediction]]
-Results = Mapping[str, Mapping[str, Any]]
+_Models = Mapping[str, Sequence[Prediction]]
+_Results = Mapping[str, Mapping[str, Any]]
 _TILES = (
     ("Case AUROC", ("bag", "auroc"), "tells positive from negative cases"),
     (
@@ -51,7 +51,7 @@ _CASE_TILES = {
     "survival": _AT_RISK,
     "cox": _AT_RISK,
 }
-ANSWERS = {
+_ANSWERS = {
     "multilabel": "Labels are called from a probability of 0.5 on; means leave out labels of one class only.",
     "ordinal": "The answer is the most probable level.",
     "regression": "",
@@ -60,12 +60,12 @@ ANSWERS = {
 }
 
 
-def tiles_of(target: str) -> Sequence[tuple[str, tuple[str, ...], str]]:
+def _tiles_of(target: str) -> Sequence[tuple[str, tuple[str, ...], str]]:
     """Heading, path of the number and words of the tiles on top of the page, for a kind of target."""
     return (*_CASE_TILES.get(target, _TILES[:1]), *_TILES[1:])
 
 
-def target_figures(models: Models, results: Results, column: int | None = None) -> list[str]:
+def _target_figures(models: _Models, results: _Results, column: int | None = None) -> list[str]:
     """Figures of whole cases for their kind of target, then FROC and one histogram of scores per model."""
     kind = next(iter(models.values()))[0].target_kind
     draw = {"multilabel": _label_curves, "ordinal": _confusions, "regression": _scatter}
@@ -78,7 +78,7 @@ def target_figures(models: Models, results: Results, column: int | None = None) 
     return found + [h for name, cases in models.items() if (h := _histogram(name, cases, column))]
 
 
-def _survival_curves(models: Models, results: Results) -> list[str]:
+def _survival_curves(models: _Models, results: _Results) -> list[str]:
     """Kaplan–Meier curves of the risk groups of each model, with the log-rank p and the numbers at risk."""
     found = [(name, risk_groups(cases)) for name, cases in models.items() if cases]
     return [_survival_chart(name, groups) for name, groups in found if groups.groups]
@@ -105,7 +105,7 @@ def _survival_chart(name: str, found: RiskGroups) -> str:
     )
 
 
-def _scatter(models: Models, results: Results) -> list[str]:
+def _scatter(models: _Models, results: _Results) -> list[str]:
     """Predicted against true numbers of all models; on the diagonal they are right."""
     tables = {name: TargetTable(cases) for name, cases in models.items() if cases}
     both = np.concatenate([np.concatenate([t.target[:, 0], t.value]) for t in tables.values()])
@@ -138,7 +138,7 @@ def _dot(scale: _Axes, slot: int, id_: str, true: float, said: float) -> dict[st
     return {"slot": slot % SLOTS, "x": scale.right(true), "y": scale.down(said), "radius": "3.0", "words": words}
 
 
-def _confusions(models: Models, results: Results) -> list[str]:
+def _confusions(models: _Models, results: _Results) -> list[str]:
     """How often each true level got each answer, one table per model."""
     figures = []
     for name, cases in models.items():
@@ -155,7 +155,7 @@ def _confusions(models: Models, results: Results) -> list[str]:
     return figures
 
 
-def _label_curves(models: Models, results: Results) -> list[str]:
+def _label_curves(models: _Models, results: _Results) -> list[str]:
     """ROC and precision of every label; colour tells the label of a single model, else the model."""
     names = next(cases for cases in models.values() if cases)[0].target_names
     roc, precision = [], []
