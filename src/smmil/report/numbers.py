@@ -127,7 +127,7 @@ def _part_rows(results: Mapping[str, Mapping[str, Any]]) -> list[_Row]:
         for m in metrics_of("bag", "multilabel")
     ]
     return rows + [
-        _Row(_TIMES, f"Until {time}: {words}", ("bag", "times", time, key), better=better)
+        _Row(_TIMES, f"Until {float(time):.4g}: {words}", ("bag", "times", time, key), better=better)
         for time in parts["times"]
         for key, words, better in _TIME_ROWS
     ]

@@ -83,7 +83,7 @@ function rowOf(number) {
   else line.append(makeMeter(p), make("span", "case-p", p === null ? "–" : p.toFixed(3)));
   const verdict = make("span", "case-line");
   verdict.append(make("span", "case-label", labelWords(entry)));
-  if (outcome) verdict.append(make("span", `outcome ${outcomeClass(outcome)}`, outcome));
+  if (outcome && (!entry.said || outcomeClass(outcome) in { correct: 1, wrong: 1 })) verdict.append(make("span", `outcome ${outcomeClass(outcome)}`, outcome));
   text.append(id, line, verdict);
   if (entry.unlike) text.append(make("span", "unlike", "unlike the training cases"));
   row.append(pictureOf(number), text);
