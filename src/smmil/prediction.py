@@ -335,12 +335,6 @@ class Prediction:
         return label
 
 
-def refuse_other_targets(predictions: Iterable[Prediction], what: str) -> None:
-    """An error that names the first prediction whose target is no class; `what` is for classes only."""
-    for p in (p for p in predictions if p.target_kind != "class"):
-        raise DataError(f"{what}: is for classes, but {p.id} was predicted with a target of kind {p.target_kind}")
-
-
 def corrections_text(facts: Any) -> str | None:
     """How many marks of experts taught a model, in words, from meta["corrections"] of its predictions; None: none."""
     if not isinstance(facts, dict):

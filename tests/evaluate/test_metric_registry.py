@@ -114,7 +114,7 @@ def test_a_new_metric_is_listed_by_the_command_and_in_the_docs_table(registered)
     assert "bag_specificity" not in command("--list-metrics") + metrics_table()
     registered(NEW)
     assert re.search(r"bag_specificity +│ higher +│ share of negative bags called negative", command("--list-metrics"))
-    assert "| `bag_specificity` | bag | bag specificity | higher | 0.5 | share of negative" in metrics_table()
+    assert "| `bag_specificity` | bag | class | bag specificity | higher | 0.5 | share of negative" in metrics_table()
 
 
 def test_a_new_metric_is_in_the_report_with_its_interval(folders, tmp_path):

@@ -263,7 +263,9 @@ def test_promises_and_suggestions_for_classes_refuse_other_targets(runs, tmp_pat
     predict_run(runs("survival"), out=tmp_path / "p")
     cases = load_predictions(tmp_path / "p")
     for verb, call in (("calibrate", calibrate), ("suggest", suggest_regions)):
-        with pytest.raises(DataError, match=rf"{verb}: is for classes, but planted_\d+ was predicted with .* survival"):
+        with pytest.raises(
+            ConfigError, match=rf"{verb}.* is for targets of kind class.*predictions are of kind survival"
+        ):
             call(cases)
 
 

@@ -20,6 +20,7 @@ from smmil.cli.options import (
     _print_line,
     _table,
 )
+from smmil.cli.target_tables import _counts_in_words, _group_words, _target_tables
 
 Results = dict[str, dict[str, Any]]
 
@@ -145,7 +146,8 @@ def _list_metrics(wanted: bool) -> None:
     sides = {1: "higher", -1: "lower", 0: "neither"}
     table = _table("Metrics", ["name", "better", "what it is"], [])
     for metric in METRICS.values():
-        table.add_row(metric.name, sides[metric.direction], metric.explanation)
+        kinds = "" if "class" in metric.targets else f" (target: {', '.join(metric.targets)})"
+        table.add_row(metric.name, sides[metric.direction], metric.explanation + kinds)
     Console().print(table)
     raise Exit
 
@@ -198,11 +200,12 @@ def evaluate(
       smmil evaluate smmil-demo/predictions        (a folder of folders: all models side by side)
     """
     from smmil.errors import ConfigError
+    from smmil.evaluate.bags import shared_target
     from smmil.evaluate.bootstrap import add_intervals
     from smmil.evaluate.comparison import add_comparisons
     from smmil.evaluate.folders import add_froc, load_models, summarize_models
     from smmil.evaluate.instances import POOLS
-    from smmil.evaluate.metrics import USUAL
+    from smmil.evaluate.metrics import usual_measures
     from smmil.evaluate.patients import judged_by
     from smmil.prediction import load_predictions
 
@@ -213,9 +216,9 @@ def evaluate(
     left_out: dict[Path, str] = {}
     cuts: dict[str, Any] = {"threshold": threshold, "column": column, "left_out": left_out}
     draws = {"unit": unit, "n": resamples, "stratified": stratified, "seed": seed, "column": column}
-    measures = metric or USUAL
     counted = _how_counted(by, aggregate)
     models = judged_by(load_models(predictions, left_out), **counted)
+    measures = metric or usual_measures(shared_target([p for cases in models.values() for p in cases]))
     known = None if prior is None else load_predictions(prior, left_out)
     beside = {"reference": known, **({**draws, "intervals": POOLS} if ci else {})}
     beside.pop("column", None)  # each model's own, as of its summary
@@ -258,7 +261,7 @@ def _show(results: dict[str, dict[str, Any]], *, ci: bool, froc: bool, compare: 
     _print_fitting(console, _metrics_table, results)
     located = any("per_bag" in found["prior"] for found in results.values())
     wanted = ((located, _prior_table), (froc, _froc_table), (ci, _intervals_table), (compare, _comparison_table))
-    for table in (draw for asked, draw in wanted if asked):
+    for table in (*_target_tables(results), *(draw for asked, draw in wanted if asked)):
         _print_fitting(console, table, results)
     for line in [*_remarks(results), *_evidence_notes(results)]:
         _print_line(console, line)
@@ -295,7 +298,8 @@ def _metrics_table(results: dict[str, dict[str, Any]]) -> Any:
     table = _table("Evaluation", ["", "metric"], list(results))
     cases = any(found["bag"]["n"] for found in results.values())
     places = any(found["instance"]["all"]["n_instances"] for found in results.values())
-    groups = {"bags": metrics_of("bag")} if cases else {}
+    kind = next((found["bag"].get("target", "class") for found in results.values()), "class")
+    groups = {"bags": metrics_of("bag", kind)} if cases else {}
     groups |= dict.fromkeys(_POOLS.values(), metrics_of("instance")) if places else {}
     for heading, metrics in {**groups, "energy": metrics_of("energy")}.items():
         inside = [_by_heading(found)[heading] for found in results.values()]
@@ -334,11 +338,13 @@ def _remarks(results: dict[str, dict[str, Any]]) -> list[str]:
         bag, cut, pooled = found["bag"], found["threshold"], found["instance"]["all"]
         value = "none" if cut["value"] is None else f"{cut['value']:.6g}"
         lines.append(
-            f"{name}: {bag['n']} labelled cases ({bag['n_positive']} positive), {pooled['n_instances']:,} labelled "
+            f"{name}: {_counts_in_words(bag)}, {pooled['n_instances']:,} labelled "
             f"instances ({pooled['n_positive']:,} positive), score: {pooled['score_kind']}"
         )
         lines += _without_truth(bag, pooled["n_instances"])
-        lines.append(f"  instance threshold: {value} ({cut['source']}); bag threshold: {bag['threshold']}")
+        lines += _group_words(bag)
+        of_bags = "" if bag["threshold"] is None and "target" in bag else f"; bag threshold: {bag['threshold']}"
+        lines.append(f"  instance threshold: {value} ({cut['source']}){of_bags}")
         if worth := found.get("uncertainty"):
             by = [f"{_number(worth[f'error_auroc{end}'])}" for end in ("", "_combined", "_baseline")]
             lines.append(

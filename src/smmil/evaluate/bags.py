@@ -16,6 +16,29 @@ _BINS = 10
 _CLIP = 1e-7
 
 
+def is_labelled(prediction: Prediction) -> bool:
+    """Whether what was to be predicted of a case is known; of several labels, at least one."""
+    if prediction.target_kind in ("class", "ordinal"):
+        return prediction.y is not None
+    return prediction.target is not None and not bool(np.isnan(prediction.target).all())
+
+
+def shared_target(predictions: Sequence[Prediction]) -> str:
+    """What all predictions are of: class, survival, …; a mixture is refused."""
+    kinds = {p.target_kind: p.id for p in predictions}
+    if len(kinds) > 1:
+        listed = ", ".join(f"{case}: {kind}" for kind, case in sorted(kinds.items()))
+        raise DataError(f"predictions of different targets cannot be evaluated together ({listed}); separate them")
+    return next(iter(kinds), "class")
+
+
+def need_target(predictions: Sequence[Prediction], what: str, kinds: Sequence[str] = ("class",)) -> None:
+    """Refuse predictions of other targets than `what` is made for."""
+    found = shared_target(predictions)
+    if found not in kinds:
+        raise ConfigError(f"{what} is for targets of kind {' or '.join(kinds)}; these predictions are of kind {found}")
+
+
 def labelled_table(predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities (b, C) with C >= 2 and labels (b,) of the labelled cases; a single probability p is (1 - p, p).
 
@@ -84,6 +107,7 @@ def reliability_curve(predictions: Sequence[Prediction], bins: int = _BINS) -> d
     """
     if bins < 1:
         raise ConfigError(f"bins: got {bins}, expected at least 1")
+    need_target(predictions, "the reliability curve", ("class", "ordinal"))
     edges = np.linspace(0, 1, bins + 1)
     counts, mean, observed = _binned(*_confidence_and_hit(*labelled_table(predictions)), edges)
     return {

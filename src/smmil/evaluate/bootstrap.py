@@ -1,13 +1,14 @@
 """Bootstrap intervals of metrics: each metric as a function of how often every case counts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
 from smmil.evaluate import instances, ranking
-from smmil.evaluate.bags import labelled_table
+from smmil.evaluate.bags import is_labelled, labelled_table, shared_target
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.metrics import (
     METRICS,
@@ -18,10 +19,13 @@ from smmil.evaluate.metrics import (
     _full_name,
     _ScoredLabels,
     _values_of_cases,
+    registered,
+    usual_measures,
 )
 from smmil.evaluate.patients import whole_bags, whole_patients
 from smmil.evaluate.resampling import _resampled
-from smmil.prediction import Prediction
+from smmil.evaluate.targets import TargetTable, _judged_labels, _refuse_other_target, of_label
+from smmil.prediction import TARGETS, Prediction
 
 _FEW_CASES = 500  # up to here a table of all pairs of cases is small
 MetricOrFunction = str | Callable[[Sequence[Prediction]], float]
@@ -62,10 +66,13 @@ def statistic(
     if not isinstance(metric, str):
         cases = sorted(whole_bags(predictions), key=lambda p: p.id)
         return _Statistic(getattr(metric, "__name__", "metric"), cases, _repeated(cases, metric), {})
-    found = METRICS[_full_name(metric)]
+    name, _, label = _full_name(metric).partition(":")
+    found, whose = METRICS[name], f" of {label}" if label else ""
     cases = sorted((whole_patients if found.level == "bag" else whole_bags)(predictions), key=lambda p: p.id)
+    cases = of_label(cases, label) if label else cases
     by_level = {"bag": _of_bags, "instance": _of_instances, "energy": _of_energies, "lesion": _of_lesions}
-    return _Statistic(found.name, *by_level[found.level](found, cases, settings))
+    used, value, kinds = by_level[found.level](found, cases, settings)
+    return _Statistic(_full_name(metric), used, value, {f"{kind}{whose}": is_it for kind, is_it in kinds.items()})
 
 
 def _classes(cases: list[Prediction]) -> Kinds:
@@ -85,8 +92,16 @@ def _sides(known: Sequence[KnownInstances]) -> Kinds:
 
 
 def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> Judged:
-    cases = [p for p in cases if p.y is not None]
+    if cases:
+        _refuse_other_target(metric, shared_target(cases))
+    cases = [p for p in cases if is_labelled(p)]
     cut = 0.5 if settings.threshold is None else settings.threshold
+    if metric.basis == "target" or (metric.basis == "predictions" and shared_target(cases) != "class"):
+        table, repeated = TargetTable(cases), _repeated(cases, metric.function)
+        weighted = repeated if metric.basis == "predictions" else partial(metric.function, table)
+        return cases, lambda weights: float(weighted(weights)), table.kinds
+    if shared_target(cases) == "multilabel":
+        return _of_labels(metric, cases, settings)
     if metric.basis == "predictions":
         return cases, _repeated(cases, metric.function), _classes(cases)
     probs, y = labelled_table(cases)
@@ -102,6 +117,24 @@ def _of_bags(metric: Metric, cases: list[Prediction], settings: Settings) -> Jud
     known = [KnownInstances(p.probs[-1:], np.array([p.y]) == 1) for p in cases]
     weighted = _ranked(known, metric) if metric.basis == "points" else _counted(known, metric, cut)
     return cases, weighted, _classes(cases)
+
+
+def _of_labels(metric: Metric, cases: list[Prediction], settings: Settings) -> Judged:
+    """The mean over the labels with both classes; every one of them has to be carried by enough patients."""
+    parts: list[tuple[np.ndarray, Weighted]] = []
+    kinds: Kinds = {}
+    for name in _judged_labels(cases):
+        alone, (_, value, sides) = of_label(cases, name), _of_bags(metric, of_label(cases, name), settings)
+        known = np.array([p.y is not None for p in alone], dtype=bool)
+        parts.append((known, value))
+        for side, is_it in sides.items():
+            kinds[f"{side} of {name}"] = np.zeros(len(cases), dtype=bool)
+            kinds[f"{side} of {name}"][known] = is_it
+
+    def mean(weights: np.ndarray) -> float:
+        return ranking.exact_mean(ranking._defined(value(weights[known]) for known, value in parts))
+
+    return cases, mean, kinds
 
 
 def _of_instances(metric: Metric, cases: list[Prediction], settings: Settings) -> Judged:
@@ -267,14 +300,16 @@ def add_intervals(results: Results, models: Models, measures: Sequence[str] = US
 
 def _withheld(measure: PooledMetric, found: dict[str, Any]) -> str:
     """Why a number of whole cases is not shown although it could be computed, in few words; empty: it is shown."""
-    metric = METRICS[measure.metric]
+    metric = registered(measure.metric)
     return str(found["bag"].get("withheld", {}).get(metric.key, "")) if metric.level == "bag" else ""
 
 
 def _possible_measures(measures: Sequence[str], summaries: Sequence[dict[str, Any]]) -> list[PooledMetric]:
     """Measures asked for; of the usual ones F1 is left out without a threshold, and a note says so."""
     asked = [PooledMetric.parse(text) for text in measures]
-    if tuple(measures) != USUAL or all(found["threshold"]["value"] is not None for found in summaries):
+    usual = tuple(measures) in {usual_measures(kind) for kind in TARGETS}
+    asked += [PooledMetric(f"bag_auroc:{name}") for name in summaries[0]["bag"].get("labels", {}) if usual]
+    if not usual or all(found["threshold"]["value"] is not None for found in summaries):
         return asked
     notes = summaries[0].setdefault("notes", [])
     note = "inst_f1 has no interval and no comparison: a model has no threshold (give validation predictions)"
@@ -284,4 +319,4 @@ def _possible_measures(measures: Sequence[str], summaries: Sequence[dict[str, An
 
 def threshold_for(measure: PooledMetric, found: dict[str, Any]) -> float | None:
     """Threshold of a measure: the model's own for instance metrics, None (the usual one) for others."""
-    return found["threshold"]["value"] if METRICS[measure.metric].level == "instance" else None
+    return found["threshold"]["value"] if registered(measure.metric).level == "instance" else None

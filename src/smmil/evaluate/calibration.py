@@ -16,7 +16,7 @@ from pydantic import Field
 from smmil import __version__
 from smmil.config import Count, checked
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.evaluate.bags import labelled_table, units_of
+from smmil.evaluate.bags import labelled_table, need_target, units_of
 from smmil.evaluate.conformal import (
     _LOSSES,
     _check_level,
@@ -30,7 +30,7 @@ from smmil.evaluate.instances import KnownInstances
 from smmil.evaluate.patients import whole_bags, whole_patients
 from smmil.evaluate.probability import ProbabilityMap, _Section
 from smmil.files import digest, read_json, write_json
-from smmil.prediction import Prediction, refuse_other_targets
+from smmil.prediction import Prediction
 
 FORMAT = 1
 METHODS = ("platt", "isotonic", "none")
@@ -180,7 +180,7 @@ def calibrate(
     if delta is not None:
         _check_level(delta, "--delta")
     predictions = sorted(predictions, key=lambda p: p.id)
-    refuse_other_targets(predictions, "calibrate")
+    need_target(predictions, "calibration")
     source = _one_source(predictions)
     for other, what in _OTHER_SCORES.items():
         made = next((p.id for p in predictions if other in p.meta), None)

@@ -49,12 +49,22 @@ def _refuse_different(a: Prediction, b: Prediction) -> None:
         raise DataError(
             f"{a.id}: label {a.y} in the first model's file but {b.y} in the second's; predict one of them again"
         )
+    _refuse_other_truth(a, b)
     same = a.y_inst is b.y_inst if a.y_inst is None or b.y_inst is None else np.array_equal(a.y_inst, b.y_inst)
     if not same:
         raise DataError(f"{a.id}: instance labels differ between the two models; predict both from the same bag files")
     people = {_patient_of(p) for p in (a, b)} - {None}
     if len(people) > 1:
         raise DataError(f"{a.id}: belongs to patient {' and '.join(sorted(map(str, people)))}; correct the manifest")
+
+
+def _refuse_other_truth(a: Prediction, b: Prediction) -> None:
+    if a.target_kind != b.target_kind:
+        raise DataError(f"{a.id}: a target of kind {a.target_kind} and one of kind {b.target_kind} cannot be compared")
+    one, other = (np.zeros(0) if p.target is None else p.target for p in (a, b))
+    if not np.array_equal(one, other, equal_nan=True):
+        words = f"{a.id}: target {one.tolist()} in the first model's file but {other.tolist()} in the second's"
+        raise DataError(f"{words}; predict one of them again")
 
 
 Thresholds = float | tuple[float | None, float | None] | None
@@ -133,7 +143,8 @@ def compare(
 def _delong(
     a: bootstrap._Statistic, b: bootstrap._Statistic, n_units: int, level: float
 ) -> tuple[dict[str, float] | None, list[str]]:
-    if a.name != "bag_auroc" or any(len(p.probs) > 2 for p in (*a.cases, *b.cases)):
+    two = all(len(p.probs) < 3 and p.target_kind == "class" for p in (*a.cases, *b.cases))
+    if a.name.partition(":")[0] != "bag_auroc" or not two:
         return None, []
     scores = [np.array([p.positive_prob for p in side.cases]) for side in (a, b)]
     test = delong(scores[0], scores[1], np.array([p.y == 1 for p in a.cases], dtype=bool), level)

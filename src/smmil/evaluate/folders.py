@@ -186,6 +186,7 @@ def long_table(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
         for part, values in parts.items():
             numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
             rows += [{"model": model, "part": part, "metric": k, "value": v} for k, v in numbers.items()]
+        rows += [{"model": model, **row} for row in _target_rows(found["bag"])]
         for label, ci in found.get("ci", {}).items():
             numbers = {"value": ci["value"], **_cells(ci, ("low", "high"))}
             rows.append({"model": model, "part": "ci", "metric": label, **numbers})
@@ -193,6 +194,24 @@ def long_table(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
         for row in found.get("comparisons", []):
             numbers = {"value": row["difference"], **_cells(row, ("low", "high", "p", "p_holm"))}
             rows.append({"model": model, "part": f"difference to {row['other']}", "metric": row["measure"], **numbers})
+    return rows
+
+
+def _target_rows(bag: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of each label, of each time and of the risk groups, where a target has them."""
+    rows = [
+        {"part": "label", "metric": f"{key}:{name}", "value": value}
+        for name, values in bag.get("labels", {}).items()
+        for key, value in values.items()
+    ]
+    for time, values in bag.get("times", {}).items():
+        numbers = {key: value for key, value in values.items() if key != "time"}
+        rows += [{"part": f"until {time}", "metric": k, "value": v} for k, v in numbers.items()]
+    if groups := bag.get("risk_groups"):
+        rows += [{"part": "risk groups", "metric": f"n: {g['name']}", "value": g["n"]} for g in groups["groups"]]
+        rows.append(
+            {"part": "risk groups", "metric": "log_rank", "value": groups["log_rank"], **_cells(groups, ("p",))}
+        )
     return rows
 
 

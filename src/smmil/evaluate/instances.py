@@ -39,8 +39,13 @@ class KnownInstances(NamedTuple):
 
 
 def instance_score(prediction: Prediction, column: int | None = None) -> np.ndarray:
-    """One score per instance, float64: the only column, the second of two, or the column asked for."""
+    """One score per instance, float64: the only column, the second of two, or the column asked for.
+
+    Of several labels with a map each, the highest of them: whether any label is there.
+    """
     k = prediction.scores.shape[1]
+    if column is None and k > 1 and prediction.target_kind == "multilabel":
+        return np.asarray(prediction.scores.max(1), dtype=np.float64)
     if column is None and k > 2:
         raise ConfigError(f"{prediction.id}: scores have {k} columns, one per class; choose one (--column)")
     chosen = k - 1 if column is None else column
@@ -81,8 +86,15 @@ def _case_of_row(lengths: Sequence[int]) -> np.ndarray:
 
 
 def bags_of_pool(predictions: Sequence[Prediction], pool: str) -> list[Prediction]:
-    """The bags a pool uses: those labelled positive for "positive_bags", else all."""
-    return [p for p in predictions if pool != "positive_bags" or (p.y is not None and p.y > 0)]
+    """The bags a pool uses: positive ones for "positive_bags", else all."""
+    return [p for p in predictions if pool != "positive_bags" or _is_positive(p)]
+
+
+def _is_positive(prediction: Prediction) -> bool:
+    """Whether a bag is labelled positive; where its target is no class and it has no label, any instance must be."""
+    if prediction.y is not None or prediction.target_kind == "class":
+        return prediction.y is not None and prediction.y > 0
+    return prediction.y_inst is not None and bool((prediction.y_inst > 0).any())
 
 
 def _pointing(scores: np.ndarray, truth: np.ndarray) -> float:

@@ -8,12 +8,14 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
-from smmil.evaluate.bags import _ece, labelled_table
+from smmil.evaluate.bags import _ece, labelled_table, shared_target
 from smmil.evaluate.conformal import _area_notes, area_to_read
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
 from smmil.evaluate.patients import patients_in_notes, whole_bags, whole_patients
 from smmil.evaluate.ranking import OperatingPoints, _defined, exact_mean
+from smmil.evaluate.risk_groups import risk_groups
+from smmil.evaluate.targets import SURVIVAL, _target_metrics
 from smmil.evaluate.uncertainty import _doubt_rows, _probability_rows, _two_columns
 from smmil.prediction import Prediction, corrections_text
 
@@ -24,10 +26,15 @@ def bag_metrics(predictions: Sequence[Prediction], threshold: float = 0.5) -> di
     A case is called positive when its probability is at least `threshold`. With more than two classes the ranking
     metrics and f1 are macro averages (one class against the rest), the answer is the most probable class and
     `threshold` is unused; a class without cases is left out, except that f1 counts 0 for it if it was answered. What
-    is undefined is nan, and `notes` says why.
+    is undefined is nan, and `notes` says why. Targets other than classes have metrics of their own (docs/targets.md).
     """
     counted = patients_in_notes(predictions)
     predictions = whole_patients(predictions)
+    kind = shared_target(predictions)
+    if kind != "class":
+        groups = {"risk_groups": risk_groups(predictions).facts()} if kind in SURVIVAL else {}
+        measured = _target_metrics(predictions, threshold)
+        return measured | groups | {"notes": [*counted, *measured["notes"]]}
     labelled = [p for p in predictions if p.y is not None]
     probs, y = labelled_table(labelled)
     many, left_out = probs.shape[1] > 2, len(predictions) - len(labelled)

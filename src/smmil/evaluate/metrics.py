@@ -17,10 +17,15 @@ from smmil.evaluate.instances import POOLS
 from smmil.evaluate.ranking import Counts, OperatingPoints, _defined, exact_mean
 
 Level = Literal["bag", "instance", "energy", "lesion"]
-Basis = Literal["points", "counts", "arrays", "predictions"]
+Basis = Literal["points", "counts", "arrays", "predictions", "target"]
 _PREFIXES: dict[Level, str] = {"bag": "bag_", "instance": "inst_", "energy": "energy_", "lesion": ""}
 _ANY: tuple[Basis, ...] = ("points", "counts", "arrays", "predictions")  # order of the keys in results of bags
-_BASES: dict[Level, tuple[Basis, ...]] = {"bag": _ANY, "instance": _ANY, "energy": ("arrays",), "lesion": ("arrays",)}
+_BASES: dict[Level, tuple[Basis, ...]] = {
+    "bag": (*_ANY, "target"),
+    "instance": _ANY,
+    "energy": ("arrays",),
+    "lesion": ("arrays",),
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Metric:
                  predictions: list of those that can be judged
                  arrays: of bags probabilities (b, C) and labels (b,); of instances scores and truth; of energies
                  scores and undirected pairs of a case; of lesions false alarms per bag and share of lesions found
+                 target: of bags, a TargetTable and how often each of its cases counts
     multiclass   for counts of bags: value from the Counts of each class; None: mean over classes where defined
     rows         of instances: what takes the place of their scores and truth, from the prediction, its known instances,
                  the threshold and the score column; None where a case has it not
@@ -56,6 +62,7 @@ class Metric:
     vectorized: bool = False  # with per_case, of bags: all cases at once give their values (b,)
     rows: Callable[..., instances.KnownInstances | None] | None = None
     of_calls: bool = False  # its rows depend on which side of the threshold a score lies
+    targets: tuple[str, ...] = ("class",)  # of bags: the kinds of target it judges (`smmil.prediction.TARGETS`)
 
     @property
     def key(self) -> str:
@@ -95,15 +102,24 @@ def unregister_metric(name: str) -> None:
     del METRICS[check_choice(name, METRICS, "metric")]
 
 
-def metrics_of(level: Level) -> list[Metric]:
-    """The metrics of a level, in the order of registration."""
-    return [metric for metric in METRICS.values() if metric.level == level]
+def metrics_of(level: Level, target: str = "class") -> list[Metric]:
+    """The metrics of a level, in the order of registration; of bags those that judge this kind of target."""
+    return [m for m in METRICS.values() if m.level == level and (level != "bag" or target in m.targets)]
 
 
 def _full_name(metric: str) -> str:
-    """The registered name: a bare key such as auroc means the bags, instance_ is another word for inst_."""
-    name = f"bag_{metric}" if f"bag_{metric}" in METRICS else metric.replace("instance_", "inst_", 1)
-    return check_choice(name, METRICS, "metric")
+    """The registered name: a bare key such as auroc means the bags, instance_ is another word for inst_.
+
+    What follows a colon is one label of several: bag_auroc:NAME.
+    """
+    key, colon, label = metric.partition(":")
+    name = f"bag_{key}" if f"bag_{key}" in METRICS else key.replace("instance_", "inst_", 1)
+    return check_choice(name, METRICS, "metric") + colon + label
+
+
+def registered(name: str) -> Metric:
+    """The metric of a full name; that of a single label is the metric itself."""
+    return METRICS[name.partition(":")[0]]
 
 
 def pooled_names() -> list[str]:
@@ -113,14 +129,14 @@ def pooled_names() -> list[str]:
 
 
 class PooledMetric(NamedTuple):
-    """A metric and the pool of instances it is taken over; written metric or metric@pool."""
+    """A metric and the pool of instances it is taken over; written metric, metric@pool, or metric:label."""
 
     metric: str
     pool: str = "all"
 
     @classmethod
     def parse(cls, text: str) -> "PooledMetric":
-        name, _, pool = text.partition("@")
+        name, _, pool = (text, "", "") if ":" in text else text.partition("@")
         return cls(_full_name(name), check_choice(pool or "all", POOLS, f"pool of {name}"))
 
     @property
@@ -130,7 +146,8 @@ class PooledMetric(NamedTuple):
     @property
     def needs_threshold(self) -> bool:
         """Whether a threshold must be chosen on validation cases; bags have a usual one."""
-        return METRICS[self.metric].level == "instance" and METRICS[self.metric].needs_threshold
+        metric = registered(self.metric)
+        return metric.level == "instance" and metric.needs_threshold
 
 
 class _ScoredLabels:
@@ -224,6 +241,8 @@ def _texts(name: str) -> tuple[str, int, str]:
 
 def metric_name(metric: str) -> str:
     """Label of a metric with its pool: `inst_auroc@positive_bags` is `instance AUROC in positive bags`."""
+    if ":" in metric:
+        return "{0} of {2}".format(_texts(metric.partition(":")[0])[0], *metric.partition(":")[1:])
     name, _, pool = metric.partition("@")
     return _texts(name)[0] + _POOL_TEXTS.get(pool, ("", ""))[0]
 
@@ -253,36 +272,54 @@ def explained(metrics: Iterable[str]) -> list[str]:
 
 def metrics_table() -> str:
     """The registry as a table in Markdown, for the documentation."""
-    lines = ["| name | level | label | better | threshold | what it is |", "|---|---|---|---|---|---|"]
+    lines = ["| name | level | target | label | better | threshold | what it is |", "|---|---|---|---|---|---|---|"]
     sides = {1: "higher", -1: "lower", 0: "neither"}
     for m in METRICS.values():
         cut = "–" if not m.needs_threshold else "0.5" if m.level == "bag" else "of validation"
-        lines.append(f"| `{m.name}` | {m.level} | {m.label} | {sides[m.direction]} | {cut} | {m.explanation} |")
+        kinds = ", ".join(m.targets) if m.level == "bag" else "any"
+        facts = f"{m.level} | {kinds} | {m.label} | {sides[m.direction]} | {cut}"
+        lines.append(f"| `{m.name}` | {facts} | {m.explanation} |")
     return "\n".join(lines) + "\n"
 
 
 # Metrics of --ci and --compare unless others are asked for.
-USUAL = ("bag_auroc", "bag_f1", "inst_auroc", "inst_auroc@positive_bags", "inst_f1")
+_USUAL_OF_INSTANCES = ("inst_auroc", "inst_auroc@positive_bags", "inst_f1")
+USUAL = ("bag_auroc", "bag_f1", *_USUAL_OF_INSTANCES)
+_USUAL_OF_TARGET = {
+    "class": USUAL,
+    "multilabel": USUAL,
+    "ordinal": ("bag_kappa", "bag_level_mae", *_USUAL_OF_INSTANCES),
+    "regression": ("bag_spearman", "bag_mae", "bag_r2", *_USUAL_OF_INSTANCES),
+    "survival": ("bag_c_index", "bag_c_index_uno", "bag_integrated_brier", *_USUAL_OF_INSTANCES),
+}
+_USUAL_OF_TARGET["cox"] = _USUAL_OF_TARGET["survival"]
+_RANKED, _EXCLUSIVE = ("class", "ordinal", "multilabel"), ("class", "ordinal")
 _BEST = "at the threshold that is best on validation"
+
+
+def usual_measures(target: str) -> tuple[str, ...]:
+    """Metrics of --ci and --compare for a kind of target, unless others are asked for."""
+    return _USUAL_OF_TARGET[target]
 
 
 for _metric in (
     Metric("bag_auroc", "bag", "bag AUROC", 1,
            "chance that a positive bag has a higher probability than a negative one",
-           OperatingPoints.roc_area, "points", title="AUROC", interval=True, hub=("roc_auc", "AUROC of cases")),
+           OperatingPoints.roc_area, "points", title="AUROC", interval=True, hub=("roc_auc", "AUROC of cases"),
+           targets=_RANKED),
     Metric("bag_auprc", "bag", "bag AUPRC", 1,
            "average precision over bags; the share of positive bags is what chance gives",
            OperatingPoints.average_precision, "points", title="AUPRC", interval=True,
-           hub=("average_precision", "average precision of cases")),
+           hub=("average_precision", "average precision of cases"), targets=_RANKED),
     Metric("bag_f1", "bag", "bag F1", 1, "2TP / (2TP + FP + FN) over bags at probability 0.5",
-           Counts.f1, "counts", title="F1", interval=True, hub=("f1", "F1 of cases")),
+           Counts.f1, "counts", title="F1", interval=True, hub=("f1", "F1 of cases"), targets=_RANKED),
     Metric("bag_accuracy", "bag", "bag accuracy", 1, "share of bags called rightly at probability 0.5",
            Counts.accuracy, "counts", multiclass=_share_right, title="Accuracy", interval=True,
-           hub=("accuracy", "accuracy of cases")),
+           hub=("accuracy", "accuracy of cases"), targets=_EXCLUSIVE),
     Metric("bag_balanced_accuracy", "bag", "bag balanced accuracy", 1,
            "mean of sensitivity and specificity at probability 0.5",
            Counts.balanced_accuracy, "counts", multiclass=_mean_recall, title="Balanced accuracy", interval=True,
-           hub=("balanced_accuracy", "balanced accuracy of cases")),
+           hub=("balanced_accuracy", "balanced accuracy of cases"), targets=_EXCLUSIVE),
     Metric("bag_sensitivity_at_90", "bag", "bag sensitivity at 90 %", 1,
            "highest sensitivity at a specificity of at least 90 %",
            lambda points: points.sensitivity_at(0.90), "points", title="Sensitivity at 90 % specificity"),
@@ -291,7 +328,7 @@ for _metric in (
            lambda points: points.sensitivity_at(0.95), "points", title="Sensitivity at 95 % specificity"),
     Metric("bag_brier", "bag", "bag Brier score", -1, "mean squared error of the probabilities",
            bags._brier_of_cases, "arrays", per_case=True, vectorized=True, title="Brier score", interval=True,
-           hub=("brier_score", "Brier score of cases (lower is better)")),
+           hub=("brier_score", "Brier score of cases (lower is better)"), targets=_EXCLUSIVE),
     Metric("bag_ece", "bag", "bag ECE", -1,
            "expected calibration error: mean gap between said probability and observed share",
            bags._ece, "arrays", title="Calibration error (ECE)"),

@@ -72,9 +72,10 @@ def _joined(id_: str, parts: Sequence[Prediction]) -> Prediction:
     meta = {k: v for k, v in first.meta.items() if k != "patient_bag" and all(p.meta.get(k) == v for p in parts)}
     own: dict[str, Any] = {name: _stacked(parts, name) for name in _ROWS}
     own |= {"coords": first.coords, "frame": first.frame} if len(parts) == 1 else {"coords": None, "frame": None}
-    y = first.meta["patient_bag"].get("y", first.y)
+    y, known = (first.meta["patient_bag"].get(key, getattr(first, key)) for key in ("y", "target"))
+    target = None if known is None else np.array(known, dtype=np.float64)
     scores = np.concatenate([p.scores for p in parts])
-    return replace(first, id=id_, scores=scores, edges=_edges(parts), y=y, meta=meta, **own)
+    return replace(first, id=id_, scores=scores, edges=_edges(parts), y=y, target=target, meta=meta, **own)
 
 
 def _stacked(parts: Sequence[Prediction], name: str) -> np.ndarray | None:
@@ -141,6 +142,7 @@ def _aggregated(cases: Sequence[Prediction], aggregate: str) -> list[Prediction]
     values = [p.value for p in cases if p.value is not None]
     value = float(np.mean(values)) if len(values) == len(cases) else None
     facts = {"patient": patient, "cases": len(cases), "aggregate": aggregate, "y": y}
+    facts |= {} if (target := _target(cases)) is None else {"target": target}
     return [
         replace(p, probs=probs, value=value, meta={**p.meta, "patient_bag": {**facts, "part": part}})
         for part, p in enumerate(cases)
@@ -167,8 +169,23 @@ def _probabilities(cases: Sequence[Prediction], aggregate: str) -> np.ndarray:
 def _label(cases: Sequence[Prediction]) -> int | None:
     """The highest of two classes; others must agree. None where a case that could be positive has no label."""
     known = {p.y for p in cases if p.y is not None}
-    if cases[0].n_classes > 2 and len(known) > 1:
+    if cases[0].n_classes > 2 and cases[0].target_kind != "multilabel" and len(known) > 1:
         named = ", ".join(f"{p.id}: {p.y}" for p in cases[:5])
         raise DataError(f"by patient: cases of one patient have different labels ({named}); correct them")
     unknown = any(p.y is None for p in cases) and 1 not in known
     return None if not known or unknown else max(known)
+
+
+def _target(cases: Sequence[Prediction]) -> list[float | None] | None:
+    """What is known of a patient: of several labels those of any case (None: unknown); other targets must agree."""
+    rows = [p.target for p in cases if p.target is not None]
+    if not rows:
+        return None
+    if cases[0].target_kind == "multilabel":
+        table = np.stack([np.full(len(rows[0]), np.nan) if p.target is None else p.target for p in cases])
+        sure = (table == 1).any(0) | ~np.isnan(table).any(0)
+        return [float(value) if known else None for value, known in zip((table == 1).any(0), sure, strict=True)]
+    if len(rows) < len(cases) or any(not np.array_equal(row, rows[0]) for row in rows):
+        named = ", ".join(f"{p.id}: {None if p.target is None else p.target.tolist()}" for p in cases[:5])
+        raise DataError(f"by patient: cases of one patient have different targets ({named}); correct them")
+    return [float(value) for value in rows[0]]

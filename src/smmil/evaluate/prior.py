@@ -193,6 +193,7 @@ def _rescored(p: Prediction, scores: np.ndarray, name: str) -> Prediction:
     kind = p.meta.get("score_kind", "unknown") if name == "model" else MAPS[name]
     meta: dict[str, Any] = {"score_kind": kind, **({} if who is None else {"patient": who})}
     meta |= {} if (part := patient_bag(p)) is None else {"patient_bag": part}
+    meta |= {"target": p.meta["target"]} if p.target_kind != "class" else {}
     return Prediction(p.id, p.probs, scores, y=p.y, y_inst=p.y_inst, meta=meta)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate.bags import units_of
+from smmil.evaluate.bags import need_target, units_of
 from smmil.evaluate.patients import _patient_of
 from smmil.prediction import Prediction
 
@@ -236,8 +236,17 @@ def _resampling_plan(cases: Sequence[Prediction], unit: str, stratified: bool) -
     """The units of these cases, ready to be drawn, and remarks on missing patients."""
     units, notes = units_of(cases, unit)
     classes = np.full(units.max(initial=-1) + 1, -1)  # highest known label of a unit's cases
-    np.maximum.at(classes, units, [-1 if p.y is None else p.y for p in cases])
+    if stratified:
+        need_target(cases, "stratified resampling", ("class", "multilabel", "ordinal", "survival", "cox"))
+    np.maximum.at(classes, units, [_stratum(p) for p in cases])
     return Resampling(units, classes if stratified else None), notes
+
+
+def _stratum(prediction: Prediction) -> int:
+    """Class of a case; of survival whether it had an event; -1: not known."""
+    if prediction.target_kind in ("survival", "cox") and prediction.target is not None:
+        return int(prediction.target[1])
+    return -1 if prediction.y is None else prediction.y
 
 
 def carriers_of(cases: Sequence[Prediction], kinds: Mapping[str, np.ndarray], unit: str = "patient") -> Carriers:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.bags import need_target
 from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.probability import calibrated_probability
-from smmil.prediction import Prediction, refuse_other_targets
+from smmil.prediction import Prediction
 
 
 class Region(NamedTuple):
@@ -106,7 +107,7 @@ def suggest_regions(
     """
     if patches < 1 or region < 1:
         raise ConfigError(f"suggest: patches={patches}, region={region}; expected at least 1")
-    refuse_other_targets(predictions, "suggest")
+    need_target(predictions, "suggest", ("class", "multilabel"))
     cases = sorted((p for p in predictions if p.y != 0), key=lambda p: p.id)
     if not cases:
         raise DataError("suggest: all cases are labelled negative, so nothing in them can be a lesion; give others")

@@ -7,6 +7,7 @@ import numpy as np
 from pandas import DataFrame
 
 from smmil.errors import DataError, SmmilError
+from smmil.evaluate.instances import bags_of_pool
 from smmil.evaluate.metrics import direction, metric_name
 from smmil.evaluate.ranking import spread
 from smmil.experiments.datasets import _agreeing_pairs, _share_of
@@ -24,6 +25,7 @@ from smmil.experiments.results import _aggregate, _chosen_rows, _first_predictio
 from smmil.experiments.runner import _finished_results, _StudyFolder
 from smmil.experiments.study import GROUPS, FigureSpec, Study
 from smmil.experiments.variant_tests import RESAMPLES, _comparisons, _pair_differences
+from smmil.maps import canvas
 from smmil.prediction import Prediction
 
 Found = dict[str, list[Prediction]]
@@ -146,15 +148,15 @@ def _maps(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path
     first = sorted(next(iter(found.values())), key=lambda p: (not p.y, p.id))
     for case in [p.id for p in first if p.coords is not None][: figure.cases]:
         models = {name: next(p for p in cases if p.id == case) for name, cases in found.items()}
-        label = next(iter(models.values())).y
-        subtitle = f"{title}\n{case}, {'label unknown' if label is None else f'label {label}'}"
+        subtitle = f"{title}\n{case}, {canvas.label_text(next(iter(models.values())))}"
         paths += _draw_maps(models, path.with_name(f"{path.name}-{_slug(case)}"), subtitle)
     return paths
 
 
 def _examples(figure: FigureSpec, found: Found, path: Path, title: str) -> list[Path]:
     """Labelled cases with the share of neighbouring instances of equal label."""
-    positive = [p for p in next(iter(found.values())) if p.y and p.y_inst is not None and p.edges is not None]
+    shown = bags_of_pool(next(iter(found.values())), "positive_bags")
+    positive = [p for p in shown if p.y_inst is not None and p.edges is not None]
     if not positive:
         raise DataError(f"{figure.name}: no positive test case has instance labels and neighbours; nothing to show")
     pairs = [_agreeing_pairs(p.y_inst, p.edges) for p in positive]  # type: ignore[arg-type]

@@ -233,7 +233,8 @@ def _draw_maps(models: Mapping[str, Prediction], path: Path, title: str) -> list
     for ax, (name, prediction) in zip(panels[truth is not None :], models.items(), strict=True):
         _draw(ax, draw_scores, prediction, _scaled(instance_score(prediction)), (0.0, 1.0), _SCALE)
         ax.set_xlabel("")
-        canvas.bare(ax, f"{name}: P = {prediction.probs[-1]:.3f}")
+        shown = f"{name}: P = {prediction.probs[-1]:.3f}" if prediction.target_kind == "class" else None
+        canvas.bare(ax, shown or canvas.panel_title(name, prediction))
     scale = ScalarMappable(Normalize(0, 1), canvas.colours(_SCALE))
     size: dict[str, Any] = {"shrink": min(1.0, 4 / figure.get_size_inches()[0]), "aspect": 35, "pad": 0.02}
     bar = figure.colorbar(scale, ax=panels, location="bottom", extend="both", **size)

@@ -36,6 +36,8 @@ def _write_results(table: DataFrame, folder: Path) -> None:
 def _choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
     """For each (data set, variant) the learning rate with the highest mean validation AUROC; ties: lower mean loss.
 
+    Of a target that is no class the metric that selected its epochs stands in place of the AUROC (`_chosen_by`).
+
     Only rates with as many finished runs as the best covered one compete, so that a rate is not chosen for the folds
     it has not seen yet, and they are compared over the folds and seeds that all of them have. A full tie, and rates
     without a fold in common, go to the larger rate. Test results play no part. `_missing_run_notes`
@@ -54,8 +56,13 @@ def _choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
 def _selection_key(rows: DataFrame, lr: float) -> tuple[float, float, float]:
     if not len(rows):
         return -math.inf, -math.inf, lr
-    auroc, loss = (math.fsum(rows[name]) / len(rows) for name in ("val_auroc", "val_loss"))
+    auroc, loss = (math.fsum(rows[name]) / len(rows) for name in (_chosen_by(rows), "val_loss"))
     return (-math.inf if math.isnan(auroc) else auroc, -loss, lr)
+
+
+def _chosen_by(table: DataFrame) -> str:
+    """The column by which learning rates are chosen: val_auroc, or the metric of a target that is no class."""
+    return next((str(name) for name in table if str(name).startswith("val_") and name != "val_loss"), "val_auroc")
 
 
 def _chosen_rows(table: Any) -> DataFrame:

@@ -7,7 +7,7 @@ import multiprocessing
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from smmil.config import TrainConfig
 from smmil.errors import DataError, SmmilError
+from smmil.evaluate.bags import shared_target
 from smmil.evaluate.folders import summary, without_nan
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import froc
@@ -72,13 +73,19 @@ def _measured_row(validation: Sequence[Prediction], test: Sequence[Prediction]) 
         "threshold": _number(found["threshold"]["value"]),
         "threshold_source": found["threshold"]["source"],
     }
-    row |= {m.name: _number(found["bag"][m.key]) for m in metrics_of("bag")}
+    row |= {m.name: _number(found["bag"][m.key]) for m in metrics_of("bag", shared_target(test))}
     for pool in POOLS:
         suffix = "" if pool == "all" else f"@{pool}"
         inside = found["instance"][pool]
         row |= {f"{m.name}{suffix}": _number(inside.get(m.key)) for m in metrics_of("instance")}
     row |= {m.name: _number(found["energy"][m.key]) for m in metrics_of("energy")}
     return row | {m.name: _number(lesions[m.key]) for m in metrics_of("lesion")}
+
+
+def _validation_metric(best: Mapping[str, Any]) -> dict[str, Any]:
+    """The metric of the selected epoch on validation: val_auroc, or that of a target which is no class."""
+    metric = next((key for key in best if key not in ("epoch", "loss", "weights")), "auroc")
+    return {f"val_{metric}": best[metric]}
 
 
 def _learned_alpha(history: Sequence[dict[str, Any]], epoch: int) -> float:
@@ -178,7 +185,7 @@ def _train_and_measure(job: _RunJob, folder: Path) -> None:
         "weights": trained.best["weights"],
         "parameters": facts.get("parameters"),
         "source": (facts.get("versions") or {}).get("source", ""),
-        "val_auroc": trained.best["auroc"],
+        **_validation_metric(trained.best),
         "val_loss": trained.best["loss"],
         "alpha": _learned_alpha(trained.history, trained.best["epoch"]),
         **_measured_row(*(load_predictions(folder / part) for part in PARTS)),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, concat
 
-from smmil.errors import DataError
+from smmil.errors import ConfigError, DataError
 from smmil.evaluate.levels import instance_metrics
 from smmil.evaluate.metrics import direction, metric_name
 from smmil.evaluate.resampling import interval_text, p_text
@@ -74,6 +74,8 @@ def _choose(study: Study, results: Any, out: Path) -> dict[tuple[Any, ...], dict
     """The chosen run of every split (set, seed, fold): its facts and the validation values that decided."""
     assert study.selection is not None
     rule, place = study.selection, {variant.name: i for i, variant in enumerate(study.variants)}
+    if "val_auroc" not in results:
+        raise ConfigError("selection: is for targets of kind class, whose validation AUROC it compares; leave it out")
     seen = results[_SEEN].copy()
     if rule.criterion == "inst_auroc":
         seen["val_inst_auroc"] = [_instance_auroc(out / "runs" / key / "val") for key in seen["run"]]

@@ -8,13 +8,21 @@ from typing import Any
 
 from pandas import DataFrame, concat
 
+from smmil.errors import ConfigError
 from smmil.evaluate.levels import bag_metrics
 from smmil.evaluate.metrics import direction, explained, metric_name, metrics_of
 from smmil.evaluate.patients import AGGREGATES, judged_by
 from smmil.experiments.paper import _table_notes
 from smmil.experiments.position import _position_markdown, _position_note, _position_rows
 from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks, _rank_rows, _with_paper
-from smmil.experiments.results import _aggregate, _choose_learning_rates, _coverage, _missing_run_notes, _with_plan
+from smmil.experiments.results import (
+    _aggregate,
+    _choose_learning_rates,
+    _chosen_by,
+    _coverage,
+    _missing_run_notes,
+    _with_plan,
+)
 from smmil.experiments.runner import _finished_results, _StudyFolder
 from smmil.experiments.selection import _selection_markdown, _selection_rows
 from smmil.experiments.study import FAMILIES, Study, TableSpec
@@ -38,10 +46,14 @@ def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) 
     plan  every run that was asked for, with its state (see `_plan_table`); None: the results are all there is
     """
     plan = results.assign(state="done", reason="") if plan is None else plan
+    lacking = [metric for metric in table.metrics if len(results) and metric not in results]
+    if lacking:
+        words = f"{study.name}: table {table.name}: {lacking[0]} does not judge what the runs predict"
+        raise ConfigError(f"{words}; `smmil evaluate --list-metrics` says what each metric is for")
     variants = [v.name for v in study.variants] if table.variants is None else table.variants
     wanted, planned = (part[part["variant"].isin(variants)] for part in (results, plan))
     rows = _with_plan(_aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
-    notes = _about(study, table)
+    notes = _about(study, table, _chosen_by(results))
     states = len({one if isinstance(one, str) else "" for one in wanted.get("source", [])})
     if states > 1:
         made = f"made by {states} states of the program (`source` in results.csv)"
@@ -86,12 +98,13 @@ def _with_best_marked(rows: Any) -> DataFrame:
     return rows.assign(place=places)
 
 
-def _about(study: Study, table: TableSpec) -> list[str]:
-    """How to read the numbers."""
+def _about(study: Study, table: TableSpec, chosen: str = "val_auroc") -> list[str]:
+    """How to read the numbers; chosen: the column by which learning rates were chosen."""
     divisor = "n - 1" if study.ddof else "n"
+    by = "AUROC" if chosen == "val_auroc" else chosen.removeprefix("val_").replace("_", " ")
     notes = [
         f"mean ± standard deviation (divided by {divisor}) over folds and seeds; learning rate chosen by mean "
-        "validation AUROC, ties by lower loss",
+        f"validation {by}, ties by lower loss",
     ]
     if any(direction(metric) for metric in table.metrics):
         notes.append("bold: best, underlined: second best of its group; equal at three digits is equal")

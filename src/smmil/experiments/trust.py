@@ -13,13 +13,13 @@ from torch import nn
 
 from smmil.bag import Bag, BagBatch
 from smmil.data.manifest import Manifest
-from smmil.errors import DataError
+from smmil.errors import ConfigError, DataError
 from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.instances import bags_of_pool, instance_score
 from smmil.evaluate.prior import position_prior
 from smmil.evaluate.ranking import exact_mean
 from smmil.experiments.datasets import RANDOM, _prepare, _PreparedSet, _random_labels
-from smmil.experiments.results import _chosen_rows
+from smmil.experiments.results import _chosen_by, _chosen_rows
 from smmil.experiments.runner import OnRun, _finished_results, _StudyFolder, load_results, run_study
 from smmil.experiments.study import Dataset, Study
 from smmil.experiments.writing import _for_spreadsheets, _markdown_cell
@@ -189,7 +189,10 @@ def trust_report(
     on_step   called with the name of each step that ends, and the reason if it failed
     """
     folder = _StudyFolder(Path(out), study.name)
-    chosen = _chosen_rows(_finished_results(study, out, only)[0])
+    results = _finished_results(study, out, only)[0]
+    if _chosen_by(results) != "val_auroc":
+        raise ConfigError(f"{study.name}: the trust report is for targets of kind class; its runs predict another one")
+    chosen = _chosen_rows(results)
     used = [d for d in study.datasets if d.name in set(chosen["set"])]
     ready = {d.name: _prepare(d, folder.out / "data") for d in used}
     parts = list(chosen.groupby(["set", "variant"], sort=True))

@@ -22,6 +22,7 @@ _SPECIAL |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\texta
 _SPECIAL |= {"<": "$<$", ">": "$>$", "|": "$|$"}
 _SPECIAL |= {"†": "$^\\dagger$", "‡": "$^\\ddagger$", "±": "$\\pm$", "·": "$\\cdot$", "−": "$-$", "×": "$\\times$"}
 _SPECIAL |= {"ᵀ": "$^\\top$", "≤": "$\\le$", "≥": "$\\ge$", "→": "$\\to$", "↑": "$\\uparrow$", "↓": "$\\downarrow$"}
+_SPECIAL |= {"²": "$^2$"}
 _SPECIAL |= {"α": "$\\alpha$", "β": "$\\beta$", "λ": "$\\lambda$", "µ": "$\\mu$", "…": "\\dots{}", "–": "--"}
 _SPECIAL |= {"¼": "$\\frac14$", "½": "$\\frac12$"}
 _HOW = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.case_words import case_words
 from smmil.evaluate.conformal import AppliedCalibration, CalibratedCase, calibrated_case
 from smmil.evaluate.folder_drift import FolderDrift, promise_of_case, warning_of_case
 from smmil.evaluate.instances import instance_probability, instance_score
@@ -94,6 +95,15 @@ class ExportCase:
         said = {"promise": promise, "calibrated": whole, "warning": warning}
         texts = {key: plain(text, _LONGEST_TEXT) for key, text in said.items() if text}
         return {**provenance(self.prediction), **texts}
+
+    @property
+    def target_facts(self) -> dict[str, str]:
+        """What was predicted of the case and what is true, in words, where its target is no class."""
+        if self.prediction.target_kind == "class":
+            return {}
+        words = case_words(self.prediction)
+        said = {"target": self.prediction.target_kind, "case_prediction": words.said, "case_truth": words.truth}
+        return {key: plain(text, _LONGEST_TEXT) for key, text in said.items() if text}
 
     @cached_property
     def calibration(self) -> AppliedCalibration | None:

@@ -11,6 +11,7 @@ from uuid import UUID
 import numpy as np
 
 from smmil.errors import DataError, MissingExtra
+from smmil.evaluate.case_words import case_numbers
 from smmil.evaluate.suggestion import Region
 from smmil.exports.case import ExportCase
 from smmil.exports.geometry import SlideFacts, boxes, slide_facts
@@ -152,6 +153,7 @@ def _about(case: ExportCase, facts: SlideFacts) -> dict[str, Any]:
         "case": case.id,
         **case.facts,
         "case_probabilities": case.prediction.probs.tolist(),
+        **case.target_facts,
         "threshold": case.threshold,
         "unit": "pixels of level 0, from the corner of the bounds",
         "bounds": None if facts.bounds is None else list(facts.bounds),
@@ -290,7 +292,7 @@ def _instance_table(case: ExportCase) -> "DataFrame":
         "probability": case.probability,
         "label": DataFrame({"y": labels})["y"].astype("Int64").mask(labels < 0),
         "percentile": case.percentile,
-        "case_probability": prediction.probs[-1] if len(prediction.probs) < 3 else np.nan,
+        **_case_columns(prediction),
     }
     if (said := case.calibrated_case) is not None:
         possible = "" if said.classes is None else said.named(said.classes).replace(" and ", " or ") or "none"
@@ -301,6 +303,13 @@ def _instance_table(case: ExportCase) -> "DataFrame":
     if case.positive is not None:
         columns["positive"] = case.positive
     return DataFrame({**columns, **_physical(case, columns)}, index=range(prediction.n))
+
+
+def _case_columns(prediction: Prediction) -> dict[str, Any]:
+    """The case's probability; of a target that is no class its number and the probability of each label or time."""
+    if prediction.target_kind != "class":
+        return case_numbers(prediction)
+    return {"case_probability": prediction.probs[-1] if len(prediction.probs) < 3 else np.nan}
 
 
 def _positions(case: ExportCase) -> dict[str, Any]:

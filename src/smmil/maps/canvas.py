@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from smmil.errors import check_choice
+from smmil.evaluate.case_words import case_words
 from smmil.files import replacing
 from smmil.prediction import Prediction
 
@@ -102,12 +103,29 @@ def plain(text: str, longest: int = 60) -> str:
 
 
 def headline(prediction: Prediction) -> str:
-    """Id, label and probability of a case in one line."""
+    """Id, label and probability of a case in one line; of a target that is no class what was predicted and is true."""
+    if prediction.target_kind != "class":
+        return f"{plain(prediction.id)}  ·  {plain(case_words(prediction).text, 120)}"
     label = "label unknown" if prediction.y is None else f"label {prediction.y}"
     if len(prediction.probs) > 2:
         best = int(prediction.probs.argmax())
         return f"{plain(prediction.id)}  ·  {label}  ·  P(class {best}) = {prediction.probs[best]:.3f}"
     return f"{plain(prediction.id)}  ·  {label}  ·  P(positive) = {prediction.positive_prob:.3f}"
+
+
+def label_text(prediction: Prediction) -> str:
+    """What is known of a case, in few words: its class, or the truth of another target."""
+    if prediction.target_kind != "class":
+        truth = case_words(prediction).truth
+        return f"true: {plain(truth)}" if truth else "label unknown"
+    return "label unknown" if prediction.y is None else f"label {prediction.y}"
+
+
+def panel_title(name: str, prediction: Prediction) -> str:
+    """Name of a model above its map, with what it predicted where that is short."""
+    if prediction.target_kind != "class":
+        return f"{name}: {plain(case_words(prediction).said, 48)}"
+    return f"{name}: P = {prediction.probs[-1]:.3f}" if len(prediction.probs) < 3 else name
 
 
 def limits_of(values: np.ndarray, given: tuple[float, float] | None) -> tuple[float, float, str]:

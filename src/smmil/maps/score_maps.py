@@ -84,8 +84,8 @@ def side_by_side(
         draw_truth(panels.pop(0), first, labels)
     for panel, (name, prediction) in zip(panels, models.items(), strict=True):
         draw_scores(panel, prediction, instance_score(prediction, column), (limits or {}).get(name), colour_scale)
-        canvas.bare(panel.map, f"{name}: P = {prediction.probs[-1]:.3f}" if len(prediction.probs) < 3 else name)
-    label = "label unknown" if first.y is None else f"label {first.y}"
+        canvas.bare(panel.map, canvas.panel_title(name, prediction))
+    label = canvas.label_text(first)
     return canvas._write_with_headline(figure, f"{canvas.plain(first.id)}  ·  {label}", path)
 
 

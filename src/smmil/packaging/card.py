@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from smmil.evaluate.calibration import Calibration
+from smmil.evaluate.case_words import positives_in_words
 from smmil.evaluate.drift import DriftSummary
 from smmil.evaluate.resampling import missing_text
 from smmil.prediction import corrections_text
@@ -51,6 +52,19 @@ WARNINGS = {
 }
 
 
+_CLASSIFYING = ("multilabel", "ordinal")
+_TASK = {"type": "image-classification", "name": "classification of cases from their instances"}
+_OTHER_TASK = {"type": "other", "name": "a number or a risk of cases from their instances"}
+# What a model gives of a case, by the kind of its target; {} takes the names of the columns.
+_GIVES = {
+    "multilabel": "the probability of each label ({})",
+    "ordinal": "the probability of each level of {}",
+    "regression": "the number {}",
+    "survival": "a risk and the probability of an event until each time ({}; hazards of intervals)",
+    "cox": "a risk and the probability of an event until each time ({}; proportional hazards)",
+}
+
+
 def _model_card(
     config: dict[str, Any],
     numbers: dict[str, Any] | None,
@@ -69,7 +83,7 @@ def _model_card(
     parts = [
         f"---\n{header}---\n\n# {config['name']}\n",
         _what(config),
-        "## Intended use\n\n" + USE,
+        "## Intended use\n\n" + _use(config),
         "## Training\n\n" + _training(config),
         "## Evaluation\n\n" + _evaluation(numbers),
         *([] if promise is None else [_promise(promise)]),
@@ -124,7 +138,11 @@ def _header(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | 
     licence = {"license": "other", "license_name": "not-stated"} if other else {"license": config["licence"].lower()}
     tags = ["smmil", "multiple-instance-learning", "medical", "research-use-only", config["model"]["name"]]
     tags += [KINDS[kind]] if kind in KINDS else []
-    about = {**licence, "library_name": "smmil", "pipeline_tag": "image-classification", "tags": tags}
+    target = config.get("target")
+    tags += [] if target is None else [str(target["kind"])]
+    task = dict(_TASK if target is None or target["kind"] in _CLASSIFYING else _OTHER_TASK)
+    tag = {"pipeline_tag": task["type"]} if task["type"] != "other" else {}
+    about = {**licence, "library_name": "smmil", **tag, "tags": tags}
     if numbers is None or WARNINGS.keys() & set(numbers["parts"]):
         return about  # no claims for the hub's ranking if some of the cases were used in training or for selection
     metrics = [
@@ -135,7 +153,6 @@ def _header(config: dict[str, Any], numbers: dict[str, Any] | None, kind: str | 
         }
         for row in numbers["metrics"]
     ]
-    task = {"type": "image-classification", "name": "classification of cases from their instances"}
     results = {"task": task, "dataset": {"type": "private", "name": _data_set(numbers)}, "metrics": metrics}
     names = list(dict.fromkeys(row["type"] for row in numbers["metrics"]))
     return about | {"metrics": names, "model-index": [{"name": config["name"], "results": [results]}]}
@@ -153,7 +170,7 @@ def _what(config: dict[str, Any]) -> str:
         "Model": f"{model['name']} (multiple instance learning), {model['parameters']:,} parameters",
         "Options": options,
         "Input": f"{_bags_in_words(config)}, {model['in_dim']} features each",
-        "Output": f"{', '.join(model['classes'])}; one score per instance ({model['score_kind']})",
+        "Output": f"{_output(config)}; one score per instance ({model['score_kind']})",
         "Encoder of the features": features["encoder_name"] or UNSTATED,
         "Weights of the encoder": features["encoder_weights"] or UNSTATED,
         "Licence of the encoder": features["encoder_licence"] or f"{UNSTATED}; check its terms before use",
@@ -171,6 +188,31 @@ def _bags_in_words(config: dict[str, Any]) -> str:
     return f"{bags} with the covariates {names} (columns of the manifest)" if names else bags
 
 
+def _output(config: dict[str, Any]) -> str:
+    """What the model gives of a case: its classes, or what it predicts in their place."""
+    target = config.get("target")
+    if target is None:
+        return ", ".join(config["model"]["classes"])
+    return _GIVES[target["kind"]].format(", ".join(target.get("columns", ())))
+
+
+def _use(config: dict[str, Any]) -> str:
+    """What the model is meant for; other targets than classes have no probability for the case."""
+    if "target" not in config:
+        return USE
+    gives = f"{_output(config)} for the case"
+    return USE.replace("weakly supervised classification", "weakly supervised prediction").replace(
+        "a probability for the case", gives
+    )
+
+
+def _selected_by(validation: dict[str, Any]) -> str:
+    """Metric and loss of the selected weights on validation."""
+    others = [key for key in validation if key not in ("auroc", "loss")]
+    name, key = (others[0].replace("_", " "), others[0]) if others else ("AUROC", "auroc")
+    return f"{name} {_number(validation[key])}, loss {_number(validation['loss'])}"
+
+
 def _training(config: dict[str, Any]) -> str:
     training = config["training"]
     if not training["cases"]:
@@ -182,7 +224,7 @@ def _training(config: dict[str, Any]) -> str:
     chosen = training["validation"]
     text = (
         f"\nWeights `{training['checkpoint']}`, selected at epoch {training['epoch']} on the validation part "
-        f"(AUROC {_number(chosen['auroc'])}, loss {_number(chosen['loss'])})."
+        f"({_selected_by(chosen)})."
     )
     taught = corrections_text(training.get("corrections"))
     text += "" if taught is None else f" It also learned from {taught}; all else it learned from labels of whole cases."
@@ -207,7 +249,8 @@ def _evaluation(numbers: dict[str, Any] | None) -> str:
     rows = []
     for row in numbers["metrics"]:
         rows.append((row["name"], _number(row["value"]), _interval(row)))
-    text = f"{numbers['cases']} labelled cases ({numbers['positive_cases']} positive): {_data_set(numbers)}.\n"
+    positive = positives_in_words(numbers.get("target", "class"), numbers["positive_cases"])
+    text = f"{numbers['cases']} labelled cases{f' ({positive})' if positive else ''}: {_data_set(numbers)}.\n"
     text += "".join(f"\n**{warning}**\n" for part, warning in WARNINGS.items() if part in numbers["parts"])
     text += "\nIntervals: 95 %, bootstrap over patients.\n\n" + _table(("metric", "value", "interval"), rows)
     return text + "".join(f"\n- {note}" for note in numbers["notes"]) + ("\n" if numbers["notes"] else "")

@@ -13,7 +13,9 @@ from smmil.data.manifest import Manifest
 from smmil.data.splits import run_split
 from smmil.encoders import encoder_info, list_encoders
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.bags import is_labelled, shared_target
 from smmil.evaluate.bootstrap import bootstrap_ci
+from smmil.evaluate.levels import bag_metrics
 from smmil.evaluate.metrics import METRICS
 from smmil.evaluate.patients import judged_by, patients_in_notes, whole_patients
 from smmil.files import digest, read_json
@@ -227,16 +229,19 @@ def _measure(
             f"{folder}: {len(others)} of {len(predictions)} predictions were made by other weights; "
             "give those of the checkpoint that is packaged"
         )
-    labelled = [p for p in predictions if p.y is not None]
-    counted = [p for p in whole_patients(labelled) if p.y is not None]
+    labelled = [p for p in predictions if is_labelled(p)]
+    counted = [p for p in whole_patients(labelled) if is_labelled(p)]
     if not labelled:
         raise DataError(f"{folder}: no prediction has a label, so nothing can be measured; leave out --predictions")
     rows = [_row(labelled, stated, resamples) for stated in _stated_metrics(labelled)]
     splits = [p.meta.get("split") for p in predictions]
+    kind = shared_target(labelled)
+    positive = sum(bool(p.y) for p in counted) if kind == "class" else bag_metrics(labelled)["n_positive"]
     return {
         "parts": sorted({str((s.get("part") if isinstance(s, dict) else None) or "other cases") for s in splits}),
         "cases": len(counted),
-        "positive_cases": sum(bool(p.y) for p in counted),
+        "positive_cases": positive,
+        **({} if kind == "class" else {"target": kind}),
         "metrics": [row for row in rows if math.isfinite(row["value"])],
         "notes": list(dict.fromkeys(note for row in rows for note in row.pop("notes")))
         + patients_in_notes(predictions),
@@ -248,12 +253,13 @@ def _stated_metrics(predictions: Sequence[Prediction]) -> list[dict[str, str]]:
 
     A metric that needs a threshold of validation cases cannot be stated.
     """
+    kind = shared_target(predictions)
     known = any(p.y_inst is not None and (p.y_inst >= 0).any() for p in predictions)
     one_map = known and all(p.scores.shape[1] == 1 for p in predictions)
     return [
         {"metric": m.name, "pool": pool, "name": m.with_pool(m.hub[1], pool), "type": m.hub[0]}
         for m in METRICS.values()
-        if m.hub is not None and (m.level == "bag" or (one_map and not m.needs_threshold))
+        if m.hub is not None and (kind in m.targets if m.level == "bag" else one_map and not m.needs_threshold)
         for pool in m.pools
     ]
 

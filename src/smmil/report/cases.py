@@ -10,6 +10,7 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
+from smmil.evaluate.case_words import case_words, predicted_values
 from smmil.evaluate.conformal import applied_calibration, calibrated_case, shared_calibration
 from smmil.evaluate.folder_drift import FolderDrift, folder_drift, promise_of_case
 from smmil.evaluate.instances import instance_score
@@ -168,6 +169,7 @@ def _coarser(image: np.ndarray, factor: int) -> np.ndarray:
 
 
 CALLED_POSITIVE = 0.5
+_LONGEST_WORDS = 400
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,8 @@ def _all_cases(
     ids = sorted({id_ for table in tables for id_ in table})
     drifts = [folder_drift(predictions) for predictions in models.values()]
     lost = [_withdrawal(*both, column) for both in zip(models.values(), drifts, strict=True)]
-    cases = [_case(id_, [table.get(id_) for table in tables], column, bits, lost, drifts) for id_ in ids]
+    values = [predicted_values(predictions) for predictions in models.values()]
+    cases = [_case(id_, [table.get(id_) for table in tables], column, bits, lost, drifts, values) for id_ in ids]
     errors = {case.id: next(v["error"] for v in case.facts["verdicts"] if v is not None) for case in cases}
     return sorted(cases, key=lambda case: (2.0 if errors[case.id] is None else -errors[case.id], case.id))
 
@@ -217,6 +220,7 @@ def _case(
     bits: int,
     withdrawals: Sequence[str | None],
     drifts: Sequence[FolderDrift | None],
+    values: Sequence[Sequence[float]],
 ) -> _ReportCase:
     rasters = [{} if p is None else _packed_layers(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
@@ -224,18 +228,19 @@ def _case(
         None
         if p is None
         else {
-            **verdict(_as_patient(p)),
+            **verdict(_as_patient(p), others),
             **_calibrated(p, drift),
             "alarm": _alarm(p),
             "withdrawn": withdrawn,
             "rasters": {name: raster.facts for name, raster in layers.items()},
         }
-        for p, layers, withdrawn, drift in zip(predictions, rasters, withdrawals, drifts, strict=True)
+        for p, layers, withdrawn, drift, others in zip(predictions, rasters, withdrawals, drifts, values, strict=True)
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
     if (found := patient_bag(first)) is not None:
         patient = {"id": safe_text(found["patient"]), "cases": found["cases"], "y": _as_patient(first).y}
         facts |= {"patient": patient}
+    facts |= {} if first.target_kind == "class" else {"truth": safe_text(case_words(first).truth, _LONGEST_WORDS)}
     facts |= {"notes": [safe_text(note) for note in recorded_notes(first)]}
     return _ReportCase(id_, facts, rasters, predictions)
 
@@ -263,8 +268,16 @@ def _alarm(prediction: Prediction) -> str | None:
     return drift.text if stated is None else f"{drift.text} {stated.sentence}"
 
 
-def verdict(prediction: Prediction) -> dict[str, Any]:
-    """Probability, predicted class, error (1 - probability of the true class) and outcome of one prediction."""
+def verdict(prediction: Prediction, values: Sequence[float] = ()) -> dict[str, Any]:
+    """Probability, predicted class, error (1 - probability of the true class) and outcome of one prediction.
+
+    Of other targets: a share for a bar, words, and the predicted number; values: those of all cases of the model.
+    """
+    if prediction.target_kind != "class":
+        found = case_words(prediction, values)
+        numbers = {"p": found.share, "answer": None, "error": found.error, "outcome": found.outcome}
+        words = {"words": safe_text(found.said, _LONGEST_WORDS), "value": prediction.value}
+        return {**numbers, "instances": prediction.n, **words}
     probs = prediction.probs.tolist()
     table = [1 - probs[0], probs[0]] if len(probs) == 1 else probs
     answer = int(table[1] >= CALLED_POSITIVE) if len(table) == 2 else max(range(len(table)), key=table.__getitem__)

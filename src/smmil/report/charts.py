@@ -146,8 +146,12 @@ def _curve_chart(
     most: float = 1.0,
     diagonal: bool = False,
     dots: bool = False,
+    below: Mapping[str, Any] | None = None,
 ) -> str:
-    """A figure with lines in the unit square (x up to `most`), a legend, and `words` for screen readers."""
+    """A figure with lines in the unit square (x up to `most`), a legend, and `words` for screen readers.
+
+    below  a small table under it: caption, head and rows (name, cells)
+    """
     scale = _Axes((0, most), (0, 1))
     return _figure(
         scale,
@@ -158,6 +162,7 @@ def _curve_chart(
         diagonal=diagonal,
         lines=[{"name": one.name, "pen": one.pen, "points": scale.points(one.x, one.y)} for one in lines],
         dots=[dot for one in lines for dot in _dots(scale, one)] if dots else [],
+        below=below,
     )
 
 
@@ -180,7 +185,7 @@ def _figure(scale: _Axes, ruled: tuple[Sequence[float], Sequence[float]], **cont
     across, up = ruled
     return render(
         "chart.html",
-        **{"lines": [], "dots": [], "areas": [], "diagonal": False, **content},
+        **{"lines": [], "dots": [], "areas": [], "keys": [], "diagonal": False, "below": None, **content},
         width=int(_WIDTH),
         height=int(_HEIGHT),
         left=_LEFT,

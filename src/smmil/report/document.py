@@ -12,6 +12,7 @@ import numpy as np
 
 from smmil import __version__
 from smmil.errors import ConfigError
+from smmil.evaluate.case_words import positives_in_words
 from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.folders import without_nan
 from smmil.evaluate.instances import instance_score
@@ -40,6 +41,7 @@ from smmil.report.sources import (
     _PredictionSource,
     _promises,
 )
+from smmil.report.targets import _ANSWERS, _target_figures, _tiles_of
 from smmil.web import render, script_bundle, static_text
 
 LARGEST_MB = 30.0
@@ -47,15 +49,6 @@ _SCORES_SHARE = 0.55  # of the file for scores; beyond this they are stored with
 _PAGE_BYTES = 1_000_000  # program, style and numbers
 _SCORES = {"name": "score", "title": "scores", "kind": "score", "low": "", "high": ""}
 _CURVE_POINTS = 1001
-_TILES = (
-    ("Case AUROC", ("bag", "auroc"), "tells positive from negative cases"),
-    (
-        "Localisation AUROC",
-        ("instance", "positive_bags", "auroc"),
-        "finds the lesion: instances of all positive cases together",
-    ),
-    ("FROC", ("froc", "froc"), "lesions found at ¼ to 8 false alarms per case"),
-)
 
 
 @dataclass(frozen=True)
@@ -129,7 +122,7 @@ def write_report(
         title=safe_text(title or f"Report: {', '.join(models)}"),
         lead=lead,
         sections=sections,
-        charts=_figures(models, results, column),
+        charts=(_figures if numbers._target_of(results) == "class" else _target_figures)(models, results, column),
         outcomes=list(dict.fromkeys(v["outcome"] for case in cases for v in case.facts["verdicts"] if v)),
         labels=sorted({case.facts["y"] for case in cases if case.facts["y"] is not None}),
         cards=[
@@ -170,13 +163,14 @@ def _without_file_names(reasons: dict[str, str], slides: str | Path | None) -> d
 
 
 def _page(content: dict[str, Any], data: dict[str, Any], **values: Any) -> str:
+    of_target = any("target" in model for model in data["models"])
     slide_viewer, program = static_text("openseadragon.min.js"), script_bundle("report_start.js")
     return render(
         "report.html",
         **content,
         **values,
         policy=_policy(slide_viewer, program),
-        style=static_text("shared.css") + static_text("report.css"),
+        style=static_text("shared.css") + static_text("report.css") + static_text("targets.css") * of_target,
         version=__version__,
         licence=static_text("openseadragon-LICENSE.txt").strip(),
         intended_use=INTENDED_USE,
@@ -207,10 +201,13 @@ def _summary(
     """Caveats, tiles with the main numbers, the table of all metrics, paired differences, and remarks."""
     first = sources[0].predictions
     models = {source.name: source.predictions for source in sources}
-    reasons = {numbers.CASES: numbers._other_cases(models), numbers.INSTANCES: numbers._other_instances(models)}
+    target = numbers._target_of(results)
+    heading = numbers._cases_heading(target)
+    reasons = {heading: numbers._other_cases(models), numbers.INSTANCES: numbers._other_instances(models)}
     unmarked = {group: reason for group, reason in reasons.items() if reason is not None}  # no value is called best
     counted = whole_patients(first)
-    content = f"{sum(1 for p in counted if p.y)} positive, {sum(p.n for p in first):,} instances"
+    found = next(iter(results.values()))["bag"]["n_positive"] if target != "class" else sum(1 for p in counted if p.y)
+    content = ", ".join(filter(None, [positives_in_words(target, found), f"{sum(p.n for p in first):,} instances"]))
     content += f"; {len(counted):,} patients" if any(patient_bag(p) for p in first) else ""
     return {
         "results": results,
@@ -231,8 +228,9 @@ def _summary(
 
 
 def _tiles(results: Results) -> Iterator[dict[str, Any]]:
-    for heading, path, words in _TILES:
-        values = _values(next(row for row in numbers._metric_rows() if row.path == path), results)
+    target = numbers._target_of(results)
+    for heading, path, words in _tiles_of(target):
+        values = _values(next(row for row in numbers._metric_rows(target) if row.path == path), results)
         if any(value["value"] is not None for value in values):
             yield {"heading": heading, "values": values, "words": words, "prior": _prior_text(path, results)}
 
@@ -257,7 +255,7 @@ def _verdicts(results: Results) -> list[tuple[bool, str]]:
 def _metrics(results: Results, unmarked: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
     """(group, rows) of the metrics that at least one model has, or has withheld."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in numbers._metric_rows():
+    for row in numbers._all_rows(results):
         if any(row.value(found) is not None or row.withheld(found) for found in results.values()):
             values = _values(row, results, marked=row.group not in unmarked)
             groups.setdefault(row.group, []).append({"name": row.name, "values": values})
@@ -297,7 +295,7 @@ def _method(results: Results, unmarked: Mapping[str, str]) -> str:
             parts.append(f"Instance threshold of {name}: {cut['value']:.4g} ({cut['source']}).")
     for text in dict.fromkeys(_prior_source(found.get("prior", {})) for found in results.values()):
         parts.append(text)
-    parts.append("Cases are called positive from a probability of 0.5 on.")
+    parts.append(_ANSWERS.get(numbers._target_of(results), "Cases are called positive from a probability of 0.5 on."))
     if len(results) > 1 and len(unmarked) < 2:
         parts.append("Marked: best value of a row; where intervals overlap it may be chance.")
     return " ".join(filter(None, parts))
@@ -355,6 +353,7 @@ def _model(source: _PredictionSource, found: Mapping[str, Any], column: int | No
         "curve": _curve(source.predictions, column, np.concatenate(layers["score"])),
         "kind": str(source.predictions[0].meta.get("score_kind", "score"))[:60],
         "classes": source.predictions[0].n_classes,
+        **({} if "target" not in found["bag"] else {"target": found["bag"]["target"]}),
     }
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from smmil.errors import DataError
+from smmil.evaluate.bags import is_labelled
 from smmil.evaluate.bootstrap import add_intervals
 from smmil.evaluate.folders import summarize_models
 from smmil.evaluate.instances import POOLS, has_lesion_labels
 from smmil.evaluate.levels import froc
-from smmil.evaluate.metrics import METRICS, Level, PooledMetric, metrics_of
+from smmil.evaluate.metrics import Level, PooledMetric, metrics_of, registered
 from smmil.evaluate.resampling import missing_text
 from smmil.files import need_file
 from smmil.images.tiff_slide import check_picture
@@ -22,6 +23,19 @@ Models = Mapping[str, Sequence[Prediction]]
 Results = dict[str, dict[str, Any]]
 CASES, INSTANCES = "Is it there? (whole cases)", "Where is it? (instances)"
 SMOOTH = "How smooth are the maps?"
+_LABELS, _TIMES = "Each label (whole cases)", "Events until a time (whole cases)"
+_QUESTIONS = {
+    "ordinal": "Which level? (whole cases)",
+    "regression": "How much? (whole cases)",
+    "survival": "Who is at risk? (whole cases)",
+    "cox": "Who is at risk? (whole cases)",
+}
+_TIME_ROWS = (
+    ("auroc", "AUROC", 1),
+    ("brier", "Brier score ↓", -1),
+    ("predicted", "mean predicted probability", 0),
+    ("observed", "observed share (Kaplan–Meier)", 0),
+)
 POSITION = "Is it more than position? (instance AUROC)"
 _PRIOR_ROWS = (
     ("per_bag", "model", "The map, within cases"),
@@ -76,10 +90,21 @@ class _Row:
         return self.withheld(found) or (missing_text(few) if few and self.value(found) is not None else "")
 
 
-def _metric_rows() -> list[_Row]:
+def _cases_heading(target: str) -> str:
+    """What the metrics of whole cases ask, for a kind of target."""
+    return _QUESTIONS.get(target, CASES)
+
+
+def _target_of(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The kind of target of these results."""
+    return next((str(found["bag"].get("target", "class")) for found in results.values()), "class")
+
+
+def _metric_rows(target: str = "class") -> list[_Row]:
     """Rows of a report from the registry of metrics: cases, instances, lesions, the position prior, then energies."""
-    groups: dict[Level, str] = {"bag": CASES, "instance": INSTANCES, "lesion": INSTANCES, "energy": SMOOTH}
-    known = [metric for level in groups for metric in metrics_of(level) if not metric.same_as]
+    heading = _cases_heading(target)
+    groups: dict[Level, str] = {"bag": heading, "instance": INSTANCES, "lesion": INSTANCES, "energy": SMOOTH}
+    known = [metric for level in groups for metric in metrics_of(level, target) if not metric.same_as]
     metrics = [(group, m) for level, group in groups.items() for m in known if (m.listed or m.level) == level]
     rows = []
     for (group, metric), pool in ((entry, pool) for entry in metrics for pool in entry[1].pools):
@@ -91,6 +116,32 @@ def _metric_rows() -> list[_Row]:
     beside = [_Row(POSITION, name, ("prior", pool, key), better=0) for pool, key, name in _PRIOR_ROWS]
     smooth = next((place for place, row in enumerate(rows) if row.group == SMOOTH), len(rows))
     return rows[:smooth] + beside + rows[smooth:]
+
+
+def _part_rows(results: Mapping[str, Mapping[str, Any]]) -> list[_Row]:
+    """Rows of each label and of each time, where the target has them."""
+    parts = {key: _names(results, key) for key in ("labels", "times")}
+    rows = [
+        _Row(_LABELS, f"{name}: {m.title or m.label}", ("bag", "labels", name, m.key), f"{m.name}:{name}")
+        for name in parts["labels"]
+        for m in metrics_of("bag", "multilabel")
+    ]
+    return rows + [
+        _Row(_TIMES, f"Until {float(time):.4g}: {words}", ("bag", "times", time, key), better=better)
+        for time in parts["times"]
+        for key, words, better in _TIME_ROWS
+    ]
+
+
+def _names(results: Mapping[str, Mapping[str, Any]], part: str) -> list[str]:
+    return list(dict.fromkeys(name for found in results.values() for name in found["bag"].get(part, {})))
+
+
+def _all_rows(results: Mapping[str, Mapping[str, Any]]) -> list[_Row]:
+    """Rows of a report about these results: those of whole cases, of their labels or times, then of instances."""
+    rows, target = _metric_rows(_target_of(results)), _target_of(results)
+    whole = [row for row in rows if row.group == _cases_heading(target)]
+    return whole + _part_rows(results) + [row for row in rows if row not in whole]
 
 
 def _measure(
@@ -119,14 +170,14 @@ def _measure(
 
 def _possible(predictions: Sequence[Prediction], found: dict[str, Any]) -> list[str]:
     """Measures for which there are labels, and a threshold where one is needed."""
-    wanted = [PooledMetric.parse(row.interval) for row in _metric_rows() if row.interval]
+    wanted = [PooledMetric.parse(row.interval) for row in _all_rows({"": found}) if row.interval]
     judged: dict[Level, bool] = {
-        "bag": any(p.y is not None for p in predictions),
+        "bag": any(is_labelled(p) for p in predictions),
         "instance": found["instance"]["all"]["n_instances"] > 0,
         "lesion": found.get("froc", {}).get("n_lesions", 0) > 0,
         "energy": any(p.edges is not None for p in predictions),
     }
-    kept = [one for one in wanted if judged[METRICS[one.metric].level]]
+    kept = [one for one in wanted if judged[registered(one.metric).level]]
     return [one.label for one in kept if not one.needs_threshold or found["threshold"]["value"] is not None]
 
 
@@ -157,12 +208,19 @@ def _other_cases(models: Models) -> str | None:
     largest = max(len(table) for table in tables)
     if any(len(table) != len(shared) for table in tables):
         return f"the models were not given the same cases ({len(shared):,} of at most {largest:,} in common)"
-    changed = sum(len({table[id_].y for table in tables}) > 1 for id_ in shared)
+    if len({predictions[0].target_kind for predictions in models.values()}) > 1:
+        return "the models do not predict the same kind of target"
+    changed = sum(len({_truth(table[id_]) for table in tables}) > 1 for id_ in shared)
     if changed:
         return f"{changed:,} of {len(shared):,} cases have another label in another model's predictions"
     if len({predictions[0].n_classes for predictions in models.values()}) > 1:
         return "the models do not tell the same number of classes apart"
     return None
+
+
+def _truth(prediction: Prediction) -> tuple[int | None, str]:
+    """What is known of a case, to be compared between models."""
+    return prediction.y, "" if prediction.target is None else str(prediction.target.tolist())
 
 
 def _other_instances(models: Models) -> str | None:

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from smmil.evaluate.bootstrap import threshold_for
-from smmil.evaluate.comparison import INSIDE, POOLED, compare_models, pointing_or_telling
-from smmil.evaluate.metrics import PooledMetric, metric_name
+from smmil.evaluate.comparison import compare_models, pointing_or_telling
+from smmil.evaluate.metrics import PooledMetric, metric_name, usual_measures
 from smmil.evaluate.resampling import interval_text, p_text
-from smmil.report.numbers import CASES, INSTANCES, Models, Results
-
-_MEASURES = {"bag_auroc": CASES, "bag_f1": CASES, POOLED: INSTANCES, INSIDE: INSTANCES, "inst_f1": INSTANCES}
+from smmil.report.numbers import INSTANCES, Models, Results, _cases_heading, _target_of
 
 
 def _paired_differences(
@@ -22,7 +20,9 @@ def _paired_differences(
     if len(models) < 2 or not resamples:
         return {"rows": [], "words": []}
     reference, rows, by_model = next(iter(models)), [], dict[str, dict[str, dict[str, Any]]]()
-    for label, group in _MEASURES.items():
+    target = _target_of(results)
+    for label in usual_measures(target):
+        group = _cases_heading(target) if label.startswith("bag_") else INSTANCES
         if group in unmarked or any(label not in found.get("ci", {}) for found in results.values()):
             continue
         measure = PooledMetric.parse(label)

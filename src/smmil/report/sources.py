@@ -7,11 +7,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from smmil.errors import DataError
-from smmil.evaluate.bags import units_of
+from smmil.evaluate.bags import is_labelled, units_of
 from smmil.evaluate.conformal import applied_calibration, realised, shared_calibration
 from smmil.evaluate.folder_drift import class_sets_in_words, folder_drift
 from smmil.evaluate.folders import named_folders
+from smmil.evaluate.targets import TargetTable
 from smmil.files import read_json
 from smmil.prediction import Prediction, corrections_text, load_predictions
 from smmil.redact import safe_text, without_names
@@ -136,8 +139,11 @@ def _common(predictions: Sequence[Prediction]) -> dict[str, Any]:
 
 def _data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     """Size and labels of the cases in this report; of patients only their number."""
-    labels = [p.y for p in predictions if p.y is not None]
-    counts = {f"class {label}:": labels.count(label) for label in sorted(set(labels))}
+    labelled, kind = [p for p in predictions if is_labelled(p)], predictions[0].target_kind
+    labels = [p.y for p in labelled if p.y is not None]
+    word = "level" if kind == "ordinal" else "class"
+    counts = {f"{word} {label}:": labels.count(label) for label in sorted(set(labels))}
+    said = _pairs(counts) if kind in ("class", "ordinal") else _target_in_words(labelled, kind)
     instances = sum(p.n for p in predictions)
     known = sum(int((p.y_inst >= 0).sum()) for p in predictions if p.y_inst is not None)
     positive = sum(int((p.y_inst > 0).sum()) for p in predictions if p.y_inst is not None)
@@ -146,14 +152,28 @@ def _data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     patients = _UNSTATED if notes and len(set(units)) == len(predictions) else f"{len(set(units)):,}"
     return [
         ("Cases", f"{len(predictions):,}"),
-        ("Labels", _pairs(counts) or "none"),
-        ("Without label", f"{len(predictions) - len(labels):,}"),
+        ("Labels", said or "none"),
+        ("Without label", f"{len(predictions) - len(labelled):,}"),
         ("Patients", patients),
         ("Instances", f"{instances:,} (per case {sizes[0]:,} to {sizes[-1]:,}, median {sizes[len(sizes) // 2]:,})"),
         ("Instance labels", f"{known:,} known, {positive:,} of them positive" if known else "none"),
         ("Parts of the split", _parts(predictions)),
         ("Coordinates", _coordinates(predictions)),
     ]
+
+
+def _target_in_words(labelled: Sequence[Prediction], kind: str) -> str:
+    """Events and times, positive cases of each label, or the range of numbers."""
+    table = TargetTable(labelled)
+    if not len(table):
+        return ""
+    low, high = table.target[:, 0].min(), table.target[:, 0].max()
+    if kind == "multilabel":
+        counts = np.nansum(table.target, axis=0).astype(int).tolist()
+        return safe_text(_pairs({f"{name}:": n for name, n in zip(table.names, counts, strict=True)}), 400)
+    if kind == "regression":
+        return f"numbers from {low:.4g} to {high:.4g}, median {np.median(table.target[:, 0]):.4g}"
+    return f"{int(table.target[:, 1].sum()):,} with an event, times from {low:.4g} to {high:.4g}"
 
 
 def _parts_of(predictions: Sequence[Prediction]) -> list[str]:

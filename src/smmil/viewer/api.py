@@ -128,7 +128,16 @@ def _row(row: _CaseRow) -> dict[str, Any]:
         "unlike": any(one is not None and one.drift is not None for one in row.by_model),
         "probability": [None if one is None else one.probability for one in row.by_model],
         "outcome": [None if one is None else one.outcome for one in row.by_model],
+        **({} if row.true_words is None else _words(row)),
     }
+
+
+def _words(row: _CaseRow) -> dict[str, Any]:
+    """What was predicted of a case whose target is no class, what is true, and how far apart they are."""
+    models = [
+        {} if one is None else {"words": one.words, "value": one.value, "error": one.error} for one in row.by_model
+    ]
+    return {"known": row.true_words, "said": models}
 
 
 def _image_facts(study: "ViewerData", number: int, notes: list[str]) -> dict[str, Any] | None:

@@ -10,6 +10,8 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
+from smmil.evaluate.bags import is_labelled
+from smmil.evaluate.case_words import case_words, with_place
 from smmil.evaluate.conformal import AppliedCalibration, CalibratedCase, applied_calibration, calibrated_case
 from smmil.evaluate.folder_drift import FolderDrift, drift_facts, folder_drift
 from smmil.evaluate.instances import instance_score
@@ -61,6 +63,7 @@ class _ModelScores:
     drift    what is to be said about a case unlike the training cases
     promise  that of its calibration, for this case
     said     what that says about the whole case
+    words, true_words, value   of a target that is no class: what was predicted, what is true, and the predicted number
     mapped   False when its instances are others than those of the case's first model: one map cannot show both
     """
 
@@ -80,11 +83,15 @@ class _ModelScores:
     said: CalibratedCase | None = None
     patient: str | None = None  # whose case it is, as its file says; never shown
     one_bag: bool = False  # the case is part of the patient's bag
+    words: str | None = None
+    true_words: str | None = None
+    value: float | None = None
+    error: float | None = None
 
     @classmethod
     def of(cls, prediction: Prediction, file: Path) -> "_ModelScores":
         facts, labels = verdict(prediction), prediction.y_inst
-        outcome = None if prediction.y is None else facts["outcome"]
+        outcome = facts["outcome"] if is_labelled(prediction) else None
         truth = labels is not None and bool((labels >= 0).any())
         axes = 0 if prediction.coords is None else prediction.coords.shape[1]
         kind = "scan" if axes in (1, 3) else "none"
@@ -93,7 +100,18 @@ class _ModelScores:
         digests = _layout(prediction), _content(prediction)
         found = cls(file, facts["p"], outcome, *digests, kind, prediction.n, prediction.y, truth)
         part = patient_bag(prediction)
-        return replace(found, patient=_patient_of(prediction) if part is None else part["patient"], one_bag=bool(part))
+        patient = _patient_of(prediction) if part is None else part["patient"]
+        found = replace(found, patient=patient, one_bag=bool(part))
+        if prediction.target_kind == "class":
+            return found
+        known = safe_text(case_words(prediction).truth, _LONGEST_PROMISE)
+        return replace(found, words=facts["words"], true_words=known, value=facts["value"], error=facts["error"])
+
+    def placed(self, values: Sequence[float]) -> "_ModelScores":
+        """With its place among the predicted risks of all cases of the model, where it is one."""
+        if self.words is None or not self.words.startswith("risk ") or self.value is None or len(values) < 2:
+            return self
+        return replace(self, words=with_place(self.words, self.value, values))
 
     def load(self) -> Prediction:
         """Load the prediction; an error when the file has changed since the start, since the list shows the first."""
@@ -116,6 +134,7 @@ class _CaseRow:
     original: Original | None = None
     features: Path | None = None
     patient: str | None = None  # first id of the cases of its patient, where the list is one of patients
+    true_words: str | None = None  # of a target that is no class
 
     @property
     def image(self) -> Path | None:
@@ -173,7 +192,7 @@ class _ModelPredictions:
         for layer in prediction.layers:
             title, ends = f"{self.name} {layer.name}", (layer.low, layer.high)
             beside = self.layers.setdefault(layer.name, _ModelPredictions(title, layer.name, ends))
-            beside.found[prediction.id] = replace(found, layer=layer.name, probability=None, outcome=None)
+            beside.found[prediction.id] = replace(found, layer=layer.name, probability=None, outcome=None, words=None)
             beside.scores.append(getattr(prediction, layer.name).astype(np.float32))
             beside.kinds[layer.kind] = None
         self.scores.append(instance_score(prediction, column).astype(np.float32))
@@ -238,6 +257,8 @@ def _read_catalogue(
             if progress is not None:
                 progress(done, total)
         shown = [one for one in (table, *table.layers.values()) if one.found]
+        values = [one.value for one in table.found.values() if one.value is not None]
+        table.found = {id_: one.placed(values) for id_, one in table.found.items()}
         models += [one.model(table.drift) for one in shown]
         gathered += shown
     problems = [problem for table, _ in found for problem in table.damaged]
@@ -276,7 +297,8 @@ def _content(prediction: Prediction) -> str:
     more = [getattr(prediction, layer.name) for layer in LAYERS]
     arrays = (prediction.probs, prediction.scores, prediction.y_inst, prediction.edges, *more)
     parts = [b"-" if a is None else f"{a.dtype}{a.shape}".encode() + np.ascontiguousarray(a).tobytes() for a in arrays]
-    facts = json.dumps([prediction.id, prediction.y, prediction.meta], sort_keys=True)
+    known = [repr(what) for what in (prediction.target, prediction.value) if what is not None]
+    facts = json.dumps([prediction.id, prediction.y, prediction.meta, *known], sort_keys=True)
     frame = None if prediction.frame is None else prediction.frame.to_dict()
     return digest(_layout(prediction), facts, json.dumps(frame), *parts)
 
@@ -288,4 +310,5 @@ def _row(id_: str, gathered: Sequence[_ModelPredictions]) -> _CaseRow:
     by_model = [None if s is None else replace(s, mapped=s.layout == first.layout) for s in found]
     label = next((s.label for s in known if s.label is not None), None)
     truth = any(s.truth for s in by_model if s is not None and s.mapped)
-    return _CaseRow(id_, first.kind, first.instances, tuple(by_model), label, truth)
+    words = next((s.true_words for s in known if s.true_words is not None), None)
+    return _CaseRow(id_, first.kind, first.instances, tuple(by_model), label, truth, true_words=words)

@@ -44,6 +44,7 @@ function fits(entry) {
 
 /** How wrong the chosen model is: 1 - probability of the true class; nothing for cases without label. */
 function errorOf(entry) {
+  if (entry.said) return entry.said[state.left]?.error ?? null;
   const [p, outcome] = [entry.probability[state.left], entry.outcome[state.left]];
   if (entry.label === null || p === null) return null;
   if (outcome === "correct" || outcome === "wrong") return outcome === "wrong" ? p : 1 - p; // several classes: p of the answer
@@ -54,7 +55,7 @@ function compare(a, b) {
   const [one, other] = [facts.cases[a], facts.cases[b]];
   const how = field("sort").value;
   if (how === "id") return one.id.localeCompare(other.id, undefined, { numeric: true }) || a - b;
-  const [x, y] = [one, other].map((entry) => (how === "worst" ? errorOf(entry) : entry.probability[state.left]));
+  const [x, y] = [one, other].map((entry) => (how === "worst" ? errorOf(entry) : entry.said?.[state.left]?.value ?? entry.probability[state.left]));
   if (x === null || y === null) return (x === null) - (y === null) || a - b; // without a value: last, whichever way is up
   return (how === "low" ? x - y : y - x) || a - b;
 }
@@ -93,14 +94,22 @@ function rowOf(number) {
   const id = make("span", "case-id", entry.id);
   id.title = entry.id;
   const line = make("span", "case-line");
-  line.append(makeMeter(p), make("span", "case-p", p === null ? "–" : p.toFixed(3)));
+  const words = entry.said?.[state.left]?.words;
+  if (words) line.append(make("span", "case-words", words));
+  else line.append(makeMeter(p), make("span", "case-p", p === null ? "–" : p.toFixed(3)));
   const verdict = make("span", "case-line");
-  verdict.append(make("span", "case-label", entry.label === null ? "no label" : `label ${entry.label}`));
-  if (outcome) verdict.append(make("span", `outcome ${outcomeClass(outcome)}`, outcome));
+  verdict.append(make("span", "case-label", labelWords(entry)));
+  if (outcome && (!entry.said || outcomeClass(outcome) in { correct: 1, wrong: 1 })) verdict.append(make("span", `outcome ${outcomeClass(outcome)}`, outcome));
   text.append(id, line, verdict);
   if (entry.unlike) text.append(make("span", "unlike", "unlike the training cases"));
   row.append(pictureOf(number), text);
   return row;
+}
+
+/** What is known of a case: its class, or the truth of another target in words. */
+export function labelWords(entry, unknown = "no label") {
+  if (entry.said) return entry.known ? `true: ${entry.known}` : unknown;
+  return entry.label === null ? unknown : `label ${entry.label}`;
 }
 
 function pictureOf(number) {

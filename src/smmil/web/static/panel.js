@@ -5,6 +5,7 @@ import { announce } from "./messages.js";
 import { askFile, report } from "./server.js";
 import { goTo } from "./case_panes.js";
 import { SHOWING, change, onChange, state } from "./state.js";
+import { labelWords } from "./list.js";
 import { currentThreshold } from "./tools.js";
 import { field, fillSelect, make, makeButton, shortNumber, showAlarm } from "./dom_helpers.js";
 
@@ -41,9 +42,9 @@ function drawHead() {
   if (!entry) return [field("case-title"), field("case-facts")].forEach((line) => { line.textContent = line.title = ""; });
   field("case-title").textContent = field("case-title").title = entry.id;
   document.title = `${entry.id} · smmil view`;
-  const label = entry.label === null ? "label unknown" : `label ${entry.label}`;
-  const verdicts = (state.models.length ? state.models : [state.left, state.right]).filter((m) => m !== null && entry.probability[m] !== null).map((m) =>
-    `${facts.models[m].name}: P ${entry.probability[m].toFixed(3)}${entry.outcome[m] ? `, ${entry.outcome[m]}` : ""}`);
+  const label = labelWords(entry, "label unknown");
+  const verdicts = (state.models.length ? state.models : [state.left, state.right]).filter((m) => m !== null && (entry.said?.[m]?.words || entry.probability[m] !== null)).map((m) =>
+    `${facts.models[m].name}: ${entry.said?.[m]?.words ?? `P ${entry.probability[m].toFixed(3)}`}${entry.outcome[m] ? `, ${entry.outcome[m]}` : ""}`);
   field("case-facts").textContent = field("case-facts").title = [label, `${entry.instances.toLocaleString("en")} instances`, ...verdicts].join("  ·  ");
 }
 

@@ -26,10 +26,11 @@ export function openCase(number) {
 }
 
 function caseText(entry) {
-  const label = entry.y === null ? "label unknown" : `label ${entry.y}`;
+  const label = entry.truth !== undefined ? `truth: ${entry.truth || "unknown"}` : entry.y === null ? "label unknown" : `label ${entry.y}`;
   const models = [settings.left, settings.right].filter((m) => m !== null && entry.verdicts[m] !== null);
   const verdicts = models.map((m) => {
-    const { p, answer, outcome } = entry.verdicts[m];
+    const { p, answer, outcome, words } = entry.verdicts[m];
+    if (words !== undefined) return `${DATA.models[m].name}: ${words}`;
     const chance = DATA.models[m].classes > 2 ? `class ${answer} with ${p.toFixed(3)}` : `P(positive) ${p.toFixed(3)}`;
     return `${DATA.models[m].name}: ${chance}, ${outcome}`;
   });

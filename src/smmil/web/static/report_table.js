@@ -9,9 +9,9 @@ const COLUMNS = [
   { key: "map", title: "Map" },
   { key: "id", title: "Case", value: (c) => c.id },
   { key: "y", title: "Label", value: (c) => c.y },
-  { key: "p", title: "Prediction", value: (c, v) => v && v.p },
+  { key: "p", title: "Prediction", value: (c, v) => v && (v.value ?? v.p) },
   { key: "outcome", title: "Outcome", value: (c, v) => v && v.outcome },
-  { key: "error", title: "Error", value: (c, v) => v && v.error, hint: "1 − probability of the true class" },
+  { key: "error", title: "Error", value: (c, v) => v && v.error, hint: DATA.models[0].target ? "distance from the truth" : "1 − probability of the true class" },
   { key: "instances", title: "Instances", value: (c, v) => v && v.instances },
   { key: "part", title: "Part", value: (c) => c.part },
 ];
@@ -115,7 +115,7 @@ function rowOf(number) {
   const by = Object.fromEntries(COLUMNS.map((column, i) => [column.key, cells[i]]));
   by.id.scope = "row";
   by.id.textContent = entry.id;
-  by.y.textContent = entry.y === null ? "–" : entry.y;
+  by.y.textContent = entry.truth ?? (entry.y === null ? "–" : entry.y);
   by.part.textContent = entry.part || "–";
   by.map.append(make("canvas", "thumbnail"));
   by.p.append(...(verdict ? predictionCell(verdict) : ["–"]));
@@ -128,7 +128,8 @@ function rowOf(number) {
   return row;
 }
 
-function predictionCell({ p, answer, calibrated }) {
+function predictionCell({ p, answer, calibrated, words }) {
+  if (words !== undefined) return [...(p === null ? [] : [makeMeter(p)]), make("span", "words", words)];
   const several = DATA.models[table.model].classes > 2;
   const own = [makeMeter(p), make("span", "", several ? `${answer}: ${p.toFixed(3)}` : p.toFixed(3))];
   return calibrated === null ? own : [...own, make("small", "calibrated", `calibrated ${percent(calibrated)}`)];
