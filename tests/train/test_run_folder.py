@@ -49,7 +49,7 @@ def finished(settings, tmp_path_factory):
 def test_a_run_holds_settings_split_logs_and_checkpoints(finished, settings, study):
     facts = json.loads((finished / "run.json").read_text())
     split = json.loads((finished / "split.json").read_text())
-    assert yaml.safe_load((finished / "config.yaml").read_text()) == settings().model_dump()
+    assert yaml.safe_load((finished / "config.yaml").read_text()) == settings().written()
     assert facts["status"] == "finished"
     assert facts["config"] == settings().digest()
     assert facts["manifest"]["digest"] == Manifest.read(study).digest()

@@ -85,6 +85,10 @@ class Manifest:
         """Class index of every bag; None where the table has none."""
         return {i: tables._label_of(text, self.name) for i, text in self._column("label").items()}
 
+    def strata(self) -> dict[str, int | None]:
+        """Kind of every bag that each part of a split needs and a balanced sampler evens out: its class."""
+        return self.labels
+
     @cached_property
     def groups(self) -> dict[str, str]:
         """Patient of every bag; the bag's own id where no patient is given."""

@@ -12,10 +12,11 @@ import numpy as np
 
 from smmil.data.manifest import Manifest
 from smmil.data.tables import _first_few
-from smmil.errors import ConfigError, DataError, brief
+from smmil.errors import ConfigError, DataError, brief, check_choice
 from smmil.files import read_json, write_json
 
 PARTS = ("train", "val", "test")
+TESTS = ("fixed", "rotate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,20 +126,32 @@ class Split:
 
 
 def make_splits(
-    manifest: Manifest, *, folds: int = 5, val_share: float = 0.2, test_share: float = 0.2, seed: int = 0
+    manifest: Manifest,
+    *,
+    folds: int = 5,
+    val_share: float = 0.2,
+    test_share: float = 0.2,
+    seed: int = 0,
+    test: str = "fixed",
 ) -> list[Split]:
-    """A fixed test set and `folds` train/validation splits of the rest, as in the paper.
+    """A fixed test set and `folds` train/validation splits of the rest, as in the paper, or rotating test sets.
 
     A manifest that marks every row as train, val or test gives exactly that one split. Rows marked test are the test
     set; without such rows it is drawn once. When val_share is 1/folds every bag validates exactly once; otherwise each
     fold draws its own validation set. No patient is in two parts; each part holds every class.
+
+    test="rotate": the patients are divided into `folds` parts; fold f tests part f, and the rest is divided into
+    training and validation (val_share), so that every patient is tested exactly once. test_share is not used.
     """
+    check_choice(test, TESTS, "data.test")
     if folds < 1:
         raise ConfigError(f"folds must be at least 1, got {folds}")
     if not 0 < val_share < 1:
         raise ConfigError(f"val_share must lie between 0 and 1, got {val_share}")
     if not 0 <= test_share < 1:
         raise ConfigError(f"test_share must be 0 or lie between 0 and 1, got {test_share}")
+    if test == "rotate":
+        return _rotating_splits(manifest, folds, val_share, seed)
     marks = manifest.splits
     if all(marks.values()) and "val" in marks.values():
         split = Split(*(tuple(sorted(i for i, mark in marks.items() if mark == part)) for part in PARTS))
@@ -147,14 +160,63 @@ def make_splits(
             if (held := len({manifest.labels[i] for i in getattr(split, part)})) < 2:
                 raise DataError(f"{manifest.name}: the rows marked {part} hold {held} class; both need at least two")
         return [split]
-    rest, test = _fixed_test(manifest, folds, test_share, seed)
+    rest, tested = _fixed_test(manifest, folds, test_share, seed)
     splits = [
-        Split(tuple(rest.ids[~val].tolist()), tuple(rest.ids[val].tolist()), test)
+        Split(tuple(rest.ids[~val].tolist()), tuple(rest.ids[val].tolist()), tested)
         for val in _validations(rest, folds, val_share, seed)
     ]
     for split in splits:
         refuse_leaks(manifest, split)
     return splits
+
+
+def _rotating_splits(manifest: Manifest, folds: int, val_share: float, seed: int) -> list[Split]:
+    """One split per part of the patients, which is its test set."""
+    if folds < 2:
+        raise ConfigError(f"data.test: rotate needs at least 2 folds, got {folds}; set data.folds=5")
+    marked = Counter(mark for mark in manifest.splits.values() if mark in ("val", "test"))
+    if marked:
+        counts = ", ".join(f"{word}: {n}" for word, n in sorted(marked.items()))
+        raise DataError(
+            f"{manifest.name}: the column split marks rows ({counts}), but with data.test: rotate every patient is "
+            "tested in turn; remove the column, or keep its test set with data.test: fixed"
+        )
+    cases = _cases(manifest, manifest.ids)
+    part = _assign_folds(cases, folds, seed)
+    if part is None:
+        raise DataError(
+            f"{manifest.name}: {cases.too_few()} {folds} test sets that each hold every class; use fewer folds "
+            "(--set data.folds=2 is the least), or add patients"
+        )
+    splits = []
+    for fold in range(folds):
+        rest, tested = cases.take(part != fold), cases.take(part == fold)
+        val = _draw_subset(rest, val_share, seed + 1 + fold)
+        if val is None:
+            raise DataError(
+                f"{manifest.name}: {rest.too_few()} training and validation of fold {fold} that each hold every class; "
+                "use more folds, so that fewer test at once, or add patients"
+            )
+        splits.append(Split(*(tuple(ids.tolist()) for ids in (rest.ids[~val], rest.ids[val], tested.ids))))
+        refuse_leaks(manifest, splits[-1])
+    return splits
+
+
+def small_test_note(manifest: Manifest, split: Split, least: int) -> str:
+    """What to do when the test set holds fewer than `least` patients of some class; empty where it holds enough."""
+    strata = manifest.strata()
+    present = sorted({kind for kind in strata.values() if kind is not None})
+    if not split.test or len(present) < 2:
+        return ""
+    kinds = {kind: {manifest.groups[i] for i in split.test if strata[i] == kind} for kind in present}
+    fewest = min(kinds, key=lambda kind: len(kinds[kind]))
+    if len(kinds[fewest]) >= least:
+        return ""
+    marked = " and no column split" if any(manifest.splits.values()) else ""
+    return (
+        f"the test set holds {len(kinds[fewest])} patients of class {fewest}; with fewer than {least} of each class "
+        f"there will be no intervals and no p values: test every patient once with data.test: rotate{marked}"
+    )
 
 
 def _fixed_test(manifest: Manifest, folds: int, share: float, seed: int) -> tuple[_StratifiedCases, tuple[str, ...]]:
@@ -206,7 +268,8 @@ def _cases(manifest: Manifest, ids: Sequence[str]) -> _StratifiedCases:
     ordered = sorted(ids)
     if not ordered:
         raise DataError(f"{manifest.name}: every row is marked test, so there is nothing to train on")
-    labels = [manifest.labels[i] for i in ordered]
+    strata = manifest.strata()
+    labels = [strata[i] for i in ordered]
     if None in labels:
         raise DataError(f"{manifest.name}: bag {ordered[labels.index(None)]!r} has no label; splits need one for each")
     return _StratifiedCases(

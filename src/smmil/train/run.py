@@ -15,8 +15,9 @@ from smmil.bag import Bag
 from smmil.config import IN_MEMORY, DataConfig, ModelConfig, TrainConfig, TrainingConfig, checked
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
-from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split
+from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split, small_test_note
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.resampling import LEAST
 from smmil.files import digest
 from smmil.formats import read_provenance
 from smmil.formats.content import edgeless_note
@@ -183,6 +184,7 @@ class _ManifestBags:
         self.manifest = Manifest.read(data.manifest)
         self.manifest.check_table()
         self.split = _choose_split(self.manifest, data)
+        self.fixed_test = data.test == "fixed" and data.splits is None
         self.path = data.manifest
         parts = (self.split.train, self.split.val)
         self.train_set, self.val_set = (BagDataset(self.manifest, ids, instance_labels=False) for ids in parts)
@@ -209,6 +211,8 @@ class _ManifestBags:
         edgeless = self.manifest.select(self._used).check_files(progress.checked)
         if edgeless:
             progress.message(f"note: {edgeless_note(edgeless, len(self._used))}")
+        if self.fixed_test and (note := small_test_note(self.manifest, self.split, LEAST)):
+            progress.message(f"note: {note}")
         missing = [i for i in self.split.test if not self.manifest.path_of(i).exists()]
         if missing:
             progress.message(f"note: files of {len(missing)} test bags are missing, such as {missing[0]}")
@@ -320,6 +324,7 @@ class _BagTable:
     def __init__(self, bags: Sequence[Bag]):
         self.bags = {bag.id: bag for bag in bags}
         self.labels = {bag.id: bag.y for bag in bags}
+        self.strata = lambda: self.labels
         self.ids = tuple(self.bags)
         if len(self.bags) < len(bags):
             repeated = next(bag.id for n, bag in enumerate(bags) if bag.id in {b.id for b in bags[:n]})
@@ -471,7 +476,7 @@ def _choose_split(manifest: Manifest, data: DataConfig) -> Split:
         splits = load_splits(data.splits)
     else:
         shares = {"val_share": data.val_share, "test_share": data.test_share}
-        splits = make_splits(manifest, folds=data.folds, seed=data.split_seed, **shares)
+        splits = make_splits(manifest, folds=data.folds, seed=data.split_seed, test=data.test, **shares)
     if data.fold >= len(splits):
         raise ConfigError(f"data.fold: {data.fold} was asked for, but there are only folds 0 to {len(splits) - 1}")
     refuse_leaks(manifest, splits[data.fold])
