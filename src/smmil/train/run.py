@@ -27,7 +27,8 @@ from smmil.predict.cases import SOURCE_KEYS, feature_source
 from smmil.predict.inference import load_trained, outputs
 from smmil.prediction import corrections_text
 from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
-from smmil.train.folder import RunFolder, State, _load_checkpoint, _outcome, _save_checkpoint, _TensorBoardLog
+from smmil.train.folder import RunFolder, State, _load_checkpoint, _outcome, _save_checkpoint
+from smmil.train.loggers import _EpochLog
 from smmil.train.loop import (
     Interrupted,
     Progress,
@@ -122,8 +123,9 @@ def fit(
 def _fit_without_folder(
     model: nn.Module, settings: TrainingConfig, bags: "_MemoryBags", progress: Progress
 ) -> FitResult:
-    if settings.tensorboard:
-        raise ConfigError("smmil.fit: tensorboard=True needs the folder of a run; give out=")
+    if settings.tensorboard or settings.loggers:
+        name = "tensorboard=True" if settings.tensorboard else f"loggers={settings.loggers}"
+        raise ConfigError(f"smmil.fit: {name} needs the folder of a run; give out=")
     model, state, selected = model.to(choose_device(settings.device)), State(), {}
 
     def select(name: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -350,21 +352,19 @@ class _Run:
         self.taught = (
             {} if bags.corrections is None else {"corrections": bags.corrections.facts(config.training.instance_loss)}
         )
-        self.board: _TensorBoardLog | None = None
+        self.log: _EpochLog | None = None
         self.since = time.monotonic()
 
     def resume(self) -> State:
         """Train to the end, from the last checkpoint if there is one; raises Interrupted when stopped by a signal."""
         trainer, state = self._prepare()
-        if self.config.training.tensorboard:
-            self.board = _TensorBoardLog(self.folder.path / "tensorboard", state.epoch)
+        self.log = _EpochLog(self.folder.path, self.config, state.history, self.progress.message)
         self.progress.begun(epochs=trainer.settings.epochs, steps=trainer.steps, epoch=state.epoch, step=state.step)
         self.folder.write_metrics(state.history)
         self._write_facts(state, "running")
         self.since = time.monotonic()
         complete = trainer.fit(state)
-        if self.board is not None:
-            self.board.close()
+        self.log.close()
         self._write_facts(state, "finished" if complete else "interrupted")
         if not complete:
             where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
@@ -408,8 +408,8 @@ class _Run:
         now = time.monotonic()
         self.folder.add_timing(state.epoch, now - self.since)
         self.since = now
-        if self.board is not None:
-            self.board.add(state.history[-1])
+        if self.log is not None:
+            self.log.add(state.history[-1])
 
     def _save_selected(self, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
         known = {"model": self.shape, "features": self.features, **self.taught}
