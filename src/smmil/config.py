@@ -144,7 +144,11 @@ _LATER_KEYS: tuple[tuple[str, Any], ...] = (
     ("target.columns", None),
     ("target.intervals", 4),
 )
-_NOT_WRITTEN = (("data", "test", "fixed"), ("training", "sampler", "shuffle"), ("training", "loggers", []))
+_NOT_WRITTEN: tuple[tuple[str, str, Any], ...] = (
+    ("data", "test", "fixed"),
+    ("training", "sampler", "shuffle"),
+    ("training", "loggers", []),
+)
 
 
 class TrainConfig(_ConfigSection):

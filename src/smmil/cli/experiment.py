@@ -68,6 +68,7 @@ def run(
                 slurm=_parameters(slurm),
                 on_begin=bars.begun,
                 on_run=bars.ended,
+                on_warning=bars.warned,
             )
     except Interrupted as stopped:
         print(f"{stopped}", file=sys.stderr)

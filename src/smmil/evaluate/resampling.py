@@ -18,9 +18,13 @@ _POLE = 1e-300  # beyond the pole of the correction, six deviations out or more,
 
 
 class Carriers(NamedTuple):
-    """How many patients (or cases) carry a metric, of each kind it needs: {"patients": 20, "positive patients": 7}."""
+    """How many patients (or cases) carry a metric, of each kind it needs: {"patients": 20, "positive patients": 7}.
+
+    strata: parts within which they are drawn, such as folds; each costs a degree of freedom
+    """
 
     counts: dict[str, int]
+    strata: int = 1
 
     @property
     def fewest(self) -> int:
@@ -55,16 +59,21 @@ class _TailCorrection(NamedTuple):
     units: int
     bias: float = 0.0
     acceleration: float = 0.0
+    strata: int = 1  # drawn within so many parts, draws spread by (n - strata) / n too little
+
+    @property
+    def _freedom(self) -> int:
+        return max(self.units - self.strata, 1)
 
     @property
     def _spread(self) -> float:
-        return math.sqrt(self.units / (self.units - 1))
+        return math.sqrt(self.units / self._freedom)
 
     def adjusted(self, share: float) -> float:
         """The share of the draws below the end of an interval that is to leave out `share` on this side."""
         from scipy.special import ndtr, stdtrit
 
-        z = self.bias + self._spread * stdtrit(self.units - 1, share)
+        z = self.bias + self._spread * stdtrit(self._freedom, share)
         return float(ndtr(self.bias + z / max(1 - self.acceleration * z, _POLE)))
 
     def inverted(self, share: float) -> float:
@@ -80,7 +89,7 @@ class _TailCorrection(NamedTuple):
         """What an interval leaves out on the side of an end so many deviations of the draws from the estimate."""
         from scipy.special import stdtr
 
-        return float(stdtr(self.units - 1, deviations / self._spread))
+        return float(stdtr(self._freedom, deviations / self._spread))
 
 
 class Resampling:
@@ -131,7 +140,8 @@ def interval(
     a p value, and may have no width: equal models differ by 0 in every resample.
     """
     values = np.sort(drawn[~np.isnan(drawn)])
-    notes, correction, reason = _remarks(drawn, values), _TailCorrection(max(carriers.fewest, 2)), ""
+    notes, reason = _remarks(drawn, values), ""
+    correction = _TailCorrection(max(carriers.fewest, 2), strata=carriers.strata)
     few = "" if np.isnan(estimate) else carriers.shortage
     flat = not difference and len(values) > 0 and not subtract(values, values[0]).any()
     if np.isnan(estimate) or few or flat or len(values) <= len(drawn) / 2:

@@ -178,6 +178,7 @@ class Dataset(_StudySection):
 
     name         as in tables; `dataset` and `extractor` name the column of the paper it is compared with
     manifest     path of a table of bags; None with `missing`, the variable that is not set
+    test         fixed: one test set for all folds; rotate: every patient is tested in exactly one fold
     training     settings of every run on this set; `training_of` those of one variant or group of variants
     """
 
@@ -191,6 +192,7 @@ class Dataset(_StudySection):
     folds: Count = 5
     val_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    test: Literal["fixed", "rotate"] = "fixed"
     split_seed: Whole = 0
     splits: PathText | None = None
     training: dict[str, Any] = {}
@@ -210,6 +212,10 @@ class Dataset(_StudySection):
             )
         if sum(v is not None for v in (self.manifest, self.missing, self.synthetic)) != 1:
             raise ValueError(f"data set {self.name!r} needs either a manifest or a synthetic set")
+        if self.test == "rotate" and self.splits is not None:
+            raise ValueError(
+                f"data set {self.name!r}: test: rotate draws the folds, but splits gives them; leave one of the two out"
+            )
         return self
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,12 +137,15 @@ class _EpochLog:
         self._message, self._loggers = message, dict[str, _Logger]()
         asked = (["tensorboard"] if config.training.tensorboard else []) + list(config.training.loggers)
         for name in dict.fromkeys(asked):
-            self._guard(name, lambda name=name: self._loggers.update({name: _KINDS[name](folder, config, history)}))
+            self._guard(name, partial(self._start, name, folder, config, history))
+
+    def _start(self, name: str, folder: Path, config: TrainConfig, history: Sequence[dict[str, Any]]) -> None:
+        self._loggers[name] = _KINDS[name](folder, config, history)
 
     def add(self, row: dict[str, Any]) -> None:
         """Give the numbers of an epoch to every logger."""
         for name, logger in list(self._loggers.items()):
-            self._guard(name, lambda logger=logger: logger.add(row))
+            self._guard(name, partial(logger.add, row))
 
     def close(self) -> None:
         for name, logger in list(self._loggers.items()):
