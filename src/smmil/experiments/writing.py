@@ -32,8 +32,8 @@ _HOW = (
     f"no interval and no p where fewer than {LEAST} patients (of each kind that the metric needs) carry them",
 )
 _ROTATING = (
-    "where a mean of folds is given, every patient was tested once: the value is over the test cases of all folds, each "
-    "compared within its fold only, averaged over seeds; patients are drawn within their fold"
+    "where a mean of folds is given, every patient was tested once: the value is over the test cases of all folds, "
+    "each compared within its fold only, averaged over seeds; patients are drawn within their fold"
 )
 Column = tuple[str, str, str]  # data set, extractor, metric
 # Best and second best of a column; in LaTeX as marks that outlive the escaping of special characters.
