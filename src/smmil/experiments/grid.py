@@ -111,15 +111,7 @@ def _run(
     rotate: bool = False,
 ) -> _PlannedRun:
     label = f"{dataset.name} · {variant.name} · lr {lr:g} · seed {seed} · fold {fold}"
-    content = {
-        "data": {
-            "manifest": str(ready.manifest),
-            "fold": fold,
-            **dataset.model_dump(include={"folds", "val_share", "test_share", "test", "split_seed", "splits"}),
-        },
-        "model": {"name": variant.model, "options": variant.options},
-        "training": _training(study, dataset, variant) | {"lr": lr, "seed": seed},
-    }
+    content = _run_settings(study, dataset, ready, variant, lr, seed, fold)
     config = checked(TrainConfig, content, f"{study.name}: {label}")
     facts = {
         "dataset": dataset.dataset or dataset.name,
@@ -133,9 +125,28 @@ def _run(
         "fold": fold,
         **({"test": ROTATE} if rotate else {}),
     }
-    # The settings that decide what is learned, the content of the data and of a file of splits.
+    return _PlannedRun(_run_name(config, ready), label, config, facts)
+
+
+def _run_settings(
+    study: Study, dataset: Dataset, ready: _PreparedSet, variant: Variant, lr: float, seed: int, fold: int
+) -> dict[str, Any]:
+    """Settings of one run, by section."""
+    return {
+        "data": {
+            "manifest": str(ready.manifest),
+            "fold": fold,
+            **dataset.model_dump(include={"folds", "val_share", "test_share", "test", "split_seed", "splits"}),
+        },
+        "model": {"name": variant.model, "options": variant.options},
+        "training": _training(study, dataset, variant) | {"lr": lr, "seed": seed},
+    }
+
+
+def _run_name(config: TrainConfig, ready: _PreparedSet) -> str:
+    """Digest of the settings that decide what is learned, of the content of the data and of a file of splits."""
     splits = need_file(Path(config.data.splits)).read_bytes() if config.data.splits else b""
-    return _PlannedRun(digest(config.digest(), ready.digest, splits)[:20], label, config, facts)
+    return digest(config.digest(), ready.digest, splits)[:20]
 
 
 def _training(study: Study, dataset: Dataset, variant: Variant) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from smmil.config import Count, PathText, Positive, Whole, checked, parse_yaml, read_yaml
 from smmil.errors import ConfigError, brief, require_trust_code, suggest
 from smmil.evaluate.metrics import METRICS, pooled_names
+from smmil.experiments.search_space import Space, space_problems
 
 # Labels in tables for `group` and `family` of a variant.
 GROUPS = {"no_global": "without global interactions", "global": "with global interactions"}
@@ -77,6 +78,7 @@ def _study_problems(study: "Study") -> Iterator[str]:
         yield f"name: {study.name!r} is the name of a folder that all studies share; choose another"
     yield from _names(study)
     yield from _ineffective_settings(study)
+    yield from space_problems(study.search)
     for figure in study.figures:
         if figure.kind == "differences" and study.reference is None:
             yield f"figure {figure.name!r}: differences need a reference; give the study one"
@@ -289,6 +291,7 @@ class Study(_StudySection):
     caveat  stands before the title of every table, page and figure, such as "Preliminary"
     pairs   variants that are tested against a partner of their own, such as {SmCLAM: CLAM}
     selection  choose a variant in every split by validation, and report the choices and what choosing costs
+    search     settings that `smmil experiment search` may change, with their values or ranges
     """
 
     name: FileName
@@ -305,6 +308,7 @@ class Study(_StudySection):
     pairs: dict[str, str] = {}
     tests: Metrics = ["inst_auroc", "bag_auroc"]
     selection: Selection | None = None
+    search: Space = {}
     tables: list[TableSpec] = []
     figures: list[FigureSpec] = []
 
