@@ -173,6 +173,7 @@ def test_a_trial_that_fails_is_listed_and_the_others_go_on(tmp_path, monkeypatch
     assert "failed: RuntimeError: out of memory" in (tmp_path / "trials.md").read_text()
 
 
+@pytest.mark.slow
 def test_several_runs_at_once_on_processes_give_a_complete_search(tmp_path):
     (found,) = run_search(searched(folds=[0]), tmp_path, trials=2, executor="processes", workers=2)
     assert [trial.state for trial in found.trials] == ["done", "done"]

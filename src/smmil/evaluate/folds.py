@@ -37,6 +37,7 @@ class _FoldSums(NamedTuple):
     sums: Sums
     kinds: Kinds
     value: Weighted  # the metric of this fold alone
+    counts: bool  # whether the sums are counts at a threshold
 
 
 def pooled_statistic(
@@ -49,12 +50,12 @@ def pooled_statistic(
     found = METRICS[_full_name(metric)]
     parts = [_fold_sums(found, cases, one) for cases, one in zip(folds, settings, strict=True)]
     ends = np.cumsum([len(part.cases) for part in parts])[:-1]
-    read_off = found.function if _adds_counts(found, [p for part in parts for p in part.cases]) else None
+    adds_counts = all(part.counts for part in parts)
 
     def value(weights: np.ndarray) -> float:
         total = np.sum([part.sums(own) for part, own in zip(parts, np.split(weights, ends), strict=True)], axis=0)
-        if read_off is not None:
-            return float(read_off(ranking.Counts(*total.tolist())))
+        if adds_counts:
+            return float(found.function(ranking.Counts(*total.tolist())))
         return ranking._ratio(float(total[0]), float(total[1]))
 
     whole = [part.value(np.ones(len(part.cases), dtype=np.int64)) for part in parts]
@@ -79,13 +80,14 @@ def _adds_counts(metric: Metric, cases: Sequence[Prediction]) -> bool:
 def _fold_sums(metric: Metric, predictions: Sequence[Prediction], settings: Settings) -> _FoldSums:
     whole = statistic(predictions, metric.name, settings)
     single = metric.per_case or metric.level == "energy" or (metric.level == "instance" and settings.pool == "per_bag")
+    counts = not single and _adds_counts(metric, predictions)
     if single:
         sums = _sums_of_cases(whole)
-    elif _adds_counts(metric, whole.cases):
+    elif counts:
         sums = _sums_of_counts(metric, whole.cases, settings)
     else:
         sums = _weighted_sums(whole.value, _mass(metric, whole.cases, settings))
-    return _FoldSums(whole.cases, sums, whole.kinds, whole.value)
+    return _FoldSums(whole.cases, sums, whole.kinds, whole.value, counts)
 
 
 def _sums_of_cases(whole: _Statistic) -> Sums:
