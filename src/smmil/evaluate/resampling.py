@@ -85,6 +85,12 @@ class _TailCorrection(NamedTuple):
         w = ndtri(share) - self.bias
         return self.left_out(w / max(1 + self.acceleration * w, _POLE) - self.bias)
 
+    def reach(self, share: float) -> float:
+        """How many deviations of the draws an end of Student's t that leaves out `share` lies from the estimate."""
+        from scipy.special import stdtrit
+
+        return -self._spread * float(stdtrit(self._freedom, share))
+
     def left_out(self, deviations: float) -> float:
         """What an interval leaves out on the side of an end so many deviations of the draws from the estimate."""
         from scipy.special import stdtr
@@ -156,7 +162,13 @@ def interval(
         notes.append(f"percentile interval instead of BCa: {reason}")
     tail = (1 - level) / 2
     low, high = np.quantile(values, [correction.adjusted(tail), correction.adjusted(1 - tail)])
-    p = _p_value(values, estimate, correction) if difference else math.nan
+    if not difference:
+        return _Interval(float(low), float(high), method, notes)
+    # Draws of few patients have short tails: the ends of a difference lie no nearer than those of Student's t.
+    p, reach = _p_value(values, estimate, correction), correction.reach(tail) * float(values.std())
+    if reach:
+        low, high = min(low, estimate - reach), max(high, estimate + reach)
+        p = min(1.0, max(p, 2 * correction.left_out(-abs(estimate) / float(values.std()))))
     return _Interval(float(low), float(high), method, notes, p)
 
 
