@@ -143,7 +143,8 @@ def interval(
     """The interval of an estimate from its values on resamples (nan where undefined); left_out only called for bca.
 
     None where too few patients carry the estimate, or where all resamples give the same value. That of a difference has
-    a p value, and may have no width: equal models differ by 0 in every resample.
+    a p value, and may have no width: equal models differ by 0 in every resample; its percentile ends lie no nearer than
+    those of Student's t with the deviation of the draws, and its p is no smaller.
     """
     values = np.sort(drawn[~np.isnan(drawn)])
     notes, reason = _remarks(drawn, values), ""
@@ -164,9 +165,8 @@ def interval(
     low, high = np.quantile(values, [correction.adjusted(tail), correction.adjusted(1 - tail)])
     if not difference:
         return _Interval(float(low), float(high), method, notes)
-    # Draws of few patients have short tails: the ends of a difference lie no nearer than those of Student's t.
     p, reach = _p_value(values, estimate, correction), correction.reach(tail) * float(values.std())
-    if reach:
+    if method == "percentile" and reach:  # draws of few patients have short tails: no nearer than Student's t says
         low, high = min(low, estimate - reach), max(high, estimate + reach)
         p = min(1.0, max(p, 2 * correction.left_out(-abs(estimate) / float(values.std()))))
     return _Interval(float(low), float(high), method, notes, p)
