@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test` create .venv and install what they use.
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := .[timm,slides,ct,lazyslide,tables,slurm,dask,view,onnx,fast]
+EXTRAS := .[timm,slides,ct,lazyslide,tables,slurm,dask,view,onnx,fast,search]
 # Compiled modules are kept, but not beside the sources: tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode

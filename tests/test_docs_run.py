@@ -70,6 +70,7 @@ SCENES = [
     Scene(COMING, ("QuPath",), (files.first, FIRST), marks=()),
     Scene("docs/corrections.md", ("The loop",), (files.first, files.slides)),
     Scene("docs/ct.md", ("Patches instead of slices",), (given(files.scans, 1),), ("study",)),
+    Scene("docs/cross-validation.md"),
     Scene("docs/data.md", ("Try it",), (files.native,), marks=()),
     Scene("docs/drift.md", given=(files.first,)),
     Scene("docs/encoders.md", ("Try it", "Fetching weights"), marks=()),

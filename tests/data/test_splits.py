@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from support.table_manifests import table_manifest
 
 from smmil.data import Manifest, Split, load_splits, make_splits, refuse_leaks, save_splits
+from smmil.data.splits import small_test_note
 from smmil.errors import ConfigError, DataError
 
 PARTS = ("train", "val", "test")
@@ -157,3 +158,65 @@ def test_splits_come_back_from_their_file(tmp_path):
     (tmp_path / "bad.json").write_text('[{"train": []}]')
     with pytest.raises(DataError, match=r"bad\.json: a split needs exactly"):
         load_splits(tmp_path / "bad.json")
+
+
+@given(studies(), st.integers(2, 5), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_rotating_test_sets_hold_every_patient_exactly_once(manifest, folds, seed):
+    assume(min(patients_per_class(manifest)) >= folds)
+    assume(min(patients_per_class(manifest)) * (folds - 1) >= 3 * folds)  # what is left can be divided again
+    try:
+        splits = make_splits(manifest, folds=folds, val_share=0.25, seed=seed, test="rotate")
+    except DataError as problem:
+        assert "too few patients" in str(problem)  # noqa: PT017
+        return
+    assert len(splits) == folds
+    assert sorted(i for split in splits for i in split.test) == sorted(manifest.ids)
+    homes = [{manifest.groups[i] for i in split.test} for split in splits]
+    assert sum(map(len, homes)) == len(set.union(*homes))
+    for split in splits:
+        parts = [set(getattr(split, part)) for part in PARTS]
+        assert set.union(*parts) == set(manifest.ids)
+        assert sum(map(len, parts)) == len(manifest)
+        assert all({manifest.labels[i] for i in part} == {0, 1} for part in parts)
+        refuse_leaks(manifest, split)
+
+
+def test_rotating_folds_have_the_asked_shares_and_follow_the_seed_alone():
+    manifest = study_of(100)
+    splits = make_splits(manifest, folds=5, val_share=0.25, test="rotate")
+    assert [(len(s.train), len(s.val), len(s.test)) for s in splits] == [(60, 20, 20)] * 5
+    turned = Manifest(manifest.table.iloc[::-1].reset_index(drop=True))
+    assert splits == make_splits(turned, folds=5, val_share=0.25, test="rotate")
+    assert splits != make_splits(manifest, folds=5, val_share=0.25, test="rotate", seed=1)
+
+
+@pytest.mark.parametrize("mark", ["test", "val"])
+def test_marked_rows_and_rotation_exclude_each_other(mark):
+    manifest = study_of(40, split=[mark] * 10 + ["train"] * 30)
+    with pytest.raises(DataError, match=rf"column split marks rows \({mark}: 10\).*remove the column") as found:
+        make_splits(manifest, test="rotate")
+    assert "\n" not in str(found.value)
+
+
+def test_rotation_needs_folds_and_patients_of_every_class_in_each():
+    with pytest.raises(ConfigError, match="at least 2 folds"):
+        make_splits(study_of(40), folds=1, test="rotate")
+    with pytest.raises(DataError, match=r"class 0: 20, class 1: 3\) for 5 test sets.*fewer folds"):
+        make_splits(table_manifest(label=["0"] * 20 + ["1"] * 3), test="rotate")
+    with pytest.raises(DataError, match=r"class 1: 1\) for training and validation of fold"):
+        make_splits(table_manifest(label=["0"] * 20 + ["1"] * 2), folds=2, test="rotate")
+    with pytest.raises(ConfigError, match=r"data\.test: unknown value 'rotates'; did you mean rotate"):
+        make_splits(study_of(40), test="rotates")
+
+
+def test_a_small_test_set_is_told_with_the_way_out():
+    manifest = table_manifest(label=["0"] * 30 + ["1"] * 30, group=[f"p{i // 2}" for i in range(60)])
+    split = Split(manifest.ids[10:30] + manifest.ids[40:], manifest.ids[5:10], manifest.ids[:4] + manifest.ids[30:36])
+    note = small_test_note(manifest, split, 10)
+    assert note.startswith("the test set holds 2 patients of class 0; with fewer than 10 of each class")
+    assert note.endswith("data.test: rotate")
+    assert small_test_note(manifest, split, 2) == ""
+    assert small_test_note(manifest, Split(manifest.ids[:50], manifest.ids[50:]), 10) == ""
+    marked = table_manifest(label=["0", "1"] * 3, split=["test"] * 6)
+    assert small_test_note(marked, Split((), (), marked.ids), 10).endswith("rotate and no column split")

@@ -263,9 +263,7 @@ def test_promises_and_suggestions_for_classes_refuse_other_targets(runs, tmp_pat
     predict_run(runs("survival"), out=tmp_path / "p")
     cases = load_predictions(tmp_path / "p")
     for verb, call in (("calibrate", calibrate), ("suggest", suggest_regions)):
-        with pytest.raises(
-            ConfigError, match=rf"{verb}.* is for targets of kind class.* of kind survival"
-        ):
+        with pytest.raises(ConfigError, match=rf"{verb}.* is for targets of kind class.* of kind survival"):
             call(cases)
 
 

@@ -13,6 +13,9 @@ EXTRAS = {
     "lazyslide": "bags of LazySlide and SpatialData",
     "tables": "tables in Excel files",
     "tensorboard": "train with training.tensorboard",
+    "mlflow": "train with training.loggers: [mlflow]",
+    "wandb": "train with training.loggers: [wandb]",
+    "search": "experiment search",
     "fast": "nothing needs it; train and predict are quicker on a processor",
 }
 

@@ -1,4 +1,4 @@
-"""smmil experiment run | status | tables | figures | trust"""
+"""smmil experiment run | search | status | tables | figures | trust"""
 
 import sys
 from collections import Counter
@@ -77,6 +77,7 @@ def run(
                 slurm=_parameters(slurm),
                 on_begin=bars.begun,
                 on_run=bars.ended,
+                on_warning=bars.warned,
             )
     except Interrupted as stopped:
         print(f"{stopped}", file=sys.stderr)
@@ -100,6 +101,70 @@ def _print_report(report: Any, folder: Path) -> None:
     failures = folder / "failures.csv"
     write_rows(failures, ("run", "reason"), report.failed.items())
     _exit_on_failures((f"{label}: {reason}" for label, reason in report.failed.items()), failures)
+
+
+@app.command("search")
+def search(
+    config: Config,
+    out: Annotated[Path, Option(help="Folder of the search; the same folder goes on.")],
+    trials: Annotated[int, Option(help="How many settings to try, those of before included.")] = 30,
+    data: Data = None,
+    only: Annotated[list[str] | None, Option("--set", help="The data set, where the study has several.")] = None,
+    variant: Annotated[str | None, Option(help="The variant, where the study has several.")] = None,
+    toy: Toy = False,
+    trust_code: TrustCode = False,
+    executor: Annotated[StudyExecutor, Option(help="Where runs are executed.")] = StudyExecutor.serial,
+    workers: Annotated[int | None, Option(help="Runs at once; one thread each.")] = None,
+    address: Annotated[str | None, Option("--dask", help="Address of a Dask scheduler.")] = None,
+    slurm: Annotated[
+        list[str] | None, Option(help="Parameter of submitit, such as slurm_partition=gpu, timeout_min=600.")
+    ] = None,
+) -> None:
+    """Search settings by validation with Optuna; repeat the command to go on after an interruption.
+
+    The study says what may change, a range or a list: search: {training.lr: {low: 1e-5, high: 1e-3, log: true}}.
+    Written: best.yaml for smmil train, trials.csv and trials.md. Test cases are not opened; where test sets rotate,
+    every fold has a search of its own.
+
+    [bold]Examples[/bold]
+
+      smmil experiment search study.yaml --out search --trials 30
+
+      smmil train search/best.yaml --out runs/best
+    """
+    from smmil.cli.progress import _GridBars
+    from smmil.experiments.search import run_search
+    from smmil.train.loop import Interrupted
+
+    _check_place(executor.value, workers, address, slurm)
+    study = _study(config, data, toy, trust_code, check=True)
+    place: dict[str, Any] = {"executor": executor.value, "workers": workers, "address": address}
+    place["slurm"] = _parameters(slurm)
+    try:
+        with _GridBars("trials") as bars:
+            chosen: dict[str, Any] = {"trials": trials, "only": only or (), "variant": variant}
+            found = run_search(study, out, **chosen, **place, on_begin=bars.begun, on_trial=bars.ended)
+    except Interrupted as stopped:
+        print(f"{stopped}", file=sys.stderr)
+        raise Exit(128 + stopped.signal) from None
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise Exit(130) from None
+    for one in found:
+        _print_search(one)
+    failed = [f"trial {t.number}: {t.reason}" for one in found for t in one.trials if t.reason]
+    _exit_on_failures(failed, found[0].folder / "trials.csv")
+
+
+def _print_search(found: Any) -> None:
+    """The best trial in one line, and the next command."""
+    if found.best is None:
+        print(f"{found.folder}: no trial succeeded")
+        return
+    values = ", ".join(f"{key} {value}" for key, value in found.best.values.items())
+    print(f"{found.folder / 'trials.md'}: {len(found.trials)} trials, best on validation: trial {found.best.number}")
+    print(f"  {values}: AUROC {found.best.auroc:.4f}, loss {found.best.loss:.4f}")
+    print(f"next: smmil train {found.folder / 'best.yaml'} --out runs/best")
 
 
 @app.command("status")

@@ -116,6 +116,10 @@ class _GridBars(_Terminal):
         self._bars.start()
         self._bars.reset(self._task, total=total, completed=done)  # the time left counts from here
 
+    def warned(self, text: str) -> None:
+        """Print what should be known before the first run."""
+        _print_line(self.console, f"note: {text}")
+
     def ended(self, label: str, error: str | None) -> None:
         self._done += 1
         if error is not None:

@@ -18,6 +18,7 @@ from smmil.data.patients import StudyBags
 from smmil.errors import ConfigError, DataError, SmmilError
 
 _LOG = logging.getLogger(__name__)
+_BALANCED = 1  # keeps the random numbers of the balanced order apart from those of the plain one
 
 
 class _ReadJobs(Dataset):
@@ -136,6 +137,12 @@ class BagDataset(Dataset):
     def labels(self) -> list[int | None]:
         return [self.manifest.labels[i] for i in self.ids]
 
+    @property
+    def strata(self) -> list[int | None]:
+        """Kind of every bag: its class."""
+        known = self.manifest.strata()
+        return [known[i] for i in self.ids]
+
     def has(self, index: int) -> bool:
         """Whether the bag is cached."""
         return index in self._cache
@@ -161,6 +168,25 @@ class BagDataset(Dataset):
 def epoch_order(n: int, seed: int, epoch: int) -> list[int]:
     """A permutation of 0..n-1 that depends on nothing but its arguments."""
     return np.random.default_rng(np.random.SeedSequence([seed, epoch])).permutation(n).tolist()
+
+
+def balanced_order(strata: Sequence[int | None], seed: int, epoch: int) -> list[int]:
+    """As many bags as there are, drawn so that every class is equally likely at every place; depends on nothing else.
+
+    Classes get equal numbers of places (which have one more is drawn); within a class every bag comes up before any of
+    them comes again, so that bags of rare classes repeat and those of frequent ones take turns over the epochs.
+    """
+    if None in strata:
+        raise ConfigError("training.sampler: balanced needs a class of every training bag; use sampler: shuffle")
+    rng = np.random.default_rng(np.random.SeedSequence([seed, epoch, _BALANCED]))
+    kinds = np.array(strata)
+    present, n = rng.permutation(np.unique(kinds)), len(kinds)
+    drawn = []
+    for place, kind in enumerate(present):
+        members, wanted = np.flatnonzero(kinds == kind), n // len(present) + (place < n % len(present))
+        rounds = [rng.permutation(members) for _ in range(-(-wanted // len(members)))]
+        drawn.append(np.concatenate([members[:0], *rounds])[:wanted])
+    return rng.permutation(np.concatenate(drawn)).tolist()
 
 
 def batches(

@@ -22,7 +22,7 @@ from smmil.bag import Bag
 from smmil.config import TargetConfig
 from smmil.data import tables
 from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instance_labels, read_text_table
-from smmil.data.targets import TargetColumns, _described, _guessed_kind, find_columns
+from smmil.data.targets import TargetColumns, _described, _guessed_kind, find_columns, target_strata
 from smmil.errors import DataError, suggest
 from smmil.files import digest, read_json, read_parquet, remove_leftovers, replacing, write_text
 from smmil.formats import find_reader, read_bag
@@ -95,6 +95,14 @@ class Manifest:
         if self.target is not None:
             return {i: self.target.label(row) for i, row in self.targets.items()}
         return {i: tables._label_of(text, self.name) for i, text in self._column("label").items()}
+
+    def strata(self, coarser: int = 0, ids: Sequence[str] | None = None) -> dict[str, int | None]:
+        """Kind of every bag that each part of a split needs and a balanced sampler evens out: its class.
+
+        Of another target: its finest strata among these bags, or coarser ones; None where nothing is known.
+        """
+        chosen = self.ids if ids is None else ids
+        return target_strata(self.target, self.labels, self.targets, chosen, coarser)
 
     @cached_property
     def targets(self) -> dict[str, tuple[float, ...] | None]:

@@ -21,7 +21,7 @@ from smmil.bag import Bag
 from smmil.data.covariates import Covariates
 from smmil.data.manifest import Manifest
 from smmil.data.splits import Split
-from smmil.data.targets import TargetColumns
+from smmil.data.targets import TargetColumns, target_strata
 from smmil.errors import DataError
 from smmil.frame import Frame
 from smmil.graph import join
@@ -241,6 +241,10 @@ class StudyBags:
                 "correct them, or use data.bags=case"
             )
         return rows[cases[0]]
+
+    def strata(self) -> dict[str, int | None]:
+        """Kind of every bag that a balanced sampler evens out: its class, or the stratum of its target."""
+        return target_strata(self.target, self.labels, self.targets, self.ids)
 
     def path_of(self, id_: str) -> Path:
         """File of the first case of a bag."""

@@ -2,7 +2,8 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -12,11 +13,12 @@ import numpy as np
 
 from smmil.data.manifest import Manifest
 from smmil.data.tables import _first_few
-from smmil.errors import ConfigError, DataError, brief
+from smmil.errors import ConfigError, DataError, brief, check_choice
 from smmil.files import read_json, write_json
 
 PARTS = ("train", "val", "test")
 _MOST_STRATA = 3  # of a target that is no class: finer and coarser ones, tried in turn
+TESTS = ("fixed", "rotate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,20 +128,33 @@ class Split:
 
 
 def make_splits(
-    manifest: Manifest, *, folds: int = 5, val_share: float = 0.2, test_share: float = 0.2, seed: int = 0
+    manifest: Manifest,
+    *,
+    folds: int = 5,
+    val_share: float = 0.2,
+    test_share: float = 0.2,
+    seed: int = 0,
+    test: str = "fixed",
 ) -> list[Split]:
-    """A fixed test set and `folds` train/validation splits of the rest, as in the paper.
+    """A fixed test set and `folds` train/validation splits of the rest, as in the paper, or rotating test sets.
 
     A manifest that marks every row as train, val or test gives exactly that one split. Rows marked test are the test
     set; without such rows it is drawn once. When val_share is 1/folds every bag validates exactly once; otherwise each
     fold draws its own validation set. No patient is in two parts; each part holds every class.
+
+    test="rotate": the patients are divided into `folds` parts; fold f tests part f, and the rest is divided into
+    training and validation (val_share), so that every patient is tested exactly once. test_share is not used.
     """
+    check_choice(test, TESTS, "data.test")
     if folds < 1:
         raise ConfigError(f"folds must be at least 1, got {folds}")
     if not 0 < val_share < 1:
         raise ConfigError(f"val_share must lie between 0 and 1, got {val_share}")
     if not 0 <= test_share < 1:
         raise ConfigError(f"test_share must be 0 or lie between 0 and 1, got {test_share}")
+    if test == "rotate":
+        _refuse_rotation(manifest, folds)
+        return _first_possible(_rotating_splits, manifest, folds, val_share, seed)
     marks = manifest.splits
     if all(marks.values()) and "val" in marks.values():
         split = Split(*(tuple(sorted(i for i, mark in marks.items() if mark == part)) for part in PARTS))
@@ -150,17 +165,83 @@ def make_splits(
             if (held := len({known[i] for i in getattr(split, part)})) < 2:
                 raise DataError(f"{manifest.name}: the rows marked {part} hold {held} {what}; both need at least two")
         return [split]
-    for coarser in range(1 if manifest.target is None else _MOST_STRATA):
-        try:
-            splits = _drawn_splits(manifest, coarser, folds, val_share, test_share, seed)
-            break
-        except DataError as problem:
-            kept = problem
-    else:
-        raise kept
+    splits = _first_possible(_drawn_splits, manifest, folds, val_share, test_share, seed)
     for split in splits:
         refuse_leaks(manifest, split)
     return splits
+
+
+def _first_possible(draw: Callable[..., list[Split]], manifest: Manifest, *settings: Any) -> list[Split]:
+    """Splits with the finest strata of a target that the patients allow; classes have no others."""
+    for coarser in range(0 if manifest.target is None else _MOST_STRATA - 1):
+        with suppress(DataError):
+            return draw(manifest, coarser, *settings)
+    return draw(manifest, _MOST_STRATA - 1, *settings)
+
+
+def _refuse_rotation(manifest: Manifest, folds: int) -> None:
+    """Raise an error where test sets cannot rotate."""
+    if folds < 2:
+        raise ConfigError(f"data.test: rotate needs at least 2 folds, got {folds}; set data.folds=5")
+    marked = Counter(mark for mark in manifest.splits.values() if mark in ("val", "test"))
+    if marked:
+        counts = ", ".join(f"{word}: {n}" for word, n in sorted(marked.items()))
+        raise DataError(
+            f"{manifest.name}: the column split marks rows ({counts}), but with data.test: rotate every patient is "
+            "tested in turn; remove the column, or keep its test set with data.test: fixed"
+        )
+
+
+def _rotating_splits(manifest: Manifest, coarser: int, folds: int, val_share: float, seed: int) -> list[Split]:
+    """One split per part of the patients, which is its test set."""
+    cases = _cases(manifest, manifest.ids, coarser)
+    part = _assign_folds(cases, folds, seed)
+    if part is None:
+        raise DataError(
+            f"{manifest.name}: {cases.too_few()} {folds} test sets that each hold every class; use fewer folds "
+            "(--set data.folds=2 is the least), or add patients"
+        )
+    splits = []
+    for fold in range(folds):
+        rest, tested = cases.take(part != fold), cases.take(part == fold)
+        val = _draw_subset(rest, val_share, seed + 1 + fold)
+        if val is None:
+            raise DataError(
+                f"{manifest.name}: {rest.too_few()} training and validation of fold {fold} that each hold every class; "
+                "use more folds, so that fewer test at once, or add patients"
+            )
+        splits.append(Split(*(tuple(ids.tolist()) for ids in (rest.ids[~val], rest.ids[val], tested.ids))))
+        refuse_leaks(manifest, splits[-1])
+    return splits
+
+
+def small_test_note(manifest: Manifest, split: Split, least: int) -> str:
+    """What to do when the test set holds fewer than `least` patients of some kind; empty where it holds enough."""
+    if not split.test:
+        return ""
+    words, strata = _kinds_in_words(manifest)
+    kinds = {kind: {manifest.groups[i] for i in split.test if strata[i] == kind} for kind in words}
+    fewest = min(kinds, key=lambda kind: len(kinds[kind]), default=None)
+    if fewest is None or len(kinds[fewest]) >= least:
+        return ""
+    marked = " and no column split" if any(manifest.splits.values()) else ""
+    each = "" if len(words) == 1 else " of each kind" if manifest.target else " of each class"
+    return (
+        f"the test set holds {len(kinds[fewest])} patients{words[fewest]}; with fewer than {least}{each} there will be "
+        f"no intervals and no p values: test every patient once with data.test: rotate{marked}"
+    )
+
+
+def _kinds_in_words(manifest: Manifest) -> tuple[dict[int, str], dict[str, int | None]]:
+    """Which kinds of patients the metrics of a target need, in words, and the kind of every bag."""
+    kind = "class" if manifest.target is None else manifest.target.kind
+    if kind in ("class", "ordinal"):
+        present = sorted({y for y in manifest.labels.values() if y is not None})
+        word = "class" if kind == "class" else "level"
+        return {y: f" of {word} {y}" for y in present} if len(present) > 1 else {}, manifest.labels
+    if kind in ("survival", "cox"):
+        return {1: " with an event"}, {i: None if row is None else int(row[1]) for i, row in manifest.targets.items()}
+    return {0: ""}, dict.fromkeys(manifest.ids, 0)
 
 
 def _drawn_splits(
@@ -225,14 +306,7 @@ def _cases(manifest: Manifest, ids: Sequence[str], coarser: int = 0) -> _Stratif
     ordered = sorted(ids)
     if not ordered:
         raise DataError(f"{manifest.name}: every row is marked test, so there is nothing to train on")
-    if manifest.target is not None:
-        rows = [row for i in ordered if (row := manifest.targets[i]) is not None]
-        if len(rows) < len(ordered):
-            raise DataError(f"{manifest.name}: bags without a target; splits need one for each")
-        choices = manifest.target.strata(rows)
-        strata = choices[min(coarser, len(choices) - 1)]
-        return _StratifiedCases(np.array(ordered, dtype=object), strata, _patients_of(manifest, ordered))
-    labels = [manifest.labels[i] for i in ordered]
+    labels = list(manifest.strata(coarser, ordered).values())
     if None in labels:
         raise DataError(f"{manifest.name}: bag {ordered[labels.index(None)]!r} has no label; splits need one for each")
     return _StratifiedCases(np.array(ordered, dtype=object), np.array(labels), _patients_of(manifest, ordered))

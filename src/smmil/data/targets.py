@@ -5,7 +5,7 @@ ordinal, regression   one column, `label`: a level 0..K-1, or a number
 survival, cox         two columns, `time` (above 0) and `event` (1, or 0 where the case was censored)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -128,6 +128,23 @@ class TargetColumns:
         event = values[:, 1] > 0
         late = values[:, 0] > np.median(values[event, 0]) if event.any() else event
         return [_numbered(np.where(event, 1 + late, 0)), event.astype(int)]
+
+
+def target_strata(
+    target: TargetColumns | None,
+    labels: Mapping[str, int | None],
+    rows: Mapping[str, tuple[float, ...] | None],
+    ids: Iterable[str],
+    coarser: int = 0,
+) -> dict[str, int | None]:
+    """Stratum of each bag: its class, or the finest (or a coarser) one of its target; None where nothing is known."""
+    if target is None:
+        return {i: labels[i] for i in ids}
+    known = {i: row for i in ids if (row := rows[i]) is not None}
+    choices = target.strata(list(known.values())) if known else []
+    strata = choices[min(coarser, len(choices) - 1)].tolist() if choices else []
+    found = dict(zip(known, strata, strict=True))
+    return {i: found.get(i) for i in ids}
 
 
 def _numbered(values: np.ndarray) -> np.ndarray:

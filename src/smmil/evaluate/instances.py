@@ -153,12 +153,16 @@ RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class _Marks(NamedTuple):
-    """Peaks of one case's map as rows (score, share of a lesion found, share of a false alarm)."""
+    """Peaks of maps as rows (score, share of a lesion found, share of a false alarm), and an instance of each.
+
+    lesion  number of the lesion of each instance, -1 outside
+    """
 
     scores: np.ndarray
     hits: np.ndarray
     alarms: np.ndarray
-    n_lesions: int
+    place: np.ndarray
+    lesion: np.ndarray
     n_peaks: int
 
 
@@ -179,51 +183,55 @@ def _peaks(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Peak of each instance, -1 outside: connected instances of equal score with no neighbour that scores higher."""
     n, equal = len(scores), edges[:, scores[edges[0]] == scores[edges[1]]]
     plateau = _components(equal, np.ones(n, dtype=bool))
-    beaten = np.zeros(plateau.max() + 1, dtype=bool)
+    beaten = np.zeros(plateau.max(initial=-1) + 1, dtype=bool)
     for here, there in (edges, edges[::-1]):
         beaten[plateau[here[scores[there] > scores[here]]]] = True
     return _components(equal, ~beaten[plateau])
 
 
-def _marks(prediction: Prediction, column: int | None = None) -> _Marks:
-    """Peaks of the map, each with the lesion (connected positive instances) it finds or the false alarm it is.
+def _marks(scores: np.ndarray, edges: np.ndarray, y_inst: np.ndarray) -> _Marks:
+    """Peaks of a map, each with the lesion (connected positive instances) it finds or the false alarm it is.
+
+    Several cases at once are one map without edges between them.
 
     A peak of several equally hot instances points at each of them with equal chance, so its shares are expectations:
     it finds a lesion with the share of its instances inside, is a false alarm with the share known to be negative, and
     neither with the share of unknown label. A lesion found twice counts once.
     """
-    assert prediction.edges is not None
-    assert prediction.y_inst is not None
-    scores, lesion = instance_score(prediction, column), _components(prediction.edges, prediction.y_inst > 0)
-    peak = _peaks(scores, prediction.edges)
+    lesion, peak = _components(edges, y_inst > 0), _peaks(scores, edges)
     rows = np.flatnonzero(peak >= 0)
     size = np.bincount(peak[rows])
-    height = np.zeros(len(size))
-    height[peak[rows]] = scores[rows]
-    false_share = np.bincount(peak[rows], weights=prediction.y_inst[rows] == 0, minlength=len(size)) / size
-    gain = _first_finds(peak[rows], lesion[rows], size, height)
+    instance = np.zeros(len(size), dtype=np.int64)
+    instance[peak[rows]] = rows
+    height = scores[instance]
+    false_share = np.bincount(peak[rows], weights=y_inst[rows] == 0, minlength=len(size)) / size
+    finder, gain = _first_finds(peak[rows], lesion[rows], size, height)
     wrong = np.flatnonzero(false_share)
+    place = np.concatenate([instance[finder], instance[wrong]])
     return _Marks(
-        np.concatenate([gain[:, 0], height[wrong]]),
-        np.concatenate([gain[:, 1], np.zeros(len(wrong))]),
+        scores[place],
+        np.concatenate([gain, np.zeros(len(wrong))]),
         np.concatenate([np.zeros(len(gain)), false_share[wrong]]),
-        int(lesion.max(initial=-1)) + 1,
+        place,
+        lesion,
         len(size),
     )
 
 
-def _first_finds(peak: np.ndarray, lesion: np.ndarray, size: np.ndarray, height: np.ndarray) -> np.ndarray:
-    """Rows (score, chance that some lesion is found here for the first time), hottest peak first."""
+def _first_finds(
+    peak: np.ndarray, lesion: np.ndarray, size: np.ndarray, height: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Peaks that find lesions, hottest first, and the chance that some lesion is found there for the first time."""
     inside = lesion >= 0
     pairs, count = np.unique(np.stack([lesion[inside], peak[inside]]), axis=1, return_counts=True)
     missed: dict[int, float] = {}
-    found = []
-    for i in np.argsort(-height[pairs[1]], kind="stable"):
-        which, where = pairs[:, i]
-        share, before = count[i] / size[where], missed.get(which, 1.0)
-        found.append((height[where], before * share))
+    order = np.argsort(-height[pairs[1]], kind="stable")
+    finder, shares, gain = pairs[1][order], (count / size[pairs[1]])[order].tolist(), []
+    for which, share in zip(pairs[0][order].tolist(), shares, strict=True):
+        before = missed.get(which, 1.0)
+        gain.append(before * share)
         missed[which] = before * (1 - share)
-    return np.array(found).reshape(-1, 2)
+    return finder, np.array(gain, dtype=np.float64)
 
 
 def has_lesion_labels(prediction: Prediction) -> bool:
@@ -235,14 +243,17 @@ class _FrocCurve:
     """Marks of the usable cases, sorted once; weights say how often each of them counts."""
 
     def __init__(self, predictions: Sequence[Prediction], column: int | None = None):
-        cases, none = [_marks(p, column) for p in predictions if has_lesion_labels(p)], np.zeros(0)
-        scores, hits, alarms = (
-            np.concatenate([none, *(getattr(m, name) for m in cases)]) for name in ("scores", "hits", "alarms")
-        )
-        self.n_lesions = np.array([m.n_lesions for m in cases], dtype=np.int64)
-        self.n_peaks = sum(m.n_peaks for m in cases)
-        self.ranking = _SortedScores(scores, hits, alarms)
-        self.case_of_mark = _case_of_row([len(m.scores) for m in cases])[self.ranking.order]
+        usable = [(p.edges, p.y_inst, instance_score(p, column)) for p in predictions if has_lesion_labels(p)]
+        case = _case_of_row([len(scores) for _, _, scores in usable])
+        start, none = np.searchsorted(case, np.arange(len(usable))), np.zeros((2, 0), dtype=np.int64)
+        edges = np.concatenate([none, *(e + first for (e, _, _), first in zip(usable, start, strict=True))], axis=1)
+        truth, scores = (np.concatenate([np.zeros(0), *(case[k] for case in usable)]) for k in (1, 2))
+        marks = _marks(scores, edges, truth)  # of all cases at once, which is many times faster
+        known, first = np.unique(marks.lesion, return_index=True)
+        self.n_lesions = np.bincount(case[first[known >= 0]], minlength=len(usable))
+        self.n_peaks = marks.n_peaks
+        self.ranking = _SortedScores(marks.scores, marks.hits, marks.alarms)
+        self.case_of_mark = case[marks.place][self.ranking.order]
 
     def rates(self, weights: np.ndarray | None = None) -> tuple[OperatingPoints, np.ndarray, np.ndarray]:
         """Thresholds, false alarms per bag and share of the lesions found, strictest first; nan without lesions."""
@@ -261,7 +272,8 @@ class _FrocCurve:
 def _share_at(alarms: np.ndarray, share: np.ndarray, rates: Sequence[float], interpolate: bool = False) -> list[float]:
     """Highest share of lesions within each number of false alarms per bag, or on straight lines between thresholds."""
     if not interpolate:
-        return [float(share[alarms <= rate + _TOLERANCE].max(initial=0.0)) for rate in rates]
+        within = np.searchsorted(alarms, np.add(rates, _TOLERANCE), "right")  # both never fall from row to row
+        return [float(share[n - 1]) if n else 0.0 for n in within]
     alarms, share = np.append(0.0, alarms), np.append(0.0, share)
     top = np.append(np.diff(alarms) > 0, True)  # where the curve climbs upright, its top counts
     return [float(value) for value in np.interp(rates, alarms[top], share[top])]

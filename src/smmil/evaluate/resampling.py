@@ -19,9 +19,13 @@ _POLE = 1e-300  # beyond the pole of the correction, six deviations out or more,
 
 
 class Carriers(NamedTuple):
-    """How many patients (or cases) carry a metric, of each kind it needs: {"patients": 20, "positive patients": 7}."""
+    """How many patients (or cases) carry a metric, of each kind it needs: {"patients": 20, "positive patients": 7}.
+
+    strata: parts within which they are drawn, such as folds; each costs a degree of freedom
+    """
 
     counts: dict[str, int]
+    strata: int = 1
 
     @property
     def fewest(self) -> int:
@@ -56,16 +60,21 @@ class _TailCorrection(NamedTuple):
     units: int
     bias: float = 0.0
     acceleration: float = 0.0
+    strata: int = 1  # drawn within so many parts, draws spread by (n - strata) / n too little
+
+    @property
+    def _freedom(self) -> int:
+        return max(self.units - self.strata, 1)
 
     @property
     def _spread(self) -> float:
-        return math.sqrt(self.units / (self.units - 1))
+        return math.sqrt(self.units / self._freedom)
 
     def adjusted(self, share: float) -> float:
         """The share of the draws below the end of an interval that is to leave out `share` on this side."""
         from scipy.special import ndtr, stdtrit
 
-        z = self.bias + self._spread * stdtrit(self.units - 1, share)
+        z = self.bias + self._spread * stdtrit(self._freedom, share)
         return float(ndtr(self.bias + z / max(1 - self.acceleration * z, _POLE)))
 
     def inverted(self, share: float) -> float:
@@ -77,11 +86,17 @@ class _TailCorrection(NamedTuple):
         w = ndtri(share) - self.bias
         return self.left_out(w / max(1 + self.acceleration * w, _POLE) - self.bias)
 
+    def reach(self, share: float) -> float:
+        """How many deviations of the draws an end of Student's t that leaves out `share` lies from the estimate."""
+        from scipy.special import stdtrit
+
+        return -self._spread * float(stdtrit(self._freedom, share))
+
     def left_out(self, deviations: float) -> float:
         """What an interval leaves out on the side of an end so many deviations of the draws from the estimate."""
         from scipy.special import stdtr
 
-        return float(stdtr(self.units - 1, deviations / self._spread))
+        return float(stdtr(self._freedom, deviations / self._spread))
 
 
 class Resampling:
@@ -129,10 +144,12 @@ def interval(
     """The interval of an estimate from its values on resamples (nan where undefined); left_out only called for bca.
 
     None where too few patients carry the estimate, or where all resamples give the same value. That of a difference has
-    a p value, and may have no width: equal models differ by 0 in every resample.
+    a p value, and may have no width: equal models differ by 0 in every resample; its percentile ends lie no nearer than
+    those of Student's t with the deviation of the draws, and its p is no smaller.
     """
     values = np.sort(drawn[~np.isnan(drawn)])
-    notes, correction, reason = _remarks(drawn, values), _TailCorrection(max(carriers.fewest, 2)), ""
+    notes, reason = _remarks(drawn, values), ""
+    correction = _TailCorrection(max(carriers.fewest, 2), strata=carriers.strata)
     few = "" if np.isnan(estimate) else carriers.shortage
     flat = not difference and len(values) > 0 and not subtract(values, values[0]).any()
     if np.isnan(estimate) or few or flat or len(values) <= len(drawn) / 2:
@@ -147,7 +164,12 @@ def interval(
         notes.append(f"percentile interval instead of BCa: {reason}")
     tail = (1 - level) / 2
     low, high = np.quantile(values, [correction.adjusted(tail), correction.adjusted(1 - tail)])
-    p = _p_value(values, estimate, correction) if difference else math.nan
+    if not difference:
+        return _Interval(float(low), float(high), method, notes)
+    p, reach = _p_value(values, estimate, correction), correction.reach(tail) * float(values.std())
+    if method == "percentile" and reach:  # draws of few patients have short tails: no nearer than Student's t says
+        low, high = min(low, estimate - reach), max(high, estimate + reach)
+        p = min(1.0, max(p, 2 * correction.left_out(-abs(estimate) / float(values.std()))))
     return _Interval(float(low), float(high), method, notes, p)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from smmil.data.manifest import Manifest
-from smmil.data.splits import PARTS, Split, load_splits, make_splits, refuse_leaks, save_splits
+from smmil.data.splits import PARTS, Split, load_splits, make_splits, refuse_leaks, save_splits, small_test_note
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.resampling import LEAST
 from smmil.experiments.study import Dataset, Synthetic
 from smmil.files import digest, read_json, remove_leftovers, replacing, write_json
 from smmil.synthetic.features import synthetic_scans, synthetic_slides, write_synthetic
@@ -111,7 +112,16 @@ def _share_of(part: int, whole: int) -> float:
     return part / whole if whole else float("nan")
 
 
-def _folds_to_train(dataset: Dataset, ready: _PreparedSet, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
+class _Folds(NamedTuple):
+    """Folds of a data set to train, notes about others, warnings before training, and whether test sets rotate."""
+
+    numbers: list[int]
+    notes: list[str]
+    warnings: list[str]
+    rotate: bool
+
+
+def _folds_to_train(dataset: Dataset, ready: _PreparedSet, asked: Sequence[int] | None) -> _Folds:
     """Folds of the data set to train, and a note where they differ from the number of existing folds.
 
     asked  folds the study asks for. Those, and `folds` of a data set, must exist; the default number of folds is
@@ -127,7 +137,14 @@ def _folds_to_train(dataset: Dataset, ready: _PreparedSet, asked: Sequence[int] 
                 raise DataError(f"{manifest.name}: fold {fold} has no {part} bags; every fold of a study needs some")
     except DataError as problem:
         raise DataError(f"data set {dataset.name!r}: {problem}") from None
-    return folds, notes
+    rotate = _test_sets_differ(splits)
+    small = "" if rotate or dataset.splits is not None else small_test_note(manifest, splits[folds[0]], LEAST)
+    return _Folds(folds, notes, [f"{dataset.name}: {small}"] if small else [], rotate)
+
+
+def _test_sets_differ(splits: Sequence[Split]) -> bool:
+    """Whether some case tests in one fold and trains or validates in another."""
+    return len({frozenset(split.test) for split in splits}) > 1
 
 
 def _splits_of(dataset: Dataset, manifest: Manifest) -> list[Split]:
@@ -135,7 +152,7 @@ def _splits_of(dataset: Dataset, manifest: Manifest) -> list[Split]:
     if dataset.splits is not None:
         return load_splits(dataset.splits)
     shares = {"val_share": dataset.val_share, "test_share": dataset.test_share}
-    return make_splits(manifest, folds=dataset.folds, seed=dataset.split_seed, **shares)
+    return make_splits(manifest, folds=dataset.folds, seed=dataset.split_seed, test=dataset.test, **shares)
 
 
 def _choose_folds(dataset: Dataset, there: int, asked: Sequence[int] | None) -> tuple[list[int], list[str]]:
@@ -169,6 +186,7 @@ def _random_labels(dataset: Dataset, ready: _PreparedSet, folder: Path, seed: in
     """
     table = Manifest.read(ready.manifest)
     splits = _splits_of(dataset, table)
+    splits = splits[:1] if _test_sets_differ(splits) else splits  # a case cannot keep its label and lose it
     place = folder / f"random-{digest(ready.digest, repr(splits), str(seed))[:12]}"
     _clear(place)
     test = {id_ for split in splits for id_ in split.test}
@@ -203,4 +221,4 @@ def _write_derived_set(
     Manifest(pd.DataFrame(rows), place).write(place / "manifest.csv")
     save_splits(place / "splits.json", splits)
     files = {"manifest": str((place / "manifest.csv").absolute()), "splits": str((place / "splits.json").absolute())}
-    return dataset.model_copy(update={"name": name, "dataset": name, "synthetic": None, **files})
+    return dataset.model_copy(update={"name": name, "dataset": name, "synthetic": None, "test": "fixed", **files})

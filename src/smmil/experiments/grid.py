@@ -14,6 +14,7 @@ from smmil.config import TrainConfig, checked
 from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, suggest
 from smmil.experiments.datasets import _folds_to_train, _prepare, _PreparedSet
+from smmil.experiments.results import ROTATE
 from smmil.experiments.study import Dataset, Study, Synthetic, Variant
 from smmil.files import digest, need_file
 from smmil.models import create_model, model_options
@@ -55,10 +56,11 @@ class _PlannedRun:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Runs of a study whose data are available, and a note for each data set or fold that is left out."""
+    """Runs of a study whose data are available, a note for each data set or fold that is left out, and warnings."""
 
     runs: list[_PlannedRun]
     left_out: list[str]
+    warnings: list[str]
 
 
 def _make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = ()) -> _Grid:
@@ -69,19 +71,20 @@ def _make_grid(study: Study, data_folder: str | Path, *, only: Iterable[str] = (
     that were asked for and do not exist.
     """
     wanted, left_out = _available(study, list(only))
-    runs = []
+    runs, warnings = list[_PlannedRun](), list[str]()
     for dataset in wanted:
         ready = _prepare(dataset, Path(data_folder))
-        folds, notes = _folds_to_train(dataset, ready, study.folds)
-        left_out += notes
-        choices = product(study.variants, study.learning_rates, study.seeds, folds)
-        runs += [_run(study, dataset, ready, *choice) for choice in choices]
+        folds = _folds_to_train(dataset, ready, study.folds)
+        left_out += folds.notes
+        warnings += folds.warnings
+        choices = product(study.variants, study.learning_rates, study.seeds, folds.numbers)
+        runs += [_run(study, dataset, ready, *choice, rotate=folds.rotate) for choice in choices]
     first: dict[str, _PlannedRun] = {}
     for run in runs:
         other = first.setdefault(run.key, run)
         if other is not run:
             raise ConfigError(f"{other.label} and {run.label} are the same run; remove one of the two")
-    return _Grid(runs, left_out)
+    return _Grid(runs, left_out, warnings)
 
 
 def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]:
@@ -97,22 +100,22 @@ def _available(study: Study, only: list[str]) -> tuple[list[Dataset], list[str]]
     return there, left_out
 
 
-_OF_THE_DATA = {"folds", "val_share", "test_share", "split_seed", "splits", "bags", "covariates"}
+_OF_THE_DATA = {"folds", "val_share", "test_share", "test", "split_seed", "splits", "bags", "covariates"}
 
 
 def _run(
-    study: Study, dataset: Dataset, ready: _PreparedSet, variant: Variant, lr: float, seed: int, fold: int
+    study: Study,
+    dataset: Dataset,
+    ready: _PreparedSet,
+    variant: Variant,
+    lr: float,
+    seed: int,
+    fold: int,
+    *,
+    rotate: bool = False,
 ) -> _PlannedRun:
     label = f"{dataset.name} · {variant.name} · lr {lr:g} · seed {seed} · fold {fold}"
-    content = {
-        "data": {
-            "manifest": str(ready.manifest),
-            "fold": fold,
-            **dataset.model_dump(include=_OF_THE_DATA),
-        },
-        "model": {"name": variant.model, "options": variant.options},
-        "training": _training(study, dataset, variant) | {"lr": lr, "seed": seed},
-    }
+    content = _run_settings(study, dataset, ready, variant, lr, seed, fold)
     config = checked(TrainConfig, content, f"{study.name}: {label}")
     facts = {
         "dataset": dataset.dataset or dataset.name,
@@ -124,11 +127,31 @@ def _run(
         "lr": lr,
         "seed": seed,
         "fold": fold,
+        **({"test": ROTATE} if rotate else {}),
     }
-    # The settings that decide what is learned, the content of the data and of a file of splits.
+    return _PlannedRun(_run_name(config, ready), label, config, facts)
+
+
+def _run_settings(
+    study: Study, dataset: Dataset, ready: _PreparedSet, variant: Variant, lr: float, seed: int, fold: int
+) -> dict[str, Any]:
+    """Settings of one run, by section."""
+    return {
+        "data": {
+            "manifest": str(ready.manifest),
+            "fold": fold,
+            **dataset.model_dump(include=_OF_THE_DATA),
+        },
+        "model": {"name": variant.model, "options": variant.options},
+        "training": _training(study, dataset, variant) | {"lr": lr, "seed": seed},
+    }
+
+
+def _run_name(config: TrainConfig, ready: _PreparedSet) -> str:
+    """Digest of the settings that decide what is learned, of the content of the data and of a file of splits."""
     splits = need_file(Path(config.data.splits)).read_bytes() if config.data.splits else b""
     known = [Manifest.read(ready.manifest).digest()] if config.data.covariates else []
-    return _PlannedRun(digest(config.digest(), ready.digest, splits, *known)[:20], label, config, facts)
+    return digest(config.digest(), ready.digest, splits, *known)[:20]
 
 
 def _training(study: Study, dataset: Dataset, variant: Variant) -> dict[str, Any]:

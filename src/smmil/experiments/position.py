@@ -63,7 +63,8 @@ def _measured(folds: Sequence[Sequence[Prediction]], n: int) -> dict[str, Any]:
     lows = [row[f"{key}_low"] for key in DIFFERENCES]
     row["better"] = "" if any(map(math.isnan, lows)) else "yes" if min(lows) > 0 else "no"
     row |= {f"truth@{pool}": means[pool, "truth"] for pool in POOLS if pool != _INSIDE}
-    return row | {"n_patients": maps[0].n_patients}
+    sets = {frozenset(p.id for p in cases): one.n_patients for cases, one in zip(folds, maps, strict=True)}
+    return row | {"n_patients": sum(sets.values())}
 
 
 def _ends(maps: Sequence[PriorMaps], n: int) -> dict[str, Any]:
@@ -79,10 +80,12 @@ def _ends(maps: Sequence[PriorMaps], n: int) -> dict[str, Any]:
         left_out = partial(getattr, mine, "left_out")
         ends = interval(mine.drawn, mine.value, mine.carriers, left_out, "bca", LEVEL)
         found |= {f"{name}_low": ends.low, f"{name}_high": ends.high}
+        found |= {name: mine.value} if not math.isnan(mine.fold_mean) else {}  # over all patients, as the interval
     for key, (a, b) in DIFFERENCES.items():
         gap = drawn[a].minus(drawn[b])
         ends = interval(gap.drawn, gap.value, gap.carriers, list, "percentile", LEVEL, difference=True)
         found |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p}
+        found |= {key: gap.value} if not math.isnan(gap.fold_mean) else {}
     model = drawn["model"]
     return found | {"resampled": model.resampled, "shortage": model.carriers.shortage, "notes": ""}
 

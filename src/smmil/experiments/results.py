@@ -16,6 +16,7 @@ ORDER = ("set", "variant", "lr", "seed", "fold")
 SURE = 0.05  # p after Holm's correction below which a difference counts as real
 FACTS = ("run", "set", "dataset", "extractor", "group", "family", "variant", "lr", "seed", "fold")
 _LONGEST = 160  # characters of a reason below a table
+ROTATE = "rotate"  # in the column `test` of results: every fold has test cases of its own
 UNCONTESTED = "learning rate not chosen among all"
 
 
@@ -33,24 +34,40 @@ def _write_results(table: DataFrame, folder: Path) -> None:
         table.to_parquet(temporary, index=False, engine="pyarrow")
 
 
-def _choose_learning_rates(table: Any) -> dict[tuple[str, str], float]:
+Rates = dict[tuple[str, str], float | dict[int, float]]  # of (data set, variant): one, or one of every fold
+
+
+def _choose_learning_rates(table: Any) -> Rates:
     """For each (data set, variant) the learning rate with the highest mean validation AUROC; ties: lower mean loss.
 
     Of a target that is no class the metric that selected its epochs stands in place of the AUROC (`_chosen_by`).
+    Where the test set rotates, every fold chooses by its own validation cases: those of the others hold its test cases.
 
     Only rates with as many finished runs as the best covered one compete, so that a rate is not chosen for the folds
     it has not seen yet, and they are compared over the folds and seeds that all of them have. A full tie, and rates
     without a fold in common, go to the larger rate. Test results play no part. `_missing_run_notes`
     reports rates that could not compete.
     """
-    chosen = {}
+    chosen: Rates = {}
     for key, rows in table.groupby(["set", "variant"], sort=True):
-        rates = {lr: part.set_index(["seed", "fold"]) for lr, part in rows.groupby("lr")}
-        most = max(len(part) for part in rates.values())
-        covered = {lr: part for lr, part in rates.items() if len(part) == most}
-        shared = sorted(set.intersection(*(set(part.index) for part in covered.values())))
-        chosen[key] = max((_selection_key(part.loc[shared], lr) for lr, part in covered.items()))[-1]
+        if _rotates(rows):
+            chosen[key] = {int(fold): _best_rate(part) for fold, part in rows.groupby("fold", sort=True)}
+        else:
+            chosen[key] = _best_rate(rows)
     return chosen
+
+
+def _rotates(rows: Any) -> bool:
+    """Whether the folds of these runs have test cases of their own."""
+    return "test" in rows and bool((rows["test"] == ROTATE).any())
+
+
+def _best_rate(rows: Any) -> float:
+    rates = {lr: part.set_index(["seed", "fold"]) for lr, part in rows.groupby("lr")}
+    most = max(len(part) for part in rates.values())
+    covered = {lr: part for lr, part in rates.items() if len(part) == most}
+    shared = sorted(set.intersection(*(set(part.index) for part in covered.values())))
+    return max((_selection_key(part.loc[shared], lr) for lr, part in covered.items()))[-1]
 
 
 def _selection_key(rows: DataFrame, lr: float) -> tuple[float, float, float]:
@@ -66,9 +83,11 @@ def _chosen_by(table: DataFrame) -> str:
 
 
 def _chosen_rows(table: Any) -> DataFrame:
-    """The runs with the chosen learning rate of their data set and variant."""
-    chosen = _choose_learning_rates(table)
-    keep = [i for i, row in enumerate(table.itertuples()) if chosen[row.set, row.variant] == row.lr]
+    """The runs with the chosen learning rate of their data set, variant and, where test sets rotate, fold."""
+    chosen, keep = _choose_learning_rates(table), list[int]()
+    for i, row in enumerate(table.itertuples()):
+        rate = chosen[row.set, row.variant]
+        keep += [i] if (rate[row.fold] if isinstance(rate, dict) else rate) == row.lr else []
     return table.iloc[keep].reset_index(drop=True)
 
 
@@ -88,7 +107,8 @@ def _aggregate(table: DataFrame, metrics: Sequence[str], ddof: int = 1) -> DataF
             facts = [first["dataset"], first["extractor"], first["group"], variant, metric, found.mean, std]
             gone = int(part[metric].isna().sum())  # such as F1 without a positive instance
             state = f"undefined in {gone} of {len(part)} run{'s' * (len(part) != 1)}" if gone else ""
-            rows.append([*facts, found.n, first["lr"], first["family"], set_, state])
+            lr = first["lr"] if part["lr"].nunique() == 1 else math.nan  # folds that chose for themselves
+            rows.append([*facts, found.n, lr, first["family"], set_, state])
     names = ["dataset", "extractor", "group", "model", "metric", "mean", "std", "n", "lr", "family", "set", "state"]
     return DataFrame(rows, columns=names)
 

@@ -59,6 +59,7 @@ def run_study(
     slurm: dict[str, Any] | None = None,
     on_begin: Callable[[int, int], Any] | None = None,
     on_run: OnRun | None = None,
+    on_warning: Callable[[str], Any] | None = None,
 ) -> Report:
     """Train and measure every run of the study that is not done yet, then write one table of all results.
 
@@ -66,6 +67,7 @@ def run_study(
     executor  serial, processes, dask or submitit (a SLURM array; `slurm` holds its parameters)
     on_begin  called with the number of finished runs and of all runs
     on_run    called with the label of each run that ends, and the reason if it failed
+    on_warning  called before the first training with what the study will not be able to show
 
     Killed at any moment and called again it goes on; the table has the same bytes whatever happened on the way and
     whichever executor did the work. A run that fails does not stop the others; it is tried again by the next call.
@@ -81,6 +83,9 @@ def run_study(
     report = Report(before=[run.label for run in grid.runs if run.key in done], left_out=grid.left_out)
     runs = _runs_of_all_sets(study, folder, grid, report) if only else grid.runs
     folder.own.mkdir(parents=True, exist_ok=True)
+    if todo and on_warning is not None:
+        for warning in grid.warnings:
+            on_warning(warning)
     if on_begin is not None:
         on_begin(len(done), len(grid.runs))
     if executor == "submitit":

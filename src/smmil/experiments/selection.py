@@ -208,6 +208,8 @@ def _price_table(rule: Selection, part: DataFrame, results: Any, out: Path, resa
         value, default, gain, best, price = (
             float(np.mean(rows[name])) for name in ("value", "default_value", "gain", "best_value", "price")
         )
+        if "difference_fold_mean" in paired:  # every patient was tested once: over all of them, as the interval is
+            value, default, gain = paired["value"], paired["reference_value"], paired["difference"]
         low, high = (paired.get(f"difference_{end}", math.nan) for end in ("low", "high"))
         short = paired.get("difference_shortage", "")
         ends = interval_text(low, high, short, "+.3f", ", ")

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from smmil.config import Count, PathText, Positive, Whole, checked, parse_yaml, read_yaml
 from smmil.errors import ConfigError, brief, require_trust_code, suggest
 from smmil.evaluate.metrics import METRICS, pooled_names
+from smmil.experiments.search_space import Space, space_problems
 
 # Labels in tables for `group` and `family` of a variant.
 GROUPS = {"no_global": "without global interactions", "global": "with global interactions"}
@@ -77,6 +78,7 @@ def _study_problems(study: "Study") -> Iterator[str]:
         yield f"name: {study.name!r} is the name of a folder that all studies share; choose another"
     yield from _names(study)
     yield from _ineffective_settings(study)
+    yield from space_problems(study.search)
     for figure in study.figures:
         if figure.kind == "differences" and study.reference is None:
             yield f"figure {figure.name!r}: differences need a reference; give the study one"
@@ -178,6 +180,7 @@ class Dataset(_StudySection):
 
     name         as in tables; `dataset` and `extractor` name the column of the paper it is compared with
     manifest     path of a table of bags; None with `missing`, the variable that is not set
+    test         fixed: one test set for all folds; rotate: every patient is tested in exactly one fold
     bags, covariates  as in `smmil.config.DataConfig`
     training     settings of every run on this set; `training_of` those of one variant or group of variants
     """
@@ -192,6 +195,7 @@ class Dataset(_StudySection):
     folds: Count = 5
     val_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    test: Literal["fixed", "rotate"] = "fixed"
     split_seed: Whole = 0
     splits: PathText | None = None
     bags: Literal["case", "patient"] = "case"
@@ -213,6 +217,10 @@ class Dataset(_StudySection):
             )
         if sum(v is not None for v in (self.manifest, self.missing, self.synthetic)) != 1:
             raise ValueError(f"data set {self.name!r} needs either a manifest or a synthetic set")
+        if self.test == "rotate" and self.splits is not None:
+            raise ValueError(
+                f"data set {self.name!r}: test: rotate draws the folds, but splits gives them; leave one of the two out"
+            )
         return self
 
 
@@ -286,6 +294,7 @@ class Study(_StudySection):
     caveat  stands before the title of every table, page and figure, such as "Preliminary"
     pairs   variants that are tested against a partner of their own, such as {SmCLAM: CLAM}
     selection  choose a variant in every split by validation, and report the choices and what choosing costs
+    search     settings that `smmil experiment search` may change, with their values or ranges
     """
 
     name: FileName
@@ -302,6 +311,7 @@ class Study(_StudySection):
     pairs: dict[str, str] = {}
     tests: Metrics = ["inst_auroc", "bag_auroc"]
     selection: Selection | None = None
+    search: Space = {}
     tables: list[TableSpec] = []
     figures: list[FigureSpec] = []
 

@@ -1,5 +1,6 @@
 """The tables of a study: means, places, ranks, the paper's numbers and paired tests, written to its folder."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,13 @@ from smmil.experiments.results import (
     _chosen_by,
     _coverage,
     _missing_run_notes,
+    _rotates,
     _with_plan,
 )
 from smmil.experiments.runner import _finished_results, _StudyFolder
 from smmil.experiments.selection import _selection_markdown, _selection_rows
 from smmil.experiments.study import FAMILIES, Study, TableSpec
-from smmil.experiments.variant_tests import RESAMPLES, _comparisons, _pair_differences
+from smmil.experiments.variant_tests import RESAMPLES, _comparisons, _pair_differences, _values_of_all_patients
 from smmil.experiments.writing import (
     _comparisons_markdown,
     _for_spreadsheets,
@@ -163,7 +165,7 @@ def write_tables(
     positions = _position_rows(results, out, n=resamples) if located else []
     paths: list[Path] = []
     for spec in study.tables:
-        table = _make_table(study, spec, results, plan)
+        table = _with_all_patients(_make_table(study, spec, results, plan), results, out)
         notes = table.notes + _position_note(positions, spec.metrics) + counted
         paths += _write_table(replace(table, notes=notes), folder)
     if positions:
@@ -173,7 +175,7 @@ def write_tables(
         rows = _selection_rows(study, results, out)
         page = _selection_markdown(study, rows, results, out, resamples) + _missing_runs(results, plan)
         paths += _write_page(folder, "selection", rows, page)
-    rates: dict[str, dict[str, float]] = {}  # of each variant, by data set
+    rates: dict[str, dict[str, float | dict[int, float]]] = {}  # of each variant (and fold), by data set
     for (set_, variant), lr in _choose_learning_rates(results).items():
         rates.setdefault(set_, {})[variant] = lr
     write_json(folder / "learning_rates.json", rates)
@@ -209,6 +211,23 @@ def _by_patient(
         for column, value in {"n_test": bag["n"], "n_test_positive": bag["n_positive"], **numbers}.items():
             found.loc[place, column] = value
     return found
+
+
+def _with_all_patients(table: _ResultTable, results: DataFrame, out: str | Path) -> _ResultTable:
+    """The table with the value over all patients beside the mean over folds, where test sets rotate."""
+    sets = sorted({str(name) for name, part in results.groupby("set") if _rotates(part)})
+    metrics = [metric for metric in dict.fromkeys(table.rows["metric"]) if not metric.endswith("_rank")]
+    if not sets or not metrics:
+        return table
+    known = _values_of_all_patients(results[results["set"].isin(sets)], Path(out), metrics)
+    keys = zip(table.rows["set"], table.rows["model"], table.rows["metric"], strict=True)
+    rows = table.rows.assign(all_patients=[known.get(key, math.nan) for key in keys])
+    note = (
+        f"every patient was tested once ({', '.join(sets)}): each fold chose its learning rate by its own validation "
+        "cases; all patients: one value over the test cases of all folds, each judged by the model of its fold and "
+        "compared within its fold only, averaged over seeds"
+    )
+    return replace(table, rows=rows, notes=[table.notes[0], note, *table.notes[1:]])
 
 
 def _missing_runs(results: DataFrame, plan: DataFrame, variants: Collection[str] | None = None) -> str:

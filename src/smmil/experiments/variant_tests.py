@@ -9,7 +9,8 @@ from pandas import DataFrame
 
 from smmil.errors import DataError
 from smmil.evaluate.bags import resampled_in_words, units_of
-from smmil.evaluate.bootstrap import Settings, statistic
+from smmil.evaluate.bootstrap import Settings, _Statistic, statistic
+from smmil.evaluate.folds import pooled_statistic
 from smmil.evaluate.metrics import PooledMetric
 from smmil.evaluate.resampling import Carriers, Resampling, carriers_of, interval, subtract
 from smmil.evaluate.significance import holm
@@ -25,11 +26,12 @@ Planned = Mapping[tuple[str, str], int]  # runs by data set and variant
 
 
 class _Resampled(NamedTuple):
-    """A metric averaged over folds: its value, those on resamples, those with each patient left out.
+    """A metric over folds: its value, those on resamples, those with each patient left out.
 
     cases      ids of those that take part            units  how many patients (or cases without one) are drawn
     resampled  the same in words                      notes  why there is no value
     carriers   how many patients of each kind it needs
+    fold_mean  where folds have test cases of their own and the value is over all of them: the mean of the folds' values
     """
 
     value: float
@@ -40,6 +42,7 @@ class _Resampled(NamedTuple):
     resampled: str = ""
     notes: tuple[str, ...] = ()
     carriers: Carriers = Carriers({"cases": 0})
+    fold_mean: float = float("nan")
 
     def minus(self, other: "_Resampled") -> "_Resampled":
         """The difference of two variants on the same resamples; nothing where one of them has no value."""
@@ -49,7 +52,8 @@ class _Resampled(NamedTuple):
             raise DataError("the two models were tested on different cases; paired tests need one test set")
         gaps = [subtract(a, b) for a, b in zip(self.left_out, other.left_out, strict=True)]
         value = float(subtract(self.value, other.value))
-        return self._replace(value=value, drawn=subtract(self.drawn, other.drawn), left_out=gaps)
+        mean = float(subtract(self.fold_mean, other.fold_mean))
+        return self._replace(value=value, drawn=subtract(self.drawn, other.drawn), left_out=gaps, fold_mean=mean)
 
 
 def _without_value(n: int, *notes: str) -> _Resampled:
@@ -65,29 +69,68 @@ def _resampled_mean(
     n: int = 1000,
     seed: int = 0,
 ) -> _Resampled:
-    """The mean over folds of a metric on one test set, with patients drawn n times; every fold sees the same draws.
+    """A metric over folds, with patients drawn n times.
 
-    The spread is that of the patients; the folds' own spread stands in the tables. thresholds are those of instances;
-    bags are cut at their usual one. Without a threshold that the metric needs there is no value but a note.
+    One test set: the mean over the folds, which see the same draws. Test sets that have no case in common (rotating
+    folds): one value over all cases, compared within folds only (`pooled_statistic`) and averaged over seeds; patients
+    are drawn within their fold. The spread is that of the patients; the folds' own spread stands in the tables.
+    thresholds are those of instances; bags are cut at their usual one. Without a threshold that the metric needs there
+    is no value but a note.
     """
     measure = PooledMetric.parse(metric)
     cuts = list(thresholds) if measure.metric.startswith("inst_") else [None] * len(thresholds)
     if measure.needs_threshold and None in cuts:
         return _without_value(n, f"no value: {cuts.count(None)} of {len(cuts)} runs have no threshold from validation")
     settings = [Settings(cut, measure.pool) for cut in cuts]
-    statistics = [statistic(cases, measure.metric, one) for cases, one in zip(folds, settings, strict=True)]
+    parts = _test_sets(folds)
+    if len(parts) > 1:
+        statistics, strata, fold_mean = _over_all_patients(folds, parts, measure.metric, settings)
+    else:
+        statistics = [statistic(cases, measure.metric, one) for cases, one in zip(folds, settings, strict=True)]
+        strata, fold_mean = None, float("nan")
     ids = {tuple(p.id for p in one.cases) for one in statistics}
     if len(ids) > 1:
         raise DataError(f"{metric}: the folds were tested on different cases; paired tests need one test set")
-    plan = Resampling(units_of(statistics[0].cases)[0])
+    plan = Resampling(units_of(statistics[0].cases)[0], strata)
 
     def value(weights: np.ndarray) -> float:
         return float(np.mean([one.value(weights) for one in statistics]))
 
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
     whole, words = value(np.ones(len(statistics[0].cases), dtype=np.int64)), resampled_in_words(statistics[0].cases)
-    carriers = carriers_of(statistics[0].cases, statistics[0].kinds)
-    return _Resampled(whole, drawn, plan.without_each(value), ids.pop(), plan.n_units, words, carriers=carriers)
+    carriers = carriers_of(statistics[0].cases, statistics[0].kinds)._replace(strata=len(plan.strata))
+    left_out = plan.without_each(value)
+    return _Resampled(whole, drawn, left_out, ids.pop(), plan.n_units, words, (), carriers, fold_mean)
+
+
+def _test_sets(folds: Sequence[Sequence[Prediction]]) -> list[list[int]]:
+    """Numbers of the folds (of several seeds) that share a test set, for each set; sets that overlap are one."""
+    found: dict[frozenset[str], list[int]] = {}
+    for number, cases in enumerate(folds):
+        found.setdefault(frozenset(p.id for p in cases), []).append(number)
+    together = sum(map(len, found)) == len(frozenset().union(*found))
+    return list(found.values()) if together else [list(range(len(folds)))]
+
+
+def _over_all_patients(
+    folds: Sequence[Sequence[Prediction]], parts: list[list[int]], metric: str, settings: Sequence[Settings]
+) -> tuple[list[_Statistic], np.ndarray, float]:
+    """A statistic over all cases for every seed, the fold of each patient, and the mean of the folds' values.
+
+    A fold that lacks runs of some seeds stands in their place with those it has.
+    """
+    statistics, values = list[_Statistic](), list[float]()
+    for seed in range(max(map(len, parts))):
+        used = [numbers[seed % len(numbers)] for numbers in parts]
+        found, single = pooled_statistic([folds[i] for i in used], metric, [settings[i] for i in used])
+        statistics.append(found)
+        values += single
+    cases = statistics[0].cases
+    home = {p.id: number for number, numbers in enumerate(parts) for p in folds[numbers[0]]}
+    units = units_of(cases)[0]
+    strata = np.zeros(units.max(initial=-1) + 1, dtype=np.int64)
+    strata[units] = [home[p.id] for p in cases]
+    return statistics, strata, float(np.mean(values))
 
 
 def _comparisons(
@@ -145,6 +188,16 @@ def _pair_differences(
         there = [(one, other) for one, other in pairs.items() if one in tests.variants and other in tests.variants]
         rows += _corrected([tests.paired_row(one, other) for one, other in there])
     return DataFrame(rows)
+
+
+def _values_of_all_patients(results: DataFrame, out: Path, metrics: Sequence[str]) -> dict[tuple[str, str, str], float]:
+    """The value over all patients of each data set with rotating test sets, variant and metric."""
+    found = {}
+    for tests in _metric_tests(_chosen_rows(results), out, metrics, 0, None):
+        for name, one in tests.variants.items():
+            mine = tests._resampled(name, list(one.folds))
+            found[one.facts["set"], name, tests.metric] = mine.value
+    return found
 
 
 def _corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -205,7 +258,7 @@ class _MetricTests(NamedTuple):
         mine = self._resampled(variant, keys)
         found = interval(mine.drawn, mine.value, mine.carriers, lambda: mine.left_out, "bca", LEVEL)
         row = {"set": one.facts["set"], "metric": self.metric, **one.facts, "runs": len(keys), "planned": one.planned}
-        row |= {"units": mine.units, "resampled": mine.resampled, "value": mine.value}
+        row |= {"units": mine.units, "resampled": mine.resampled, "value": mine.value, **_fold_mean("", mine)}
         return row | _interval_columns("", found, mine.notes)
 
     def difference_columns(self, variant: str, other: str) -> dict[str, Any]:
@@ -216,7 +269,7 @@ class _MetricTests(NamedTuple):
         between = self._resampled(variant, both).minus(self._resampled(other, both))
         # BCa would reject too often here: see docs/evaluate.md
         found = interval(between.drawn, between.value, between.carriers, list, "percentile", LEVEL, difference=True)
-        row = {"reference": other, "difference": between.value}
+        row = {"reference": other, "difference": between.value, **_fold_mean("difference_", between)}
         row |= _interval_columns("difference_", found, between.notes)
         return row | {"difference_runs": len(both), "p": found.p}
 
@@ -238,6 +291,11 @@ class _MetricTests(NamedTuple):
             folds, cuts = [one.folds[k] for k in keys], [one.cuts[k] for k in keys]
             self.known[key] = _resampled_mean(folds, self.metric, cuts, n=self.n)
         return self.known[key]
+
+
+def _fold_mean(prefix: str, found: _Resampled) -> dict[str, float]:
+    """The column of the mean of the folds' values, where the value is not that mean."""
+    return {} if np.isnan(found.fold_mean) else {f"{prefix}fold_mean": found.fold_mean}
 
 
 def _interval_columns(prefix: str, found: Any, notes: Sequence[str]) -> dict[str, Any]:

@@ -32,6 +32,10 @@ _HOW = (
     "models compared within a table, bold below 0.05",
     f"no interval and no p where fewer than {LEAST} patients (of each kind that the metric needs) carry them",
 )
+_ROTATING = (
+    "where a mean of folds is given, every patient was tested once: the value is over the test cases of all folds, "
+    "each compared within its fold only, averaged over seeds; patients are drawn within their fold"
+)
 Column = tuple[str, str, str]  # data set, extractor, metric
 # Best and second best of a column; in LaTeX as marks that outlive the escaping of special characters.
 _MARKDOWN = {1: "**{}**", 2: "<u>{}</u>"}
@@ -173,7 +177,9 @@ def _cell(row: Any, emphasis: Mapping[int, str]) -> list[str]:
     else:
         number = emphasis.get(row.place, "{}").format(f"{row.mean:.{digits}f}")
         ours = number + _deviation(row.std, digits) + "‡" * bool(row.fewer)
-    return [ours] if math.isnan(row.paper_mean) else [ours, _paper(row, digits)]
+    everybody = getattr(row, "all_patients", math.nan)
+    lines = [ours] if math.isnan(everybody) else [ours, f"all patients {everybody:.{digits}f}"]
+    return lines if math.isnan(row.paper_mean) else [*lines, _paper(row, digits)]
 
 
 def _paper(row: Any, digits: int) -> str:
@@ -261,7 +267,7 @@ def _comparison_lines(part: Sequence[dict[Any, Any]], reference: str) -> list[st
             lines.append(f"| *{GROUPS.get(group, group)}* | | | | | |")
         name = _markdown_cell(row["variant"]) + " (reference)" * (row["variant"] == reference)
         between = f" [{interval_text(row['low'], row['high'], row['shortage'], between=', ')}]"
-        value = _three_digits(row["value"], between) + _run_marks(row, "")
+        value = _three_digits(row["value"], between) + _run_marks(row, "") + _mean_of_folds(row, "")
         lines.append(f"| {name} | {FAMILIES[row['family']]} | {value} | {' | '.join(_difference_cells(row))} |")
     return lines
 
@@ -270,11 +276,18 @@ def _pair_line(row: dict[Any, Any]) -> str:
     names = _markdown_cell(row["variant"]), _markdown_cell(row["reference"])
     fewer = "‡" * (row["runs"] < row["planned"])
     values = [_three_digits(row[key], "") + fewer for key in ("value", "reference_value")]
+    values[0] += _mean_of_folds(row, "")
     return f"| {names[0]} | {values[0]} | {names[1]} | {values[1]} | {' | '.join(_difference_cells(row))} |"
 
 
 def _three_digits(value: float, more: str) -> str:
     return "–" if math.isnan(value) else f"{value:.3f}{more}"
+
+
+def _mean_of_folds(row: dict[Any, Any], prefix: str) -> str:
+    """The mean of the folds, in a second line of a cell whose number is over all patients."""
+    value = row.get(f"{prefix}fold_mean", math.nan)
+    return "" if math.isnan(value) else f"<br>mean of folds {value:{'+' if prefix else ''}.3f}"
 
 
 def _run_marks(row: dict[Any, Any], prefix: str) -> str:
@@ -296,11 +309,14 @@ def _difference_cells(row: dict[Any, Any]) -> list[str]:
     short, (p, corrected) = row["difference_shortage"], (row["p"], row["p_holm"])
     between = interval_text(row["difference_low"], row["difference_high"], short, "+.3f", ", ")
     text = f"{row['difference']:+.3f} [{between}]{_run_marks(row, 'difference_')}"
+    text += _mean_of_folds(row, "difference_")
     return [text, p_text(p, short), f"**{p_text(corrected)}**" if corrected < SURE else p_text(corrected, short)]
 
 
 def _comparison_notes(rows: Sequence[dict[Any, Any]], resamples: int) -> list[str]:
     notes = [*_HOW, f"{resamples} resamples"]
+    if any(not math.isnan(row.get("fold_mean", math.nan)) for row in rows):
+        notes.insert(1, _ROTATING)
     fewer = dict.fromkeys(words for row in rows for words in _fewer_runs(row))
     if fewer:
         notes.append(f"‡ fewer runs than planned; a difference is taken over the folds both have: {', '.join(fewer)}")

@@ -81,8 +81,8 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 FORMAT = 1
 PARTS = ("train", "val", "test")
-_OF_THE_MACHINE = {"device", "workers", "tensorboard", "checkpoint_minutes"}
-_OF_THE_SPLIT = {"fold", "folds", "val_share", "test_share", "split_seed"}
+_OF_THE_MACHINE = {"device", "workers", "tensorboard", "loggers", "checkpoint_minutes"}
+_OF_THE_SPLIT = {"fold", "folds", "val_share", "test_share", "test", "split_seed"}
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _outputs(trained: TrainedModel) -> list[str]:
 def _training(
     trained: TrainedModel, settings: TrainConfig | None, run: dict[str, Any], checkpoint: str
 ) -> dict[str, Any]:
-    facts, stated = trained.facts, {} if settings is None else settings.model_dump()
+    facts, stated = trained.facts, {} if settings is None else settings.written()
     return redacted(
         {
             "checkpoint": checkpoint,

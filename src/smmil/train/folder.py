@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from smmil.config import TrainConfig, load_config
-from smmil.errors import ConfigError, DataError, MissingExtra
+from smmil.errors import ConfigError, DataError
 from smmil.files import read_json, read_text, remove_leftovers, write_json, write_text
 from smmil.weights import read_weights, save_weights, tensors_digest
 
@@ -235,23 +235,3 @@ def table_text(rows: Iterable[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-class _TensorBoardLog:
-    """Writes each epoch's numbers as TensorBoard scalars; resuming replaces later epochs."""
-
-    def __init__(self, folder: Path, epoch: int):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingExtra("tensorboard", "tensorboard", "training.tensorboard") from None
-        self._writer: Any = SummaryWriter(str(folder), purge_step=epoch + 1)
-
-    def add(self, row: dict[str, Any]) -> None:
-        for name, value in row.items():
-            if name != "epoch":
-                self._writer.add_scalar(name, value, row["epoch"])
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()

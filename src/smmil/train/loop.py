@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from smmil.bag import BagBatch
 from smmil.config import TrainingConfig
-from smmil.data.loader import BagDataset, batches, epoch_order
+from smmil.data.loader import BagDataset, balanced_order, batches, epoch_order
 from smmil.errors import DataError
 from smmil.evaluate.levels import bag_metrics
 from smmil.losses import InstanceLoss, bag_loss, penalty_terms, total_loss
@@ -280,7 +280,10 @@ class Trainer:
 
     def _training_batches(self, state: State) -> Iterator[BagBatch]:
         t = self.settings
-        order = epoch_order(len(self.train_set), t.seed, state.epoch)
+        if t.sampler == "balanced":
+            order = balanced_order(self.train_set.strata, t.seed, state.epoch)
+        else:
+            order = epoch_order(len(self.train_set), t.seed, state.epoch)
         return batches(self.train_set, batch_size=t.batch_size, order=order, workers=t.workers, start=state.step)
 
     def optimiser_step(self, state: State, stream: Iterator[BagBatch]) -> None:

@@ -17,8 +17,10 @@ from smmil.data.covariates import Covariates
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
 from smmil.data.patients import StudyBags, need_patients
-from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split
+from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split, small_test_note
+from smmil.data.targets import target_strata
 from smmil.errors import ConfigError, DataError
+from smmil.evaluate.resampling import LEAST
 from smmil.files import digest
 from smmil.formats import read_provenance
 from smmil.formats.content import edgeless_note
@@ -30,7 +32,8 @@ from smmil.predict.inference import load_trained, outputs
 from smmil.prediction import corrections_text
 from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
 from smmil.target import Target
-from smmil.train.folder import RunFolder, State, _load_checkpoint, _outcome, _save_checkpoint, _TensorBoardLog
+from smmil.train.folder import RunFolder, State, _load_checkpoint, _outcome, _save_checkpoint
+from smmil.train.loggers import _EpochLog
 from smmil.train.loop import (
     Interrupted,
     Progress,
@@ -133,8 +136,9 @@ def fit(
 def _fit_without_folder(
     model: nn.Module, settings: TrainingConfig, bags: "_MemoryBags", progress: Progress
 ) -> FitResult:
-    if settings.tensorboard:
-        raise ConfigError("smmil.fit: tensorboard=True needs the folder of a run; give out=")
+    if settings.tensorboard or settings.loggers:
+        name = "tensorboard=True" if settings.tensorboard else f"loggers={settings.loggers}"
+        raise ConfigError(f"smmil.fit: {name} needs the folder of a run; give out=")
     model, state, selected, target = model.to(choose_device(settings.device)), State(), {}, bags.target
 
     def select(name: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -202,6 +206,7 @@ class _ManifestBags:
         self.manifest = Manifest.read(data.manifest).for_target(target)
         self.manifest.check_table()
         self.split = _choose_split(self.manifest, data)
+        self.fixed_test = data.test == "fixed" and data.splits is None
         self.path = data.manifest
         self.covariates = None
         if data.covariates is not None:
@@ -251,6 +256,8 @@ class _ManifestBags:
         edgeless = self.manifest.select(self._used).check_files(progress.checked)
         if edgeless:
             progress.message(f"note: {edgeless_note(edgeless, len(self._used))}")
+        if self.fixed_test and (note := small_test_note(self.manifest, self.split, LEAST)):
+            progress.message(f"note: {note}")
         missing = [i for i in self.split.test if not self.manifest.path_of(i).exists()]
         if missing:
             progress.message(f"note: files of {len(missing)} test bags are missing, such as {missing[0]}")
@@ -377,6 +384,9 @@ class _BagTable:
         self.targets = {bag.id: _memory_row(target.kind, bag) for bag in bags}
         self.groups = {bag.id: bag.id for bag in bags}
 
+    def strata(self) -> dict[str, int | None]:
+        return target_strata(self.target, self.labels, self.targets, self.ids)
+
     def bag(self, id_: str, **_: Any) -> Bag:
         return self.bags[id_]
 
@@ -397,21 +407,19 @@ class _Run:
         self.taught = (
             {} if bags.corrections is None else {"corrections": bags.corrections.facts(config.training.instance_loss)}
         )
-        self.board: _TensorBoardLog | None = None
+        self.log: _EpochLog | None = None
         self.since = time.monotonic()
 
     def resume(self) -> State:
         """Train to the end, from the last checkpoint if there is one; raises Interrupted when stopped by a signal."""
         trainer, state = self._prepare()
-        if self.config.training.tensorboard:
-            self.board = _TensorBoardLog(self.folder.path / "tensorboard", state.epoch)
+        self.log = _EpochLog(self.folder.path, self.config, state.history, self.progress.message)
         self.progress.begun(epochs=trainer.settings.epochs, steps=trainer.steps, epoch=state.epoch, step=state.step)
         self.folder.write_metrics(state.history)
         self._write_facts(state, "running")
         self.since = time.monotonic()
         complete = trainer.fit(state)
-        if self.board is not None:
-            self.board.close()
+        self.log.close()
         self._write_facts(state, "finished" if complete else "interrupted")
         if not complete:
             where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
@@ -458,8 +466,8 @@ class _Run:
         now = time.monotonic()
         self.folder.add_timing(state.epoch, now - self.since)
         self.since = now
-        if self.board is not None:
-            self.board.add(state.history[-1])
+        if self.log is not None:
+            self.log.add(state.history[-1])
 
     def _save_selected(self, name: str, chosen: dict[str, Any]) -> dict[str, Any]:
         known = {"model": self.shape, "features": self.features, **self.taught, **self.bags.reading}
@@ -543,7 +551,7 @@ def _choose_split(manifest: Manifest, data: DataConfig) -> Split:
     else:
         shares = {"val_share": data.val_share, "test_share": data.test_share}
         rows = manifest if data.bags == "case" else bags.rows()
-        splits = make_splits(rows, folds=data.folds, seed=data.split_seed, **shares)
+        splits = make_splits(rows, folds=data.folds, seed=data.split_seed, test=data.test, **shares)
         splits = splits if rows is manifest else [bags.expanded(split) for split in splits]
     if data.fold >= len(splits):
         raise ConfigError(f"data.fold: {data.fold} was asked for, but there are only folds 0 to {len(splits) - 1}")
