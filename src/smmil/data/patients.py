@@ -9,21 +9,21 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from smmil.bag import Bag
 from smmil.data.covariates import Covariates
 from smmil.data.manifest import Manifest
-from smmil.data.splits import Split
 from smmil.errors import DataError
 from smmil.frame import Frame
 from smmil.graph import join
+
+if TYPE_CHECKING:
+    from smmil.data.splits import Split
 
 # Empty steps between two cases: more than the widest window of a model on a lattice (set_mil) reaches to both sides.
 GAP = 20
@@ -242,16 +242,10 @@ class StudyBags:
         table["label"] = ["" if y is None else str(y) for y in self.labels.values()]
         return Manifest(table, self.manifest.folder, self.name)
 
-    def expanded(self, split: Split) -> Split:
+    def expanded(self, split: "Split") -> "Split":
         """A split of these bags as one of their cases."""
-        parts = split.to_dict()
-        return Split(*(tuple(sorted(case for id_ in parts[p] for case in self.members[id_])) for p in parts))
-
-
-def case_slices(cases: Sequence[Bag]) -> list[slice]:
-    """Rows of each case in the bag that joins them."""
-    ends = np.cumsum([0, *(bag.n for bag in cases)]).tolist()
-    return [slice(*both) for both in pairwise(ends)]
+        parts = {p: sorted(case for id_ in ids for case in self.members[id_]) for p, ids in split.to_dict().items()}
+        return replace(split, **{part: tuple(ids) for part, ids in parts.items()})
 
 
 def need_patients(manifest: Manifest) -> None:
