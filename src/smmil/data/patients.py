@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,6 @@ from smmil.data.manifest import Manifest
 from smmil.errors import DataError
 from smmil.frame import Frame
 from smmil.graph import join
-
-if TYPE_CHECKING:
-    from smmil.data.splits import Split
 
 # Empty steps between two cases: more than the widest window of a model on a lattice (set_mil) reaches to both sides.
 GAP = 20
@@ -220,9 +217,9 @@ class StudyBags:
         """File of the first case of a bag."""
         return self.manifest.path_of(self.members[id_][0])
 
-    def bag(self, id_: str, **options: Any) -> Bag:
+    def bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> Bag:
         """Read a bag; options as for `Manifest.bag`."""
-        return self.joined(id_, self.cases_of(id_, **options))
+        return self.joined(id_, self.cases_of(id_, verify=verify, instance_labels=instance_labels))
 
     def cases_of(self, id_: str, **options: Any) -> list[Bag]:
         """The bags of a patient's cases, in order."""
@@ -242,7 +239,7 @@ class StudyBags:
         table["label"] = ["" if y is None else str(y) for y in self.labels.values()]
         return Manifest(table, self.manifest.folder, self.name)
 
-    def expanded(self, split: "Split") -> "Split":
+    def expanded(self, split: Any) -> Any:
         """A split of these bags as one of their cases."""
         parts = {p: sorted(case for id_ in ids for case in self.members[id_]) for p, ids in split.to_dict().items()}
         return replace(split, **{part: tuple(ids) for part, ids in parts.items()})
