@@ -12,13 +12,14 @@ from support.bags import STEP, chain_bag, grid_bag, reordered
 
 from smmil.bag import BagBatch
 from smmil.data import Manifest
-from smmil.data.patients import GAP, StudyBags, case_slices, join_bags, need_patients, side_by_side
+from smmil.data.patients import GAP, StudyBags, join_bags, need_patients, side_by_side
 from smmil.data.splits import make_splits
 from smmil.errors import DataError
 from smmil.formats import write_bag
 from smmil.frame import Frame
 from smmil.models import create_model, list_models
 from smmil.nn.token_grid import EMPTY, lattice_positions, window_index
+from smmil.predict.patient_bags import case_slices
 
 SMALLER = {"set_mil": {"size": 8, "depth": 2}, "iib_mil": {"dim": 32, "hidden": 64}}
 # Those that say in their docstrings that the order of instances matters.

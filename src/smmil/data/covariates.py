@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pandas as pd
@@ -12,12 +12,27 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from smmil.config import checked
-from smmil.data.manifest import Manifest
 from smmil.data.tables import COLUMNS
 from smmil.errors import ConfigError, DataError, brief, suggest
 
 # A column with more words than this is a name or a free text, which would be stored with the weights.
 _MOST_WORDS = 20
+
+
+class _ColumnSource(Protocol):
+    """The part of a Manifest that covariates read."""
+
+    @property
+    def table(self) -> pd.DataFrame: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ids(self) -> tuple[str, ...]: ...
+
+    @property
+    def groups(self) -> dict[str, str]: ...
 
 
 class _Column(BaseModel):
@@ -64,7 +79,7 @@ class Covariates:
     columns: tuple[_Column, ...]
 
     @classmethod
-    def learned(cls, manifest: Manifest, names: Sequence[str], ids: Iterable[str]) -> "Covariates":
+    def learned(cls, manifest: _ColumnSource, names: Sequence[str], ids: Iterable[str]) -> "Covariates":
         """Words, means and deviations of these columns over the patients of these cases, which train."""
         twice = [name for n, name in enumerate(names) if name in names[:n]]
         if twice:
@@ -98,14 +113,14 @@ class Covariates:
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
 
-    def need(self, manifest: Manifest) -> None:
+    def need(self, manifest: _ColumnSource) -> None:
         """Raise an error if the manifest lacks one of the columns, or holds a word or number that cannot be used."""
         _need_columns(manifest, self.names)
         for column in self.columns:
             for id_, text in _cells(manifest, column.name).items():
                 column.numbers(text, _where(manifest, id_, column.name))
 
-    def row(self, manifest: Manifest, cases: Sequence[str]) -> Tensor:
+    def row(self, manifest: _ColumnSource, cases: Sequence[str]) -> Tensor:
         """The numbers (q,) of a bag of these cases, which must not contradict each other."""
         found: list[float] = []
         for column in self.columns:
@@ -116,7 +131,7 @@ class Covariates:
             found += np.where(np.isnan(scaled), 0.0, scaled).tolist()
         return torch.tensor(found, dtype=torch.float32)
 
-    def missing_in_words(self, manifest: Manifest, ids: Sequence[str]) -> list[str]:
+    def missing_in_words(self, manifest: _ColumnSource, ids: Sequence[str]) -> list[str]:
         """One sentence for each column that is empty in some of these cases."""
         sentences = []
         for column in self.columns:
@@ -129,11 +144,11 @@ class Covariates:
         return sentences
 
 
-def _where(manifest: Manifest, id_: str, column: str) -> str:
+def _where(manifest: _ColumnSource, id_: str, column: str) -> str:
     return f"{manifest.name}: {id_}: {column}"
 
 
-def _need_columns(manifest: Manifest, names: Sequence[str]) -> None:
+def _need_columns(manifest: _ColumnSource, names: Sequence[str]) -> None:
     there = list(map(str, manifest.table.columns))
     for name in names:
         if name in COLUMNS:
@@ -146,7 +161,7 @@ def _need_columns(manifest: Manifest, names: Sequence[str]) -> None:
             )
 
 
-def _cells(manifest: Manifest, column: str) -> Mapping[str, str]:
+def _cells(manifest: _ColumnSource, column: str) -> Mapping[str, str]:
     """A column as text by id, empty where nothing is written; read once for every manifest."""
     kept: dict[str, dict[str, str]] = manifest.__dict__.setdefault("_covariate_cells", {})
     if column not in kept:
@@ -155,7 +170,7 @@ def _cells(manifest: Manifest, column: str) -> Mapping[str, str]:
     return kept[column]
 
 
-def _agreed(manifest: Manifest, column: str, cells: Mapping[str, str]) -> str:
+def _agreed(manifest: _ColumnSource, column: str, cells: Mapping[str, str]) -> str:
     """What the cases of a patient say, those that say anything."""
     said = {text: id_ for id_, text in cells.items() if text}
     if len(said) > 1:
@@ -184,7 +199,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _learned(manifest: Manifest, name: str, patients: Sequence[Sequence[str]]) -> _Column:
+def _learned(manifest: _ColumnSource, name: str, patients: Sequence[Sequence[str]]) -> _Column:
     """A column as these patients show it; of several cases of a patient the mean counts."""
     cells = _cells(manifest, name)
     texts = sorted({cells[id_] for cases in patients for id_ in cases} - {""})

@@ -4,7 +4,8 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,18 +14,32 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from smmil.bag import Bag, BagBatch
-from smmil.data.manifest import Manifest
-from smmil.data.patients import StudyBags
 from smmil.errors import ConfigError, DataError, SmmilError
 
 _LOG = logging.getLogger(__name__)
 _BALANCED = 1  # keeps the random numbers of the balanced order apart from those of the plain one
 
 
+class _ReadableBags(Protocol):
+    """What a data set reads: a Manifest, or its bags by patient and with covariates (`StudyBags`)."""
+
+    @property
+    def ids(self) -> tuple[str, ...]: ...
+
+    @property
+    def labels(self) -> dict[str, int | None]: ...
+
+    def strata(self) -> dict[str, int | None]: ...
+
+    def path_of(self, id_: str) -> Path: ...
+
+    def bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> Bag: ...
+
+
 class _ReadJobs(Dataset):
     """Lists of bags to read in worker processes; errors in the data are returned as values and raised by the caller."""
 
-    def __init__(self, manifest: Manifest | StudyBags, jobs: Sequence[Sequence[str]], options: dict[str, bool]):
+    def __init__(self, manifest: _ReadableBags, jobs: Sequence[Sequence[str]], options: dict[str, bool]):
         self.manifest, self.jobs, self.options = manifest, jobs, options
 
     def __len__(self) -> int:
@@ -38,7 +53,7 @@ class _ReadJobs(Dataset):
 
 
 def _read_ahead(
-    manifest: Manifest | StudyBags, jobs: Sequence[Sequence[str]], workers: int, options: dict[str, bool]
+    manifest: _ReadableBags, jobs: Sequence[Sequence[str]], workers: int, options: dict[str, bool]
 ) -> Iterator[list[Bag]]:
     """Read the bags of each job in worker processes; after the death of a worker the rest is read in this process.
 
@@ -106,7 +121,7 @@ class BagDataset(Dataset):
 
     def __init__(
         self,
-        manifest: Manifest | StudyBags,
+        manifest: _ReadableBags,
         ids: Sequence[str] | None = None,
         *,
         cache: bool = True,

@@ -9,18 +9,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from smmil.bag import Bag
 from smmil.data.covariates import Covariates
 from smmil.data.manifest import Manifest
-from smmil.data.splits import Split
 from smmil.data.targets import TargetColumns, target_strata
 from smmil.errors import DataError
 from smmil.frame import Frame
@@ -250,9 +247,9 @@ class StudyBags:
         """File of the first case of a bag."""
         return self.manifest.path_of(self.members[id_][0])
 
-    def bag(self, id_: str, **options: Any) -> Bag:
+    def bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> Bag:
         """Read a bag; options as for `Manifest.bag`."""
-        return self.joined(id_, self.cases_of(id_, **options))
+        return self.joined(id_, self.cases_of(id_, verify=verify, instance_labels=instance_labels))
 
     def cases_of(self, id_: str, **options: Any) -> list[Bag]:
         """The bags of a patient's cases, in order."""
@@ -273,16 +270,10 @@ class StudyBags:
             table["label"] = ["" if y is None else str(y) for y in self.labels.values()]
         return Manifest(table, self.manifest.folder, self.name, self.target)
 
-    def expanded(self, split: Split) -> Split:
+    def expanded(self, split: Any) -> Any:
         """A split of these bags as one of their cases."""
-        parts = split.to_dict()
-        return Split(*(tuple(sorted(case for id_ in parts[p] for case in self.members[id_])) for p in parts))
-
-
-def case_slices(cases: Sequence[Bag]) -> list[slice]:
-    """Rows of each case in the bag that joins them."""
-    ends = np.cumsum([0, *(bag.n for bag in cases)]).tolist()
-    return [slice(*both) for both in pairwise(ends)]
+        parts = {p: sorted(case for id_ in ids for case in self.members[id_]) for p, ids in split.to_dict().items()}
+        return replace(split, **{part: tuple(ids) for part, ids in parts.items()})
 
 
 def need_patients(manifest: Manifest) -> None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from smmil.bag import Bag
-from smmil.data.patients import case_slices
 from smmil.prediction import Prediction
 
 _ROWS = ("y_inst", "uncertainty", "strangeness")
@@ -28,6 +28,12 @@ def split_prediction(
         _part(whole, case, rows, {**metas[case.id], **shared})
         for case, rows in zip(cases, case_slices(cases), strict=True)
     ]
+
+
+def case_slices(cases: Sequence[Bag]) -> list[slice]:
+    """Rows of each case in the bag that joins them."""
+    ends = np.cumsum([0, *(bag.n for bag in cases)]).tolist()
+    return [slice(*both) for both in pairwise(ends)]
 
 
 def _part(whole: Prediction, case: Bag, rows: slice, meta: dict[str, Any]) -> Prediction:
