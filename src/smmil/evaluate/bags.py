@@ -1,6 +1,5 @@
 """Labels, patients and probabilities of whole cases, and their calibration."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,12 +7,11 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate.patients import _patient_of, whole_patients
-from smmil.evaluate.ranking import _defined, exact_mean
+from smmil.evaluate.ranking import _BINS, _binned, _confidence_and_hit, _defined, _mean_gap
 from smmil.prediction import Prediction
 
 UNITS = ("patient", "bag")
-_BINS = 10
-_CLIP = 1e-7
+SURVIVAL = ("survival", "cox")
 
 
 def is_labelled(prediction: Prediction) -> bool:
@@ -37,6 +35,11 @@ def need_target(predictions: Sequence[Prediction], what: str, kinds: Sequence[st
     found = shared_target(predictions)
     if found not in kinds:
         raise ConfigError(f"{what} is for targets of kind {' or '.join(kinds)}; these predictions are of kind {found}")
+
+
+def _answered_level(prediction: Prediction) -> int:
+    """The most probable level of an ordinal target."""
+    return int(prediction.probs.argmax()) if len(prediction.probs) > 1 else int(prediction.probs[0] >= 0.5)
 
 
 def labelled_table(predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
@@ -119,41 +122,3 @@ def reliability_curve(predictions: Sequence[Prediction], bins: int = _BINS) -> d
         "ece": _mean_gap(counts, mean, observed),
         "largest_gap": max(_defined(abs(m - o) for m, o in zip(mean, observed, strict=True)), default=float("nan")),
     }
-
-
-def _ece(probs: np.ndarray, y: np.ndarray, bins: int = _BINS) -> float:
-    """Expected calibration error of a (b, C) table of probabilities."""
-    return _mean_gap(*_binned(*_confidence_and_hit(probs, y), np.linspace(0, 1, bins + 1)))
-
-
-def _brier_of_cases(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Squared error of the probabilities: (p - y)^2 for two classes in [0, 1], summed over classes in [0, 2]."""
-    if probs.shape[1] == 2:
-        return np.asarray(np.square(probs[:, 1] - (y > 0)))
-    return np.asarray(np.square(probs - np.eye(probs.shape[1])[y]).sum(1))
-
-
-def _loss_of_cases(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """-log P(true class), clipped."""
-    return np.asarray(-np.log(np.clip(probs[np.arange(len(y)), y], _CLIP, 1 - _CLIP)))
-
-
-def _confidence_and_hit(probs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Probability of the predicted event of each case, and whether it occurred."""
-    if probs.shape[1] == 2:
-        return probs[:, 1], (y > 0).astype(np.float64)
-    return probs.max(1), (probs.argmax(1) == y).astype(np.float64)
-
-
-def _binned(claimed: np.ndarray, occurred: np.ndarray, edges: np.ndarray) -> tuple[list[int], list[float], list[float]]:
-    """Per bin: number of cases, mean probability, share that occurred."""
-    place = np.searchsorted(edges[1:-1], claimed)
-    members = [place == b for b in range(len(edges) - 1)]
-    mean, observed = ([exact_mean(values[m]) for m in members] for values in (claimed, occurred))
-    return [int(m.sum()) for m in members], mean, observed
-
-
-def _mean_gap(counts: list[int], mean: list[float], observed: list[float]) -> float:
-    """Mean over the cases of |mean probability - observed share| of their bin; nan without cases."""
-    gaps = [n * abs(m - o) for n, m, o in zip(counts, mean, observed, strict=True) if n]
-    return math.fsum(gaps) / sum(counts) if gaps else float("nan")

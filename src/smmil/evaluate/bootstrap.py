@@ -17,6 +17,7 @@ from smmil.evaluate.metrics import (
     PooledMetric,
     _bag_values,
     _full_name,
+    _refuse_other_target,
     _ScoredLabels,
     _values_of_cases,
     registered,
@@ -24,7 +25,7 @@ from smmil.evaluate.metrics import (
 )
 from smmil.evaluate.patients import whole_bags, whole_patients
 from smmil.evaluate.resampling import _resampled
-from smmil.evaluate.targets import TargetTable, _judged_labels, _refuse_other_target, of_label
+from smmil.evaluate.targets import TargetTable, _judged_labels, of_label
 from smmil.prediction import TARGETS, Prediction
 
 _FEW_CASES = 500  # up to here a table of all pairs of cases is small

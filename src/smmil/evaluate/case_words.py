@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smmil.evaluate.bags import is_labelled
-from smmil.evaluate.targets import SURVIVAL, _answered_level
+from smmil.evaluate.bags import SURVIVAL, _answered_level, is_labelled
 from smmil.prediction import Prediction
 
 _CALLED = 0.5

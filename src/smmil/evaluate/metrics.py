@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate import bags, instances, ranking
+from smmil.evaluate import instances, ranking
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.ranking import Counts, OperatingPoints, _defined, exact_mean
 
@@ -105,6 +105,14 @@ def unregister_metric(name: str) -> None:
 def metrics_of(level: Level, target: str = "class") -> list[Metric]:
     """The metrics of a level, in the order of registration; of bags those that judge this kind of target."""
     return [m for m in METRICS.values() if m.level == level and (level != "bag" or target in m.targets)]
+
+
+def _refuse_other_target(metric: Metric, kind: str) -> None:
+    """Refuse a metric of whole cases that does not judge this kind of target, and say which do."""
+    if kind not in metric.targets:
+        others = ", ".join(m.name for m in metrics_of("bag", kind) if m.interval)
+        words = f"is for targets of kind {' or '.join(metric.targets)}; these predictions are of kind {kind}"
+        raise ConfigError(f"{metric.name}: {words}; use {others}")
 
 
 def _full_name(metric: str) -> str:
@@ -327,13 +335,13 @@ for _metric in (
            "highest sensitivity at a specificity of at least 95 %",
            lambda points: points.sensitivity_at(0.95), "points", title="Sensitivity at 95 % specificity"),
     Metric("bag_brier", "bag", "bag Brier score", -1, "mean squared error of the probabilities",
-           bags._brier_of_cases, "arrays", per_case=True, vectorized=True, title="Brier score", interval=True,
+           ranking._brier_of_cases, "arrays", per_case=True, vectorized=True, title="Brier score", interval=True,
            hub=("brier_score", "Brier score of cases (lower is better)"), targets=_EXCLUSIVE),
     Metric("bag_ece", "bag", "bag ECE", -1,
            "expected calibration error: mean gap between said probability and observed share",
-           bags._ece, "arrays", title="Calibration error (ECE)"),
+           ranking._ece, "arrays", title="Calibration error (ECE)"),
     Metric("bag_loss", "bag", "bag loss", -1, "cross-entropy: mean of -log P(true class)",
-           bags._loss_of_cases, "arrays", per_case=True, vectorized=True, title="Cross-entropy"),
+           ranking._loss_of_cases, "arrays", per_case=True, vectorized=True, title="Cross-entropy"),
     Metric("inst_auroc", "instance", "instance AUROC", 1,
            "chance that a positive instance scores higher than a negative one",
            OperatingPoints.roc_area, "points", title="AUROC", pools=("all", "positive_bags"), interval=True,

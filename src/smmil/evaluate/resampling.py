@@ -313,3 +313,15 @@ def _resampled(
         "shortage": found.shortage,
     }
     return found, facts, [*notes, *found.notes]
+
+
+def mean_interval(cases: Sequence[Prediction], values: Sequence[float], n: int, seed: int = 0) -> _Interval:
+    """The 95 % interval (BCa) of the mean of a value of each case, when patients are drawn n times."""
+    order = sorted(range(len(cases)), key=lambda i: cases[i].id)
+    numbers = np.array(values, dtype=np.float64)[order]
+
+    def mean(weights: np.ndarray) -> float:
+        return float(weights @ numbers / weights.sum())
+
+    chosen = [cases[i] for i in order]
+    return _resampled(chosen, {}, mean, float(numbers.mean()), False, "patient", "bca", n, seed, 0.95, False)[0]

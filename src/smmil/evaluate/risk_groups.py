@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError
-from smmil.evaluate.bags import need_target, units_of
+from smmil.evaluate.bags import SURVIVAL, need_target, units_of
 from smmil.evaluate.resampling import Carriers, carriers_of, p_text
 from smmil.evaluate.survival import _FollowUp, _log_rank, _SurvivalCurve
-from smmil.evaluate.targets import SURVIVAL, TargetTable
+from smmil.evaluate.targets import TargetTable
 from smmil.prediction import Prediction
 
 _NAMES = {2: ("low risk", "high risk"), 3: ("low risk", "middle risk", "high risk")}

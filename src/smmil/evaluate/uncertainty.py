@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from smmil.evaluate import instances
-from smmil.evaluate.bags import _brier_of_cases, _ece, _patients_in_words, units_of
+from smmil.evaluate.bags import _patients_in_words, units_of
 from smmil.evaluate.instances import KnownInstances, instance_probability, instance_score
 from smmil.evaluate.probability import calibrated_probability
-from smmil.evaluate.ranking import _defined, _SortedScores, exact_mean
+from smmil.evaluate.ranking import _brier_of_cases, _defined, _ece, _SortedScores, exact_mean
 from smmil.prediction import Prediction
 
 

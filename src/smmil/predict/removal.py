@@ -8,7 +8,6 @@ the position of the first. Parts are packed, so that many small ones cost about 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.nn.functional import pad
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import DataError
-from smmil.evaluate.bootstrap import bootstrap_ci
+from smmil.evaluate.resampling import mean_interval
 from smmil.graph import Graph
 from smmil.models import own_target
 from smmil.predict.inference import _device_of, _in_use, _probabilities
@@ -280,10 +279,6 @@ def _row(name: str, cases: Sequence[tuple[Prediction, Faithfulness]]) -> dict[st
         values = {p.id: one[key] for p, one in zip(predictions, areas, strict=True)}
         row[key] = float(np.mean(list(values.values())))
         if key.endswith("gain"):
-            found = bootstrap_ci(predictions, partial(_mean_of, values), n=_RESAMPLES)
-            row |= {f"{key}_{end}": found[end] for end in ("low", "high")} | {"shortage": found["shortage"]}
+            found = mean_interval(predictions, list(values.values()), n=_RESAMPLES)
+            row |= {f"{key}_low": found.low, f"{key}_high": found.high, "shortage": found.shortage}
     return row
-
-
-def _mean_of(values: Mapping[str, float], cases: Sequence[Prediction]) -> float:
-    return float(np.mean([values[p.id] for p in cases]))
