@@ -7,9 +7,9 @@ import pytest
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate import bag_metrics, bootstrap_ci, compare, energies, froc, instance_metrics, reliability_curve
+from smmil.evaluate.bags import by_patient, judged_by, patients_in_notes, whole_bags, whole_patients
 from smmil.evaluate.calibration import _class_sets, _probability_maps
 from smmil.evaluate.folders import summary
-from smmil.evaluate.patients import by_patient, judged_by, patients_in_notes, whole_bags, whole_patients
 from smmil.evaluate.prior import position_prior
 from smmil.frame import Frame
 from smmil.prediction import Prediction

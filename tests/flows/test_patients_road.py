@@ -11,7 +11,7 @@ from support.roads import smmil, tiny
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate import bag_metrics
-from smmil.evaluate.patients import by_patient
+from smmil.evaluate.bags import by_patient
 from smmil.packaging import load_package
 from smmil.prediction import load_predictions
 from smmil.viewer.api import _all_cases

@@ -200,13 +200,12 @@ def evaluate(
       smmil evaluate smmil-demo/predictions        (a folder of folders: all models side by side)
     """
     from smmil.errors import ConfigError
-    from smmil.evaluate.bags import shared_target
+    from smmil.evaluate.bags import judged_by, shared_target
     from smmil.evaluate.bootstrap import add_intervals
     from smmil.evaluate.comparison import add_comparisons
     from smmil.evaluate.folders import add_froc, load_models, summarize_models
     from smmil.evaluate.instances import POOLS
     from smmil.evaluate.metrics import usual_measures
-    from smmil.evaluate.patients import judged_by
     from smmil.prediction import load_predictions
 
     _check_threshold(threshold, validation)

@@ -8,7 +8,7 @@ import numpy as np
 
 from smmil.errors import ConfigError, check_choice
 from smmil.evaluate import instances, ranking
-from smmil.evaluate.bags import is_labelled, labelled_table, shared_target
+from smmil.evaluate.bags import is_labelled, labelled_table, shared_target, whole_bags, whole_patients
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.metrics import (
     METRICS,
@@ -23,7 +23,6 @@ from smmil.evaluate.metrics import (
     registered,
     usual_measures,
 )
-from smmil.evaluate.patients import whole_bags, whole_patients
 from smmil.evaluate.resampling import _resampled
 from smmil.evaluate.targets import TargetTable, _judged_labels, of_label
 from smmil.prediction import TARGETS, Prediction

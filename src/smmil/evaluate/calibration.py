@@ -16,7 +16,7 @@ from pydantic import Field
 from smmil import __version__
 from smmil.config import Count, checked
 from smmil.errors import ConfigError, DataError, check_choice
-from smmil.evaluate.bags import labelled_table, need_target, units_of
+from smmil.evaluate.bags import labelled_table, need_target, units_of, whole_bags, whole_patients
 from smmil.evaluate.conformal import (
     _LOSSES,
     _check_level,
@@ -27,7 +27,6 @@ from smmil.evaluate.conformal import (
     _patient_values,
 )
 from smmil.evaluate.instances import KnownInstances
-from smmil.evaluate.patients import whole_bags, whole_patients
 from smmil.evaluate.probability import ProbabilityMap, _Section
 from smmil.files import digest, read_json, write_json
 from smmil.prediction import Prediction

@@ -10,10 +10,10 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError, suggest
 from smmil.evaluate import bootstrap
+from smmil.evaluate.bags import _patient_of
 from smmil.evaluate.bootstrap import MetricOrFunction, Models, Results, Settings, statistic
 from smmil.evaluate.instances import _score_kind
 from smmil.evaluate.metrics import USUAL
-from smmil.evaluate.patients import _patient_of
 from smmil.evaluate.resampling import _resampled, subtract
 from smmil.evaluate.significance import delong, holm
 from smmil.prediction import Prediction

@@ -8,11 +8,10 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.evaluate import instances
-from smmil.evaluate.bags import SURVIVAL, labelled_table, shared_target
+from smmil.evaluate.bags import SURVIVAL, labelled_table, patients_in_notes, shared_target, whole_bags, whole_patients
 from smmil.evaluate.conformal import _area_notes, area_to_read
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
-from smmil.evaluate.patients import patients_in_notes, whole_bags, whole_patients
 from smmil.evaluate.ranking import OperatingPoints, _defined, _ece, exact_mean
 from smmil.evaluate.risk_groups import risk_groups
 from smmil.evaluate.target_metrics import _target_metrics

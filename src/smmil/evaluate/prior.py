@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smmil.evaluate.bags import _patients_in_words, units_of
+from smmil.evaluate.bags import _patient_of, _patients_in_words, patient_bag, units_of, whole_bags
 from smmil.evaluate.bootstrap import Settings, _averaged, _Statistic, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
-from smmil.evaluate.patients import _patient_of, patient_bag, whole_bags
 from smmil.evaluate.ranking import _count_below, _ratio
 from smmil.evaluate.resampling import _resampling_plan, carriers_of, interval, p_text, subtract
 from smmil.prediction import Prediction

@@ -8,8 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate.bags import need_target, units_of
-from smmil.evaluate.patients import _patient_of
+from smmil.evaluate.bags import _patient_of, need_target, units_of
 from smmil.prediction import Prediction
 
 _METHODS = ("bca", "percentile")

@@ -10,9 +10,9 @@ from typing import Any
 from pandas import DataFrame, concat
 
 from smmil.errors import ConfigError
+from smmil.evaluate.bags import AGGREGATES, judged_by
 from smmil.evaluate.levels import bag_metrics
 from smmil.evaluate.metrics import direction, explained, metric_name, metrics_of
-from smmil.evaluate.patients import AGGREGATES, judged_by
 from smmil.experiments.paper import _table_notes
 from smmil.experiments.position import _position_markdown, _position_note, _position_rows
 from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks, _rank_rows, _with_paper

@@ -13,11 +13,10 @@ from smmil.data.manifest import Manifest
 from smmil.data.splits import run_split
 from smmil.encoders import encoder_info, list_encoders
 from smmil.errors import ConfigError, DataError
-from smmil.evaluate.bags import is_labelled, shared_target
+from smmil.evaluate.bags import is_labelled, judged_by, patients_in_notes, shared_target, whole_patients
 from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.levels import bag_metrics
 from smmil.evaluate.metrics import METRICS
-from smmil.evaluate.patients import judged_by, patients_in_notes, whole_patients
 from smmil.files import digest, read_json
 from smmil.formats import read_provenance
 from smmil.predict.cases import run_config

@@ -11,7 +11,7 @@ import torch
 from smmil.bag import BagBatch
 from smmil.data.patients import StudyBags
 from smmil.errors import DataError
-from smmil.evaluate.patients import whole_bags
+from smmil.evaluate.bags import whole_bags
 from smmil.evaluate.resampling import missing_text
 from smmil.files import file_name, write_rows
 from smmil.predict.cases import Predicted, _OpenedRun, bags_to_read

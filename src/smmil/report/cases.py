@@ -10,11 +10,11 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
+from smmil.evaluate.bags import patient_bag
 from smmil.evaluate.case_words import case_words, predicted_values
 from smmil.evaluate.conformal import applied_calibration, calibrated_case, shared_calibration
 from smmil.evaluate.folder_drift import FolderDrift, folder_drift, promise_of_case
 from smmil.evaluate.instances import instance_score
-from smmil.evaluate.patients import patient_bag
 from smmil.images.matching import recorded_notes
 from smmil.maps import canvas
 from smmil.maps.raster import Extent, dot_positions, dots_extent, rasterize, scattered, truth_values

@@ -12,11 +12,11 @@ import numpy as np
 
 from smmil import __version__
 from smmil.errors import ConfigError
+from smmil.evaluate.bags import judged_by, patient_bag, whole_patients
 from smmil.evaluate.case_words import positives_in_words
 from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.folders import without_nan
 from smmil.evaluate.instances import instance_score
-from smmil.evaluate.patients import judged_by, patient_bag, whole_patients
 from smmil.evaluate.probability import calibrated_probability
 from smmil.files import write_text
 from smmil.images.matching import find_case_images

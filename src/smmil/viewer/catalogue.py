@@ -10,12 +10,11 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
-from smmil.evaluate.bags import is_labelled
+from smmil.evaluate.bags import _patient_of, is_labelled, patient_bag
 from smmil.evaluate.case_words import case_words, with_place
 from smmil.evaluate.conformal import AppliedCalibration, CalibratedCase, applied_calibration, calibrated_case
 from smmil.evaluate.folder_drift import FolderDrift, drift_facts, folder_drift
 from smmil.evaluate.instances import instance_score
-from smmil.evaluate.patients import _patient_of, patient_bag
 from smmil.files import digest
 from smmil.images.matching import Original
 from smmil.maps import canvas
