@@ -1,6 +1,7 @@
 """Sparse graphs over the instances of a bag: build lattice, kNN and chain graphs, normalise, multiply."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +15,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 from smmil.errors import DataError, check_choice
+from smmil.frame import ALARM_FROM, ALARM_SHARE, is_regular, nearest_distance
 from smmil.sparse import CSR, row_numbers, sum_by_row
 
 KINDS = ("sym", "sym_loop", "rw")
@@ -324,7 +326,7 @@ def knn_graph(coords: Any, k: int) -> Graph:
     return Graph.from_edges(np.stack([np.nonzero(chosen)[0], near[chosen]]), n=len(points))
 
 
-def grid_graph(coords: Any, step: Any, neighbours: int = 8) -> Graph:
+def grid_graph(coords: Any, step: Any = None, neighbours: int = 8, *, check: bool = True) -> Graph:
     """Patches that touch: closer than 1.5 steps along every axis (8), or in Manhattan distance (4).
 
     On one lattice these are exactly the 8 (or 4) surrounding cells. Pieces of tissue with lattices of their own origin
@@ -332,9 +334,43 @@ def grid_graph(coords: Any, step: Any, neighbours: int = 8) -> Graph:
     touching cells and 4 the six faces; with one coordinate both mean the two adjacent ones.
 
     coords  top-left corners, any unit, integer or float
-    step    distance between neighbouring patches in that unit (level-0 step for slides), one number or one per axis
+    step    distance between neighbouring patches in that unit (level-0 step for slides), one number or one per axis;
+            None finds it in the coordinates: the median distance to the nearest other patch
+    check   stop when most of ten patches or more have no neighbour and the coordinates show that the step is wrong;
+            warn when they were sampled sparsely, or when fewer patches have none
     """
     points = _points(coords)
+    if step is None:
+        apart = nearest_distance(points)
+        step = apart if apart > 0 else 1.0  # of one patch, or of all at one place, any step does
+    graph = _grid(points, step, neighbours)
+    if check and len(points) > 1:
+        _refuse_isolated(graph, points, step)
+    return graph
+
+
+def _refuse_isolated(graph: Graph, points: np.ndarray, step: Any) -> None:
+    """Stop or warn where smoothing would silently do nothing, with the step that the coordinates show."""
+    few, share = graph.n < ALARM_FROM, graph.isolated_share
+    if share < 1 if few else share <= ALARM_SHARE:
+        return
+    apart = nearest_distance(points)
+    used = " x ".join(f"{one:g}" for one in np.atleast_1d(step))
+    found = f"grid_graph: {share:.0%} of {graph.n:,} instances have no neighbour with step {used}"
+    if not few and is_regular(points):
+        raise DataError(
+            f"{found}, while the nearest coordinates are {apart:g} apart (median): a wrong step; give step={apart:g} "
+            "or none, which finds it in the coordinates (check=False builds the graph all the same)"
+        )
+    warnings.warn(
+        f"{found} (nearest {apart:g} apart, median): smoothing does nothing there; if patches were left out or sampled "
+        "sparsely, knn_graph(coords, 5) joins the nearest",
+        stacklevel=3,
+    )
+
+
+def _grid(points: np.ndarray, step: Any, neighbours: int) -> Graph:
+    """The graph of `grid_graph`, whatever it looks like."""
     if neighbours not in (4, 8):
         raise DataError(f"grid_graph: neighbours must be 4 or 8, got {neighbours}")
     step = np.broadcast_to(np.asarray(step, dtype=np.float64), points.shape[1:])
