@@ -336,35 +336,32 @@ def grid_graph(coords: Any, step: Any = None, neighbours: int = 8, *, check: boo
     coords  top-left corners, any unit, integer or float
     step    distance between neighbouring patches in that unit (level-0 step for slides), one number or one per axis;
             None finds it in the coordinates: the median distance to the nearest other patch
-    check   stop when most of ten patches or more have no neighbour and the coordinates show that the step is wrong;
-            warn when they were sampled sparsely, or when fewer patches have none
+    check   when most of ten patches or more have no neighbour, stop if the coordinates show that the step is wrong, or
+            warn that the patches were sampled sparsely
     """
     points = _points(coords)
     if step is None:
         apart = nearest_distance(points)
         step = apart if apart > 0 else 1.0  # of one patch, or of all at one place, any step does
     graph = _grid(points, step, neighbours)
-    if check and len(points) > 1:
+    if check and graph.n >= ALARM_FROM and graph.isolated_share > ALARM_SHARE:
         _refuse_isolated(graph, points, step)
     return graph
 
 
 def _refuse_isolated(graph: Graph, points: np.ndarray, step: Any) -> None:
     """Stop or warn where smoothing would silently do nothing, with the step that the coordinates show."""
-    few, share = graph.n < ALARM_FROM, graph.isolated_share
-    if share < 1 if few else share <= ALARM_SHARE:
-        return
     apart = nearest_distance(points)
     used = " x ".join(f"{one:g}" for one in np.atleast_1d(step))
-    found = f"grid_graph: {share:.0%} of {graph.n:,} instances have no neighbour with step {used}"
-    if not few and is_regular(points):
+    found = f"grid_graph: {graph.isolated_share:.0%} of {graph.n:,} instances have no neighbour with step {used}"
+    if is_regular(points):
         raise DataError(
             f"{found}, while the nearest coordinates are {apart:g} apart (median): a wrong step; give step={apart:g} "
             "or none, which finds it in the coordinates (check=False builds the graph all the same)"
         )
     warnings.warn(
-        f"{found} (nearest {apart:g} apart, median): smoothing does nothing there; if patches were left out or sampled "
-        "sparsely, knn_graph(coords, 5) joins the nearest",
+        f"{found} (nearest {apart:g} apart, median), on no lattice: smoothing does nothing there; if they were "
+        "sampled sparsely, knn_graph(coords, 5) joins the nearest",
         stacklevel=3,
     )
 
