@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from smmil.cli.options import TrustCode, _check_place, _error_console, _print_line, _table
+from smmil.cli.options import (
+    Classes,
+    IdColumn,
+    LabelColumn,
+    PatientColumn,
+    TrustCode,
+    _check_place,
+    _error_console,
+    _print_line,
+    _table,
+)
 from smmil.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +45,10 @@ def prepare(
         Path | None,
         Option(help="Table id,label with optional columns patient, split, path, annotation, tissue, mpp, series."),
     ] = None,
+    id_column: IdColumn = None,
+    label_column: LabelColumn = None,
+    patient_column: PatientColumn = None,
+    classes: Classes = None,
     kind: Annotated[ImageKind, Option(help="What the images are; auto: from the files.")] = ImageKind.auto,
     recipe: Annotated[Path | None, Option(help="YAML file with the choices below; options win over it.")] = None,
     encoder: Annotated[str | None, Option(help="Encoder; efficientnet-lite0 comes with the program.")] = None,
@@ -123,10 +137,20 @@ def prepare(
 
       smmil train --manifest study/manifest.csv --model sm_ap --out run
     """
+    from smmil.data.tables import TableColumns
     from smmil.prepare.pipeline import plan
     from smmil.prepare.recipe import load_recipe, refuse_unused
 
     _check_place(executor.value, workers, dask)
+    named: dict[str, Any] = {
+        "id": id_column,
+        "label": label_column,
+        "patient": patient_column,
+        "classes": classes or None,
+    }
+    named = {name: value for name, value in named.items() if value is not None}
+    if named and labels is None:
+        raise ConfigError("--id-column, --label-column, --patient-column and --class: are about a table; give --labels")
     patch: dict[str, Any] = {"side_mm": patch_mm, "side_px": patch_px, "depth_mm": patch_depth_mm}
     patch |= {"depth_slices": patch_slices, "overlap": patch_overlap, "foreground": foreground}
     mask = {"share": tissue_share, "method": tissue and tissue.value, "pen": pen and pen.value}
@@ -157,6 +181,7 @@ def prepare(
         out,
         choices,
         labels=labels,
+        columns=TableColumns(**named),
         points=points,
         mpp=mpp,
         series=series,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from smmil.cli.options import Classes, IdColumn, LabelColumn, PatientColumn
+
 if TYPE_CHECKING:
     from smmil.data.manifest import Manifest
 
@@ -27,9 +29,10 @@ def source(
         Path | None, Option(help="stamp: table PATIENT,FILENAME; --table is its table of patients.")
     ] = None,
     label: Annotated[str | None, Option(help="stamp: column of the table of patients that is the label.")] = None,
-    classes: Annotated[
-        list[str] | None, Option("--class", help="Features: labels that are words, in the order 0, 1, …")
-    ] = None,
+    classes: Classes = None,
+    id_column: IdColumn = None,
+    label_column: LabelColumn = None,
+    patient_column: PatientColumn = None,
     encoder: Annotated[str | None, Option(help="torchmil: which folder features_<encoder>.")] = None,
     labels: Annotated[
         Path | None, Option(help="patches: table id,label of the cases; else any positive patch.")
@@ -70,6 +73,7 @@ def source(
     given: dict[str, Any] = {"split": split, "patients": patients, "task": task, "table": table}
     given |= {"annotations": annotations, "seed": seed, "labels": labels, "pattern": pattern, "step": step}
     given |= {"slides": slides, "label": label, "classes": classes or None, "encoder": encoder}
+    given |= {"id_column": id_column, "label_column": label_column, "patient_column": patient_column}
     options = {option: value for option, value in given.items() if value is not None}
     if name.value in PROJECTS:
         made, others = write_foreign_manifest(name.value, root, out, **options)

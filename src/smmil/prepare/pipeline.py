@@ -14,6 +14,7 @@ import pandas as pd
 from smmil.annotations.labels import lost_truth
 from smmil.config import checked
 from smmil.data.manifest import Manifest
+from smmil.data.tables import TableColumns
 from smmil.encoders import Encoder, load_encoder
 from smmil.encoders.loading import Network
 from smmil.errors import ConfigError
@@ -157,6 +158,7 @@ def plan(
     recipe: Recipe,
     *,
     labels: str | Path | None = None,
+    columns: TableColumns | None = None,
     points: str | Path | None = None,
     mpp: float | None = None,
     series: str | None = None,
@@ -170,6 +172,7 @@ def plan(
 
     A recipe that does not say its kind gets it from what is found.
 
+    columns    which columns of `labels` hold id, label and patient, where they have other names
     mpp        micrometres per level-0 pixel, for files that do not say (a column mpp in `labels` wins)
     series     which DICOM series, where a folder holds several (see `open_volume`; a column series in `labels` wins)
     coverage   an instance is positive when more than this share of it is annotated (0.5)
@@ -198,8 +201,10 @@ def plan(
         raise ConfigError(
             f"{found[0].path}: is no source for the kind {recipe.kind!r}; choose with --kind {' or '.join(KINDS)}"
         )
-    said = mpp, series
-    cases = _cases_from_table(labels, fitting, *said) if labels is not None else _cases_without_labels(fitting, *said)
+    if labels is not None:
+        cases = _cases_from_table(labels, fitting, mpp, series, columns)
+    else:
+        cases = _cases_without_labels(fitting, mpp, series)
     own, pixels = None, recipe.encoder_pixels
     if encoder is None:
         used = _encoder_of(recipe.encoder, _resolved(weights), device, recipe.autocast, pixels)

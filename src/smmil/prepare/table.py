@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from smmil.data.manifest import Manifest
-from smmil.data.tables import as_text, read_text_table
+from smmil.data.tables import TableColumns, as_text, read_text_table
 from smmil.encoders import Encoder
 from smmil.errors import ConfigError, DataError, suggest
 from smmil.formats.content import begins_formula
@@ -230,14 +230,18 @@ def _cases_without_labels(
 
 
 def _cases_from_table(
-    path: str | Path, sources: Sequence[ImageSource], mpp: float | None = None, series: str | None = None
+    path: str | Path,
+    sources: Sequence[ImageSource],
+    mpp: float | None = None,
+    series: str | None = None,
+    columns: TableColumns | None = None,
 ) -> _CaseTable:
     """One case per row of a table id,label and more columns (`_OWN`); paths count from the table.
 
     Without `path` the id must be the name of a file without ending, or its path below the folder of slides.
     """
     path = Path(path)
-    table = _read(path)
+    table = _read(path, columns or TableColumns())
     cases, missing, used = [], [], set()
     for values in table.itertuples(index=False, name=None):
         row = dict(zip(_OWN, values, strict=True))
@@ -254,8 +258,8 @@ def _cases_from_table(
     return _CaseTable(tuple(cases), tuple(missing), unlisted)
 
 
-def _read(path: Path) -> pd.DataFrame:
-    table = as_text(read_text_table(path, "give a table with the columns id, label", ("id",)))
+def _read(path: Path, columns: TableColumns) -> pd.DataFrame:
+    table = as_text(columns.renamed(path, read_text_table(path, "give a table with the columns id, label")))
     if table.empty:
         raise DataError(f"{path}: the table has no rows; add one row per slide")
     stand_in = table.assign(path=[f"{id_}.h5" for id_ in table["id"]])
