@@ -1,5 +1,6 @@
 """smmil prepare"""
 
+import os
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
@@ -324,9 +325,20 @@ def _finish(done: "Summary", todo: "PreparePlan") -> None:
         print(f"warning: {done.lost}", file=sys.stderr)
     if done.manifest is not None:
         print(_next_step(done.manifest))
+        if todo.jobs and (shown := _folder_of([job.case.source for job in todo.jobs])) is not None:
+            print(
+                f"later: smmil report predictions --slides {shown} --out report.html puts these images below the maps"
+            )
     if failed:
         print(f"all failures are listed in {todo.out / 'failures.csv'}", file=sys.stderr)
         raise Exit(3)
+
+
+def _folder_of(images: "list[Path]") -> Path | None:
+    """The folder in which all images are; None where they share none but the root."""
+    shared = Path(os.path.commonpath([image.absolute().parent for image in images]))
+    here = Path(os.path.relpath(shared))
+    return None if shared == Path(shared.anchor) else here if not str(here).startswith("..") else shared
 
 
 def _next_step(manifest: Path) -> str:

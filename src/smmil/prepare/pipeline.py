@@ -32,6 +32,7 @@ from smmil.prepare.table import (
     _cases_without_labels,
     _common_kind,
     find_sources,
+    patch_folder_note,
 )
 from smmil.runtime import available_cores
 
@@ -186,8 +187,11 @@ def plan(
         raise ConfigError(f"--coverage must be at least 0 and less than 1, got {coverage}")
     if encoder is not None and "encoder" in recipe.model_fields_set:
         raise ConfigError(f"encoder: given as an object, while the recipe says {recipe.encoder!r}; leave one out")
-    found = find_sources(sources, skip=out, stacks=recipe.kind == "stack")
+    folders = [Path(source) for source in sources]
+    found = find_sources(folders, skip=out, stacks=recipe.kind == "stack")
     if "kind" not in recipe.model_fields_set:
+        if points is None and (patches := patch_folder_note(folders, found)) is not None:
+            raise ConfigError(f"{patches}; --kind slide takes every picture as a slide of its own")
         kind = {"kind": "points" if points is not None else _common_kind(found)}
         unsaid = {"tile_px", "tile_mpp", *({"windows"} - recipe.model_fields_set)}
         recipe = checked(Recipe, recipe.model_dump(exclude=unsaid) | kind, "the recipe")

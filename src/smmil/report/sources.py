@@ -102,7 +102,7 @@ def _model_card(source: _PredictionSource, licences: Mapping[str, str]) -> list[
     licence = features.get("licence") or meta.get("licence") or licences.get(named)
     rows = [
         ("Model", meta.get("model") or made.get("name")),
-        ("Options", _pairs(_mapping(made.get("options")))),
+        *([("Options", _pairs(_mapping(made.get("options"))) or "all as by default")] if made else []),
         ("Parameters", f"{run['parameters']:,}" if isinstance(run.get("parameters"), int) else None),
         ("Scores are", meta.get("score_kind")),
         ("Encoder", encoder),
