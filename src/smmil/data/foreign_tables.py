@@ -173,6 +173,7 @@ def write_foreign_manifest(
     made = make(**{place: features, "folder": out}, **{known[name]: value for name, value in options.items()})
     manifest, others = made if isinstance(made, tuple) else (made, {})
     manifest.check_table(training=False)
+    Path(out).mkdir(parents=True, exist_ok=True)  # paths of the manifest count from it
     if lost := [id_ for id_ in manifest.ids if not manifest.path_of(id_).exists()]:
         raise DataError(f"{features}: no feature file for {len(lost)} cases, such as {lost[0]!r}; give their folder")
     manifest.write(Path(out) / NAME)

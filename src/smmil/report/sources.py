@@ -144,7 +144,10 @@ def _data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     positive = sum(int((p.y_inst > 0).sum()) for p in predictions if p.y_inst is not None)
     sizes = sorted(p.n for p in predictions)
     units, notes = units_of(predictions)
-    patients = _UNSTATED if notes and len(set(units)) == len(predictions) else f"{len(set(units)):,}"
+    patients = f"{len(set(units)):,}"
+    if notes and len(set(units)) == len(predictions):
+        named = any(p.meta.get("group") or p.meta.get("patient") for p in predictions)
+        patients = f"{patients} of one case each, or {_UNSTATED}" if named else _UNSTATED
     return [
         ("Cases", f"{len(predictions):,}"),
         ("Labels", _pairs(counts) or "none"),
