@@ -10,6 +10,7 @@ from smmil.cli import app
 from smmil.data.sources.patches import patches
 from smmil.errors import DataError
 from smmil.evaluate.prior import _in_words
+from smmil.prediction import Prediction
 from smmil.prepare.table import find_sources, patch_folder_note
 from smmil.synthetic import synthetic_slides, write_synthetic
 
@@ -24,6 +25,11 @@ def write_patches(folder, names, side=50):
 
 def lattice(case, folder, side=50):
     return [f"{folder}/{case}_x{side * x}_y{side * y}_class{int(x == y)}.png" for x in range(6) for y in range(5)]
+
+
+def split_file(folder, *cases):
+    (folder / "split.csv").write_text("id,split\n" + "".join(f"{case},train\n" for case in cases))
+    return folder / "split.csv"
 
 
 def command(*words):
@@ -55,8 +61,6 @@ def test_prepare_stops_at_patches_unless_each_is_said_to_be_a_slide(tmp_path):
 
 
 def test_a_report_on_a_folder_of_patches_says_where_the_mosaics_are(tmp_path):
-    from smmil.prediction import Prediction
-
     Prediction("8863_idx5", [0.5], np.zeros(4), y=1).save(tmp_path / "p" / "a.npz")
     folder = write_patches(tmp_path / "in", lattice("8863_idx5", "8863/0"))
     done = command("report", tmp_path / "p", "--slides", folder, "--out", tmp_path / "r.html", "--resamples", "0")
@@ -65,12 +69,14 @@ def test_a_report_on_a_folder_of_patches_says_where_the_mosaics_are(tmp_path):
 
 def test_folders_are_patients_when_their_cases_bear_their_names(tmp_path):
     names = [*lattice("8863_idx5", "8863/0"), *lattice("8863_idx6", "8863/1"), *lattice("8864_idx5", "8864/0")]
-    made = patches(write_patches(tmp_path / "in", names), tmp_path / "o")
+    split = split_file(tmp_path, "8863_idx5", "8863_idx6", "8864_idx5")
+    made = patches(write_patches(tmp_path / "in", names), tmp_path / "o", split=split)
     assert made.groups == {"8863_idx5": "8863", "8863_idx6": "8863", "8864_idx5": "8864"}
 
 
 def test_folders_of_classes_are_no_patients(tmp_path):
-    made = patches(write_patches(tmp_path / "in", [*lattice("a", "0"), *lattice("b", "1")]), tmp_path / "o")
+    folder = write_patches(tmp_path / "in", [*lattice("a", "0"), *lattice("b", "1")])
+    made = patches(folder, tmp_path / "o", split=split_file(tmp_path, "a", "b"))
     assert made.groups == {"a": "a", "b": "b"}
 
 

@@ -51,7 +51,7 @@ def _comparison_table(results: dict[str, dict[str, Any]]) -> Any:
 
 def _compared(row: dict[str, Any]) -> tuple[str, str]:
     """Both values, difference and interval; p, corrected (Holm) and by DeLong where they differ or exist."""
-    from smmil.evaluate.resampling import interval_text, p_text
+    from smmil.evaluate.resampling import p_text
 
     if word := row.get("withheld"):
         return word, "–"
@@ -59,7 +59,7 @@ def _compared(row: dict[str, Any]) -> tuple[str, str]:
     lines = [p_text(row["p"])] + [f"Holm {p_text(row['p_holm'])}"] * (row["p_holm"] != row["p"] and not short)
     lines += [f"DeLong {p_text(row['delong']['p'])}"] if row["delong"] else []
     values = f"{_number(row['a'])} − {_number(row['b'])} = {_number(row['difference'])}"
-    return f"{values}\n({interval_text(row['low'], row['high'], short)})", "\n".join(lines)
+    return f"{values}\n({_ends(row['low'], row['high'], short)})", "\n".join(lines)
 
 
 def _prior_table(results: dict[str, dict[str, Any]]) -> Any:
