@@ -5,9 +5,6 @@ from typing import Any
 
 from smmil.errors import DataError
 
-# Bags from this size on stop when more than this share of their instances has no neighbour.
-ALARM_FROM, ALARM_SHARE = 10, 0.5
-
 
 @dataclass(frozen=True)
 class Frame:
@@ -49,25 +46,3 @@ class Frame:
     def from_dict(cls, content: dict[str, Any]) -> "Frame":
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
         return cls(**values)
-
-
-def nearest_distance(coords: Any) -> float:
-    """Median distance from an instance to the nearest other one, in coordinate units; NaN for a single instance."""
-    import numpy as np
-
-    return float(np.median(_nearest(coords))) if len(coords) > 1 else float("nan")
-
-
-def is_regular(coords: Any) -> bool:
-    """Whether nearest instances lie the same distance apart, as on a lattice whose step was misunderstood."""
-    import numpy as np
-
-    nearest = _nearest(coords)
-    return bool((np.abs(nearest - np.median(nearest)) <= 0.02 * np.median(nearest)).mean() > ALARM_SHARE)
-
-
-def _nearest(coords: Any) -> Any:
-    """Distance from every instance to the nearest other one."""
-    from scipy.spatial import cKDTree
-
-    return cKDTree(coords).query(coords, k=[2])[0].ravel()

@@ -15,10 +15,11 @@ from torch.nn.functional import pad
 from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 from smmil.errors import DataError, check_choice
-from smmil.frame import ALARM_FROM, ALARM_SHARE, is_regular, nearest_distance
 from smmil.sparse import CSR, row_numbers, sum_by_row
 
 KINDS = ("sym", "sym_loop", "rw")
+# Bags from this size on stop when more than this share of their instances has no neighbour.
+ALARM_FROM, ALARM_SHARE = 10, 0.5
 _T = TypeVar("_T")
 
 
@@ -347,6 +348,23 @@ def grid_graph(coords: Any, step: Any = None, neighbours: int = 8, *, check: boo
     if check and graph.n >= ALARM_FROM and graph.isolated_share > ALARM_SHARE:
         _refuse_isolated(graph, points, step)
     return graph
+
+
+def nearest_distance(coords: Any) -> float:
+    """Median distance from an instance to the nearest other one, in coordinate units; NaN for a single instance."""
+    return float(np.median(_nearest(coords))) if len(coords) > 1 else float("nan")
+
+
+def is_regular(coords: Any) -> bool:
+    """Whether nearest instances lie the same distance apart, as on a lattice whose step was misunderstood."""
+    nearest = _nearest(coords)
+    return bool((np.abs(nearest - np.median(nearest)) <= 0.02 * np.median(nearest)).mean() > ALARM_SHARE)
+
+
+def _nearest(coords: Any) -> np.ndarray:
+    """Distance from every instance to the nearest other one."""
+    found: np.ndarray = cKDTree(coords).query(coords, k=[2])[0].ravel()
+    return found
 
 
 def _refuse_isolated(graph: Graph, points: np.ndarray, step: Any) -> None:

@@ -13,8 +13,18 @@ import torch
 
 from smmil.errors import ConfigError, DataError, check_choice, suggest
 from smmil.files import digest, file_name
-from smmil.frame import ALARM_FROM, ALARM_SHARE, Frame, is_regular, nearest_distance
-from smmil.graph import Graph, chain_graph, grid_graph, knn_graph, radius_graph
+from smmil.frame import Frame
+from smmil.graph import (
+    ALARM_FROM,
+    ALARM_SHARE,
+    Graph,
+    chain_graph,
+    grid_graph,
+    is_regular,
+    knn_graph,
+    nearest_distance,
+    radius_graph,
+)
 
 # Kinds of graphs with their options and defaults; None must be given.
 OPTIONS: dict[str, dict[str, Any]] = {"grid": {"neighbours": 8}, "knn": {"k": 5}, "radius": {"radius": None}}

@@ -15,7 +15,7 @@ from smmil.formats import _choose_reader, find_reader
 from smmil.formats.content import Stored, edgeless_note
 from smmil.formats.hdf5 import ENDINGS, _layout, reader_errors
 from smmil.formats.lazyslide import _LazySlideReader
-from smmil.frame import ALARM_FROM, ALARM_SHARE, nearest_distance
+from smmil.graph import ALARM_FROM, ALARM_SHARE, nearest_distance
 
 _is_store = _LazySlideReader().recognises
 _WHOLE_SLIDE = "features of a whole slide, not of its patches"

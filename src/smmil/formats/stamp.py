@@ -14,7 +14,8 @@ from smmil.files import file_name, open_hdf5
 from smmil.formats import content
 from smmil.formats.content import Stored, _encoder_name, _folder_name, _frame_with_step, _h5_bytes, _WritePlan
 from smmil.formats.hdf5 import Reader, _dataset, _number, _open_for_texts, _text
-from smmil.frame import Frame, nearest_distance
+from smmil.frame import Frame
+from smmil.graph import nearest_distance
 
 OLD_PIXELS, OLD_UM = 224.0, 256.0
 LAYOUT = "2.1.0"

@@ -16,7 +16,8 @@ from smmil.files import file_name
 from smmil.formats import content
 from smmil.formats.content import INFERRED, Stored, _folder_name, _WritePlan
 from smmil.formats.hdf5 import Reader, _starts_with
-from smmil.frame import ALARM_FROM, Frame
+from smmil.frame import Frame
+from smmil.graph import ALARM_FROM
 
 
 class TorchmilReader(Reader):

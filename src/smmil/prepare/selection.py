@@ -15,8 +15,8 @@ from smmil.bag import Bag
 from smmil.data.tables import read_text_table
 from smmil.encoders import Encoder, encode_stream, load_encoder
 from smmil.errors import ConfigError, DataError, suggest
-from smmil.frame import ALARM_FROM, ALARM_SHARE, Frame
-from smmil.graph import grid_graph
+from smmil.frame import Frame
+from smmil.graph import ALARM_FROM, ALARM_SHARE, grid_graph
 from smmil.images import DamagedTile, MosaicSlide, Slide, need_mpp
 from smmil.images.quality import SLICE_FACTS, TILE_FACTS, slice_facts, tile_facts
 from smmil.images.volume import AIR, Volume, parse_window, triplets, window_channels
