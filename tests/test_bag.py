@@ -1,6 +1,7 @@
 from dataclasses import fields, replace
 from functools import reduce
 
+import numpy as np
 import pytest
 import torch
 from support.bags import chain_bag, grid_bag
@@ -163,3 +164,24 @@ def test_targets_and_covariates_are_stacked_and_targets_hidden_with_the_labels()
             BagBatch.pack([bags[0], replace(bags[1], **{name: torch.zeros(1)})])
         with pytest.raises(DataError, match=f"{name} must be one row"):
             replace(bags[0], **{name: torch.zeros(1, 2)})
+
+
+def test_arrays_of_numpy_become_tensors_of_the_same_memory():
+    x, coords, labels = np.ones((3, 2), np.float32), np.arange(6).reshape(3, 2), np.array([0, 1, -1])
+    bag = Bag("a", x, coords, y=np.int64(1), y_inst=labels)
+    x[0, 0], coords[1, 0] = 7, 9
+    assert [bag.x[0, 0].item(), bag.coords[1, 0].item(), bag.y_inst.tolist()] == [7, 9, [0, 1, -1]]
+    assert BagBatch.pack([bag]).y.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("y", "words"), [("tumour", "got 'tumour'; number the words"), (float("nan"), "got nan"), (0.5, "0.5")]
+)
+def test_a_label_that_is_no_class_index_is_refused_in_words(y, words):
+    with pytest.raises(DataError, match=f"a: the label must be a class index 0..C-1, .*{words}"):
+        Bag("a", torch.ones(2, 2), y=y)
+
+
+def test_a_single_bag_is_no_list_of_bags():
+    with pytest.raises(DataError, match=r"a: .* BagBatch.pack\(\[bag\]\)"):
+        BagBatch.pack(Bag("a", torch.ones(2, 2)))

@@ -72,7 +72,12 @@ def test_numbers_like_1e_5_are_numbers_everywhere(tmp_path):
     assert config.training.lr == 3e-3
 
 
-@pytest.mark.parametrize("override", ["lr=1", "training.lr", "training..lr=1", "=3", ".lr=1"])
+def test_an_override_without_its_section_is_told_which():
+    with pytest.raises(ConfigError, match=r"--set 'lr=1': expected training\.lr=1"):
+        load_config(None, ["lr=1"])
+
+
+@pytest.mark.parametrize("override", ["training.lr", "training..lr=1", "=3", ".lr=1"])
 def test_an_override_without_section_key_and_value_is_explained(override):
     with pytest.raises(ConfigError, match=r"expected section\.key=value"):
         load_config(None, [override])

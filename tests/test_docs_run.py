@@ -57,6 +57,7 @@ IMAGES = ("", "Stain normalisation", "Stopping, repeating, working in parallel")
 SCENES = [
     Scene("README.md", ("From pixels to bags", "From bags to maps", "What is in it"),
           (files.slides, given(files.clam, "their_features"))),
+    Scene("README.md", ("Where to begin",), (files.everything,), ("study",)),
     Scene("CONTRIBUTING.md", ("How to add", "Releasing"), marks=()),
     Scene("docs/index.md", given=(files.everything,), again=("study",)),
     Scene("docs/calibrate.md", given=(files.first,), marks=()),

@@ -1,4 +1,5 @@
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -272,3 +273,31 @@ def test_a_product_by_gather_and_scatter_is_the_matrix_product(kind):
     graph = graph if kind is None else graph.normalized(kind)
     x = torch.randn(20, 3, dtype=torch.float64)
     assert torch.allclose(plain_product(x, *graph.csr), graph.dense() @ x, atol=1e-14)
+
+
+def test_a_wrong_step_stops_and_names_the_one_found_in_the_coordinates():
+    lattice = 512 * np.argwhere(np.ones((8, 8))) + 7
+    with pytest.raises(DataError, match=r"100% of 64 instances .* step 256, .* 512 apart .* give step=512 or none"):
+        grid_graph(lattice, 256)
+    assert len(grid_graph(lattice, 256, check=False).indices) == 0
+
+
+def test_without_a_step_the_graph_is_that_of_the_lattice():
+    holes = 512 * np.argwhere(np.random.default_rng(0).random((12, 12)) > 0.3)
+    assert np.array_equal(grid_graph(holes).dense(), slow_grid(holes, 512, 8))
+    assert grid_graph(torch.zeros(1, 2)).n == 1
+    assert len(grid_graph(np.zeros((2, 2))).indices) == 2
+
+
+def test_patches_that_were_sampled_sparsely_are_warned_of_and_built():
+    sparse = np.random.default_rng(1).integers(0, 100_000, (40, 2))
+    with pytest.warns(UserWarning, match=r"of 40 instances have no neighbour .* knn_graph\(coords, 5\)"):
+        assert grid_graph(sparse, 256).n == 40
+
+
+def test_a_few_lonely_patches_are_built_without_a_word():
+    lattice = np.concatenate([256 * np.argwhere(np.ones((6, 6))), [[9000, 9000]]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert grid_graph(lattice, 256).isolated_share == 1 / 37
+        assert grid_graph(1000 * np.eye(9), 256).n == 9

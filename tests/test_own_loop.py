@@ -4,11 +4,14 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.roads import smmil
 
+from smmil.bag import BagBatch
 from smmil.encoders.networks import _prepare_torchvision
+from smmil.losses import total_loss
 from smmil.synthetic import synthetic_slides, write_synthetic
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-loop.md"
@@ -35,8 +38,35 @@ def names(tmp_path, monkeypatch):
 
 def test_the_page_holds_one_program_per_way_of_at_most_30_lines():
     found = programs()
-    assert list(found) == ["In your own loop", "With the loop of smmil", "Plain PyTorch", "Lightning", "A map"]
+    ways = ["With the loop of smmil", "Plain PyTorch", "Lightning", "A map"]
+    assert list(found) == ["In your own loop", "From your own arrays", *ways]
     assert all(len(code.splitlines()) <= 30 for code in found.values())
+
+
+def test_arrays_in_files_become_the_bags_they_came_from(names, tmp_path):
+    given = names["bags"]
+    for bag in given:
+        np.save(tmp_path / f"{bag.id}_feat.npy", bag.x.numpy())
+        np.save(tmp_path / f"{bag.id}_xy.npy", bag.coords.numpy())
+    (tmp_path / "labels.csv").write_text("slide,tumour\n" + "".join(f"{bag.id},{bag.y}\n" for bag in given))
+    exec(programs()["From your own arrays"], names)
+    for bag, made in zip(given, names["bags"], strict=True):
+        assert (made.id, made.y) == (bag.id, bag.y)
+        assert torch.equal(made.x, bag.x)
+        assert made.graph.same_as(bag.graph)
+
+
+def test_the_loss_in_plain_torch_is_total_loss(names):
+    torch.manual_seed(0)
+    (code,) = re.findall(r"^    (loss = .*\n)    (loss = .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    names |= {"torch": torch, "batch": BagBatch.pack(names["train_bags"])}
+    names["output"] = names["smmil"].create_model("clam", 6).train()(names["batch"])
+    exec("".join(code), names)
+    assert names["output"].losses
+    torch.testing.assert_close(names["loss"], total_loss(names["output"], names["batch"].y)[0])
+    output = names["smmil"].create_model("abmil", 6, n_classes=3)(names["batch"])
+    several = torch.nn.functional.cross_entropy(output.logits, names["batch"].y)
+    torch.testing.assert_close(several, total_loss(output, names["batch"].y)[0])
 
 
 def test_the_loop_of_smmil(names):

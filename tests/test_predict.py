@@ -14,7 +14,7 @@ from smmil.data import Manifest
 from smmil.errors import ConfigError, DataError
 from smmil.files import file_name
 from smmil.formats import read_bag, write_bag
-from smmil.models import Output, create_model
+from smmil.models import Output, create_model, list_models
 from smmil.predict import feature_source, load_run, predict, predict_run
 from smmil.prediction import Prediction
 from smmil.synthetic import synthetic_scans, synthetic_slides, write_synthetic
@@ -285,3 +285,28 @@ def test_a_prediction_carries_what_exports_need_of_the_slide(run, bags_of, tmp_p
     assert found[path.stem]["slide"] == {"size": [4096, 2048], "bounds": [8, 16, 4000, 2000], "mpp": 0.25}
     assert found[path.stem]["licence"] == "CC0"
     assert sum("slide" in meta for meta in found.values()) == 1
+
+
+def test_a_single_bag_is_predicted_like_a_list_of_one(bags):
+    model = create_model("abmil", bags[0].x.shape[1])
+    (alone,), (listed,) = predict(model, bags[0]), predict(model, [bags[0]])
+    assert np.array_equal(alone.scores, listed.scores)
+    assert alone.id == bags[0].id
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_what_a_model_cannot_take_is_said_in_words(name, bags):
+    bag = bags[0]
+    model = create_model(name, bag.x.shape[1])
+    with pytest.raises(DataError, match=rf"model {name}: takes a BagBatch, got Bag; .*pack\(\[bag\]\)"):
+        model(bag)
+    with pytest.raises(
+        DataError, match=rf"model {name}: takes a BagBatch, got Tensor; .*smmil.Bag\('name', x, coords\)"
+    ):
+        model(bag.x)
+    with pytest.raises(DataError, match=rf"model {name}: takes a BagBatch, got list; .*pack\(bags\)"):
+        model([bag])
+    with pytest.raises(DataError, match=rf"{bag.id} has features of width {bag.x.shape[1]}, .* created for 99"):
+        predict(create_model(name, 99), [bag])
+    with pytest.raises(DataError, match="predicts bags, got Tensor"):
+        predict(model, [bag.x])

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
@@ -25,6 +26,8 @@ class Bag:
     quality (n, q) physical facts of the images (smmil.images.quality), for the drift alarm; no model sees them
     target  (t,) what is to be predicted where it is no class: labels (nan: unknown), a number, or time and event
     covariates  (q,) numbers known of the patient, standardised, that join the bag's vector
+
+    Arrays of numpy become tensors that share their memory.
     """
 
     id: str
@@ -39,12 +42,16 @@ class Bag:
     covariates: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name in ("x", "coords", "y_inst", "quality", "target", "covariates"):
+            if isinstance(value := getattr(self, name), np.ndarray):
+                object.__setattr__(self, name, torch.as_tensor(value))
         if not isinstance(self.x, Tensor) or not self.x.is_floating_point():
             raise DataError(
                 f"{self.id}: features must be a floating point tensor, got {getattr(self.x, 'dtype', type(self.x))}"
             )
-        if self.y is not None and (int(self.y) != self.y or self.y < 0):
-            raise DataError(f"{self.id}: the label must be a class index 0..C-1, got {self.y}")
+        if self.y is not None and not _is_class_index(self.y):
+            words = "; number the words: y is the place of its class, from 0" if isinstance(self.y, str) else ""
+            raise DataError(f"{self.id}: the label must be a class index 0..C-1, got {self.y!r}{words}")
         if self.x.ndim != 2 or self.x.shape[0] == 0:
             raise DataError(f"{self.id}: features must be (n, d) with n >= 1, got {tuple(self.x.shape)}")
         for name, rows in (("coords", self.coords), ("y_inst", self.y_inst), ("quality", self.quality)):
@@ -64,6 +71,13 @@ class Bag:
     @property
     def n(self) -> int:
         return self.x.shape[0]
+
+
+def _is_class_index(y: Any) -> bool:
+    try:
+        return bool(int(y) == y and y >= 0)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +102,8 @@ class BagBatch:
     @classmethod
     def pack(cls, bags: Sequence[Bag]) -> "BagBatch":
         """Bags below each other. What a batch carries, all of its bags must have; instance labels may be missing."""
+        if isinstance(bags, Bag):
+            raise DataError(f"{bags.id}: a batch is made of a list of bags: BagBatch.pack([bag])")
         if not bags:
             raise DataError("a batch needs at least one bag")
         if len({b.x.shape[1] for b in bags}) > 1:

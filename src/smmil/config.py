@@ -336,11 +336,21 @@ _Loader.add_implicit_resolver(
 )
 
 
+def setting_section(key: str) -> str | None:
+    """The section of the settings in which a key stands; None of an unknown key."""
+    sections: dict[str, type[BaseModel]] = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
+    return next((name for name, fields in sections.items() if key in fields.model_fields), None)
+
+
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
     names = key.strip().split(".")
     if not equals or len(names) < 2 or not all(names):
-        raise ConfigError(f"--set {override!r}: expected section.key=value, such as training.lr=1e-5")
+        section = setting_section(key.strip())
+        wanted = (
+            f"{section}.{override.strip()}" if equals and section else "section.key=value, such as training.lr=1e-5"
+        )
+        raise ConfigError(f"--set {override!r}: expected {wanted}")
     for name in names[:-1]:
         content = content.setdefault(name, {})
         if not isinstance(content, dict):

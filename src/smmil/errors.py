@@ -34,7 +34,8 @@ class MissingExtra(SmmilError):  # noqa: N818
     """An optional library is needed and not installed."""
 
     def __init__(self, library: str, extra: str, what: str):
-        super().__init__(f"{what} needs {library}, which is not installed; run: pip install 'smmil[{extra}]'")
+        command = f"pip install 'smmil[{extra}]' (in a clone '.[{extra}]')"
+        super().__init__(f"{what} needs {library}, which is not installed; run: {command}")
 
 
 def require_trust_code(name: str, where: object, trust_code: bool | str) -> None:

@@ -1,6 +1,7 @@
 """Sparse graphs over the instances of a bag: build lattice, kNN and chain graphs, normalise, multiply."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,6 +18,8 @@ from smmil.errors import DataError, check_choice
 from smmil.sparse import CSR, row_numbers, sum_by_row
 
 KINDS = ("sym", "sym_loop", "rw")
+# Bags from this size on stop when more than this share of their instances has no neighbour.
+ALARM_FROM, ALARM_SHARE = 10, 0.5
 _T = TypeVar("_T")
 
 
@@ -324,7 +327,7 @@ def knn_graph(coords: Any, k: int) -> Graph:
     return Graph.from_edges(np.stack([np.nonzero(chosen)[0], near[chosen]]), n=len(points))
 
 
-def grid_graph(coords: Any, step: Any, neighbours: int = 8) -> Graph:
+def grid_graph(coords: Any, step: Any = None, neighbours: int = 8, *, check: bool = True) -> Graph:
     """Patches that touch: closer than 1.5 steps along every axis (8), or in Manhattan distance (4).
 
     On one lattice these are exactly the 8 (or 4) surrounding cells. Pieces of tissue with lattices of their own origin
@@ -332,9 +335,57 @@ def grid_graph(coords: Any, step: Any, neighbours: int = 8) -> Graph:
     touching cells and 4 the six faces; with one coordinate both mean the two adjacent ones.
 
     coords  top-left corners, any unit, integer or float
-    step    distance between neighbouring patches in that unit (level-0 step for slides), one number or one per axis
+    step    distance between neighbouring patches in that unit (level-0 step for slides), one number or one per axis;
+            None finds it in the coordinates: the median distance to the nearest other patch
+    check   when most of ten patches or more have no neighbour, stop if the coordinates show that the step is wrong, or
+            warn that the patches were sampled sparsely
     """
     points = _points(coords)
+    if step is None:
+        apart = nearest_distance(points)
+        step = apart if apart > 0 else 1.0  # of one patch, or of all at one place, any step does
+    graph = _grid(points, step, neighbours)
+    if check and graph.n >= ALARM_FROM and graph.isolated_share > ALARM_SHARE:
+        _refuse_isolated(graph, points, step)
+    return graph
+
+
+def nearest_distance(coords: Any) -> float:
+    """Median distance from an instance to the nearest other one, in coordinate units; NaN for a single instance."""
+    return float(np.median(_nearest(coords))) if len(coords) > 1 else float("nan")
+
+
+def is_regular(coords: Any) -> bool:
+    """Whether nearest instances lie the same distance apart, as on a lattice whose step was misunderstood."""
+    nearest = _nearest(coords)
+    return bool((np.abs(nearest - np.median(nearest)) <= 0.02 * np.median(nearest)).mean() > ALARM_SHARE)
+
+
+def _nearest(coords: Any) -> np.ndarray:
+    """Distance from every instance to the nearest other one."""
+    found: np.ndarray = cKDTree(coords).query(coords, k=[2])[0].ravel()
+    return found
+
+
+def _refuse_isolated(graph: Graph, points: np.ndarray, step: Any) -> None:
+    """Stop or warn where smoothing would silently do nothing, with the step that the coordinates show."""
+    apart = nearest_distance(points)
+    used = " x ".join(f"{one:g}" for one in np.atleast_1d(step))
+    found = f"grid_graph: {graph.isolated_share:.0%} of {graph.n:,} instances have no neighbour with step {used}"
+    if is_regular(points):
+        raise DataError(
+            f"{found}, while the nearest coordinates are {apart:g} apart (median): a wrong step; give step={apart:g} "
+            "or none, which finds it in the coordinates (check=False builds the graph all the same)"
+        )
+    warnings.warn(
+        f"{found} (nearest {apart:g} apart, median), on no lattice: smoothing does nothing there; if they were "
+        "sampled sparsely, knn_graph(coords, 5) joins the nearest",
+        stacklevel=3,
+    )
+
+
+def _grid(points: np.ndarray, step: Any, neighbours: int) -> Graph:
+    """The graph of `grid_graph`, whatever it looks like."""
     if neighbours not in (4, 8):
         raise DataError(f"grid_graph: neighbours must be 4 or 8, got {neighbours}")
     step = np.broadcast_to(np.asarray(step, dtype=np.float64), points.shape[1:])

@@ -86,6 +86,8 @@ def test_the_hottest_cell_lies_over_the_planted_lesion(page):
 
 def test_every_cell_of_the_map_has_the_colour_of_its_score(page):
     open_case(page, "s1")
+    page.select_option("#scale", "case")
+    settled(page, "0")
     check_the_map_is_the_scores(page, slide_case("s1", 1, p=0.2, place=PLACE, noise=0.4))
 
 
@@ -152,6 +154,19 @@ def test_small_maps_are_painted_when_they_come_into_sight(page):
     row = "#case-table tbody tr:has-text('s1') canvas"
     page.locator(row).scroll_into_view_if_needed()
     page.wait_for_selector(f"{row}[data-painted=viridis]")
+    assert near(screen(page, row), top_colour("viridis")).sum() > 5
+
+
+def test_a_case_without_lesion_stays_pale_until_its_own_scale_is_chosen(page):
+    row = "#case-table tbody tr:has-text('s2') canvas"
+    page.locator(row).scroll_into_view_if_needed()
+    page.wait_for_selector(f"{row}[data-scale=all]")
+    assert near(screen(page, row), top_colour("viridis")).sum() == 0
+    open_case(page, "s2")
+    assert page.locator("#scale").input_value() == "all"
+    page.select_option("#scale", "case")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(f"{row}[data-scale=case]")
     assert near(screen(page, row), top_colour("viridis")).sum() > 5
 
 

@@ -22,6 +22,29 @@ MISTAKES = [
     ("train --manifest set/manifest.csv --out o", "no model; give --model sm_ap"),
     ("train --manifest labels.csv --model abmil --out o", "smmil prepare IMAGES --labels labels.csv --out study"),
     ("train set/manifest.csv --model abmil --out o", "is a table, not a config; give it with --manifest"),
+    (
+        "train --manifest exams.csv --model abmil --out o",
+        "the table has exam, finding; rename the one that names the cases",
+    ),
+    ("train --manifest set/manifest.csv --model abmil --out o --set epochs=3", "expected training.epochs=3"),
+    ("train --manifest set/manifest.csv --model abmil --out o --weight-decay 3", "give --set training.weight_decay=…"),
+    (
+        "train --manifest set/manifest.csv --model abmil --out o --lr 1 --set training.lr=2",
+        "is given twice, as 1.0 and",
+    ),
+    (
+        "prepare slides --labels exams.csv --out o",
+        "rename the one that names the cases to id, or name it with --id-column",
+    ),
+    ("prepare slides --labels exams.csv --id-column exma --out o", "no column 'exma' (--id-column); did you mean exam"),
+    (
+        "prepare slides --labels exams.csv --id-column exam --label-column finding --out o",
+        "take them as --class NEGATIVE_WORD",
+    ),
+    ("prepare slides --id-column exam --out o", "are about a table; give --labels"),
+    ("source features set/bags --table exams.csv --out o", "or name it with --id-column"),
+    ("source features set/bags --table exams.csv --id-column exam --out o", "or name it with --label-column"),
+    ("source folder slides --table labels.csv --class a --out o", "--class: is not for the data set folder"),
     ("train --manifest set --model abmil --out o", "is a folder; give the table in it"),
     ("convert slides --to native --out o", "pixels of slides, not features; use smmil prepare"),
     ("convert slides/s0.svs --to native --out o", "pixels of slides, not features; use smmil prepare"),
@@ -42,6 +65,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     makers.write_slide(folder / "slides" / "s0.svs", makers.speckled(0))
     (folder / "labels.csv").write_text("id,label\ns0,1\n")
+    (folder / "exams.csv").write_text("exam,finding\ns0,sick\ns1,well\n")
     (folder / "semicolons.csv").write_text("id;label\ns0;1\n")
     write_synthetic(folder / "set", synthetic_slides(2, size=(12, 20), dim=5))
     Prediction("a", [0.5], np.zeros(4), y=1).save(folder / "predictions" / "a.npz")

@@ -32,6 +32,7 @@ PARSER = re.compile(
 # Functions that call a parser on nothing a stranger could have written, each with the reason.
 EXEMPT = {
     "cli/experiment.py:_parameters": "text of the command line",
+    "cli/train.py:_refuse_two_values": "text of the command line",
     "config.py:_apply": "text of the command line",
     "cli/source.py:source": "the file that the same command has just written",
     "encoders/networks.py:_prepare_torchvision": "a file of an installed package",

@@ -1,10 +1,19 @@
 import numpy as np
+import pandas as pd
 import pytest
 from support import foreign_files as foreign
 
-from smmil.data.foreign_tables import clam_manifest, read_labels, stamp_manifest, torchmil_manifest
+from smmil.data.foreign_tables import (
+    clam_manifest,
+    read_labels,
+    stamp_manifest,
+    torchmil_manifest,
+    write_foreign_manifest,
+)
 from smmil.data.manifest import Manifest
+from smmil.data.tables import TableColumns
 from smmil.errors import DataError
+from smmil.synthetic import synthetic_slides, write_synthetic
 
 CELLS = foreign.cells()
 X = foreign.features(len(CELLS))
@@ -40,7 +49,7 @@ def test_clams_table_and_split_become_a_manifest_that_reads(tmp_path):
 
 def test_the_order_of_classes_is_not_guessed(tmp_path):
     clam_study(tmp_path)
-    with pytest.raises(DataError, match=r"labels are words \(normal, tumor\); give classes"):
+    with pytest.raises(DataError, match=r"words \(normal, tumor\); .*: --class normal --class tumor, or --class tumor"):
         clam_manifest(tmp_path / "t.csv", tmp_path / "feats")
     with pytest.raises(DataError, match="label 'normal' is not one of the classes"):
         clam_manifest(tmp_path / "t.csv", tmp_path / "feats", classes=["healthy", "tumor"])
@@ -117,3 +126,31 @@ def test_numeric_labels_of_a_spreadsheet_are_class_indices(tmp_path):
     (tmp_path / "t.csv").write_text("case_id,slide_id,label\np1,007,1.0\np2,009,0.0\n")
     manifest = clam_manifest(tmp_path / "t.csv", tmp_path / "feats", folder=tmp_path)
     assert list(manifest.table["label"]) == ["1", "0"]
+
+
+def test_columns_of_other_names_and_words_become_a_manifest(tmp_path):
+    write_synthetic(tmp_path / "set", synthetic_slides(2, size=(12, 20), dim=5))
+    names = sorted(p.stem for p in (tmp_path / "set" / "bags").iterdir())
+    rows = "".join(f"{name},{word},p{n}\n" for n, (name, word) in enumerate(zip(names, ("sick", "well"), strict=True)))
+    (tmp_path / "exams.csv").write_text(f"exam,finding,person\n{rows}")
+    columns = {"id_column": "exam", "label_column": "finding", "patient_column": "person"}
+    made, _ = write_foreign_manifest(
+        "features",
+        tmp_path / "set" / "bags",
+        tmp_path / "o",
+        table=tmp_path / "exams.csv",
+        classes=["well", "sick"],
+        **columns,
+    )
+    assert made.labels == dict(zip(names, (1, 0), strict=True))
+    assert made.groups == dict(zip(names, ("p0", "p1"), strict=True))
+
+
+def test_a_chosen_column_wins_over_one_of_the_usual_name():
+    table = pd.DataFrame(
+        {"id": ["1", "2"], "exam": ["a", "b"], "group": ["g", "g"], "person": ["p", "q"]}, dtype=object
+    )
+    renamed = TableColumns(id="exam", patient="person").renamed("t.csv", table)
+    assert renamed["id"].tolist() == ["a", "b"]
+    assert renamed["patient"].tolist() == ["p", "q"]
+    assert "group" not in renamed

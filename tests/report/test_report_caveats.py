@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.lesion_cases import META, save_all, slide_case
 from support.report_pictures import app
@@ -10,7 +11,8 @@ from typer.testing import CliRunner
 
 from smmil.errors import DataError
 from smmil.report import write_report
-from smmil.report.sources import _load_sources, _model_card, _PredictionSource
+from smmil.report.numbers import _measure
+from smmil.report.sources import _doubts, _load_sources, _model_card, _PredictionSource
 
 
 def folder_with_damage(tmp_path):
@@ -67,3 +69,31 @@ def test_one_model_is_not_called_several(tmp_path):
     save_all(tmp_path / "m", [slide_case("a", 1), silent])
     write_report([tmp_path / "m"], tmp_path / "r.html", resamples=0)
     assert "Not one model" not in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def cases_of_chance(n, told):
+    """Cases of n patients of each class; `told`: probabilities that follow the label."""
+    random = np.random.default_rng(3).random(2 * n)
+    return [
+        slide_case(f"c{k}", k, y=k % 2, p=float((k % 2) * 0.9 if told else random[k]), meta={**META, "group": str(k)})
+        for k in range(2 * n)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("n", "told", "words"),
+    [
+        (12, False, "No better than chance: the interval of m's case AUROC"),
+        (4, True, "Not known whether it learned"),
+        (12, True, None),
+    ],
+)
+def test_a_model_that_may_have_learned_nothing_is_told_on_top(tmp_path, n, told, words):
+    results = _measure({"m": cases_of_chance(n, told)}, resamples=200)
+    found = [f"{headline}: {text}" for headline, text in _doubts(results)]
+    assert [words in text for text in found] == ([True] if words else [])
+
+
+def test_cases_without_labels_are_not_doubted():
+    unknown = [replace(p, y=None) for p in cases_of_chance(4, told=True)]
+    assert _doubts(_measure({"m": unknown}, resamples=20)) == []

@@ -55,7 +55,8 @@ def _unwrapped(text: str) -> str:
 for _verb in VERBS:
     _name = _verb.replace("-", "_")
     _function = getattr(import_module(f"smmil.cli.{_name}"), _name)
-    app.command(_verb, help=_unwrapped(_function.__doc__))(_function)
+    _class = getattr(import_module(f"smmil.cli.{_name}"), f"_{_verb.title()}Command", None)
+    app.command(_verb, cls=_class, help=_unwrapped(_function.__doc__))(_function)
 
 app.add_typer(import_module("smmil.cli.experiment").app, name="experiment")
 

@@ -64,7 +64,7 @@ def _comparison_table(results: dict[str, dict[str, Any]]) -> Any:
 
 def _compared(row: dict[str, Any]) -> tuple[str, str]:
     """Both values, difference and interval; p, corrected (Holm) and by DeLong where they differ or exist."""
-    from smmil.evaluate.resampling import interval_text, p_text
+    from smmil.evaluate.resampling import p_text
 
     if word := row.get("withheld"):
         return word, "–"
@@ -72,7 +72,7 @@ def _compared(row: dict[str, Any]) -> tuple[str, str]:
     lines = [p_text(row["p"])] + [f"Holm {p_text(row['p_holm'])}"] * (row["p_holm"] != row["p"] and not short)
     lines += [f"DeLong {p_text(row['delong']['p'])}"] if row["delong"] else []
     values = f"{_number(row['a'])} − {_number(row['b'])} = {_number(row['difference'])}"
-    return f"{values}\n({interval_text(row['low'], row['high'], short)})", "\n".join(lines)
+    return f"{values}\n({_ends(row['low'], row['high'], short)})", "\n".join(lines)
 
 
 def _prior_table(results: dict[str, dict[str, Any]]) -> Any:
@@ -91,11 +91,11 @@ def _prior_table(results: dict[str, dict[str, Any]]) -> Any:
 
 
 def _prior_cell(block: dict[str, Any] | None, name: str) -> str:
-    from smmil.evaluate.resampling import interval_text, p_text
+    from smmil.evaluate.resampling import p_text
 
     if block is None or f"{name}_low" not in block:
         return "–" if block is None else _number(block[name])
-    ends = interval_text(block[f"{name}_low"], block[f"{name}_high"], block["shortage"])
+    ends = _ends(block[f"{name}_low"], block[f"{name}_high"], block["shortage"])
     p = f"\np {p_text(block[f'{name}_p'])}" if f"{name}_p" in block and not block["shortage"] else ""
     return f"{_number(block[name])} ({ends}){p}"
 
@@ -108,7 +108,8 @@ def _evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
     for name, found in results.items():
         lines += [f"{name}: note: {note}" for note in dict.fromkeys(found.get("notes", [])) if note not in shared]
         about: dict[str, dict[str, None]] = {}  # measures of each note
-        for part in filter(None, [found.get("froc"), *found.get("ci", {}).values(), *found.get("comparisons", [])]):
+        known = [ci for ci in found.get("ci", {}).values() if ci["value"] == ci["value"]]
+        for part in filter(None, [found.get("froc"), *known, *found.get("comparisons", [])]):
             for note in part["notes"]:
                 about.setdefault(note, {})[part.get("measure") or part.get("metric", "froc")] = None
         lines += [f"{name}: note ({', '.join(measures)}): {note}" for note, measures in about.items()]
@@ -125,11 +126,17 @@ def _number(value: float | None) -> str:
 
 
 def _with_interval(found: dict[str, Any] | None, key: str) -> str:
-    from smmil.evaluate.resampling import interval_text
 
     if found is None:
         return "–"
-    return f"{_number(found[key])} ({interval_text(found['low'], found['high'], found['shortage'])})"
+    return f"{_number(found[key])} ({_ends(found['low'], found['high'], found['shortage'])})"
+
+
+def _ends(low: float, high: float, shortage: str) -> str:
+    """Both ends of an interval, or why there is none."""
+    from smmil.evaluate.resampling import interval_text
+
+    return f"no interval: {shortage}" if shortage and low != low else interval_text(low, high, shortage)
 
 
 _POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "mean over bags"}

@@ -16,6 +16,20 @@ TrustCode = Annotated[
     bool, Option("--trust-code", help="Run code outside smmil (package.module:name) that the given file names.")
 ]
 
+IdColumn = Annotated[
+    str | None, Option(rich_help_panel="Table of cases", help="Column of the table that names the cases (id).")
+]
+LabelColumn = Annotated[
+    str | None, Option(rich_help_panel="Table of cases", help="Column of the table that holds their labels (label).")
+]
+PatientColumn = Annotated[
+    str | None, Option(rich_help_panel="Table of cases", help="Column of the table that names the patients (patient).")
+]
+Classes = Annotated[
+    list[str] | None,
+    Option("--class", rich_help_panel="Table of cases", help="Labels that are words, in the order 0, 1, …"),
+]
+
 
 def _check_place(executor: str, workers: int | None, dask: str | None, slurm: list[str] | None = None) -> None:
     """Raise an error for an option that does not fit the executor; `auto` takes any."""

@@ -126,8 +126,13 @@ def predict(
     _say_promise_and_drift(done, chosen_calibration)
     if embeddings is not None:
         _embed(embeddings, sources[0], manifest, trust_code, device, chosen["part"], chosen["checkpoint"])
+    if part is None and manifest is None and model is None and (others := _other_parts(sources[0])):
+        print(f"the run's test cases; {others} cases of other parts are left out (--part all predicts them too)")
     if done.written:
-        print(f"next: smmil report {out} --out report.html")
+        shown = f"--slides {sources[0]} " if model is not None and sources[0].is_dir() else ""
+        print(f"next: smmil report {out} {shown}--out report.html")
+        if model is None:
+            print("      (--slides FOLDER_OF_IMAGES puts slides or scans below the maps)")
     _exit_on_failures(done.failed.values(), out / "failures.csv")
 
 
@@ -140,6 +145,14 @@ def _embed(
         options: dict[str, Any] = {"manifest": manifest, "part": part, "checkpoint": checkpoint, "device": device}
         done = embed_run(run, path, trust_code=trust_code, progress=bar.at, **options)
     print(f"{path}: {done.written} embedded, {done.kept} there already, {len(done.failed)} failed")
+
+
+def _other_parts(run: Path) -> int:
+    """How many cases of a run's split do not test."""
+    from smmil.data.splits import run_split
+
+    split = run_split(run)
+    return len(split.train) + len(split.val)
 
 
 def _chosen(path: Path | None, probs: bool, package: Path | None) -> "ChosenCalibration | None":

@@ -1,5 +1,6 @@
 """smmil prepare"""
 
+import os
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
@@ -8,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from smmil.cli.options import TrustCode, _check_place, _error_console, _print_line, _table
+from smmil.cli.options import (
+    Classes,
+    IdColumn,
+    LabelColumn,
+    PatientColumn,
+    TrustCode,
+    _check_place,
+    _error_console,
+    _print_line,
+    _table,
+)
 from smmil.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +36,13 @@ Precision = StrEnum("Precision", "float32 float16 bfloat16")
 _NAMED = 5  # cases of which the same is said
 _WIDEST = 10_000
 
+_SLIDES = "Slides"
+_SCANS = "Scans (CT, MR, stacks)"
+_PATCH_FILES = "Patch files and points"
+_TRUTH = "Truth of instances"
+_ENCODER = "Encoder"
+_WORK = "Where and how to work"
+
 
 def prepare(
     sources: Annotated[
@@ -35,69 +53,150 @@ def prepare(
         Path | None,
         Option(help="Table id,label with optional columns patient, split, path, annotation, tissue, mpp, series."),
     ] = None,
+    id_column: IdColumn = None,
+    label_column: LabelColumn = None,
+    patient_column: PatientColumn = None,
+    classes: Classes = None,
     kind: Annotated[ImageKind, Option(help="What the images are; auto: from the files.")] = ImageKind.auto,
     recipe: Annotated[Path | None, Option(help="YAML file with the choices below; options win over it.")] = None,
-    encoder: Annotated[str | None, Option(help="Encoder; efficientnet-lite0 comes with the program.")] = None,
-    weights: Annotated[Path | None, Option(help="File with the encoder's weights, where it needs one.")] = None,
+    encoder: Annotated[
+        str | None, Option(rich_help_panel=_ENCODER, help="Encoder; efficientnet-lite0 comes with the program.")
+    ] = None,
+    weights: Annotated[
+        Path | None, Option(rich_help_panel=_ENCODER, help="File with the encoder's weights, where it needs one.")
+    ] = None,
     encoder_pixels: Annotated[
-        int | None, Option(help="Side at which the encoder looks; default: as it was trained. Less is faster.")
+        int | None,
+        Option(
+            rich_help_panel=_ENCODER,
+            help="Side at which the encoder looks; default: as it was trained. Less is faster.",
+        ),
     ] = None,
-    fetch: Annotated[bool, Option("--fetch", help="Download the encoder's weights if they are not here.")] = False,
+    fetch: Annotated[
+        bool, Option("--fetch", rich_help_panel=_ENCODER, help="Download the encoder's weights if they are not here.")
+    ] = False,
     precision: Annotated[
-        Precision | None, Option(help="Numbers of the encoder (float32); 16 bits are faster on a graphics card.")
+        Precision | None,
+        Option(
+            rich_help_panel=_ENCODER, help="Numbers of the encoder (float32); 16 bits are faster on a graphics card."
+        ),
     ] = None,
-    tile_um: Annotated[float | None, Option(help="Width of a tile in micrometres (256).")] = None,
-    tile_px: Annotated[int | None, Option(help="Or: width in pixels, together with --tile-mpp.")] = None,
-    tile_mpp: Annotated[float | None, Option(help="Micrometres per pixel at which tiles are read.")] = None,
-    overlap_um: Annotated[float | None, Option(help="How far neighbouring tiles overlap (0).")] = None,
-    tissue_share: Annotated[float | None, Option(help="Share of a tile that must be tissue (0.25).")] = None,
+    tile_um: Annotated[
+        float | None, Option(rich_help_panel=_SLIDES, help="Width of a tile in micrometres (256).")
+    ] = None,
+    tile_px: Annotated[
+        int | None, Option(rich_help_panel=_SLIDES, help="Or: width in pixels, together with --tile-mpp.")
+    ] = None,
+    tile_mpp: Annotated[
+        float | None, Option(rich_help_panel=_SLIDES, help="Micrometres per pixel at which tiles are read.")
+    ] = None,
+    overlap_um: Annotated[
+        float | None, Option(rich_help_panel=_SLIDES, help="How far neighbouring tiles overlap (0).")
+    ] = None,
+    tissue_share: Annotated[
+        float | None, Option(rich_help_panel=_SLIDES, help="Share of a tile that must be tissue (0.25).")
+    ] = None,
     tissue: Annotated[
         TissueMethod | None,
-        Option(help="Tissue is what has colour (otsu), is darker than glass (grey), brighter (dark), or all (none)."),
+        Option(
+            rich_help_panel=_SLIDES,
+            help="Tissue is what has colour (otsu), is darker than glass (grey), brighter (dark), or all (none).",
+        ),
     ] = None,
-    pen: Annotated[PenInk | None, Option(help="exclude: felt pen on the slide is no tissue (keep).")] = None,
-    stain: Annotated[StainMethod | None, Option(help="Bring the colours of every slide to one target.")] = None,
-    stain_reference: Annotated[Path | None, Option(help="Picture with the target colours of --stain.")] = None,
+    pen: Annotated[
+        PenInk | None, Option(rich_help_panel=_SLIDES, help="exclude: felt pen on the slide is no tissue (keep).")
+    ] = None,
+    stain: Annotated[
+        StainMethod | None, Option(rich_help_panel=_SLIDES, help="Bring the colours of every slide to one target.")
+    ] = None,
+    stain_reference: Annotated[
+        Path | None, Option(rich_help_panel=_SLIDES, help="Picture with the target colours of --stain.")
+    ] = None,
     mpp: Annotated[
-        float | None, Option(help="Micrometres per pixel at full resolution, for files that do not say.")
+        float | None,
+        Option(rich_help_panel=_SLIDES, help="Micrometres per pixel at full resolution, for files that do not say."),
     ] = None,
     window: Annotated[
         list[str] | None,
-        Option(help="Scans: window by name, centre/width or percentiles (p1/99); once or three times."),
+        Option(
+            rich_help_panel=_SCANS,
+            help="Scans: window by name, centre/width or percentiles (p1/99); once or three times.",
+        ),
     ] = None,
     series: Annotated[
-        str | None, Option(help="DICOM: most-slices, description:TEXT, or a key, where a folder holds several series.")
+        str | None,
+        Option(
+            rich_help_panel=_SCANS,
+            help="DICOM: most-slices, description:TEXT, or a key, where a folder holds several series.",
+        ),
     ] = None,
-    triplets: Annotated[bool, Option(help="Scans: a slice with its neighbours as colours (one --window).")] = False,
+    triplets: Annotated[
+        bool, Option(rich_help_panel=_SCANS, help="Scans: a slice with its neighbours as colours (one --window).")
+    ] = False,
     patch_mm: Annotated[
-        float | None, Option(help="Scans: cut slices into patches of this width; default: every slice is an instance.")
+        float | None,
+        Option(
+            rich_help_panel=_SCANS,
+            help="Scans: cut slices into patches of this width; default: every slice is an instance.",
+        ),
     ] = None,
-    patch_px: Annotated[int | None, Option(help="Or: width of a patch in voxels.")] = None,
-    patch_depth_mm: Annotated[float | None, Option(help="Thickness of a patch; default: within one slice.")] = None,
-    patch_slices: Annotated[int | None, Option(help="Or: thickness of a patch in slices (1).")] = None,
-    patch_overlap: Annotated[float | None, Option(help="Share by which neighbouring patches overlap (0).")] = None,
+    patch_px: Annotated[int | None, Option(rich_help_panel=_SCANS, help="Or: width of a patch in voxels.")] = None,
+    patch_depth_mm: Annotated[
+        float | None, Option(rich_help_panel=_SCANS, help="Thickness of a patch; default: within one slice.")
+    ] = None,
+    patch_slices: Annotated[
+        int | None, Option(rich_help_panel=_SCANS, help="Or: thickness of a patch in slices (1).")
+    ] = None,
+    patch_overlap: Annotated[
+        float | None, Option(rich_help_panel=_SCANS, help="Share by which neighbouring patches overlap (0).")
+    ] = None,
     foreground: Annotated[
-        str | None, Option(help="Patches only where voxels exceed: auto, none, a value (-300), a percentile (p60).")
+        str | None,
+        Option(
+            rich_help_panel=_SCANS,
+            help="Patches only where voxels exceed: auto, none, a value (-300), a percentile (p60).",
+        ),
     ] = None,
-    points: Annotated[Path | None, Option(help="Table image,x,y[,label]: a crop around every point.")] = None,
-    crop_px: Annotated[int | None, Option(help="Side of a crop around a point, in pixels (27).")] = None,
+    points: Annotated[
+        Path | None, Option(rich_help_panel=_PATCH_FILES, help="Table image,x,y[,label]: a crop around every point.")
+    ] = None,
+    crop_px: Annotated[
+        int | None, Option(rich_help_panel=_PATCH_FILES, help="Side of a crop around a point, in pixels (27).")
+    ] = None,
     graph: Annotated[
-        PatchGraph | None, Option(help="Patch files: neighbours touch (grid), or are the nearest (knn), if sparse.")
+        PatchGraph | None,
+        Option(
+            rich_help_panel=_PATCH_FILES,
+            help="Patch files: neighbours touch (grid), or are the nearest (knn), if sparse.",
+        ),
     ] = None,
-    coverage: Annotated[float | None, Option(help="Annotated share above which an instance is positive (0.5).")] = None,
+    coverage: Annotated[
+        float | None, Option(rich_help_panel=_TRUTH, help="Annotated share above which an instance is positive (0.5).")
+    ] = None,
     positive: Annotated[
         list[str] | None,
-        Option(help="Class or code in annotations, or class of points, that is a lesion; may be repeated."),
+        Option(
+            rich_help_panel=_TRUTH,
+            help="Class or code in annotations, or class of points, that is a lesion; may be repeated.",
+        ),
     ] = None,
     executor: Annotated[
-        PrepareExecutor, Option(help="Where to work; auto: one process per core.")
+        PrepareExecutor, Option(rich_help_panel=_WORK, help="Where to work; auto: one process per core.")
     ] = PrepareExecutor.auto,
-    workers: Annotated[int | None, Option(help="Number of worker processes.")] = None,
-    dask: Annotated[str | None, Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
-    device: Annotated[str, Option(help="Device of the encoder: auto, cpu, cuda, cuda:1.")] = "auto",
+    workers: Annotated[int | None, Option(rich_help_panel=_WORK, help="Number of worker processes.")] = None,
+    dask: Annotated[
+        str | None, Option(rich_help_panel=_WORK, help="Address of a Dask scheduler, such as tcp://host:8786.")
+    ] = None,
+    device: Annotated[
+        str, Option(rich_help_panel=_ENCODER, help="Device of the encoder: auto, cpu, cuda, cuda:1.")
+    ] = "auto",
     trust_code: TrustCode = False,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace bags of another recipe in --out.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be done, and stop.")] = False,
+    overwrite: Annotated[
+        bool, Option("--overwrite", rich_help_panel=_WORK, help="Replace bags of another recipe in --out.")
+    ] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", rich_help_panel=_WORK, help="Show what would be done, and stop.")
+    ] = False,
 ) -> None:
     """Turn slides or scans into bags: find tissue, cut tiles, encode them; ready for smmil train.
 
@@ -123,10 +222,20 @@ def prepare(
 
       smmil train --manifest study/manifest.csv --model sm_ap --out run
     """
+    from smmil.data.tables import TableColumns
     from smmil.prepare.pipeline import plan
     from smmil.prepare.recipe import load_recipe, refuse_unused
 
     _check_place(executor.value, workers, dask)
+    named: dict[str, Any] = {
+        "id": id_column,
+        "label": label_column,
+        "patient": patient_column,
+        "classes": classes or None,
+    }
+    named = {name: value for name, value in named.items() if value is not None}
+    if named and labels is None:
+        raise ConfigError("--id-column, --label-column, --patient-column and --class: are about a table; give --labels")
     patch: dict[str, Any] = {"side_mm": patch_mm, "side_px": patch_px, "depth_mm": patch_depth_mm}
     patch |= {"depth_slices": patch_slices, "overlap": patch_overlap, "foreground": foreground}
     mask = {"share": tissue_share, "method": tissue and tissue.value, "pen": pen and pen.value}
@@ -157,6 +266,7 @@ def prepare(
         out,
         choices,
         labels=labels,
+        columns=TableColumns(**named),
         points=points,
         mpp=mpp,
         series=series,
@@ -299,9 +409,20 @@ def _finish(done: "Summary", todo: "PreparePlan") -> None:
         print(f"warning: {done.lost}", file=sys.stderr)
     if done.manifest is not None:
         print(_next_step(done.manifest))
+        if todo.jobs and (shown := _folder_of([job.case.source for job in todo.jobs])) is not None:
+            print(
+                f"later: smmil report predictions --slides {shown} --out report.html puts these images below the maps"
+            )
     if failed:
         print(f"all failures are listed in {todo.out / 'failures.csv'}", file=sys.stderr)
         raise Exit(3)
+
+
+def _folder_of(images: "list[Path]") -> Path | None:
+    """The folder in which all images are; None where they share none but the root."""
+    shared = Path(os.path.commonpath([image.absolute().parent for image in images]))
+    here = Path(os.path.relpath(shared))
+    return None if shared == Path(shared.anchor) else here if not str(here).startswith("..") else shared
 
 
 def _next_step(manifest: Path) -> str:

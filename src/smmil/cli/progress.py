@@ -80,8 +80,8 @@ class _TrainingBars(_Terminal, Progress):
             f"val {metric} {row[f'val_{metric}']:.4f}{alphas}{'  *' if row['best'] else ''}"
         )
 
-    def summary(self, result: RunResult) -> None:
-        """Print the selected epochs and the next command."""
+    def summary(self, result: RunResult, doubt: str | None = None) -> None:
+        """Print the selected epochs, what there is to doubt about them, and the next command."""
         metric = selection_metric(result.best)
         table = _table(None, ["weights"], ["epoch", f"val {metric}", "val loss"])
         for name in ("best", "lowest_loss"):
@@ -90,6 +90,8 @@ class _TrainingBars(_Terminal, Progress):
         out = Console()
         _print_line(out, f"{result.folder}: {result.ended}")
         out.print(table)
+        if doubt:
+            _print_line(out, f"warning: {doubt}")
         _print_line(out, f"next: smmil predict {result.folder} --out predictions")
 
 

@@ -1,6 +1,7 @@
 """smmil report"""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,5 +88,20 @@ def report(
     for kind, found in problems.items():
         for what, reason in found.items():
             print(f"{kind}: {what}: {reason}", file=sys.stderr)
+    if slides is not None and slides.is_dir() and done.without_picture:
+        _say_patches(slides)
     if any(problems.values()):
         raise Exit(3)
+
+
+def _say_patches(slides: Path) -> None:
+    """Where the mosaics are, when the folder that was given holds the patches they are made of."""
+    from smmil.errors import SmmilError
+    from smmil.prepare.table import find_sources, patch_folder_note
+
+    with suppress(SmmilError):
+        if patch_folder_note([slides], find_sources([slides])) is not None:
+            hint = (
+                "give --slides OUT/slides, where OUT is the folder of smmil source patches: its mosaics bear the names"
+            )
+            print(f"note: {slides} holds patches, not slides; {hint} of the cases", file=sys.stderr)

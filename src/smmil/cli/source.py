@@ -7,38 +7,62 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from smmil.cli.options import Classes, IdColumn, LabelColumn, PatientColumn
+
 if TYPE_CHECKING:
     from smmil.data.manifest import Manifest
 
 Name = StrEnum("Name", "camelyon16 panda rsna_ich crchisto folder patches clam stamp torchmil features")
+
+_IMAGES = "Downloaded data sets and folders of images"
+_PATCH_FILES = "Patch files"
+_FEATURES = "Features of others"
 
 
 def source(
     name: Annotated[Name, Argument(help="The data set, or whose features and tables these are.")],
     root: Annotated[Path, Argument(help="Its folder; patches: also a table of them.")],
     out: Annotated[Path, Option(help="Folder for labels.csv and source.json; of features for manifest.csv.")],
-    split: Annotated[Path | None, Option(help="Table id,split; else a test set is drawn and marked so.")] = None,
-    patients: Annotated[Path | None, Option(help="PANDA: table image_id,patient.")] = None,
-    task: Annotated[str | None, Option(help="PANDA: cancer or isup.")] = None,
+    split: Annotated[
+        Path | None, Option(rich_help_panel=_IMAGES, help="Table id,split; else a test set is drawn and marked so.")
+    ] = None,
+    patients: Annotated[Path | None, Option(rich_help_panel=_IMAGES, help="PANDA: table image_id,patient.")] = None,
+    task: Annotated[str | None, Option(rich_help_panel=_IMAGES, help="PANDA: cancer or isup.")] = None,
     table: Annotated[
         Path | None, Option(help="Table of images (id,label), patches (path,x,y,patient,label), or features.")
     ] = None,
     slides: Annotated[
-        Path | None, Option(help="stamp: table PATIENT,FILENAME; --table is its table of patients.")
+        Path | None,
+        Option(rich_help_panel=_FEATURES, help="stamp: table PATIENT,FILENAME; --table is its table of patients."),
     ] = None,
-    label: Annotated[str | None, Option(help="stamp: column of the table of patients that is the label.")] = None,
-    classes: Annotated[
-        list[str] | None, Option("--class", help="Features: labels that are words, in the order 0, 1, …")
+    label: Annotated[
+        str | None, Option(rich_help_panel=_FEATURES, help="stamp: column of the table of patients that is the label.")
     ] = None,
-    encoder: Annotated[str | None, Option(help="torchmil: which folder features_<encoder>.")] = None,
+    classes: Classes = None,
+    id_column: IdColumn = None,
+    label_column: LabelColumn = None,
+    patient_column: PatientColumn = None,
+    encoder: Annotated[
+        str | None, Option(rich_help_panel=_FEATURES, help="torchmil: which folder features_<encoder>.")
+    ] = None,
     labels: Annotated[
-        Path | None, Option(help="patches: table id,label of the cases; else any positive patch.")
+        Path | None,
+        Option(rich_help_panel=_PATCH_FILES, help="patches: table id,label of the cases; else any positive patch."),
     ] = None,
-    pattern: Annotated[str | None, Option(help="patches: form of the file names, with groups id, x, y, label.")] = None,
-    step: Annotated[int | None, Option(help="patches: pixels per unit, where x and y count patches.")] = None,
-    annotations: Annotated[Path | None, Option(help="folder: annotation files named like the images.")] = None,
-    seed: Annotated[int | None, Option(help="Seed of a split that is drawn.")] = None,
-    allow_missing: Annotated[bool, Option(help="Go on with what is there; the rest is listed.")] = False,
+    pattern: Annotated[
+        str | None,
+        Option(rich_help_panel=_PATCH_FILES, help="patches: form of the file names, with groups id, x, y, label."),
+    ] = None,
+    step: Annotated[
+        int | None, Option(rich_help_panel=_PATCH_FILES, help="patches: pixels per unit, where x and y count patches.")
+    ] = None,
+    annotations: Annotated[
+        Path | None, Option(rich_help_panel=_IMAGES, help="folder: annotation files named like the images.")
+    ] = None,
+    seed: Annotated[int | None, Option(rich_help_panel=_IMAGES, help="Seed of a split that is drawn.")] = None,
+    allow_missing: Annotated[
+        bool, Option(rich_help_panel=_IMAGES, help="Go on with what is there; the rest is listed.")
+    ] = False,
 ) -> None:
     """Check a data set that you have and write the table that `smmil prepare --labels` takes.
 
@@ -70,6 +94,7 @@ def source(
     given: dict[str, Any] = {"split": split, "patients": patients, "task": task, "table": table}
     given |= {"annotations": annotations, "seed": seed, "labels": labels, "pattern": pattern, "step": step}
     given |= {"slides": slides, "label": label, "classes": classes or None, "encoder": encoder}
+    given |= {"id_column": id_column, "label_column": label_column, "patient_column": patient_column}
     options = {option: value for option, value in given.items() if value is not None}
     if name.value in PROJECTS:
         made, others = write_foreign_manifest(name.value, root, out, **options)

@@ -1,7 +1,7 @@
 """Tables of CLAM, STAMP and torchmil as manifests, and instance labels found through a manifest next to bag files."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import Parameter, signature
 from pathlib import Path
@@ -12,11 +12,13 @@ import pandas as pd
 
 from smmil.data.manifest import Manifest
 from smmil.data.tables import (
-    _is_index,
+    TableColumns,
     _label_of,
+    _option_name,
     _read_excel,
     _relative,
     _stripped,
+    class_indices,
     read_instance_labels,
     read_text_table,
 )
@@ -47,7 +49,7 @@ def clam_manifest(
     content = {
         "id": ids,
         "path": [_relative(_clam_file(Path(features), id_), folder) for id_ in ids],
-        "label": _indices(table, rows["label"], classes),
+        "label": class_indices(table, rows["label"], classes),
         "group": rows["case_id"].tolist(),
     }
     if split is not None:
@@ -56,13 +58,22 @@ def clam_manifest(
 
 
 def features_manifest(
-    table: str | Path, features: str | Path, *, classes: Sequence[str] | None = None, folder: str | Path = "."
+    table: str | Path,
+    features: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    id_column: str = "id",
+    label_column: str = "label",
+    patient_column: str = "patient",
+    folder: str | Path = ".",
 ) -> tuple[Manifest, dict[str, str]]:
     """A manifest of the feature files below a folder, whoever wrote them, for a table id,label[,patient,split].
 
     Also gives the files that are no bags, such as features of whole slides, with the reason.
     """
-    rows, (bags, others) = _read(table, ("id", "label")), find_bags(features)
+    columns = TableColumns(id_column, label_column, patient_column)
+    rows = _stripped(table, columns.renamed(table, _read(table, ())), ("id", "label"), options=True)
+    bags, others = find_bags(features)
     places: dict[str, Path] = {}
     for bag in bags:
         if (other := places.setdefault(bag.stem, bag)) is not bag:
@@ -72,7 +83,7 @@ def features_manifest(
     content = {
         "id": rows["id"].tolist(),
         "path": [_relative(places[id_], folder) for id_ in rows["id"]],
-        "label": _indices(table, rows["label"], classes),
+        "label": class_indices(table, rows["label"], classes),
     }
     content |= {ours: rows[name].tolist() for name, ours in (("patient", "group"), ("split", "split")) if name in rows}
     return _manifest(content, rows["label"], folder, table), others
@@ -107,7 +118,7 @@ def stamp_manifest(
     content = {
         "id": [os.path.splitext(name)[0] for name in files[filename]],
         "path": [_relative(Path(features) / name, folder) for name in files[filename]],
-        "label": _indices(clini, words, classes),
+        "label": class_indices(clini, words, classes),
         "group": files[patient].tolist(),
     }
     return _manifest(content, words, folder, slides)
@@ -153,16 +164,16 @@ def write_foreign_manifest(
     known = {"table" if name == "clini" else name: name for name in taken}
     for option in options:
         if option not in known:
-            words = ", ".join(f"--{word}" for word in known)
-            raise ConfigError(f"--{option}: is not for {project}, which takes {words}")
+            words = ", ".join(_option_name(word) for word in known)
+            raise ConfigError(f"{_option_name(option)}: is not for {project}, which takes {words}")
     required = [ours for ours, name in known.items() if signature(make).parameters[name].default is Parameter.empty]
     if missing := [name for name in required if name not in options]:
-        raise ConfigError(f"{project}: --{missing[0]} must be given; {str(make.__doc__).splitlines()[0]}")
+        raise ConfigError(f"{project}: {_option_name(missing[0])} must be given; {str(make.__doc__).splitlines()[0]}")
     place = "root" if project == "torchmil" else "features"
-    Path(out).mkdir(parents=True, exist_ok=True)
     made = make(**{place: features, "folder": out}, **{known[name]: value for name, value in options.items()})
     manifest, others = made if isinstance(made, tuple) else (made, {})
     manifest.check_table(training=False)
+    Path(out).mkdir(parents=True, exist_ok=True)  # paths of the manifest count from it
     if lost := [id_ for id_ in manifest.ids if not manifest.path_of(id_).exists()]:
         raise DataError(f"{features}: no feature file for {len(lost)} cases, such as {lost[0]!r}; give their folder")
     manifest.write(Path(out) / NAME)
@@ -176,26 +187,13 @@ def read_labels(path: str | Path) -> dict[str, int]:
     return {id_: index for id_, index in found.items() if index is not None}
 
 
-def _read(path: str | Path, columns: Iterable[str]) -> pd.DataFrame:
+def _read(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
     """A CSV or Excel table as text, with these columns."""
-    path, columns = Path(path), list(columns)
-    wanted = f"give a table with the columns {', '.join(columns)}"
+    path = Path(path)
+    wanted = f"give a table with the columns {', '.join(columns or ('id', 'label'))}"
     if path.suffix.lower() in (".xlsx", ".xls"):
         return _read_excel(path, wanted, columns)
     return _stripped(path, read_text_table(path, wanted), columns)
-
-
-def _indices(table: str | Path, words: pd.Series, classes: Sequence[str] | None) -> list[str]:
-    """Class indices of labels; words need the order of the classes, which cannot be guessed."""
-    found = sorted(set(words) - {""})
-    if classes is None:
-        if not all(_is_index(word) for word in found):
-            raise DataError(f"{table}: labels are words ({', '.join(found[:5])}); give classes in the order 0, 1, …")
-        return [word.removesuffix(".0") for word in words]
-    if (unknown := sorted(set(found) - set(classes))) != []:
-        raise DataError(f"{table}: label {unknown[0]!r} is not one of the classes {', '.join(classes)}")
-    order = {word: str(index) for index, word in enumerate(classes)}
-    return [order.get(word, "") for word in words]
 
 
 def _marks(split: str | Path, ids: list[str]) -> list[str]:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shlex
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -104,18 +106,90 @@ def _read_excel(path: Path, absent: str, columns: Sequence[str]) -> pd.DataFrame
         return _stripped(path, pd.read_excel(path, dtype=str, keep_default_na=False, engine="openpyxl"), columns)
 
 
-def _need_columns(path: str | Path, table: pd.DataFrame, columns: Iterable[str]) -> None:
-    """An error that names the first column that is missing, or the separator used instead of commas."""
+def _need_columns(path: str | Path, table: pd.DataFrame, columns: Iterable[str], options: bool = False) -> None:
+    """An error that names the first column that is missing, or the separator used instead of commas.
+
+    options  the command can be told other names of columns (--id-column)
+    """
     for column in columns:
         if column not in table:
             names = list(map(str, table.columns))
             _refuse_other_sign(path, "".join(names))
-            raise DataError(f"{path}: column {column!r} is missing; {suggest(column, names[:200])}")
+            raise DataError(f"{path}: {_missing_column(column, names, options)}")
 
 
-def _stripped(path: str | Path, table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+_MEANING = {"id": "names the cases", "label": "holds their labels", "path": "says where their files are"}
+
+
+def _missing_column(column: str, names: Sequence[str], options: bool) -> str:
+    """What to do about a column that a table does not have."""
+    near = suggest(column, names[:200])
+    if column not in _MEANING or near.startswith("did you mean"):
+        return f"column {column!r} is missing; {near}"
+    or_option = f", or name it with --{column}-column" if options and column != "path" else ""
+    has = f"the table has {', '.join(names[:20])}"
+    return f"column {column!r} is missing, {has}; rename the one that {_MEANING[column]} to {column}{or_option}"
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """Which columns of a table of cases hold name, label and patient, and labels that are words in the order 0, 1, …"""
+
+    id: str = "id"
+    label: str = "label"
+    patient: str = "patient"
+    classes: Sequence[str] | None = None
+
+    def renamed(self, path: str | Path, table: pd.DataFrame) -> pd.DataFrame:
+        """The table with the columns id, label and patient, and with class indices where words were given an order."""
+        chosen = {"id": self.id, "label": self.label, "patient": self.patient}
+        for ours, theirs in chosen.items():
+            if theirs == ours:
+                continue
+            if theirs not in table:
+                near = suggest(theirs, list(map(str, table.columns))[:200])
+                raise DataError(f"{path}: there is no column {theirs!r} (--{ours}-column); {near}")
+            table = table.drop(columns=[ours, *(["group"] if ours == "patient" else [])], errors="ignore")
+        table = table.rename(columns={theirs: ours for ours, theirs in chosen.items()})
+        _need_columns(path, table, ("id",), options=True)
+        if self.classes is not None:
+            _need_columns(path, table, ("label",), options=True)
+            table = table.assign(label=class_indices(path, table["label"].str.strip(), self.classes))
+        return table
+
+
+def class_indices(table: str | Path, words: pd.Series, classes: Sequence[str] | None) -> list[str]:
+    """Class indices of labels; words need the order of the classes, which cannot be guessed."""
+    found = sorted(set(words) - {""})
+    if classes is None:
+        if not all(_is_index(word) for word in found):
+            raise DataError(f"{table}: labels are words ({_first_few(found, 20)}); {_order_of(found)}")
+        return [word.removesuffix(".0") for word in words]
+    if (unknown := sorted(set(found) - set(classes))) != []:
+        raise DataError(
+            f"{table}: label {unknown[0]!r} is not one of the classes {', '.join(classes)}; the table has "
+            f"{_first_few(found, 20)}"
+        )
+    order = {word: str(index) for index, word in enumerate(classes)}
+    return [order.get(word, "") for word in words]
+
+
+def _order_of(words: Sequence[str]) -> str:
+    """How to say which word is 0 and which is 1; both orders stand there, since only the user knows."""
+    if len(words) != 2:
+        return "give --class once for every word (in Python classes=[…]), in the order 0, 1, …; only you can say which"
+    orders = [" ".join(f"--class {shlex.quote(word)}" for word in pair) for pair in (words, words[::-1])]
+    return f"give them in the order negative, positive; only you can say which: {orders[0]}, or {orders[1]}"
+
+
+def _option_name(name: str) -> str:
+    """The option of the command line behind a keyword of a source."""
+    return "--class" if name == "classes" else f"--{name.replace('_', '-')}"
+
+
+def _stripped(path: str | Path, table: pd.DataFrame, columns: Sequence[str], options: bool = False) -> pd.DataFrame:
     """A table of texts that must have these columns, without spaces around their cells."""
-    _need_columns(path, table, columns)
+    _need_columns(path, table, columns, options)
     return table.assign(**{column: table[column].str.strip() for column in columns})
 
 
@@ -224,7 +298,8 @@ def _label_problems(table: pd.DataFrame, training: bool) -> Iterator[str]:
     if words:
         problem = f"labels must be class indices 0..C-1, got {_first_few(list(map(brief, words)))}"
         numbers = any(char.isdigit() for word in words for char in word)
-        ask = "write an index for each word (NEGATIVE_WORD = 0, POSITIVE_WORD = 1); which is which only you can say"
+        ask = "write an index for each word (NEGATIVE_WORD = 0, POSITIVE_WORD = 1); which is which only you can say; "
+        ask += "smmil prepare --labels and smmil source take them as --class NEGATIVE_WORD --class POSITIVE_WORD"
         yield f"{problem}; {'correct these rows' if numbers else ask}"
         return
     if not training:

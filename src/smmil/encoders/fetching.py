@@ -77,7 +77,8 @@ def _no_weights(row: EncoderInfo, more: str = "") -> DataError:
         more = f", or run `smmil encoders fetch {row.name}` where there is a network{_access(row)}{more}"
     return DataError(
         f"encoder {row.name}: no weights; put {row.files[0]} into {folders} (set SMMIL_WEIGHTS to use another folder)"
-        f"{more}, or give the file with weights="
+        f"{more}, or give the file with --weights FILE (in Python weights=); efficientnet-lite0 comes with the program "
+        "and needs no download"
     )
 
 

@@ -125,7 +125,8 @@ def _local_copy(row: EncoderInfo, weights: Path | None) -> tuple[Path, Any]:
         places = " or ".join(str(place / folder) for place in _weight_folders())
         raise DataError(
             f"encoder {row.name}: no local copy ({_CONFIG}, {_USUAL[0]}) in {weights or places} or the hub's cache; "
-            f"run `smmil encoders fetch {row.name}` where there is a network, or give its folder with weights="
+            f"run `smmil encoders fetch {row.name}` where there is a network, or give its folder with --weights "
+            "(in Python weights=); efficientnet-lite0 comes with the program and needs no download"
         )
     try:
         with few_parameters(_tensor_limit(path), 2 * path.stat().st_size + 10**6):  # before memory is asked for

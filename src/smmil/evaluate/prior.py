@@ -304,7 +304,9 @@ def _in_words(inside: dict[str, Any], better: bool | None, who: str) -> list[str
     """What the numbers within cases of so many patients say, in sentences."""
 
     def number(name: str, sign: str = "") -> str:
-        ends = f"{inside[f'{name}_low']:{sign}.3f} to {inside[f'{name}_high']:{sign}.3f}"
+        low, high = inside[f"{name}_low"], inside[f"{name}_high"]
+        perfect = ", since it is the same in every resample" if not inside.get("shortage") else ""
+        ends = f"{low:{sign}.3f} to {high:{sign}.3f}" if low == low else f"no interval{perfect}"
         return f"{inside[name]:{sign}.3f} ({ends})"
 
     if better is None:

@@ -41,6 +41,45 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(mean, sample, math.sqrt(squares / n) if n else float("nan"), n)
 
 
+def chance_probability(auroc: float, positives: int, negatives: int) -> float:
+    """Chance of an AUROC at least this high among so many cases when scores say nothing: exact Mann-Whitney, one-sided.
+
+    From 30 cases of the smaller class on the normal approximation is used. Ties count as half wins, rounded down.
+    """
+    from scipy.stats import mannwhitneyu
+
+    wins = math.floor(auroc * positives * negatives + _TOLERANCE)
+    above, rest = divmod(wins, negatives)
+    low = np.arange(negatives) + 0.5  # scores of negatives; positives stand above as many of them as they win against
+    won = [negatives] * above + [rest] * (above < positives) + [0] * (positives - above - 1)
+    high = np.array(won) + np.linspace(0.1, 0.2, positives) - 0.5
+    method = "exact" if min(positives, negatives) < 30 else "asymptotic"
+    return float(mannwhitneyu(high, low, alternative="greater", method=method).pvalue)
+
+
+def chance_in_words(auroc: float | None, labels: Sequence[int], level: float = 0.05) -> str | None:
+    """Why the AUROC of the best epoch on validation cases with these labels may be chance, and what to try; else None.
+
+    With more than two classes only a mean AUROC of 0.5 or less counts as chance. The best of many epochs is higher than
+    chance by itself, so silence is no proof.
+    """
+    positives, negatives = sum(y > 0 for y in labels), sum(y == 0 for y in labels)
+    if auroc is None or auroc != auroc or not positives or not negatives:
+        return None
+    cases = f"{len(labels)} validation cases ({positives} positive)"
+    if max(labels) == 1 and chance_probability(1.0, positives, negatives) > level:
+        return f"{cases} are too few to tell a model that learned from chance, even one that is always right: {_TO_TRY}"
+    p = chance_probability(auroc, positives, negatives) if max(labels) == 1 else float(auroc <= 0.5)
+    if p <= level:
+        return None
+    shown = f" (p = {p:.2f})" if max(labels) == 1 else ""
+    return f"on {cases} the best AUROC, {auroc:.3f}, is no better than chance{shown}: {_TO_TRY}"
+
+
+_TO_TRY = (
+    "do not read the maps yet; try more epochs, --lr 1e-3, more cases, another encoder (docs/train.md, When it does "
+    "not learn)"
+)
 # Shares such as 0.1 of 10 negatives are not exact in binary; this much is forgiven when they are compared.
 _TOLERANCE = 1e-9
 

@@ -10,18 +10,25 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
 
 from smmil.errors import ConfigError, DataError, check_choice, suggest
 from smmil.files import digest, file_name
 from smmil.frame import Frame
-from smmil.graph import Graph, chain_graph, grid_graph, knn_graph, radius_graph
+from smmil.graph import (
+    ALARM_FROM,
+    ALARM_SHARE,
+    Graph,
+    chain_graph,
+    grid_graph,
+    is_regular,
+    knn_graph,
+    nearest_distance,
+    radius_graph,
+)
 
 # Kinds of graphs with their options and defaults; None must be given.
 OPTIONS: dict[str, dict[str, Any]] = {"grid": {"neighbours": 8}, "knn": {"k": 5}, "radius": {"radius": None}}
 OPTIONS |= {"chain": {}, "edges": {}, "none": {}}
-ALARM_FROM = 10
-ALARM_SHARE = 0.5
 GRID = json.dumps({"kind": "grid", "neighbours": 8})
 # Attributes of TRIDENT's coordinates: facts to keep, and with them those that give the lattice.
 _TRIDENT_FACTS = ("patch_size", "level0_magnification", "target_magnification", "level0_width", "level0_height")
@@ -43,11 +50,6 @@ def _full_rule(graph: str | Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
-def _nearest_distance(coords: np.ndarray) -> float:
-    """Median distance from an instance to the nearest other one, in coordinate units; NaN for a single instance."""
-    return float(np.median(cKDTree(coords).query(coords, k=[2])[0])) if len(coords) > 1 else float("nan")
-
-
 def _frame_with_step(
     patch: tuple[float, ...], coords: np.ndarray, spacing: tuple[float, ...] | None = None, unit: str = "px"
 ) -> Frame:
@@ -56,7 +58,7 @@ def _frame_with_step(
     The step is the median distance to the nearest other instance. Few instances that lie apart say nothing about a
     step; then, and when both agree, patches are taken to touch. Coordinates that are not whole may jitter by 0.1 %.
     """
-    apart, side = _nearest_distance(coords), min(patch)
+    apart, side = nearest_distance(coords), min(patch)
     jitter = 1e-3 if coords.dtype.kind == "f" else 1e-6
     touching = not apart > 0 or abs(apart / side - 1) <= jitter or (apart > side and len(coords) < ALARM_FROM)
     return Frame(patch, spacing, unit, None if touching else (apart,) * len(patch))
@@ -64,7 +66,7 @@ def _frame_with_step(
 
 def _frame_from_coords(coords: np.ndarray) -> Frame | None:
     """A frame whose patches touch, from the coordinates alone; None for a single instance."""
-    apart = _nearest_distance(coords)
+    apart = nearest_distance(coords)
     return Frame((apart,) * coords.shape[1]) if apart > 0 else None
 
 
@@ -191,7 +193,7 @@ class Stored:
             raise DataError("graph 'grid' needs a Frame with the step between neighbouring instances")
         if len(frame.step) not in (1, coords.shape[1]):
             raise DataError(f"frame has {len(frame.step)} axes but the coordinates have {coords.shape[1]}")
-        return grid_graph(coords, frame.step, rule["neighbours"])
+        return grid_graph(coords, frame.step, rule["neighbours"], check=False)
 
     def connected_graph(self) -> Graph | None:
         """The graph; an error when most instances have no neighbour: smoothing would silently do nothing."""
@@ -207,9 +209,9 @@ class Stored:
     def why_isolated(self) -> str:
         """Why most instances have no neighbour, and what helps: a wrong step, or patches that were sampled sparsely."""
         assert self.coords is not None  # without them there are no neighbours to look for
-        apart = _nearest_distance(self.coords)
+        apart = nearest_distance(self.coords)
         nearest = f"smmil convert --to native --graph knn (or radius:{_two_digits(2 * apart):g})"
-        if self._regular(apart):
+        if is_regular(self.coords):
             return (
                 f"while the nearest coordinates are {apart:g} apart (median); likely cause: a wrong step (patch_size "
                 "in place of patch_size_level0); write the file again with the level-0 step, or if patches were left "
@@ -219,12 +221,6 @@ class Stored:
             f"and they lie on no lattice (nearest {apart:g} apart, median): they were sampled sparsely, so neighbours "
             f"must be the nearest ones; {nearest} writes such bags"
         )
-
-    def _regular(self, apart: float) -> bool:
-        """Whether nearest instances lie the same distance apart, as on a lattice whose step was misunderstood."""
-        assert self.coords is not None  # asked before
-        nearest = cKDTree(self.coords).query(self.coords, k=[2])[0].ravel()
-        return bool((np.abs(nearest - apart) <= 0.02 * apart).mean() > ALARM_SHARE)
 
     def coords_2d(self, target: str) -> np.ndarray:
         """Coordinates with two axes, or an error: that is all the target can hold."""

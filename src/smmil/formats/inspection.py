@@ -12,9 +12,10 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import open_hdf5
 from smmil.formats import _choose_reader, find_reader
-from smmil.formats.content import ALARM_FROM, ALARM_SHARE, Stored, _nearest_distance, edgeless_note
+from smmil.formats.content import Stored, edgeless_note
 from smmil.formats.hdf5 import ENDINGS, _layout, reader_errors
 from smmil.formats.lazyslide import _LazySlideReader
+from smmil.graph import ALARM_FROM, ALARM_SHARE, nearest_distance
 
 _is_store = _LazySlideReader().recognises
 _WHOLE_SLIDE = "features of a whole slide, not of its patches"
@@ -152,7 +153,7 @@ def _no_pairs(facts: dict[str, Any]) -> bool:
 def _extent(coords: np.ndarray | None) -> dict[str, Any] | None:
     if coords is None:
         return None
-    apart = _nearest_distance(coords)
+    apart = nearest_distance(coords)
     extent = {"dtype": str(coords.dtype), "least": coords.min(0).tolist(), "largest": coords.max(0).tolist()}
     return {**extent, "nearest": None if np.isnan(apart) else apart}
 

@@ -15,6 +15,7 @@ from smmil.formats import content
 from smmil.formats.content import Stored, _encoder_name, _folder_name, _frame_with_step, _h5_bytes, _WritePlan
 from smmil.formats.hdf5 import Reader, _dataset, _number, _open_for_texts, _text
 from smmil.frame import Frame
+from smmil.graph import nearest_distance
 
 OLD_PIXELS, OLD_UM = 224.0, 256.0
 LAYOUT = "2.1.0"
@@ -76,7 +77,7 @@ def _tile(path: Path, attributes: Any, coords: np.ndarray) -> tuple[float, float
         return side, 1.0
     side = _number(attributes, "tile_size")
     if side is None:
-        apart = content._nearest_distance(coords)
+        apart = nearest_distance(coords)
         side = OLD_PIXELS if np.isnan(apart) else apart
     elif round(side) != OLD_PIXELS or _unit(path) == "um":
         return side, 1.0

@@ -14,9 +14,10 @@ import numpy as np
 from smmil.errors import DataError
 from smmil.files import file_name
 from smmil.formats import content
-from smmil.formats.content import ALARM_FROM, INFERRED, Stored, _folder_name, _WritePlan
+from smmil.formats.content import INFERRED, Stored, _folder_name, _WritePlan
 from smmil.formats.hdf5 import Reader, _starts_with
 from smmil.frame import Frame
+from smmil.graph import ALARM_FROM
 
 
 class TorchmilReader(Reader):

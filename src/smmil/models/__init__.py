@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,9 +105,30 @@ def create_model(name: str, in_dim: int, n_classes: int = 1, **options: Any) -> 
     if ":" not in name:  # code that is trusted has limits of its own
         _check_largest(name, {"in_dim": in_dim, "n_classes": n_classes, **options})
     try:
-        return model_class(name)(in_dim, n_classes, **options)
+        model = model_class(name)(in_dim, n_classes, **options)
     except ConfigError as problem:
         raise ConfigError(f"model {name}: {problem}") from None
+    if ":" not in name:
+        model.register_forward_pre_hook(partial(_check_input, name, in_dim))
+    return model
+
+
+def _check_input(name: str, in_dim: int, _model: nn.Module, given: tuple[Any, ...]) -> None:
+    """Refuse what is no batch, or features of another width, in words; a traced program is what it is."""
+    if torch.compiler.is_compiling() or not given:
+        return
+    batch = given[0]
+    if not isinstance(batch, BagBatch):
+        bag = "bag" if isinstance(batch, Bag) else "smmil.Bag('name', x, coords)"
+        listed = "bags" if isinstance(batch, list | tuple) else f"[{bag}]"
+        raise DataError(
+            f"model {name}: takes a BagBatch, got {type(batch).__name__}; give model(smmil.BagBatch.pack({listed}))"
+        )
+    if batch.x.shape[1] != in_dim:
+        raise DataError(
+            f"model {name}: {batch.ids[0]} has features of width {batch.x.shape[1]}, the model was created for "
+            f"{in_dim}; use one encoder for all, or create_model({name!r}, in_dim={batch.x.shape[1]})"
+        )
 
 
 def _instead(name: str, option: str, known: dict[str, Any]) -> str:

@@ -121,7 +121,7 @@ class _WeightFacts(BaseModel):
 
 def predict(
     model: nn.Module,
-    bags: Iterable[Bag | BagBatch],
+    bags: Bag | BagBatch | Iterable[Bag | BagBatch],
     *,
     meta: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
@@ -135,7 +135,8 @@ def predict(
     dropout  leave the layers of dropout at work: every call draws anew from torch's generator
     """
     facts = _model_facts(model, meta)
-    found = outputs(model, bags, device, uncertainty=spatial and not dropout, dropout=dropout)
+    several = [bags] if isinstance(bags, Bag | BagBatch) else bags
+    found = outputs(model, several, device, uncertainty=spatial and not dropout, dropout=dropout)
     target = own_target(model)
     return [one for batch, output in found for one in _unpacked(batch, output, spatial, facts, target)]
 
@@ -172,6 +173,10 @@ def outputs(
     with _in_use(model, uncertainty=uncertainty, dropout=dropout):
         for item in bags:
             batch = BagBatch.pack([item]) if isinstance(item, Bag) else item
+            if not isinstance(batch, BagBatch):
+                raise DataError(
+                    f"a model predicts bags, got {type(item).__name__}; make one: smmil.Bag('name', x, coords)"
+                )
             with torch.no_grad():
                 output = model(batch.without_labels().to(device, feature_dtype(model, batch.x.dtype)))
             yield batch, output

@@ -19,8 +19,9 @@ from smmil.encoders import Encoder, encode_stream
 from smmil.errors import DataError
 from smmil.files import digest, replacing
 from smmil.formats import read_bag, read_provenance, write_bag
-from smmil.formats.content import ALARM_FROM, is_edgeless
+from smmil.formats.content import is_edgeless
 from smmil.frame import Frame
+from smmil.graph import ALARM_FROM
 from smmil.images import MosaicSlide, Slide, open_slide
 from smmil.images.opening import is_mosaic
 from smmil.images.volume import Volume, open_volume, window

@@ -14,6 +14,7 @@ import pandas as pd
 from smmil.annotations.labels import lost_truth
 from smmil.config import checked
 from smmil.data.manifest import Manifest
+from smmil.data.tables import TableColumns
 from smmil.encoders import Encoder, load_encoder
 from smmil.encoders.loading import Network
 from smmil.errors import ConfigError
@@ -31,6 +32,7 @@ from smmil.prepare.table import (
     _cases_without_labels,
     _common_kind,
     find_sources,
+    patch_folder_note,
 )
 from smmil.runtime import available_cores
 
@@ -157,6 +159,7 @@ def plan(
     recipe: Recipe,
     *,
     labels: str | Path | None = None,
+    columns: TableColumns | None = None,
     points: str | Path | None = None,
     mpp: float | None = None,
     series: str | None = None,
@@ -170,6 +173,7 @@ def plan(
 
     A recipe that does not say its kind gets it from what is found.
 
+    columns    which columns of `labels` hold id, label and patient, where they have other names
     mpp        micrometres per level-0 pixel, for files that do not say (a column mpp in `labels` wins)
     series     which DICOM series, where a folder holds several (see `open_volume`; a column series in `labels` wins)
     coverage   an instance is positive when more than this share of it is annotated (0.5)
@@ -183,8 +187,11 @@ def plan(
         raise ConfigError(f"--coverage must be at least 0 and less than 1, got {coverage}")
     if encoder is not None and "encoder" in recipe.model_fields_set:
         raise ConfigError(f"encoder: given as an object, while the recipe says {recipe.encoder!r}; leave one out")
-    found = find_sources(sources, skip=out, stacks=recipe.kind == "stack")
+    folders = [Path(source) for source in sources]
+    found = find_sources(folders, skip=out, stacks=recipe.kind == "stack")
     if "kind" not in recipe.model_fields_set:
+        if points is None and (patches := patch_folder_note(folders, found)) is not None:
+            raise ConfigError(f"{patches}; --kind slide takes every picture as a slide of its own")
         kind = {"kind": "points" if points is not None else _common_kind(found)}
         unsaid = {"tile_px", "tile_mpp", *({"windows"} - recipe.model_fields_set)}
         recipe = checked(Recipe, recipe.model_dump(exclude=unsaid) | kind, "the recipe")
@@ -198,8 +205,10 @@ def plan(
         raise ConfigError(
             f"{found[0].path}: is no source for the kind {recipe.kind!r}; choose with --kind {' or '.join(KINDS)}"
         )
-    said = mpp, series
-    cases = _cases_from_table(labels, fitting, *said) if labels is not None else _cases_without_labels(fitting, *said)
+    if labels is not None:
+        cases = _cases_from_table(labels, fitting, mpp, series, columns)
+    else:
+        cases = _cases_without_labels(fitting, mpp, series)
     own, pixels = None, recipe.encoder_pixels
     if encoder is None:
         used = _encoder_of(recipe.encoder, _resolved(weights), device, recipe.autocast, pixels)

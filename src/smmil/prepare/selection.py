@@ -15,9 +15,8 @@ from smmil.bag import Bag
 from smmil.data.tables import read_text_table
 from smmil.encoders import Encoder, encode_stream, load_encoder
 from smmil.errors import ConfigError, DataError, suggest
-from smmil.formats.content import ALARM_FROM, ALARM_SHARE
 from smmil.frame import Frame
-from smmil.graph import grid_graph
+from smmil.graph import ALARM_FROM, ALARM_SHARE, grid_graph
 from smmil.images import DamagedTile, MosaicSlide, Slide, need_mpp
 from smmil.images.quality import SLICE_FACTS, TILE_FACTS, slice_facts, tile_facts
 from smmil.images.volume import AIR, Volume, parse_window, triplets, window_channels
@@ -218,7 +217,7 @@ def _select_patches(slide: MosaicSlide, recipe: Recipe) -> _Selection:
         rule: dict[str, Any] = {"kind": "knn", "k": recipe.neighbours}
     else:
         rule = {"kind": "grid", "neighbours": 8}
-        lonely = grid_graph(slide.corners, frame.step).isolated_share
+        lonely = grid_graph(slide.corners, frame.step, check=False).isolated_share
         if len(slide.corners) >= ALARM_FROM and lonely > ALARM_SHARE:
             raise DataError(
                 f"{slide.path}: {lonely:.0%} of {len(slide.corners):,} patches of {slide.patch[0]} x {slide.patch[1]} "

@@ -1,6 +1,8 @@
 """The cases of a run: images found in folders, the table of labels, and the jobs made of both."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -8,13 +10,13 @@ from pathlib import Path
 import pandas as pd
 
 from smmil.data.manifest import Manifest
-from smmil.data.tables import as_text, read_text_table
+from smmil.data.tables import TableColumns, as_text, read_text_table
 from smmil.encoders import Encoder
 from smmil.errors import ConfigError, DataError, suggest
 from smmil.formats.content import begins_formula
 from smmil.images.dicom_file import is_dicom, kind_of, read_tags
 from smmil.images.matching import ImageSource, refuse_equal_stems, source_named
-from smmil.images.opening import SUFFIXES, is_mosaic
+from smmil.images.opening import SUFFIXES, is_mosaic, open_slide
 from smmil.images.picture_stack import is_stack
 from smmil.prepare.recipe import Recipe
 
@@ -51,6 +53,35 @@ def find_sources(roots: Iterable[str | Path], skip: Path | None = None, stacks: 
             hint = f"{features[0].name} holds features already, which a manifest brings to smmil train"
         raise DataError(f"{', '.join(map(str, folders))}: no slides or scans found; {hint}")
     return sorted(found.values(), key=lambda source: source.name)
+
+
+_PLACED = re.compile(r"x\d+_y\d+", re.IGNORECASE)
+_FEW_PLACED, _MANY, _SAMPLE, _LARGEST_PATCH = 20, 200, 20, 512
+
+
+def patch_folder_note(folders: Sequence[Path], sources: Sequence[ImageSource]) -> str | None:
+    """What to do with pictures that look like patches of slides: placed by their names, or hundreds of small ones."""
+    pictures = [s.path for s in sources if s.kind == "slide" and s.path.suffix.lower() in SUFFIXES]
+    placed = [path for path in pictures if _PLACED.search(path.stem)]
+    by_name = len(placed) >= max(_FEW_PLACED, len(pictures) / 2)
+    if not by_name and len(pictures) < _MANY:
+        return None
+    sample = (placed if by_name else pictures)[:: max(1, len(pictures) // _SAMPLE)]
+    if any(max(_picture_size(path)) > _LARGEST_PATCH for path in sample):
+        return None
+    how = "with places in their names" if by_name else f"of at most {_LARGEST_PATCH} pixels"
+    table = "" if by_name else " --table TABLE_OF_THEIR_PLACES"
+    return (
+        f"{folders[0]}: {len(pictures):,} small pictures {how} look like patches of slides ({pictures[0].name}): "
+        f"smmil source patches {folders[0]}{table} --out tables puts them together and says how to go on"
+    )
+
+
+def _picture_size(path: Path) -> tuple[int, int]:
+    """Width and height of a picture; (0, 0) of one that cannot be read, whose turn will come."""
+    with suppress(DataError), open_slide(path) as picture:
+        return picture.size
+    return 0, 0
 
 
 def _refuse_no_image(path: Path) -> None:
@@ -230,14 +261,18 @@ def _cases_without_labels(
 
 
 def _cases_from_table(
-    path: str | Path, sources: Sequence[ImageSource], mpp: float | None = None, series: str | None = None
+    path: str | Path,
+    sources: Sequence[ImageSource],
+    mpp: float | None = None,
+    series: str | None = None,
+    columns: TableColumns | None = None,
 ) -> _CaseTable:
     """One case per row of a table id,label and more columns (`_OWN`); paths count from the table.
 
     Without `path` the id must be the name of a file without ending, or its path below the folder of slides.
     """
     path = Path(path)
-    table = _read(path)
+    table = _read(path, columns or TableColumns())
     cases, missing, used = [], [], set()
     for values in table.itertuples(index=False, name=None):
         row = dict(zip(_OWN, values, strict=True))
@@ -254,8 +289,8 @@ def _cases_from_table(
     return _CaseTable(tuple(cases), tuple(missing), unlisted)
 
 
-def _read(path: Path) -> pd.DataFrame:
-    table = as_text(read_text_table(path, "give a table with the columns id, label", ("id",)))
+def _read(path: Path, columns: TableColumns) -> pd.DataFrame:
+    table = as_text(columns.renamed(path, read_text_table(path, "give a table with the columns id, label")))
     if table.empty:
         raise DataError(f"{path}: the table has no rows; add one row per slide")
     stand_in = table.assign(path=[f"{id_}.h5" for id_ in table["id"]])

@@ -36,6 +36,7 @@ from smmil.report.sources import (
     _caveats,
     _class_sets,
     _data_card,
+    _doubts,
     _load_sources,
     _model_card,
     _PredictionSource,
@@ -212,7 +213,7 @@ def _summary(
     return {
         "results": results,
         "slots": SLOTS,
-        "caveats": _caveats(sources),
+        "caveats": _caveats(sources) + _doubts(results),
         "size": {"cases": f"{len(first):,}", "content": content},
         "tiles": list(_tiles(results)),
         "metrics": _metrics(results, unmarked),

@@ -1,5 +1,6 @@
 """Models of a report: their predictions, model card, data card and caveats."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ def _model_card(source: _PredictionSource, licences: Mapping[str, str]) -> list[
     licence = features.get("licence") or meta.get("licence") or licences.get(named)
     rows = [
         ("Model", meta.get("model") or made.get("name")),
-        ("Options", _pairs(_mapping(made.get("options")))),
+        *([("Options", _pairs(_mapping(made.get("options"))) or "all as by default")] if made else []),
         ("Parameters", f"{run['parameters']:,}" if isinstance(run.get("parameters"), int) else None),
         ("Scores are", meta.get("score_kind")),
         ("Encoder", encoder),
@@ -149,7 +150,10 @@ def _data_card(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     positive = sum(int((p.y_inst > 0).sum()) for p in predictions if p.y_inst is not None)
     sizes = sorted(p.n for p in predictions)
     units, notes = units_of(predictions)
-    patients = _UNSTATED if notes and len(set(units)) == len(predictions) else f"{len(set(units)):,}"
+    patients = f"{len(set(units)):,}"
+    if notes and len(set(units)) == len(predictions):
+        named = any(p.meta.get("group") or p.meta.get("patient") for p in predictions)
+        patients = f"{patients} of one case each, or {_UNSTATED}" if named else _UNSTATED
     return [
         ("Cases", f"{len(predictions):,}"),
         ("Labels", said or "none"),
@@ -226,6 +230,26 @@ def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
     mixed = "the predictions of {} come from {} different weights; its numbers describe none of them."
     found += [("Not one model", mixed.format(name, number)) for name, number in counts.items() if number > 1]
     return found + [("Not all cases", _lacking(source)) for source in sources if source.left_out]
+
+
+def _doubts(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(headline, sentence) where the AUROC of cases may be chance, or rests on too few patients to tell."""
+    found = []
+    for name, measured in results.items():
+        ci = measured.get("ci", {}).get("bag_auroc", {})
+        value, low, high = (ci.get(key, math.nan) for key in ("value", "low", "high"))
+        if value != value:
+            continue
+        if ci["shortage"]:
+            text = f"the case AUROC of {name}, {value:.3f}, rests on {ci['shortage']}: too few for an interval"
+            found.append(("Not known whether it learned", f"{text}, so its maps may be chance. Predict more cases."))
+        elif low <= 0.5:
+            text = f"the interval of {name}'s case AUROC, {low:.3f} to {high:.3f}, holds 0.5"
+            text = text if high >= 0.5 else f"{name}'s case AUROC is below 0.5 ({low:.3f} to {high:.3f})"
+            found.append(
+                ("No better than chance", f"{text}. Do not read its maps: see docs/train.md, When it does not learn.")
+            )
+    return found
 
 
 _TAUGHT = "Models without corrections saw labels of whole cases only; comparing them with this one compares both."

@@ -282,6 +282,8 @@ class _MemoryBags:
         self, train: Sequence[Bag], val: Sequence[Bag], corrections: Mapping[str, Tensor], target: TargetConfig
     ):
         for name, given in (("train_bags", train), ("val_bags", val)):
+            if isinstance(given, Bag):
+                raise DataError(f"smmil.fit: {name} is a single bag; give a list of bags")
             if not len(given):
                 raise DataError(f"smmil.fit: {name} is empty")
         table: Any = _BagTable([*train, *val], target)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
-from smmil.data.tables import _first_few, _relative, _stripped, as_text, read_text_table
+from smmil.data.tables import _first_few, _option_name, _relative, _stripped, as_text, read_text_table
 from smmil.errors import ConfigError, DataError, check_choice
 from smmil.files import digest, need_file, write_json
 
@@ -40,8 +40,8 @@ def write_source(name: str, root: str | Path, out: str | Path, **options: Any) -
     known = [option for option in taken if option not in ("root", "out")]
     for option in options:
         if option not in known:
-            words = ", ".join(f"--{word.replace('_', '-')}" for word in known)
-            raise ConfigError(f"--{option.replace('_', '-')}: is not for the data set {name}, which takes {words}")
+            words = ", ".join(map(_option_name, known))
+            raise ConfigError(f"{_option_name(option)}: is not for the data set {name}, which takes {words}")
     if "table" in known and taken["table"].default is Parameter.empty and "table" not in options:
         raise ConfigError(f"data set {name}: give the table id,label of its images with --table")
     return source(root, out, **options)

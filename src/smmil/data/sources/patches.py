@@ -40,7 +40,8 @@ def patches(
     table    CSV with path, x, y, a column of cases (id, slide, case, image or patient), and maybe patient and label;
              None: places are in the file names, as <id>_x<X>_y<Y>_class<C>.png; `root` may be the table itself
     labels   CSV with id and label of every case; None: a case is positive when one of its patches is
-    pattern  regular expression for other names (without ending), with the groups id, x, y and maybe label
+    pattern  regular expression for other names (without ending), with the groups id, x, y and maybe
+             label and patient; else folders are patients when the names of their cases begin with that of the folder
     step     what one unit of x and y is in pixels, where they count patches
     """
     if Path(root).is_file() and table is None:
@@ -69,8 +70,10 @@ def _named(root: Path, pattern: str, study: _DownloadedStudy) -> pd.DataFrame:
         raise ConfigError(f"--pattern {pattern!r}: has no group {sorted(lost)[0]!r}; write (?P<{sorted(lost)[0]}>…)")
     files = sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
     found = [(file, match) for file in files if (match := compiled.fullmatch(file.stem)) is not None]
+    if not files:
+        raise DataError(f"{root}: no pictures here; give the folder of the patch files, or a table of them (--table)")
     if not found:
-        example = f", such as {files[0].name}" if files else ""
+        example = f", such as {files[0].name}"
         raise DataError(
             f"{root}: none of {len(files)} pictures has a place in its name{example}; expected "
             "<id>_x<X>_y<Y>_class<C>.png; or give a table path,x,y,patient (--table) or the names' form (--pattern)"
@@ -78,6 +81,11 @@ def _named(root: Path, pattern: str, study: _DownloadedStudy) -> pd.DataFrame:
     others = {file.name for file in files} - {file.name for file, _ in found}
     study.notes += _count_lines([("pictures have no place in their name and were left out", others)])
     rows = pd.DataFrame([{"path": file, **match.groupdict(default="")} for file, match in found], dtype=object)
+    folders = [file.relative_to(root).parts[0] if file.parent != root else "" for file, _ in found]
+    begins = [folder and id_.startswith(folder) for folder, id_ in zip(folders, rows["id"], strict=True)]
+    if "patient" not in rows and all(begins):
+        rows = rows.assign(patient=folders)
+        study.notes.append(f"patients are the folders, {len(set(folders))} of them: their cases bear their names")
     return rows.drop(columns="label") if "label" in rows and (rows["label"] == "").all() else rows
 
 

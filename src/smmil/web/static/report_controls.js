@@ -6,7 +6,7 @@ import { repaintRows } from "./report_table.js";
 import { field, fillSelect, following } from "./dom_helpers.js";
 
 export const settings = {
-  palette: "viridis", opacity: 0.65, threshold: 0, exact: false, heat: true, truth: true, scale: "case", between: false,
+  palette: "viridis", opacity: 0.65, threshold: 0, exact: false, heat: true, truth: true, scale: "all", between: false,
   layer: "score", left: 0, right: null,
 };
 
@@ -63,7 +63,7 @@ export function change(some) {
   field("use-threshold").hidden = settings.layer !== "score" || DATA.models.every((model) => model.threshold === null);
   field("threshold-value").textContent =
     exact ? (calibrated ? "calibrated" : "from validation") : settings.threshold === 0 ? "off" : `${(settings.threshold * 100).toFixed(1)} %`;
-  if ("palette" in some || "layer" in some) repaintRows();
+  if ("palette" in some || "layer" in some || "scale" in some) repaintRows();
   if ("left" in some || "right" in some) drawPanes();
   else if ("layer" in some) drawLayer();
   else showPanes();

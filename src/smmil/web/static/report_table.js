@@ -143,8 +143,10 @@ async function paintRow(row) {
   const cells = held.kind === "volume" ? perSlice(held) : held;
   const canvas = row.querySelector("canvas");
   if (!canvas.isConnected) return;
-  paintThumbnail(canvas, cells, { limits: cells.colours, palette: PALETTES[settings.palette], threshold: -Infinity });
+  const limits = settings.scale === "all" ? DATA.models[table.model].layers[cells.layer].colours : cells.colours;
+  paintThumbnail(canvas, cells, { limits, palette: PALETTES[settings.palette], threshold: -Infinity });
   canvas.dataset.painted = settings.palette;
+  canvas.dataset.scale = settings.scale;
   canvas.dataset.layer = cells.layer;
 }
 

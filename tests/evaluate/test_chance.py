@@ -1,0 +1,35 @@
+"""Whether a best validation AUROC may be chance: the exact probability, and the words."""
+
+from itertools import combinations
+
+import pytest
+
+from smmil.evaluate.ranking import chance_in_words, chance_probability
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [(1, 1), (2, 3), (4, 4), (5, 3)])
+def test_the_probability_is_the_share_of_all_orders_that_are_as_good(positives, negatives):
+    """Every order of the cases is equally likely when scores say nothing."""
+    places = range(positives + negatives)
+    wins = [
+        sum(high > low for high in chosen for low in set(places) - set(chosen))
+        for chosen in combinations(places, positives)
+    ]
+    for won in range(positives * negatives + 1):
+        expected = sum(w >= won for w in wins) / len(wins)
+        assert chance_probability(won / positives / negatives, positives, negatives) == pytest.approx(expected)
+
+
+def test_many_cases_agree_with_the_exact_count():
+    exact, nearly = (chance_probability(0.65, n, 40) for n in (29, 30))
+    assert nearly == pytest.approx(exact, rel=0.15)
+
+
+def test_words_appear_where_chance_is_likely_and_only_there():
+    assert "on 10 validation cases (5 positive) the best AUROC, 0.700, is no better" in chance_in_words(0.7, [0, 1] * 5)
+    assert chance_in_words(0.9, [0, 1] * 10) is None
+    assert "too few to tell" in chance_in_words(1.0, [0, 0, 1])
+    assert "p =" not in chance_in_words(0.5, [0, 1, 2] * 5)
+    assert chance_in_words(0.6, [0, 1, 2] * 5) is None
+    for nothing in (float("nan"), None):
+        assert chance_in_words(nothing, [0, 1]) is None
