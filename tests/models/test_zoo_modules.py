@@ -20,8 +20,11 @@ SMALL = {
     "dtfd_mil": {"dim": 24, "att_dim": 8},
     "patch_gcn": {"dim": 16},
     "clam": {"dim": 24},
+    "additive_mil": {"dim": 24, "att_dim": 8, "hidden": 16},
 }
 CASES = [
+    ("additive_mil", {}),
+    ("additive_mil", {"attention": "gated"}),
     ("camil", {}),
     ("camil", {"form": "released"}),
     ("camil", {"knn": 3}),

@@ -42,6 +42,7 @@ EXPORTED = [
     ("iib_mil", {}),
     ("prob_smooth", {"gated": True}),
     ("bayes_mil", {"crf": 0.38}),
+    ("additive_mil", {"attention": "mlp"}),
 ]
 
 
@@ -73,6 +74,8 @@ VARIANTS = [
     ("prob_smooth", {}),
     ("bayes_mil", {}),
     ("bayes_mil", {"crf": 0.38}),
+    ("additive_mil", {"attention": "gated", "centred": True}),
+    ("additive_mil", {"sm": {"where": "map"}}),
 ]
 
 
