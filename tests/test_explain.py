@@ -20,6 +20,7 @@ from smmil.predict.removal import _blocks, _CaseCurves, _one_by_one
 DIM = 6
 TINY = {
     "abmil": {"dim": 8, "att_dim": 4},
+    "ac_mil": {"dim": 8, "att_dim": 4, "branches": 3},
     "additive_mil": {"dim": 8, "att_dim": 4, "hidden": 6},
     "bayes_mil": {"dim": 8, "att_dim": 4},
     "camil": {"dim": 8, "heads": 2, "context_dim": 4, "att_dim": 4, "landmarks": 4},

@@ -20,9 +20,11 @@ SMALL = {
     "dtfd_mil": {"dim": 24, "att_dim": 8},
     "patch_gcn": {"dim": 16},
     "clam": {"dim": 24},
+    "ac_mil": {"dim": 24, "att_dim": 8},
     "additive_mil": {"dim": 24, "att_dim": 8, "hidden": 16},
 }
 CASES = [
+    ("ac_mil", {}),
     ("additive_mil", {}),
     ("additive_mil", {"attention": "gated"}),
     ("camil", {}),
@@ -70,9 +72,9 @@ def test_every_layer_is_called_in_training(name, options):
 
 @every_case
 def test_every_layer_is_called_in_use(name, options):
-    """Except CLAM's instance classifiers, which serve in training only."""
+    """Except classifiers of instances (CLAM) and of branches (ACMIL), which serve in training only."""
     silent = silent_layers(build(name, options).eval())
-    assert {layer for layer in silent if not layer.startswith("instance_heads.")} == set()
+    assert {layer for layer in silent if not layer.startswith(("instance_heads.", "branch_heads."))} == set()
 
 
 @every_case

@@ -43,6 +43,7 @@ EXPORTED = [
     ("prob_smooth", {"gated": True}),
     ("bayes_mil", {"crf": 0.38}),
     ("additive_mil", {"attention": "mlp"}),
+    ("ac_mil", {"score": "bag"}),
 ]
 
 
@@ -76,6 +77,8 @@ VARIANTS = [
     ("bayes_mil", {"crf": 0.38}),
     ("additive_mil", {"attention": "gated", "centred": True}),
     ("additive_mil", {"sm": {"where": "map"}}),
+    ("ac_mil", {}),
+    ("ac_mil", {"score": "bag", "sm": {"where": "late"}}),
 ]
 
 

@@ -1,6 +1,7 @@
 """Additive MIL (Javed, Juyal, Padigela, Taylor-Weiner, Yu, Prakash, NeurIPS 2022, arXiv:2206.01794)."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ _ATTENTIONS = ("tanh", "gated", "mlp")
 def _perceptron(sizes: list[int], activation: type[nn.Module], *, last_bias: bool = True, **options: Any) -> nn.Module:
     """Linear layers of these sizes with an activation between them."""
     layers: list[nn.Module] = []
-    for place, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True), start=2):
+    for place, (a, b) in enumerate(pairwise(sizes), start=2):
         last = place == len(sizes)
         layers += [nn.Linear(a, b, bias=last_bias or not last), *([] if last else [activation(**options)])]
     return nn.Sequential(*layers)
