@@ -22,6 +22,7 @@ TINY = {
     "abmil": {"dim": 8, "att_dim": 4},
     "ac_mil": {"dim": 8, "att_dim": 4, "branches": 3},
     "additive_mil": {"dim": 8, "att_dim": 4, "hidden": 6},
+    "attri_mil": {"dim": 8, "att_dim": 4},
     "bayes_mil": {"dim": 8, "att_dim": 4},
     "camil": {"dim": 8, "heads": 2, "context_dim": 4, "att_dim": 4, "landmarks": 4},
     "clam": {"dim": 8},

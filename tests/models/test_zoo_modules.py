@@ -20,6 +20,7 @@ SMALL = {
     "dtfd_mil": {"dim": 24, "att_dim": 8},
     "patch_gcn": {"dim": 16},
     "clam": {"dim": 24},
+    "attri_mil": {"dim": 24, "att_dim": 8},
     "ac_mil": {"dim": 24, "att_dim": 8},
     "additive_mil": {"dim": 24, "att_dim": 8, "hidden": 16},
 }
@@ -27,6 +28,7 @@ CASES = [
     ("ac_mil", {}),
     ("additive_mil", {}),
     ("additive_mil", {"attention": "gated"}),
+    ("attri_mil", {}),
     ("camil", {}),
     ("camil", {"form": "released"}),
     ("camil", {"knn": 3}),

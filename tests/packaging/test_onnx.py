@@ -44,6 +44,7 @@ EXPORTED = [
     ("bayes_mil", {"crf": 0.38}),
     ("additive_mil", {"attention": "mlp"}),
     ("ac_mil", {"score": "bag"}),
+    ("attri_mil", {}),
 ]
 
 
@@ -79,6 +80,7 @@ VARIANTS = [
     ("additive_mil", {"sm": {"where": "map"}}),
     ("ac_mil", {}),
     ("ac_mil", {"score": "bag", "sm": {"where": "late"}}),
+    ("attri_mil", {"sm": {"where": "early"}}),
 ]
 
 
