@@ -20,6 +20,7 @@ SMALL = {
     "dtfd_mil": {"dim": 24, "att_dim": 8},
     "patch_gcn": {"dim": 16},
     "clam": {"dim": 24},
+    "sm_instance": {"dim": 24},
     "attri_mil": {"dim": 24, "att_dim": 8},
     "ac_mil": {"dim": 24, "att_dim": 8},
     "additive_mil": {"dim": 24, "att_dim": 8, "hidden": 16},
@@ -42,6 +43,8 @@ CASES = [
     ("iib_mil", {}),
     ("patch_gcn", {}),
     ("set_mil", {}),
+    ("sm_instance", {}),
+    ("sm_instance", {"pool": "noisy_or"}),
     ("trans_mil", {}),
     ("trans_mil", {"ppeg": "chain"}),
 ]

@@ -45,6 +45,7 @@ EXPORTED = [
     ("additive_mil", {"attention": "mlp"}),
     ("ac_mil", {"score": "bag"}),
     ("attri_mil", {}),
+    ("sm_instance", {"pool": "noisy_or"}),
 ]
 
 
@@ -81,6 +82,8 @@ VARIANTS = [
     ("ac_mil", {}),
     ("ac_mil", {"score": "bag", "sm": {"where": "late"}}),
     ("attri_mil", {"sm": {"where": "early"}}),
+    ("sm_instance", {}),
+    ("sm_instance", {"pool": "noisy_or", "normalization": "sym"}),
 ]
 
 
