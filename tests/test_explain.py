@@ -38,6 +38,7 @@ TINY = {
     "prob_smooth": {"dim": 8, "att_dim": 4},
     "set_mil": {"size": 4, "depth": 2, "level_dim": 4, "heads": 2, "reduced": 8},
     "sm_ap": {"dim": 8, "att_dim": 4},
+    "sm_gcn": {"dim": 4, "att_dim": 4},
     "sm_instance": {"dim": 8},
     "sm_tap": {"dim": 8, "att_dim": 4, "trans_dim": 4, "heads": 2},
     "trans_mil": {"dim": 8, "heads": 2, "landmarks": 4},

@@ -46,6 +46,7 @@ EXPORTED = [
     ("ac_mil", {"score": "bag"}),
     ("attri_mil", {}),
     ("sm_instance", {"pool": "noisy_or"}),
+    ("sm_gcn", {}),
 ]
 
 
@@ -84,6 +85,8 @@ VARIANTS = [
     ("attri_mil", {"sm": {"where": "early"}}),
     ("sm_instance", {}),
     ("sm_instance", {"pool": "noisy_or", "normalization": "sym"}),
+    ("sm_gcn", {}),
+    ("sm_gcn", {"layers": 2, "where": "none", "norm": True}),
 ]
 
 
