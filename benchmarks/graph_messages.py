@@ -94,18 +94,20 @@ def main() -> None:
     parser.add_argument("--contrast", type=float, default=0.6, help="of the synthetic slides")
     parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=list(VARIANTS), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0, help="others than those on which an option was chosen")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--lr", type=float, default=3e-4)
     args = parser.parse_args()
     torch.set_num_threads(1)
     table = None if args.manifest is None else Manifest.read(args.manifest)
     known = None if table is None else [table.bag(name) for name in table.ids]
-    sets = [slides(seed, args.contrast) if known is None else parts(known, seed) for seed in range(args.seeds)]
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    sets = {seed: slides(seed, args.contrast) if known is None else parts(known, seed) for seed in seeds}
     training = {"epochs": args.epochs, "lr": args.lr, "threads": 1}
     print("| variant | instance AUROC | within positive bags | bag AUROC | seconds | parameters |")
     print("|---|---:|---:|---:|---:|---:|", flush=True)
     for name in args.only:
-        print(row(name, [measure(name, bags, seed, training) for seed, bags in enumerate(sets)]), flush=True)
+        print(row(name, [measure(name, bags, seed, training) for seed, bags in sets.items()]), flush=True)
 
 
 if __name__ == "__main__":
