@@ -20,6 +20,9 @@ from smmil.predict.removal import _blocks, _CaseCurves, _one_by_one
 DIM = 6
 TINY = {
     "abmil": {"dim": 8, "att_dim": 4},
+    "ac_mil": {"dim": 8, "att_dim": 4, "branches": 3},
+    "additive_mil": {"dim": 8, "att_dim": 4, "hidden": 6},
+    "attri_mil": {"dim": 8, "att_dim": 4},
     "bayes_mil": {"dim": 8, "att_dim": 4},
     "camil": {"dim": 8, "heads": 2, "context_dim": 4, "att_dim": 4, "landmarks": 4},
     "clam": {"dim": 8},
@@ -35,6 +38,8 @@ TINY = {
     "prob_smooth": {"dim": 8, "att_dim": 4},
     "set_mil": {"size": 4, "depth": 2, "level_dim": 4, "heads": 2, "reduced": 8},
     "sm_ap": {"dim": 8, "att_dim": 4},
+    "sm_gcn": {"dim": 4, "att_dim": 4},
+    "sm_instance": {"dim": 8},
     "sm_tap": {"dim": 8, "att_dim": 4, "trans_dim": 4, "heads": 2},
     "trans_mil": {"dim": 8, "heads": 2, "landmarks": 4},
     "transformer_abmil": {"dim": 8, "att_dim": 4, "trans_dim": 4, "heads": 2},
@@ -42,7 +47,8 @@ TINY = {
 every_model = pytest.mark.parametrize("name", list_models())
 # Rows have a place in a sequence (see the exam of every model).
 ORDERED = ("dtfd_mil", "trans_mil", "camil")
-CONSERVED = [name for name in list_models() if name != "set_mil"]
+# Products of attentions (set_mil) and logarithms of sums (sm_instance but for its mean) are not shared out.
+CONSERVED = [name for name in list_models() if name not in ("set_mil", "sm_instance")]
 
 
 def build(name, n_classes=1, dtype=torch.float64, **options):
@@ -216,8 +222,14 @@ class Cut(LinearMean):
         return super().forward(replace(batch, x=batch.x.detach()))
 
 
+def test_lrp_of_smooth_instance_logits_is_their_share_of_the_mean():
+    model, bag = build("sm_instance", 2, pool="mean"), grid(12)
+    found = explain(model, [bag], "lrp")[0].scores.astype(float).sum(0)
+    np.testing.assert_allclose(found, logit(model, bag), rtol=1e-5)
+
+
 def test_a_model_that_lrp_has_no_rule_for_is_refused_with_the_methods_that_work():
-    for model, bag in ((build("set_mil"), grid(12)), (Squares(), grid(5))):
+    for model, bag in ((build("set_mil"), grid(12)), (build("sm_instance"), grid(12)), (Squares(), grid(5))):
         with pytest.raises(ConfigError, match=r"lrp: no rule for a part of \w+: relevance sums to .* use integrated"):
             explain(model, [bag], "lrp")
         assert len(explain(model, [bag], "drop")) == 1

@@ -20,8 +20,17 @@ SMALL = {
     "dtfd_mil": {"dim": 24, "att_dim": 8},
     "patch_gcn": {"dim": 16},
     "clam": {"dim": 24},
+    "sm_gcn": {"dim": 8, "att_dim": 6},
+    "sm_instance": {"dim": 24},
+    "attri_mil": {"dim": 24, "att_dim": 8},
+    "ac_mil": {"dim": 24, "att_dim": 8},
+    "additive_mil": {"dim": 24, "att_dim": 8, "hidden": 16},
 }
 CASES = [
+    ("ac_mil", {}),
+    ("additive_mil", {}),
+    ("additive_mil", {"attention": "gated"}),
+    ("attri_mil", {}),
     ("camil", {}),
     ("camil", {"form": "released"}),
     ("camil", {"knn": 3}),
@@ -35,6 +44,10 @@ CASES = [
     ("iib_mil", {}),
     ("patch_gcn", {}),
     ("set_mil", {}),
+    ("sm_gcn", {"where": "late"}),
+    ("sm_gcn", {"layers": 2, "norm": True, "where": "none"}),
+    ("sm_instance", {}),
+    ("sm_instance", {"pool": "noisy_or"}),
     ("trans_mil", {}),
     ("trans_mil", {"ppeg": "chain"}),
 ]
@@ -67,9 +80,9 @@ def test_every_layer_is_called_in_training(name, options):
 
 @every_case
 def test_every_layer_is_called_in_use(name, options):
-    """Except CLAM's instance classifiers, which serve in training only."""
+    """Except classifiers of instances (CLAM) and of branches (ACMIL), which serve in training only."""
     silent = silent_layers(build(name, options).eval())
-    assert {layer for layer in silent if not layer.startswith("instance_heads.")} == set()
+    assert {layer for layer in silent if not layer.startswith(("instance_heads.", "branch_heads."))} == set()
 
 
 @every_case

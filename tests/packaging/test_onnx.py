@@ -46,6 +46,11 @@ EXPORTED = [
     ("iib_mil", {}),
     ("prob_smooth", {"gated": True}),
     ("bayes_mil", {"crf": 0.38}),
+    ("additive_mil", {"attention": "mlp"}),
+    ("ac_mil", {"score": "bag"}),
+    ("attri_mil", {}),
+    ("sm_instance", {"pool": "noisy_or"}),
+    ("sm_gcn", {}),
 ]
 
 
@@ -77,6 +82,15 @@ VARIANTS = [
     ("prob_smooth", {}),
     ("bayes_mil", {}),
     ("bayes_mil", {"crf": 0.38}),
+    ("additive_mil", {"attention": "gated", "centred": True}),
+    ("additive_mil", {"sm": {"where": "map"}}),
+    ("ac_mil", {}),
+    ("ac_mil", {"score": "bag", "sm": {"where": "late"}}),
+    ("attri_mil", {"sm": {"where": "early"}}),
+    ("sm_instance", {}),
+    ("sm_instance", {"pool": "noisy_or", "normalization": "sym"}),
+    ("sm_gcn", {}),
+    ("sm_gcn", {"layers": 2, "where": "none", "norm": True}),
 ]
 
 
