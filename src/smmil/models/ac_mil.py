@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
-from smmil.models import Output, need_labels
+from smmil.models import Output, need_labels, own_target
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.pool import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_softmax, split_bags
@@ -114,15 +114,21 @@ class ACMIL(nn.Module):
         return hidden & ~hidden.all(0)
 
     def _losses(self, z: Tensor, attention: Tensor, batch: BagBatch) -> dict[str, Tensor]:
-        y = need_labels(batch, self.n_classes)
         said = torch.stack([head(z[:, m]) for m, head in enumerate(self.branch_heads)], 1).to(compute_dtype(self))
         return {
-            "branches": self.branch_weight * _branch_loss(said, y),
+            "branches": self.branch_weight * self._branch_loss(said, batch),
             "diversity": self.diversity_weight * _similarity(attention, batch.offsets),
         }
 
+    def _branch_loss(self, said: Tensor, batch: BagBatch) -> Tensor:
+        """The bag loss of the logits (b, m, c) of every branch, averaged over both."""
+        if (target := own_target(self)) is None:
+            return _class_loss(said, need_labels(batch, self.n_classes))
+        bag = torch.arange(len(said), device=said.device).repeat_interleave(said.shape[1])
+        return target.inherited_loss(said.flatten(0, 1), target.known(batch), bag)
 
-def _branch_loss(logits: Tensor, y: Tensor) -> Tensor:
+
+def _class_loss(logits: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of the logits (b, m, c) of every branch against the label of its bag, averaged over both."""
     repeated = y.repeat_interleave(logits.shape[1])
     rows = logits.flatten(0, 1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError
 from smmil.graph import Graph
-from smmil.models import Output, need_labels
+from smmil.models import Output, need_labels, own_target
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.pool import GatedAttention
 from smmil.nn.segment import segment_argmax, segment_mean, segment_softmax, segment_sum
@@ -113,11 +113,13 @@ class AttriMIL(nn.Module):
         return f.to(dtype), self.classifier(h).to(dtype)
 
     def _losses(self, x: Tensor, scores: Tensor, batch: BagBatch) -> dict[str, Tensor]:
-        labels, losses = need_labels(batch, self.n_classes), {}
+        classes, losses = own_target(self) is None, {}
+        labels = need_labels(batch, self.n_classes) if classes else None
+        foreground = scores[:, 1:] if classes or self.n_classes == 1 else scores
         with without_autocast(scores):
             if self.spatial_weight:
-                losses["spatial"] = self.spatial_weight * _spatial(scores[:, 1:], batch)
-            if self.ranking_weight:
+                losses["spatial"] = self.spatial_weight * _spatial(foreground, batch)
+            if self.ranking_weight and labels is not None:
                 losses["ranking"] = self.ranking_weight * self._ranking(x.detach(), scores, labels, batch.offsets)
         return losses
 
