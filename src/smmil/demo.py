@@ -10,7 +10,7 @@ import numpy as np
 from smmil.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
 from smmil.encoders.table import encoder_info
 from smmil.errors import DataError
-from smmil.evaluate.bags import _patients_in_words
+from smmil.evaluate.bags import patients_in_words
 from smmil.evaluate.folders import summary
 from smmil.files import write_json
 from smmil.maps.canvas import limits_of
@@ -122,7 +122,7 @@ def _page(path: Path, study: _Study, images: Path, what: str, lead: str, next_st
     notes = [
         *leaders(study.results),
         f"Within positive {what} SmAP {verdict} ABMIL here (AUROC {smooth:.3f} against {plain:.3f}).",
-        f"One seed, one split, {len(tested)} test {what} ({_patients_in_words(tested)}): a few hundredths, or more, "
+        f"One seed, one split, {len(tested)} test {what} ({patients_in_words(tested)}): a few hundredths, or more, "
         "may be chance.",
         f"The {what} are synthetic: lesions are connected, which suits smoothing.",
     ]

@@ -76,7 +76,7 @@ def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[
     return np.array([number[name] for name in names], dtype=np.int64), notes
 
 
-def _patients_in_words(predictions: Sequence[Prediction]) -> str:
+def patients_in_words(predictions: Sequence[Prediction]) -> str:
     """On how many patients a verdict rests: "12 patients", or "10 cases, patients unknown"."""
     count = len(set(units_of(predictions)[0].tolist()))
     known = any(who is not None and who != p.id for p in predictions for who in [_patient_of(p)])

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smmil.evaluate.bags import _patient_of, _patients_in_words, patient_bag, units_of, whole_bags
+from smmil.evaluate.bags import _patient_of, patient_bag, patients_in_words, units_of, whole_bags
 from smmil.evaluate.bootstrap import Settings, _averaged, _Statistic, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.ranking import _count_below, _ratio
@@ -232,7 +232,7 @@ def position_prior(
     return {
         **found,
         "better": better,
-        "words": _in_words(inside, better, _patients_in_words(judged)),
+        "words": _in_words(inside, better, patients_in_words(judged)),
         **facts,
         "notes": notes,
     }

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from smmil.evaluate import instances
-from smmil.evaluate.bags import _patients_in_words, units_of
+from smmil.evaluate.bags import patients_in_words, units_of
 from smmil.evaluate.instances import KnownInstances, instance_probability, instance_score
 from smmil.evaluate.probability import calibrated_probability
 from smmil.evaluate.ranking import _brier_of_cases, _defined, _ece, _SortedScores, exact_mean
@@ -83,7 +83,7 @@ def uncertainty_metrics(
     two = _two_columns(probs)
     found["brier"] = exact_mean(_brier_of_cases(two, truth.astype(int)).tolist()) if known else float("nan")
     found["ece"] = _ece(two, truth.astype(int)) if known else float("nan")
-    found["verdict"] = _uncertainty_verdict(found, _patients_in_words(usable))
+    found["verdict"] = _uncertainty_verdict(found, patients_in_words(usable))
     return {**found, "notes": notes if len(usable) < len(predictions) else []}
 
 

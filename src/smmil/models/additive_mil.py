@@ -44,6 +44,7 @@ class AdditiveMIL(nn.Module):
     """
 
     score_kind = "contribution"
+    head_name = "classifier"
 
     def __init__(
         self,
@@ -73,6 +74,10 @@ class AdditiveMIL(nn.Module):
             base = self._base(h)
             scores = self.sm("map", self.classifier(weights * h) - base, batch)
         return Output(segment_sum(scores, batch.offsets) + base, scores)
+
+    def bag_vectors(self, weighed: Tensor, batch: BagBatch) -> Tensor:
+        """The sum of the weighed instances: what attention pooling makes of the bag."""
+        return segment_sum(weighed, batch.offsets)
 
     def _base(self, h: Tensor) -> Tensor:
         """What the classifier says of an instance without attention, if that counts once per bag."""

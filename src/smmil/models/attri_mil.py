@@ -13,7 +13,7 @@ from smmil.errors import ConfigError
 from smmil.graph import Graph
 from smmil.models import Output, need_labels, own_target
 from smmil.nn.parameters import compute_dtype
-from smmil.nn.pool import GatedAttention
+from smmil.nn.pool import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_argmax, segment_mean, segment_softmax, segment_sum
 from smmil.nn.smooth_at import SmoothAt
 from smmil.sparse import without_autocast
@@ -61,6 +61,8 @@ class AttriMIL(nn.Module):
     """
 
     score_kind = "attribute score"
+    head_name = "classifier"
+    class_terms = ("the ranking of the top instances of bags with a class and without it",)
     training_state = ("queue.",)
 
     def __init__(
@@ -101,6 +103,11 @@ class AttriMIL(nn.Module):
         if self.n_classes == 1:
             return Output(logits[:, 1:] - logits[:, :1], scores[:, 1:], losses)
         return Output(logits, scores, losses)
+
+    def bag_vectors(self, h: Tensor, batch: BagBatch) -> Tensor:
+        """The instances weighed by the attention of each class, class after class."""
+        f = self.sm("late", self._judged(h)[0], batch)
+        return weighted_sums(h, segment_softmax(f, batch.offsets), batch.offsets).flatten(1)
 
     def after_step(self) -> None:
         """Remember the instances seen since the last step."""

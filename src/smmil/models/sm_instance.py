@@ -82,6 +82,10 @@ class SmInstance(nn.Module):
         scores = self.sm(self.head(h).to(dtype), batch.need("graph"))
         return Output(self._pooled(scores, batch.offsets), scores)
 
+    def bag_vectors(self, h: Tensor, batch: BagBatch) -> Tensor:
+        """The mean of the smoothed embedded instances; with pool=mean the head of it gives the logits."""
+        return segment_mean(self.sm(h, batch.need("graph")), batch.offsets)
+
     def _pooled(self, scores: Tensor, offsets: Tensor) -> Tensor:
         if self.pool == "mean":
             return segment_mean(scores, offsets)

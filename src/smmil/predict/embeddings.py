@@ -45,7 +45,8 @@ def _vectors(model: nn.Module, bags: Iterable[Bag | BagBatch], device: torch.dev
         ) from None
     with _inputs_of(head) as seen:
         for batch, _ in outputs(model, bags, device):
-            rows = torch.stack(seen).mean(0) if len(seen) > 1 else seen[0]  # several cuts of a bag: dtfd_mil
+            alike = [rows for rows in seen if rows.shape == seen[-1].shape]  # several cuts of a bag: dtfd_mil
+            rows = torch.stack(alike).mean(0) if len(alike) > 1 else alike[0]
             seen.clear()
             if hasattr(inner, "bag_vectors"):
                 with torch.no_grad():
