@@ -45,13 +45,12 @@ def _vectors(model: nn.Module, bags: Iterable[Bag | BagBatch], device: torch.dev
         ) from None
     with _inputs_of(head) as seen:
         for batch, _ in outputs(model, bags, device):
-            alike = [rows for rows in seen if rows.shape == seen[-1].shape]  # several cuts of a bag: dtfd_mil
-            rows = torch.stack(alike).mean(0) if len(alike) > 1 else alike[0]
-            seen.clear()
             if hasattr(inner, "bag_vectors"):
                 with torch.no_grad():
-                    rows = inner.bag_vectors(rows, batch.to(rows.device))  # type: ignore[operator]
-                seen.clear()
+                    rows = inner.bag_vectors(seen[-1], batch.to(seen[-1].device))  # type: ignore[operator]
+            else:
+                rows = torch.stack(seen).mean(0)  # of several cuts of a bag (dtfd_mil), else of one
+            seen.clear()
             if rows.shape[0] != len(batch):
                 raise ConfigError(
                     f"{type(inner).__name__}: its layer {name!r} reads {rows.shape[0]} rows of {len(batch)} bags; add "
