@@ -22,12 +22,12 @@ from scipy.sparse.csgraph import connected_components
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = "smmil"
 LIMITS = {
-    "files": ("<=", 240),
-    "lines": ("<=", 46_500),
+    "files": ("<=", 268),
+    "lines": ("<=", 53_000),
     "median lines of a file": (">=", 120),
     "import depth": ("<=", 14),
-    "public names": ("<=", 575),
-    "modules with one importer": ("<=", 45),
+    "public names": ("<=", 650),
+    "modules with one importer": ("<=", 50),
     "class names used twice": ("<=", 0),
 }
 
