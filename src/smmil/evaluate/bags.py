@@ -69,7 +69,7 @@ def labelled_table(predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.nd
 def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[np.ndarray, list[str]]:
     """Unit of each case (its patient, else itself), numbered in order of names, and notes about missing patients."""
     check_choice(unit, UNITS, "unit")
-    patients = [_patient_of(p) if unit == "patient" else None for p in predictions]
+    patients = [patient_of(p) if unit == "patient" else None for p in predictions]
     names = [("case", p.id) if who is None else ("patient", who) for p, who in zip(predictions, patients, strict=True)]
     number = {name: i for i, name in enumerate(sorted(set(names)))}
     notes = [] if unit == "bag" else _patient_notes(predictions, patients)
@@ -79,14 +79,14 @@ def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[
 def patients_in_words(predictions: Sequence[Prediction]) -> str:
     """On how many patients a verdict rests: "12 patients", or "10 cases, patients unknown"."""
     count = len(set(units_of(predictions)[0].tolist()))
-    known = any(who is not None and who != p.id for p in predictions for who in [_patient_of(p)])
+    known = any(who is not None and who != p.id for p in predictions for who in [patient_of(p)])
     what = "patient" if known else "case"
     return f"{count:,} {what}{'s' * (count != 1)}" + ("" if known else ", patients unknown")
 
 
 def resampled_in_words(predictions: Sequence[Prediction]) -> str:
     """What the bootstrap draws: "12 patients resampled", or "10 cases resampled, patients unknown"."""
-    count, missing = len(set(units_of(predictions)[0].tolist())), sum(_patient_of(p) is None for p in predictions)
+    count, missing = len(set(units_of(predictions)[0].tolist())), sum(patient_of(p) is None for p in predictions)
     if missing == len(predictions):
         return f"{count} cases resampled, patients unknown"
     if _own_ids_only(predictions):
@@ -96,7 +96,7 @@ def resampled_in_words(predictions: Sequence[Prediction]) -> str:
 
 def _own_ids_only(predictions: Sequence[Prediction]) -> bool:
     """Whether each case gives its own id as its patient, as older files of cases without a patient do."""
-    return all(_patient_of(p) == p.id for p in predictions)
+    return all(patient_of(p) == p.id for p in predictions)
 
 
 def _patient_notes(predictions: Sequence[Prediction], patients: Sequence[str | None]) -> list[str]:
@@ -133,7 +133,7 @@ def reliability_curve(predictions: Sequence[Prediction], bins: int = _BINS) -> d
     }
 
 
-def _patient_of(prediction: Prediction) -> str | None:
+def patient_of(prediction: Prediction) -> str | None:
     """The patient of a case from meta["patient"] or meta["group"]; None when neither is stored."""
     named = (prediction.meta.get(key) for key in _PATIENT_KEYS)
     return next((str(name) for name in named if name not in (None, "")), None)
@@ -214,13 +214,13 @@ def by_patient(predictions: Sequence[Prediction], aggregate: str = "mean") -> li
     """
     check_choice(aggregate, AGGREGATES, "aggregate")
     own = [patient_bag(p) is not None for p in predictions]
-    if not any(own) and not any(_patient_of(p) for p in predictions):
+    if not any(own) and not any(patient_of(p) for p in predictions):
         raise DataError(
             "by patient: no prediction says whose case it is; predict again with a manifest that has the column group"
         )
     cases: dict[tuple[bool, str], list[Prediction]] = {}
     for prediction in (p for p, bag in zip(predictions, own, strict=True) if not bag):
-        who = _patient_of(prediction)
+        who = patient_of(prediction)
         cases.setdefault((who is not None, who or prediction.id), []).append(prediction)
     found = {p.id: p for group in cases.values() for p in _aggregated(sorted(group, key=lambda p: p.id), aggregate)}
     return [p if bag else found[p.id] for p, bag in zip(predictions, own, strict=True)]

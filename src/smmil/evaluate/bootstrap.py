@@ -36,7 +36,7 @@ Kinds = dict[str, np.ndarray]  # of cases that a metric needs, such as "positive
 Judged = tuple[list[Prediction], Weighted, Kinds]
 
 
-class _Statistic(NamedTuple):
+class Statistic(NamedTuple):
     """A metric of fixed cases as a function of how often each case counts."""
 
     name: str  # its full name
@@ -60,19 +60,19 @@ class Settings(NamedTuple):
 
 def statistic(
     predictions: Sequence[Prediction], metric: MetricOrFunction, settings: Settings = Settings()
-) -> _Statistic:
+) -> Statistic:
     """The metric, a name or a function of predictions (nan where undefined), of the cases with labels for it."""
     check_choice(settings.pool, POOLS, "pool")
     if not isinstance(metric, str):
         cases = sorted(whole_bags(predictions), key=lambda p: p.id)
-        return _Statistic(getattr(metric, "__name__", "metric"), cases, _repeated(cases, metric), {})
+        return Statistic(getattr(metric, "__name__", "metric"), cases, _repeated(cases, metric), {})
     name, _, label = _full_name(metric).partition(":")
     found, whose = METRICS[name], f" of {label}" if label else ""
     cases = sorted((whole_patients if found.level == "bag" else whole_bags)(predictions), key=lambda p: p.id)
     cases = of_label(cases, label) if label else cases
     by_level = {"bag": _of_bags, "instance": _of_instances, "energy": _of_energies, "lesion": _of_lesions}
     used, value, kinds = by_level[found.level](found, cases, settings)
-    return _Statistic(_full_name(metric), used, value, {f"{kind}{whose}": is_it for kind, is_it in kinds.items()})
+    return Statistic(_full_name(metric), used, value, {f"{kind}{whose}": is_it for kind, is_it in kinds.items()})
 
 
 def _classes(cases: list[Prediction]) -> Kinds:

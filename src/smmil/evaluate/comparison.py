@@ -10,7 +10,7 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError, suggest
 from smmil.evaluate import bootstrap
-from smmil.evaluate.bags import _patient_of
+from smmil.evaluate.bags import patient_of
 from smmil.evaluate.bootstrap import MetricOrFunction, Models, Results, Settings, statistic
 from smmil.evaluate.instances import _score_kind
 from smmil.evaluate.metrics import USUAL
@@ -28,8 +28,8 @@ def _paired(a: Sequence[Prediction], b: Sequence[Prediction]) -> tuple[list[Pred
         raise DataError(f"compare: the two models have no case in common ({some} / {others}); predict the same cases")
     for case in common:
         _refuse_different(first[case], second[case])
-        who = _patient_of(second[case])
-        if who is not None and _patient_of(first[case]) is None:  # a patient that only the second names
+        who = patient_of(second[case])
+        if who is not None and patient_of(first[case]) is None:  # a patient that only the second names
             first[case] = replace(first[case], meta={**first[case].meta, "patient": who})
     same = [first[case] for case in common], [second[case] for case in common]
     return *same, len(first) - len(common), len(second) - len(common)
@@ -53,7 +53,7 @@ def _refuse_different(a: Prediction, b: Prediction) -> None:
     same = a.y_inst is b.y_inst if a.y_inst is None or b.y_inst is None else np.array_equal(a.y_inst, b.y_inst)
     if not same:
         raise DataError(f"{a.id}: instance labels differ between the two models; predict both from the same bag files")
-    people = {_patient_of(p) for p in (a, b)} - {None}
+    people = {patient_of(p) for p in (a, b)} - {None}
     if len(people) > 1:
         raise DataError(f"{a.id}: belongs to patient {' and '.join(sorted(map(str, people)))}; correct the manifest")
 
@@ -141,7 +141,7 @@ def compare(
 
 
 def _delong(
-    a: bootstrap._Statistic, b: bootstrap._Statistic, n_units: int, level: float
+    a: bootstrap.Statistic, b: bootstrap.Statistic, n_units: int, level: float
 ) -> tuple[dict[str, float] | None, list[str]]:
     two = all(len(p.probs) < 3 and p.target_kind == "class" for p in (*a.cases, *b.cases))
     if a.name.partition(":")[0] != "bag_auroc" or not two:

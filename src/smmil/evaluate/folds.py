@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smmil.evaluate import instances, ranking
-from smmil.evaluate.bootstrap import Kinds, Settings, Weighted, _Statistic, statistic
+from smmil.evaluate.bootstrap import Kinds, Settings, Statistic, Weighted, statistic
 from smmil.evaluate.instances import KnownInstances
 from smmil.evaluate.metrics import METRICS, Metric, _full_name
 from smmil.prediction import Prediction
@@ -42,7 +42,7 @@ class _FoldSums(NamedTuple):
 
 def pooled_statistic(
     folds: Sequence[Sequence[Prediction]], metric: str, settings: Sequence[Settings]
-) -> tuple[_Statistic, list[float]]:
+) -> tuple[Statistic, list[float]]:
     """A metric over all cases of all folds, compared within folds only, and the metric of every fold.
 
     Cases of the statistic stand fold by fold; every case must be in one fold only. settings: those of each fold.
@@ -59,7 +59,7 @@ def pooled_statistic(
         return ranking._ratio(float(total[0]), float(total[1]))
 
     whole = [part.value(np.ones(len(part.cases), dtype=np.int64)) for part in parts]
-    return _Statistic(found.name, [p for part in parts for p in part.cases], value, _joined_kinds(parts)), whole
+    return Statistic(found.name, [p for part in parts for p in part.cases], value, _joined_kinds(parts)), whole
 
 
 def _joined_kinds(parts: Sequence[_FoldSums]) -> Kinds:
@@ -90,7 +90,7 @@ def _fold_sums(metric: Metric, predictions: Sequence[Prediction], settings: Sett
     return _FoldSums(whole.cases, sums, whole.kinds, whole.value, counts)
 
 
-def _sums_of_cases(whole: _Statistic) -> Sums:
+def _sums_of_cases(whole: Statistic) -> Sums:
     """Sum of the values of the cases, and how many have one."""
     values = np.array([whole.value(alone) for alone in np.eye(len(whole.cases), dtype=np.int64)], dtype=np.float64)
     there = ~np.isnan(values)

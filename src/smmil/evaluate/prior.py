@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smmil.evaluate.bags import _patient_of, patient_bag, patients_in_words, units_of, whole_bags
-from smmil.evaluate.bootstrap import Settings, _averaged, _Statistic, statistic
+from smmil.evaluate.bags import patient_bag, patient_of, patients_in_words, units_of, whole_bags
+from smmil.evaluate.bootstrap import Settings, Statistic, _averaged, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.ranking import _count_below, _ratio
 from smmil.evaluate.resampling import _resampling_plan, carriers_of, interval, p_text, subtract
@@ -188,7 +188,7 @@ def _without_own(maps: np.ndarray) -> np.ndarray:
 
 def _rescored(p: Prediction, scores: np.ndarray, name: str) -> Prediction:
     """The case with other scores and only the facts that metrics and patients need."""
-    who = _patient_of(p)
+    who = patient_of(p)
     kind = p.meta.get("score_kind", "unknown") if name == "model" else MAPS[name]
     meta: dict[str, Any] = {"score_kind": kind, **({} if who is None else {"patient": who})}
     meta |= {} if (part := patient_bag(p)) is None else {"patient_bag": part}
@@ -280,11 +280,11 @@ def _auroc(known: KnownInstances) -> float:
     return _ratio(float(_count_below(positive, negative).sum()), float(len(positive)) * float(len(negative)))
 
 
-def _within_cases(cases: Sequence[Prediction]) -> _Statistic:
+def _within_cases(cases: Sequence[Prediction]) -> Statistic:
     """The mean over cases of their AUROC, where both classes are known."""
     ordered = sorted(cases, key=lambda p: p.id)
     known = [(p, k) for p in ordered if (k := KnownInstances.of(p)).both_classes]
-    return _Statistic("inst_auroc", [p for p, _ in known], _averaged([_auroc(k) for _, k in known]), {})
+    return Statistic("inst_auroc", [p for p, _ in known], _averaged([_auroc(k) for _, k in known]), {})
 
 
 def _why_none(predictions: Sequence[Prediction], maps: PriorMaps, reference: Sequence[Prediction] | None) -> str:

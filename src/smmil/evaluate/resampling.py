@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate.bags import _patient_of, need_target, units_of
+from smmil.evaluate.bags import need_target, patient_of, units_of
 from smmil.prediction import Prediction
 
 _METHODS = ("bca", "percentile")
@@ -273,7 +273,7 @@ def _stratum(prediction: Prediction) -> int:
 def carriers_of(cases: Sequence[Prediction], kinds: Mapping[str, np.ndarray], unit: str = "patient") -> Carriers:
     """How many units there are of these cases, and how many have a case of each kind; kinds: which cases are of it."""
     units, _ = units_of(cases, unit)
-    word = "patients" if unit == "patient" and any(_patient_of(p) is not None for p in cases) else "cases"
+    word = "patients" if unit == "patient" and any(patient_of(p) is not None for p in cases) else "cases"
     counts = {kind.format(units=word): len(np.unique(units[is_it])) for kind, is_it in kinds.items()}
     return Carriers({word: len(np.unique(units)), **counts})
 

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from smmil.errors import DataError
 from smmil.evaluate.bags import resampled_in_words, units_of
-from smmil.evaluate.bootstrap import Settings, _Statistic, statistic
+from smmil.evaluate.bootstrap import Settings, Statistic, statistic
 from smmil.evaluate.folds import pooled_statistic
 from smmil.evaluate.metrics import PooledMetric
 from smmil.evaluate.resampling import Carriers, Resampling, carriers_of, interval, subtract
@@ -114,12 +114,12 @@ def _test_sets(folds: Sequence[Sequence[Prediction]]) -> list[list[int]]:
 
 def _over_all_patients(
     folds: Sequence[Sequence[Prediction]], parts: list[list[int]], metric: str, settings: Sequence[Settings]
-) -> tuple[list[_Statistic], np.ndarray, float]:
+) -> tuple[list[Statistic], np.ndarray, float]:
     """A statistic over all cases for every seed, the fold of each patient, and the mean of the folds' values.
 
     A fold that lacks runs of some seeds stands in their place with those it has.
     """
-    statistics, values = list[_Statistic](), list[float]()
+    statistics, values = list[Statistic](), list[float]()
     for seed in range(max(map(len, parts))):
         used = [numbers[seed % len(numbers)] for numbers in parts]
         found, single = pooled_statistic([folds[i] for i in used], metric, [settings[i] for i in used])

@@ -10,7 +10,7 @@ import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
-from smmil.evaluate.bags import _patient_of, is_labelled, patient_bag
+from smmil.evaluate.bags import is_labelled, patient_bag, patient_of
 from smmil.evaluate.case_words import case_words, with_place
 from smmil.evaluate.conformal import AppliedCalibration, CalibratedCase, applied_calibration, calibrated_case
 from smmil.evaluate.folder_drift import FolderDrift, drift_facts, folder_drift
@@ -99,7 +99,7 @@ class _ModelScores:
         digests = _layout(prediction), _content(prediction)
         found = cls(file, facts["p"], outcome, *digests, kind, prediction.n, prediction.y, truth)
         part = patient_bag(prediction)
-        patient = _patient_of(prediction) if part is None else part["patient"]
+        patient = patient_of(prediction) if part is None else part["patient"]
         found = replace(found, patient=patient, one_bag=bool(part))
         if prediction.target_kind == "class":
             return found
