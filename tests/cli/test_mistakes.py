@@ -41,7 +41,7 @@ MISTAKES = [
         "prepare slides --labels exams.csv --id-column exam --label-column finding --out o",
         "take them as --class NEGATIVE_WORD",
     ),
-    ("prepare slides --id-column exam --out o", "are about a table; give --labels"),
+    ("prepare slides --id-column exam --out o", "need a table; give --labels"),
     ("source features set/bags --table exams.csv --out o", "or name it with --id-column"),
     ("source features set/bags --table exams.csv --id-column exam --out o", "or name it with --label-column"),
     ("source folder slides --table labels.csv --class a --out o", "--class: is not for the data set folder"),

@@ -57,6 +57,14 @@ def prepare(
     label_column: LabelColumn = None,
     patient_column: PatientColumn = None,
     classes: Classes = None,
+    keep: Annotated[
+        list[str] | None,
+        Option(
+            rich_help_panel="Table of cases",
+            help="Column of the table for the manifest too, such as age; time, event and label_… always are. May be "
+            "repeated.",
+        ),
+    ] = None,
     kind: Annotated[ImageKind, Option(help="What the images are; auto: from the files.")] = ImageKind.auto,
     recipe: Annotated[Path | None, Option(help="YAML file with the choices below; options win over it.")] = None,
     encoder: Annotated[
@@ -232,10 +240,11 @@ def prepare(
         "label": label_column,
         "patient": patient_column,
         "classes": classes or None,
+        "keep": keep or None,
     }
     named = {name: value for name, value in named.items() if value is not None}
     if named and labels is None:
-        raise ConfigError("--id-column, --label-column, --patient-column and --class: are about a table; give --labels")
+        raise ConfigError("--id-column, --label-column, --patient-column, --class, --keep: need a table; give --labels")
     patch: dict[str, Any] = {"side_mm": patch_mm, "side_px": patch_px, "depth_mm": patch_depth_mm}
     patch |= {"depth_slices": patch_slices, "overlap": patch_overlap, "foreground": foreground}
     mask = {"share": tissue_share, "method": tissue and tissue.value, "pen": pen and pen.value}

@@ -133,12 +133,25 @@ def _missing_column(column: str, names: Sequence[str], options: bool) -> str:
 
 @dataclass(frozen=True)
 class TableColumns:
-    """Which columns of a table of cases hold name, label and patient, and labels that are words in the order 0, 1, …"""
+    """Which columns of a table of cases hold name, label and patient, and labels that are words in the order 0, 1, …
+
+    keep  further columns for the manifest, such as covariates; those of other targets (time, event, label_…) are kept
+    """
 
     id: str = "id"
     label: str = "label"
     patient: str = "patient"
     classes: Sequence[str] | None = None
+    keep: Sequence[str] = ()
+
+    def kept(self, path: str | Path, table: pd.DataFrame) -> list[str]:
+        """Columns of the table that go into the manifest beside those every manifest has."""
+        for name in self.keep:
+            if name not in table:
+                near = suggest(name, list(map(str, table.columns))[:200])
+                raise DataError(f"{path}: there is no column {name!r} (--keep); {near}")
+        of_targets = [c for c in table if c in ("time", "event") or str(c).startswith("label_")]
+        return [str(c) for c in dict.fromkeys([*of_targets, *self.keep]) if c not in COLUMNS]
 
     def renamed(self, path: str | Path, table: pd.DataFrame) -> pd.DataFrame:
         """The table with the columns id, label and patient, and with class indices where words were given an order."""

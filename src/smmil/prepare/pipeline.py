@@ -135,8 +135,8 @@ def _manifest_table(done: Sequence[_Outcome]) -> pd.DataFrame:
         sidecar = job.labels_path.relative_to(job.out).as_posix() if labelled else ""
         path = job.bag_path.relative_to(job.out).as_posix()
         given = {"label": case.label, "group": case.patient, "split": case.split, "instance_labels": sidecar}
-        rows.append({"id": case.id, "path": path, **given})
-    table = pd.DataFrame(rows)
+        rows.append({"id": case.id, "path": path, **given, **dict(case.more)})
+    table = pd.DataFrame(rows).fillna("")
     return table[[c for c in table if c in ("id", "path") or (table[c] != "").any()]]
 
 

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -169,6 +170,7 @@ class PrepareCase:
     """One slide, image or scan, and what the user says about it; texts are as in the table of labels.
 
     annotation_complete  whether everything that is not annotated is known to be free of lesions
+    more                 further cells of its row that the manifest repeats: targets other than a class, covariates
     """
 
     id: str
@@ -183,6 +185,7 @@ class PrepareCase:
     annotation_kind: str = "auto"
     annotation_complete: bool = True
     instance_labels: Path | None = None
+    more: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -272,9 +275,9 @@ def _cases_from_table(
     Without `path` the id must be the name of a file without ending, or its path below the folder of slides.
     """
     path = Path(path)
-    table = _read(path, columns or TableColumns())
+    table, more = _read(path, columns or TableColumns())
     cases, missing, used = [], [], set()
-    for values in table.itertuples(index=False, name=None):
+    for values, others in zip(table.itertuples(index=False, name=None), more, strict=True):
         row = dict(zip(_OWN, values, strict=True))
         id_, source = row["id"], _source(row, path, sources)
         if source is None:
@@ -282,14 +285,15 @@ def _cases_from_table(
             missing.append((id_, f"{path}: no slide or scan is called {id_!r}; {near}"))
         else:
             used.add(source.resolve())
-            cases.append(_case(row, source, path, mpp, series))
+            cases.append(replace(_case(row, source, path, mpp, series), more=others))
     if not cases:
         raise DataError(missing[0][1] + f" (none of the {len(missing)} rows has an image)")
     unlisted = tuple(s.path for s in sources if s.path.resolve() not in used)
     return _CaseTable(tuple(cases), tuple(missing), unlisted)
 
 
-def _read(path: Path, columns: TableColumns) -> pd.DataFrame:
+def _read(path: Path, columns: TableColumns) -> tuple[pd.DataFrame, list[tuple[tuple[str, str], ...]]]:
+    """The columns that prepare knows, and of each row the further cells that are kept."""
     table = as_text(columns.renamed(path, read_text_table(path, "give a table with the columns id, label")))
     if table.empty:
         raise DataError(f"{path}: the table has no rows; add one row per slide")
@@ -297,7 +301,16 @@ def _read(path: Path, columns: TableColumns) -> pd.DataFrame:
     Manifest(stand_in, name=str(path)).check_table(training=False)
     for id_ in table["id"]:
         _checked_id(id_, str(path))
-    return table.reindex(columns=_OWN, fill_value="")
+    kept = columns.kept(path, table)
+    if formulas := [name for name in kept if table[name].map(begins_formula).any() and not _numeric(table[name])]:
+        raise DataError(f"{path}: column {formulas[0]!r} holds a formula of a spreadsheet; write its value")
+    more = [tuple(zip(kept, map(str.strip, cells), strict=True)) for cells in table[kept].itertuples(index=False)]
+    return table.reindex(columns=_OWN, fill_value=""), more
+
+
+def _numeric(cells: pd.Series) -> bool:
+    """Whether all cells are numbers or empty: -1.5 begins like a formula and is none."""
+    return bool(pd.to_numeric(cells.where(cells.str.strip() != "", "0"), errors="coerce").notna().all())
 
 
 def _checked_id(id_: str, where: str) -> str:
@@ -331,6 +344,7 @@ def _case(row: dict[str, str], source: Path, table: Path, mpp: float | None, ser
     mpp = _mpp(row["mpp"], id_, table) or mpp
     if complete.lower() not in ("", "yes", "no"):
         raise DataError(f"{table}: annotation_complete of {id_!r} is {complete!r}; expected yes or no")
+    files: dict[str, Any] = {name: table.parent / row[name] if row[name] else None for name in _FILES}
     return PrepareCase(
         id_,
         source,
@@ -341,7 +355,7 @@ def _case(row: dict[str, str], source: Path, table: Path, mpp: float | None, ser
         series=row["series"] or series,
         annotation_kind=row["annotation_kind"] or "auto",
         annotation_complete=complete.lower() != "no",
-        **{name: table.parent / row[name] if row[name] else None for name in _FILES},
+        **files,
     )
 
 
