@@ -57,6 +57,7 @@ class Workshop:
             clam_files(folder / "foreign", features(len(places), seed=seed), places * 512, name=f"f{seed}")
         torch.save(dict(clam("single")[0]), folder / "clam.pt")
         (folder / "study.yaml").write_text(yaml.safe_dump(STUDY))
+        (folder / "search.yaml").write_text(yaml.safe_dump({**STUDY, "search": {"training.lr": [0.01, 0.02]}}))
         small = training("training.epochs=3", "training.threads=1", "model.options.dim=8", "data.folds=2")
         at = {name: str(folder / name) for name in ("slides", "labels.csv", "bags", "foreign", "clam.pt", "study.yaml")}
         run, predictions = str(folder / "train" / "out"), str(folder / "predict" / "out")
@@ -82,6 +83,9 @@ class Workshop:
             "convert": ["convert", at["foreign"], "--to", "native", "--out", "out"],
             "convert-weights": ["convert-weights", at["clam.pt"], "--from", "clam", "--out", "out"],
             "experiment": ["experiment", "run", at["study.yaml"], "--out", "out"],
+            "experiment search": [
+                *("experiment", "search", str(folder / "search.yaml"), "--trials", "2", "--out", "out"),
+            ],
             **{f"experiment {what}": ["experiment", what, at["study.yaml"], "--out", "out"] for what in ANSWERS},
         }
         self.quiet = {  # they write nothing

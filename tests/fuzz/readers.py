@@ -8,7 +8,7 @@ what 10,000 of them showed (docs/security.md) and the few of the quick form show
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +42,8 @@ from smmil.evaluate.drift import fit_drift
 from smmil.experiments.datasets import _content_digest
 from smmil.experiments.run import FORMAT, _content_checksum, _finished
 from smmil.experiments.runner import _state
+from smmil.experiments.search import _FORMAT as _SEARCH_FORMAT
+from smmil.experiments.search import Trial, _read_trials
 from smmil.experiments.study import load_study
 from smmil.exports.case import ExportCase
 from smmil.exports.dicom_source import _source_header
@@ -328,6 +330,11 @@ def failure_folder(folder: Path) -> Path:
     return folder
 
 
+def search_trials(folder: Path) -> Path:
+    trials = [asdict(Trial(n, {"training.lr": 0.01 * n}, "done", 0.5, 0.7, [3], "")) for n in range(3)]
+    return json_file("trials.json", {"format": _SEARCH_FORMAT, "search": "digest", "trials": trials})(folder)
+
+
 def digest_cache(folder: Path) -> Path:
     shutil.copy(OLD / "manifest.csv", folder)
     shutil.copytree(OLD / "bags", folder / "bags")
@@ -577,6 +584,7 @@ READERS: tuple[FuzzReader, ...] = (
     # what is kept between two calls
     FuzzReader("kept:result", result_folder, read_result, TEXT, sealed=True),
     FuzzReader("kept:failure", failure_folder, _state, TEXT, 0.5, "shown to the user as it is, never computed with"),
+    FuzzReader("kept:search", search_trials, lambda p: _read_trials(p, "digest"), TEXT, 0.5, PLAIN),
     FuzzReader("kept:digests", digest_cache, read_cache, TEXT, 0.25, PLAIN),
     FuzzReader("kept:checked bags", checked_bags, read_checked, TEXT, 0.0, "what does not fit is checked again"),
     FuzzReader("kept:conversion", converted, read_converted, TEXT, 0.01, PLAIN),

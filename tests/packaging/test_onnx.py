@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.bags import chain_bag, grid_bag, without_edges, woven_bag
+from support.quick import slow_unless
 
 import smmil
 from smmil.bag import BagBatch
@@ -307,7 +308,9 @@ def test_missing_libraries_are_named_with_the_way_to_get_them(tmp_path, monkeypa
         _export_onnx(create_model("abmil", 4), "abmil", 4, tmp_path / "x.onnx")
 
 
-@pytest.mark.parametrize("kind", ["multilabel", "ordinal", "regression", "survival", "cox"])
+@pytest.mark.parametrize(
+    "kind", slow_unless("survival".__eq__, ["multilabel", "ordinal", "regression", "survival", "cox"])
+)
 def test_logits_of_the_file_mean_for_other_targets_what_the_docs_say(kind, tmp_path):
     """Formulas of docs/targets.md, from the file and config.json alone."""
     bags = planted_slides(24, "survival" if kind == "cox" else kind, size=(8, 14), dim=6)

@@ -239,7 +239,13 @@ def test_evaluate_proposes_the_coverage_that_the_stored_shares_allow(slides):
     table = Manifest.read(done.manifest)
     assert read_label_shares(table.instance_labels_of("s0")) == (0.5, 0.375)
     assert read_label_shares(table.instance_labels_of("s2")) is None  # a negative case has none
-    facts = {"model": {"in_dim": 3, "name": "first"}, "epoch": 0, "config": "", "features": {}, "split": ""}
+    facts = {
+        "model": {"in_dim": 3, "name": "first", "n_classes": 1},
+        "epoch": 0,
+        "config": "",
+        "features": {},
+        "split": "",
+    }
     out = slides.parent / "predictions"
     trained = TrainedModel(First(), facts, "w")
     predict_table(trained, table, list(table.ids), Origin("best"), out=out, device="cpu")

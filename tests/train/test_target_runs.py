@@ -262,7 +262,7 @@ def test_mistakes_of_a_fit_with_targets_are_explained():
 def test_promises_and_suggestions_for_classes_refuse_other_targets(runs, tmp_path):
     predict_run(runs("survival"), out=tmp_path / "p")
     cases = load_predictions(tmp_path / "p")
-    for verb, call in (("calibrate", calibrate), ("suggest", suggest_regions)):
+    for verb, call in (("calibration", calibrate), ("suggest", suggest_regions)):
         with pytest.raises(ConfigError, match=rf"{verb}.* is for targets of kind class.* of kind survival"):
             call(cases)
 

@@ -130,6 +130,17 @@ def _one_variant(study: Study, name: str | None) -> Variant:
     return known[name] if name is not None else study.variants[0]
 
 
+def _read_trials(path: Path, identity: str) -> list[Trial]:
+    """The trials in a file; those of another search are refused."""
+    content = read_json(path, dict)
+    if content.get("format") != _FORMAT or content.get("search") != identity:
+        raise ConfigError(f"{path}: holds another search (of other settings, ranges or data); use another --out folder")
+    try:
+        return TypeAdapter(list[Trial]).validate_python(content.get("trials"))
+    except ValidationError:
+        raise DataError(f"{path}: no list of trials; restore it, or use another --out folder") from None
+
+
 @dataclass
 class _Search:
     """One search in its folder."""
@@ -173,18 +184,8 @@ class _Search:
 
     def load(self) -> None:
         """Read the trials that were recorded; those of another search are refused."""
-        path = self.folder / "trials.json"
-        if not path.exists():
-            return
-        content = read_json(path, dict)
-        if content.get("format") != _FORMAT or content.get("search") != self.identity:
-            raise ConfigError(
-                f"{path}: holds another search (of other settings, ranges or data); use another --out folder"
-            )
-        try:
-            self.trials = TypeAdapter(list[Trial]).validate_python(content.get("trials"))
-        except ValidationError:
-            raise DataError(f"{path}: no list of trials; restore it, or use another --out folder") from None
+        if (path := self.folder / "trials.json").exists():
+            self.trials = _read_trials(path, self.identity)
         for trial in self.trials:  # in the order of the study, which JSON does not keep
             trial.values = {key: trial.values[key] for key in self.study.search if key in trial.values}
 
