@@ -122,6 +122,7 @@ def run_quietly(out):
     run_study(rotating_study(), out)
 
 
+@pytest.mark.slow
 def test_a_killed_rotating_study_goes_on_to_the_same_bytes(finished, tmp_path):
     process = PROCESSES.Process(target=run_quietly, args=(tmp_path,))
     process.start()

@@ -9,6 +9,7 @@ from scipy.ndimage import binary_fill_holes
 from support import prepare_makers as makers
 from support.ct_makers import series
 from support.dicom_makers import segmentation, structure_set
+from support.quick import slow_unless
 from torch import nn
 
 from smmil.data.tables import read_instance_labels
@@ -314,8 +315,11 @@ def masked(request, tmp_path_factory):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("patch", [{"side_px": 6}, {"side_px": 6, "overlap": 0.5}, {"side_px": 6, "depth_slices": 2},
-                                   {"side_px": 6, "depth_slices": 2, "overlap": 0.5}], ids=str)  # fmt: skip
+PATCHES = ({"side_px": 6}, {"side_px": 6, "overlap": 0.5}, {"side_px": 6, "depth_slices": 2},
+           {"side_px": 6, "depth_slices": 2, "overlap": 0.5})  # fmt: skip
+
+
+@pytest.mark.parametrize("patch", slow_unless(lambda patch: patch == PATCHES[2], PATCHES), ids=str)
 def test_a_mask_says_the_same_of_patches_whether_it_is_dicom_contours_or_nifti(masked, tmp_path, patch):
     """Counted voxel by voxel: more than the coverage of a patch is a lesion, exactly that much is none."""
     folder, shown, files = masked

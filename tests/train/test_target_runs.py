@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from support.quick import slow_unless
 from typer.testing import CliRunner
 
 import smmil
@@ -143,7 +144,7 @@ def test_other_targets_of_training_cases_are_noticed_when_a_run_goes_on(settings
         train(settings("survival", manifest=tmp_path / "other.csv"), tmp_path / "run")
 
 
-@every_kind
+@pytest.mark.parametrize("kind", slow_unless(("survival", "multilabel").__contains__, list(PLANTED)))
 def test_predictions_of_a_run_an_ensemble_and_a_package_agree(kind, runs, manifests, tmp_path):
     run = runs(kind)
     predict_run(run, out=tmp_path / "run", part="all")
