@@ -10,6 +10,7 @@ from support.report_pictures import app
 from typer.testing import CliRunner
 
 from smmil.errors import DataError
+from smmil.prediction import Prediction
 from smmil.report import write_report
 from smmil.report.numbers import _measure
 from smmil.report.sources import _doubts, _load_sources, _model_card, _PredictionSource
@@ -97,3 +98,26 @@ def test_a_model_that_may_have_learned_nothing_is_told_on_top(tmp_path, n, told,
 def test_cases_without_labels_are_not_doubted():
     unknown = [replace(p, y=None) for p in cases_of_chance(4, told=True)]
     assert _doubts(_measure({"m": unknown}, resamples=20)) == []
+
+
+@pytest.mark.parametrize(
+    ("patients", "sign", "words"),
+    [
+        (40, 1, []),
+        (40, -1, ["No better than chance: m's C-index is below 0.5"]),
+        (40, 0, ["No better than chance: the interval of m's C-index"]),
+        (6, 1, ["Not known whether it learned: the C-index of m"]),
+    ],
+)
+def test_a_risk_that_may_be_chance_is_told_as_well(patients, sign, words):
+    rng = np.random.default_rng(0)
+    facts = {"kind": "survival", "columns": ["time", "event"], "edges": [10.0]}
+    times, noise = rng.uniform(1, 20, patients), rng.normal(size=patients)
+    risk = noise if sign == 0 else -sign * times + noise
+    cases = [
+        Prediction(f"c{i}", [0.5], [0.0], value=float(risk[i]), target=[times[i], 1.0],
+                   meta={"target": facts, "patient": f"p{i}", "score_kind": "attention logit"})
+        for i in range(patients)
+    ]  # fmt: skip
+    found = [f"{headline}: {text}" for headline, text in _doubts(_measure({"m": cases}, resamples=200))]
+    assert [text[: len(word)] for text, word in zip(found, words, strict=True)] == words

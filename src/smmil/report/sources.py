@@ -1,6 +1,5 @@
 """Models of a report: their predictions, model card, data card and caveats."""
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -232,20 +231,29 @@ def _caveats(sources: Sequence[_PredictionSource]) -> list[tuple[str, str]]:
     return found + [("Not all cases", _lacking(source)) for source in sources if source.left_out]
 
 
+# Metrics that say whether a model learned anything: what each is called, and what chance gives.
+_BY_CHANCE = {
+    "bag_auroc": ("case AUROC", 0.5),
+    "bag_c_index": ("C-index", 0.5),
+    "bag_kappa": ("kappa", 0.0),
+    "bag_spearman": ("Spearman's correlation", 0.0),
+}
+
+
 def _doubts(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """(headline, sentence) where the AUROC of cases may be chance, or rests on too few patients to tell."""
+    """(headline, sentence) where the main metric may be chance, or rests on too few patients to tell."""
     found = []
     for name, measured in results.items():
-        ci = measured.get("ci", {}).get("bag_auroc", {})
-        value, low, high = (ci.get(key, math.nan) for key in ("value", "low", "high"))
-        if value != value:
+        key = next((key for key in _BY_CHANCE if key in measured.get("ci", {})), None)
+        if key is None or (ci := measured["ci"][key])["value"] != ci["value"]:
             continue
+        (called, chance), value, low, high = _BY_CHANCE[key], ci["value"], ci["low"], ci["high"]
         if ci["shortage"]:
-            text = f"the case AUROC of {name}, {value:.3f}, rests on {ci['shortage']}: too few for an interval"
+            text = f"the {called} of {name}, {value:.3f}, rests on {ci['shortage']}: too few for an interval"
             found.append(("Not known whether it learned", f"{text}, so its maps may be chance. Predict more cases."))
-        elif low <= 0.5:
-            text = f"the interval of {name}'s case AUROC, {low:.3f} to {high:.3f}, holds 0.5"
-            text = text if high >= 0.5 else f"{name}'s case AUROC is below 0.5 ({low:.3f} to {high:.3f})"
+        elif low <= chance:
+            text = f"the interval of {name}'s {called}, {low:.3f} to {high:.3f}, holds {chance:g}"
+            text = text if high >= chance else f"{name}'s {called} is below {chance:g} ({low:.3f} to {high:.3f})"
             found.append(
                 ("No better than chance", f"{text}. Do not read its maps: see docs/train.md, When it does not learn.")
             )
