@@ -1,13 +1,12 @@
 """Training from experts' marks: what they may touch, what they may not, and that the run says so."""
 
 import json
-import os
-import signal
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.listener import Listener
 from typer.testing import CliRunner
 
 import smmil
@@ -21,7 +20,7 @@ from smmil.predict import predict_run
 from smmil.prediction import Prediction, corrections_text
 from smmil.redact import provenance
 from smmil.report import write_report
-from smmil.train import Interrupted, Progress, train
+from smmil.train import Interrupted, train
 from smmil.train.run import _choose_split
 from smmil.viewer.api import _one_case
 from smmil.viewer.data import ViewerData
@@ -29,19 +28,6 @@ from smmil.weights import read_weights
 
 WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "checkpoints/last.safetensors")
 SAME = (*WEIGHTS, "metrics.csv", "run.json")
-
-
-class Listener(Progress):
-    def __init__(self, stop_at=None):
-        self.heard, self.stop_at, self.steps = [], stop_at, 0
-
-    def message(self, text):
-        self.heard.append(text)
-
-    def step_done(self, epoch, step, loss):
-        self.steps += 1
-        if self.steps == self.stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 def content(folder, names=SAME):

@@ -1,29 +1,16 @@
 """Loggers: every number of every epoch once, also after a stop; no names; a failing one does not stop training."""
 
 import os
-import signal
 import sys
 from types import SimpleNamespace
 
 import pytest
+from support.listener import Listener
 
 from smmil.config import load_config
 from smmil.errors import ConfigError, MissingExtra
-from smmil.train import Progress, train
+from smmil.train import train
 from smmil.train.loop import Interrupted
-
-
-class Listener(Progress):
-    def __init__(self, stop_at=None):
-        self.heard, self.stop_at, self.steps = [], stop_at, 0
-
-    def message(self, text):
-        self.heard.append(text)
-
-    def step_done(self, epoch, step, loss):
-        self.steps += 1
-        if self.steps == self.stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 class FakeClient:

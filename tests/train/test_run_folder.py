@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 import signal
 import sys
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from support.listener import Listener
 
 from smmil.config import load_config
 from smmil.data import Manifest
@@ -25,19 +25,6 @@ SAME = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "
 
 def content(folder, names=SAME):
     return {name: (folder / name).read_bytes() for name in names}
-
-
-class Listener(Progress):
-    def __init__(self, stop_at=None):
-        self.heard, self.stop_at, self.steps = [], stop_at, 0
-
-    def message(self, text):
-        self.heard.append(text)
-
-    def step_done(self, epoch, step, loss):
-        self.steps += 1
-        if self.steps == self.stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture(scope="module")

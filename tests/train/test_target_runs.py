@@ -2,12 +2,11 @@
 
 import csv
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
 import torch
+from support.listener import Listener
 from support.quick import slow_unless
 from typer.testing import CliRunner
 
@@ -25,7 +24,7 @@ from smmil.predict import predict_run
 from smmil.predict.ensemble import predict_ensemble
 from smmil.prediction import load_predictions
 from smmil.synthetic import planted_slides, write_planted
-from smmil.train import Interrupted, Progress, train
+from smmil.train import Interrupted, train
 from smmil.train.targets import _cindex, _kappa, _macro_auroc, _spearman
 from smmil.weights import read_weights
 
@@ -36,19 +35,6 @@ QUICK = ("training.epochs=2", "training.threads=1", "model.options.dim=8", "data
 WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "checkpoints/last.safetensors")
 SAME = (*WEIGHTS, "metrics.csv", "run.json", "split.json", "config.yaml")
 every_kind = pytest.mark.parametrize("kind", list(PLANTED))
-
-
-class Listener(Progress):
-    def __init__(self, stop_at=None):
-        self.heard, self.stop_at, self.steps = [], stop_at, 0
-
-    def message(self, text):
-        self.heard.append(text)
-
-    def step_done(self, epoch, step, loss):
-        self.steps += 1
-        if self.steps == self.stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture(scope="module")

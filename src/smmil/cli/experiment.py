@@ -2,6 +2,8 @@
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +36,25 @@ Toy = Annotated[bool, Option("--toy", help="Everything tiny and synthetic, to se
 
 
 StudyExecutor = StrEnum("StudyExecutor", "serial processes dask submitit")
+Executor = Annotated[StudyExecutor, Option(help="Where runs are executed.")]
+Workers = Annotated[int | None, Option(help="Runs at once; one thread each.")]
+Address = Annotated[str | None, Option("--dask", help="Address of a Dask scheduler.")]
+Slurm = Annotated[list[str] | None, Option(help="Parameter of submitit, such as slurm_partition=gpu, timeout_min=600.")]
+
+
+@contextmanager
+def _stopped_in_words() -> Iterator[None]:
+    """Ctrl-C and signals end the command with a sentence and the exit code of the signal."""
+    from smmil.train.loop import Interrupted
+
+    try:
+        yield
+    except Interrupted as stopped:
+        print(f"{stopped}", file=sys.stderr)
+        raise Exit(128 + stopped.signal) from None
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise Exit(130) from None
 
 
 @app.command("run")
@@ -44,12 +65,10 @@ def run(
     only: Only = None,
     toy: Toy = False,
     trust_code: TrustCode = False,
-    executor: Annotated[StudyExecutor, Option(help="Where runs are executed.")] = StudyExecutor.serial,
-    workers: Annotated[int | None, Option(help="Runs at once; one thread each.")] = None,
-    address: Annotated[str | None, Option("--dask", help="Address of a Dask scheduler.")] = None,
-    slurm: Annotated[
-        list[str] | None, Option(help="Parameter of submitit, such as slurm_partition=gpu, timeout_min=600.")
-    ] = None,
+    executor: Executor = StudyExecutor.serial,
+    workers: Workers = None,
+    address: Address = None,
+    slurm: Slurm = None,
 ) -> None:
     """Train and measure what is missing; repeat the command to go on after an interruption.
 
@@ -61,30 +80,22 @@ def run(
     """
     from smmil.cli.progress import _GridBars
     from smmil.experiments.runner import run_study
-    from smmil.train.loop import Interrupted
 
     _check_place(executor.value, workers, address, slurm)
     study = _study(config, data, toy, trust_code, check=True)
-    try:
-        with _GridBars() as bars:
-            report = run_study(
-                study,
-                out,
-                executor=executor.value,
-                workers=workers,
-                only=only or (),
-                address=address,
-                slurm=_parameters(slurm),
-                on_begin=bars.begun,
-                on_run=bars.ended,
-                on_warning=bars.warned,
-            )
-    except Interrupted as stopped:
-        print(f"{stopped}", file=sys.stderr)
-        raise Exit(128 + stopped.signal) from None
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        raise Exit(130) from None
+    with _stopped_in_words(), _GridBars() as bars:
+        report = run_study(
+            study,
+            out,
+            executor=executor.value,
+            workers=workers,
+            only=only or (),
+            address=address,
+            slurm=_parameters(slurm),
+            on_begin=bars.begun,
+            on_run=bars.ended,
+            on_warning=bars.warned,
+        )
     _print_report(report, out / study.name)
 
 
@@ -113,12 +124,10 @@ def search(
     variant: Annotated[str | None, Option(help="The variant, where the study has several.")] = None,
     toy: Toy = False,
     trust_code: TrustCode = False,
-    executor: Annotated[StudyExecutor, Option(help="Where runs are executed.")] = StudyExecutor.serial,
-    workers: Annotated[int | None, Option(help="Runs at once; one thread each.")] = None,
-    address: Annotated[str | None, Option("--dask", help="Address of a Dask scheduler.")] = None,
-    slurm: Annotated[
-        list[str] | None, Option(help="Parameter of submitit, such as slurm_partition=gpu, timeout_min=600.")
-    ] = None,
+    executor: Executor = StudyExecutor.serial,
+    workers: Workers = None,
+    address: Address = None,
+    slurm: Slurm = None,
 ) -> None:
     """Search settings by validation with Optuna; repeat the command to go on after an interruption.
 
@@ -134,22 +143,14 @@ def search(
     """
     from smmil.cli.progress import _GridBars
     from smmil.experiments.search import run_search
-    from smmil.train.loop import Interrupted
 
     _check_place(executor.value, workers, address, slurm)
     study = _study(config, data, toy, trust_code, check=True)
     place: dict[str, Any] = {"executor": executor.value, "workers": workers, "address": address}
     place["slurm"] = _parameters(slurm)
-    try:
-        with _GridBars("trials") as bars:
-            chosen: dict[str, Any] = {"trials": trials, "only": only or (), "variant": variant}
-            found = run_search(study, out, **chosen, **place, on_begin=bars.begun, on_trial=bars.ended)
-    except Interrupted as stopped:
-        print(f"{stopped}", file=sys.stderr)
-        raise Exit(128 + stopped.signal) from None
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        raise Exit(130) from None
+    with _stopped_in_words(), _GridBars("trials") as bars:
+        chosen: dict[str, Any] = {"trials": trials, "only": only or (), "variant": variant}
+        found = run_search(study, out, **chosen, **place, on_begin=bars.begun, on_trial=bars.ended)
     for one in found:
         _print_search(one)
     failed = [f"trial {t.number}: {t.reason}" for one in found for t in one.trials if t.reason]
