@@ -8,11 +8,13 @@ folds, each judged by models of its own whose scores have a scale and a level of
 """
 
 import argparse
+import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +40,13 @@ METRICS = (
     ("inst_pointing_game", "all"),
     ("froc", "all"),
     ("bag_c_index", "all"),
+    ("bag_c_index_uno", "all"),
+    ("bag_time_auroc", "all"),
+    ("bag_integrated_brier", "all"),
     ("bag_spearman", "all"),
+    ("bag_mae", "all"),
+    ("bag_r2", "all"),
+    ("bag_kappa", "all"),
 )
 LARGE, LARGE_OF_PAIRS = 5000, 1500  # patients of each kind in the cohort that stands for the truth
 FOLDS = 5
@@ -74,11 +82,12 @@ def survival_cohort(rng: np.random.Generator, patients: int, models: int = 2) ->
         events = time <= lost
         if patients >= LARGE_OF_PAIRS:
             break
-    facts = {"kind": "cox", "columns": ["time", "event"], "edges": [1.0]}
+    times = np.array([0.25, 0.5, 1.0])
+    facts = {"kind": "cox", "columns": ["time", "event"], "edges": times.tolist()}
     hard, followed = rng.normal(0, 0.7, n), np.minimum(time, lost)
     return [
-        [Prediction(f"{i:05}", [0.5], [0.0], value=float(answer[i]), target=[followed[i], events[i]],
-                    meta={"patient": f"p{i}", "target": facts}) for i in range(n)]
+        [Prediction(f"{i:05}", 1 - np.exp(-times * np.exp(answer[i] / 2)), [0.0], value=float(answer[i]),
+                    target=[followed[i], events[i]], meta={"patient": f"p{i}", "target": facts}) for i in range(n)]
         for answer in (risk + hard + rng.normal(0, 0.7, n) for _ in range(models))
     ]  # fmt: skip
 
@@ -95,7 +104,30 @@ def number_cohort(rng: np.random.Generator, patients: int, models: int = 2) -> l
     ]  # fmt: skip
 
 
-MAKERS = {"bag_c_index": survival_cohort, "bag_spearman": number_cohort}
+def level_cohort(rng: np.random.Generator, patients: int, models: int = 2) -> list[list[Prediction]]:
+    """Twice so many patients of four ordered levels, half of them of the lowest, told by equally good models."""
+    n, levels = 2 * patients, ["0", "1", "2", "3"]
+    facts = {"kind": "ordinal", "columns": ["level"], "levels": levels}
+    truth = np.concatenate([np.zeros(patients, dtype=int), 1 + np.arange(patients) % 3])
+    hard = truth + rng.normal(0, 0.6, n)
+    middles = np.arange(4)
+    found = []
+    for _ in range(models):
+        answer = np.exp(-(((hard + rng.normal(0, 0.6, n))[:, None] - middles) ** 2))
+        probs = answer / answer.sum(axis=1, keepdims=True)
+        found.append([
+            Prediction(f"{i:05}", probs[i], [0.0], value=float(probs[i] @ middles), y=int(truth[i]),
+                       meta={"patient": f"p{i}", "target": facts}) for i in range(n)
+        ])  # fmt: skip
+    return found
+
+
+OF_SURVIVAL = ("bag_c_index", "bag_c_index_uno", "bag_time_auroc", "bag_integrated_brier")
+MAKERS = {
+    **dict.fromkeys(OF_SURVIVAL, survival_cohort),
+    **dict.fromkeys(("bag_spearman", "bag_mae", "bag_r2"), number_cohort),
+    "bag_kappa": level_cohort,
+}
 
 
 def cell(metric: str, pool: str, patients: int, cohorts: int, draws: int) -> tuple[float, float]:
@@ -104,7 +136,7 @@ def cell(metric: str, pool: str, patients: int, cohorts: int, draws: int) -> tup
     make = MAKERS.get(metric, cohort)
     if compare(*make(np.random.default_rng(0), patients), metric, n=2, **settings)["shortage"]:
         return float("nan"), float("nan")  # so few patients carry nothing, whatever the cohort
-    large = make(np.random.default_rng(99), LARGE_OF_PAIRS if metric == "bag_c_index" else LARGE, models=1)[0]
+    large = make(np.random.default_rng(99), LARGE_OF_PAIRS if metric in OF_SURVIVAL else LARGE, models=1)[0]
     truth = statistic(large, metric, Settings(settings["threshold"], pool)).estimate
     differ, held = [], []
     for number in range(cohorts):
@@ -145,18 +177,45 @@ def rotating_cell(metric: str, pool: str, patients: int, cohorts: int, draws: in
     return tuple(float(np.mean(part)) if part else float("nan") for part in (differ, held))
 
 
-def table(cohorts: int, draws: int, sizes: tuple[int, ...] = SIZES, only: str = "", workers: int = 1) -> str:
+class Kept:
+    """Results of cells in a file of JSON lines, so that an interrupted simulation goes on where it stopped."""
+
+    def __init__(self, file: Path | None):
+        self.file = file
+        text = file.read_text(encoding="utf-8") if file and file.exists() else ""
+        self.found = {tuple(line["cell"]): tuple(line["shares"]) for line in map(json.loads, text.splitlines())}
+
+    def add(self, cell: tuple[Any, ...], shares: tuple[float, float]) -> None:
+        self.found[cell] = shares
+        if self.file:
+            with self.file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps({"cell": cell, "shares": shares}) + "\n")
+
+
+def table(
+    cohorts: int,
+    draws: int,
+    sizes: tuple[int, ...] = SIZES,
+    only: str = "",
+    workers: int = 1,
+    keep: Path | None = None,
+) -> str:
     """Rows of Markdown: per metric and number of patients of each class, both shares; only: of these metrics."""
+    kept = Kept(keep)
     lines = [f"| metric | | {' | '.join(f'{n} patients' for n in sizes)} |", f"|---|---|{'---:|' * len(sizes)}"]
     with ProcessPoolExecutor(workers) as pool:
         for metrics, function, words in ((METRICS, cell, ""), (ROTATING, rotating_cell, f", {FOLDS} rotating folds")):
             metrics = tuple(one for one in metrics if not only or one[0] in only.split(","))
-            tasks = [(metric, where, patients) for metric, where in metrics for patients in sizes]
-            found = {}
-            shares = pool.map(partial(function, cohorts=cohorts, draws=draws), *zip(*tasks, strict=True))
-            for task, pair in zip(tasks, shares, strict=True):
-                found[task] = pair
-                print(*task, *(f"{share:.3f}" for share in pair), words, file=sys.stderr, flush=True)
+            cells = [
+                (metric, where, patients, words, cohorts, draws) for metric, where in metrics for patients in sizes
+            ]
+            missing = [one for one in cells if one not in kept.found]
+            tasks = list(zip(*((metric, where, n) for metric, where, n, *_ in missing), strict=True))
+            shares = pool.map(partial(function, cohorts=cohorts, draws=draws), *tasks) if missing else []
+            for one, pair in zip(missing, shares, strict=True):
+                kept.add(one, pair)
+                print(*one[:3], *(f"{share:.3f}" for share in pair), words, file=sys.stderr, flush=True)
+            found = {one[:3]: kept.found[one] for one in cells}
             lines += rows(metrics, found, sizes, words)
     return "\n".join(lines)
 
@@ -183,10 +242,11 @@ def main() -> None:
     parser.add_argument("--cohorts", type=int, default=1000)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--only", default="", help="these metrics, separated by commas")
+    parser.add_argument("--keep", type=Path, help="file with the results so far; cells in it are not simulated again")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--write", type=Path, help="page that gets the table, between its marks")
     given = parser.parse_args()
-    found = table(given.cohorts, given.draws, only=given.only, workers=given.workers)
+    found = table(given.cohorts, given.draws, only=given.only, workers=given.workers, keep=given.keep)
     print(found)
     if given.write:
         head, rest = given.write.read_text(encoding="utf-8").split(BEGIN)

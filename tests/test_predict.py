@@ -310,3 +310,16 @@ def test_what_a_model_cannot_take_is_said_in_words(name, bags):
         predict(create_model(name, 99), [bag])
     with pytest.raises(DataError, match="predicts bags, got Tensor"):
         predict(model, [bag.x])
+
+
+def test_a_corrected_label_reaches_the_prediction_and_the_others_are_kept(run, bags_of, tmp_path):
+    table = pd.read_csv(bags_of / "manifest.csv", dtype=str).drop(columns="instance_labels", errors="ignore")
+    table.to_csv(bags_of / "first.csv", index=False)
+    predict_run(run, out=tmp_path / "p", manifest=bags_of / "first.csv")
+    negative, other = table[table["label"] == "0"].index[:2]
+    table.loc[negative, "label"], table.loc[other, "label"] = "1", ""
+    table.to_csv(bags_of / "second.csv", index=False)
+    again = predict_run(run, out=tmp_path / "p", manifest=bags_of / "second.csv")
+    found = {p.id: p.y for p in map(Prediction.load, again.written)}
+    assert found == {table.loc[negative, "id"]: 1, table.loc[other, "id"]: None}
+    assert len(again.kept) == len(table) - 2

@@ -1,10 +1,16 @@
 """Whether a best validation AUROC may be chance: the exact probability, and the words."""
 
-from itertools import combinations
+from itertools import combinations, permutations
 
+import numpy as np
 import pytest
 
-from smmil.evaluate.ranking import chance_in_words, chance_probability
+from smmil.evaluate.ranking import (
+    _chance_deviation,
+    chance_in_words,
+    chance_probability,
+    target_chance_in_words,
+)
 
 
 @pytest.mark.parametrize(("positives", "negatives"), [(1, 1), (2, 3), (4, 4), (5, 3)])
@@ -33,3 +39,24 @@ def test_words_appear_where_chance_is_likely_and_only_there():
     assert chance_in_words(0.6, [0, 1, 2] * 5) is None
     for nothing in (float("nan"), None):
         assert chance_in_words(nothing, [0, 1]) is None
+
+
+@pytest.mark.parametrize("n", [3, 6])
+def test_deviations_of_chance_are_those_of_all_orders(n):
+    pairs = list(combinations(range(n), 2))
+    orders = list(permutations(range(n)))
+    concordance = [np.mean([order[a] < order[b] for a, b in pairs]) for order in orders]
+    correlation = [np.corrcoef(order, np.arange(n))[0, 1] for order in orders]
+    assert np.std(concordance) == pytest.approx(_chance_deviation("cindex", n))
+    assert np.std(correlation) == pytest.approx(_chance_deviation("spearman", n))
+
+
+def test_other_targets_are_doubted_where_their_metric_may_be_chance():
+    assert "on 30 validation cases with an event the best C-index, 0.550" in target_chance_in_words("cindex", 0.55, 30)
+    assert target_chance_in_words("cindex", 0.8, 30) is None
+    assert "too few to tell" in target_chance_in_words("spearman", 1.0, 3)
+    assert "kappa, 0.200, is no better" in target_chance_in_words("kappa", 0.2, 40)
+    assert target_chance_in_words("kappa", 0.4, 40) is None
+    assert "mean AUROC" in target_chance_in_words("auroc", 0.5, 40)
+    assert target_chance_in_words("auroc", 0.6, 40) is None
+    assert target_chance_in_words("spearman", float("nan"), 40) is None

@@ -17,7 +17,9 @@ from smmil.config import load_config
 from smmil.data import Manifest
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.calibration import calibrate
+from smmil.evaluate.ranking import target_chance_in_words
 from smmil.evaluate.suggestion import suggest_regions
+from smmil.models import list_models
 from smmil.packaging import load_package, write_package
 from smmil.packaging.loading import predict_package
 from smmil.predict import predict_run
@@ -35,6 +37,12 @@ QUICK = ("training.epochs=2", "training.threads=1", "model.options.dim=8", "data
 WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/lowest_loss.safetensors", "checkpoints/last.safetensors")
 SAME = (*WEIGHTS, "metrics.csv", "run.json", "split.json", "config.yaml")
 every_kind = pytest.mark.parametrize("kind", list(PLANTED))
+# Laws of runs hold for all models and targets; in `make test` for all targets, and a model whose training has state.
+SMALLER = {"set_mil": ("model.options.size=8", "model.options.depth=2"), "iib_mil": ("model.options.hidden=16",)}
+WITHOUT_DIM = ("dsmil", "set_mil", "max_pool", "mean_pool")
+QUICK_PAIRS = {("abmil", kind) for kind in PLANTED} | {("iib_mil", "cox"), ("patch_gcn", "survival")}
+PAIRS = [(name, kind) for name in list_models() for kind in PLANTED]
+every_pair = pytest.mark.parametrize("pair", slow_unless(QUICK_PAIRS.__contains__, PAIRS), ids="-".join)
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +58,23 @@ def manifests(tmp_path_factory):
 def settings(manifests):
     def make(kind, *changes, model="abmil", manifest=None):
         given = [f"data.manifest={manifest or manifests[kind]}", f"model.name={model}", f"target.kind={kind}"]
-        return load_config(None, [*given, *QUICK, *changes])
+        quick = [change for change in QUICK if model not in WITHOUT_DIM or not change.startswith("model.options.dim")]
+        return load_config(None, [*given, *quick, *SMALLER.get(model, ()), *changes])
 
     return make
 
 
 @pytest.fixture(scope="module")
 def runs(settings, tmp_path_factory):
-    """A finished run of every kind, made when it is asked for."""
-    folder, made = tmp_path_factory.mktemp("runs"), {}
+    """A finished run of every kind and model, made when it is asked for."""
+    folder, made = tmp_path_factory.mktemp("runs"), set()
 
-    def run(kind):
-        if kind not in made:
-            made[kind] = folder / kind
-            train(settings(kind), made[kind])
-        return made[kind]
+    def run(kind, model="abmil"):
+        place = folder / f"{model}-{kind}"
+        if place not in made:
+            train(settings(kind, model=model), place)
+            made.add(place)
+        return place
 
     return run
 
@@ -91,18 +101,20 @@ def test_a_run_tells_its_metric_and_stores_what_was_fitted_on_training_cases(kin
         assert facts["target"]["edges"] == [times[int(np.ceil(q * len(times) / 3)) - 1] for q in (1, 2, 3)]
 
 
-@every_kind
-def test_an_interrupted_run_goes_on_to_the_same_bytes(kind, runs, settings, tmp_path):
+@every_pair
+def test_an_interrupted_run_goes_on_to_the_same_bytes(pair, runs, settings, tmp_path):
+    model, kind = pair
     with pytest.raises(Interrupted):
-        train(settings(kind), tmp_path, progress=Listener(stop_at=3))
-    train(settings(kind), tmp_path)
-    assert content(tmp_path) == content(runs(kind))
+        train(settings(kind, model=model), tmp_path, progress=Listener(stop_at=3))
+    train(settings(kind, model=model), tmp_path)
+    assert content(tmp_path) == content(runs(kind, model))
 
 
-@every_kind
-def test_targets_of_test_cases_leave_the_weights_as_they_are(kind, runs, settings, manifests, tmp_path):
+@every_pair
+def test_targets_of_test_cases_leave_the_weights_as_they_are(pair, runs, settings, manifests, tmp_path):
     """The split is kept in a file; the targets of its test cases are permuted."""
-    split = json.loads((runs(kind) / "split.json").read_text())
+    model, kind = pair
+    split = json.loads((runs(kind, model) / "split.json").read_text())
     (tmp_path / "splits.json").write_text(json.dumps([split]))
     original = Manifest.read(manifests[kind])
     columns = [c for c in original.table if c in ("label", "time", "event") or c.startswith("label_")]
@@ -112,8 +124,8 @@ def test_targets_of_test_cases_leave_the_weights_as_they_are(kind, runs, setting
     assert not table[columns].equals(original.table[columns])
     Manifest(table, tmp_path).write(tmp_path / "other.csv")
     place = f"data.splits={tmp_path / 'splits.json'}"
-    train(settings(kind, place, manifest=tmp_path / "other.csv"), tmp_path / "run")
-    assert content(tmp_path / "run", (*WEIGHTS, "metrics.csv")) == content(runs(kind), (*WEIGHTS, "metrics.csv"))
+    train(settings(kind, place, model=model, manifest=tmp_path / "other.csv"), tmp_path / "run")
+    assert content(tmp_path / "run", (*WEIGHTS, "metrics.csv")) == content(runs(kind, model), (*WEIGHTS, "metrics.csv"))
 
 
 def test_other_targets_of_training_cases_are_noticed_when_a_run_goes_on(settings, manifests, tmp_path):
@@ -314,3 +326,17 @@ def test_metrics_of_selection_are_those_worked_out_by_hand():
     probs = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.3], [0.2, 0.4]])
     labels = np.array([[1.0, 0], [1, 0], [0, 0], [np.nan, 0]])
     assert _macro_auroc(probs, labels) == 1.0
+
+
+@every_kind
+def test_the_command_doubts_a_model_that_learned_nothing(kind, settings, manifests, tmp_path):
+    (tmp_path / "settings.yaml").write_text(settings(kind, "training.lr=1e-9").to_yaml())
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "settings.yaml"), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    value = json.loads((tmp_path / "run/run.json").read_text())["best"][METRIC[kind]]
+    validation = json.loads((tmp_path / "run/split.json").read_text())["val"]
+    table = Manifest.read(manifests[kind]).table.set_index("id").loc[validation]
+    cases = (table["event"] == "1").sum() if METRIC[kind] == "cindex" else len(table)
+    words = target_chance_in_words(METRIC[kind], value, cases)
+    assert (words or "next: smmil predict").replace(" ", "") in "".join(done.output.split())
+    assert ("warning" in done.output) == (words is not None)

@@ -92,12 +92,17 @@ def _doubt(settings: "TrainConfig", result: "RunResult") -> str | None:
     """What to think of a model that tells validation cases no better than chance, in words; None of a better one."""
     from smmil.data.manifest import Manifest
     from smmil.data.splits import run_split
-    from smmil.evaluate.ranking import chance_in_words
+    from smmil.evaluate.ranking import chance_in_words, target_chance_in_words
 
-    if settings.target.kind != "class":
-        return None
-    labels = Manifest.read(settings.anchored().data.manifest).labels
-    known = [labels[id_] for id_ in run_split(result.folder).val if id_ in labels]
+    classes = settings.target.kind == "class"
+    table = Manifest.read(settings.anchored().data.manifest).for_target(None if classes else settings.target)
+    validation = [id_ for id_ in run_split(result.folder).val if id_ in table.labels]
+    if not classes:
+        rows = [row for id_ in validation if (row := table.targets[id_]) is not None]
+        metric = next(key for key in result.best if key not in ("epoch", "loss", "weights"))
+        carrying = sum(metric != "cindex" or row[1] > 0 for row in rows)
+        return target_chance_in_words(metric, result.best[metric], carrying)
+    known = [table.labels[id_] for id_ in validation]
     return chance_in_words(result.best.get("auroc"), [y for y in known if y is not None])
 
 

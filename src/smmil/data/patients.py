@@ -239,6 +239,11 @@ class StudyBags:
             )
         return rows[cases[0]]
 
+    def known(self, id_: str) -> tuple[int | None, list[float] | None]:
+        """Label of a bag, and what else of it is to be predicted (a level is the label)."""
+        row = None if self.target is None or self.target.kind == "ordinal" else self.targets[id_]
+        return self.labels[id_], None if row is None else list(row)
+
     def strata(self) -> dict[str, int | None]:
         """Kind of every bag that a balanced sampler evens out: its class, or the stratum of its target."""
         return target_strata(self.target, self.labels, self.targets, self.ids)

@@ -76,6 +76,35 @@ def chance_in_words(auroc: float | None, labels: Sequence[int], level: float = 0
     return f"on {cases} the best AUROC, {auroc:.3f}, is no better than chance{shown}: {_TO_TRY}"
 
 
+def _chance_deviation(metric: str, cases: int) -> float:
+    """Standard deviation of a metric over all orders of so many cases without ties, all equally likely."""
+    n = cases
+    return math.sqrt((2 * n + 5) / (18 * n * (n - 1))) if metric == "cindex" else 1 / math.sqrt(n - 1)
+
+
+# Of a target that is no class: what chance gives, and what the metric is called.
+_BY_CHANCE = {"cindex": (0.5, "C-index"), "spearman": (0.0, "Spearman correlation"), "kappa": (0.0, "kappa"),
+              "auroc": (0.5, "mean AUROC")}  # fmt: skip
+
+
+def target_chance_in_words(metric: str, value: float | None, cases: int) -> str | None:
+    """Why a C-index, correlation or kappa of the best epoch on validation cases may be chance; else None.
+
+    It is doubted below 1.64 deviations of unrelated orders (one-sided 5 %; of kappa that of a correlation), a mean
+    AUROC of several labels at 0.5 or less. cases: of survival those with an event, which is careful.
+    """
+    if value is None or value != value:
+        return None
+    chance, called = _BY_CHANCE[metric]
+    words = f"{cases} validation cases{' with an event' if metric == 'cindex' else ''}"
+    margin = 0.0 if metric == "auroc" else 1.645 * _chance_deviation(metric, cases) if cases > 1 else math.inf
+    if margin >= 1 - chance:
+        return f"{words} are too few to tell a model that learned from chance, even one that is always right: {_TO_TRY}"
+    if value > chance + margin:
+        return None
+    return f"on {words} the best {called}, {value:.3f}, is no better than chance ({chance:g} ± {margin:.2f}): {_TO_TRY}"
+
+
 _TO_TRY = (
     "do not read the maps yet; try more epochs, --lr 1e-3, more cases, another encoder (docs/train.md, When it does "
     "not learn)"

@@ -273,10 +273,12 @@ class _CasePredictor:
         told = {} if self.explanation is None else self.explanation.facts
         metas = {id_: {**meta, **told, **self._annotation_facts(id_)} for id_, meta in metas.items()}
         paths = {id_: self.out / f"{file_name(id_)}.npz" for id_ in metas}
-        if all(_is_done(paths[id_], id_, meta, self.calibration, self.drift) for id_, meta in metas.items()):
-            self.done.kept.extend(paths.values())
-            return
+        wishes = (self.calibration, self.drift)
         try:
+            known = self.bags.known(bag_id)
+            if all(_is_done(paths[id_], id_, meta, known, *wishes) for id_, meta in metas.items()):
+                self.done.kept.extend(paths.values())
+                return
             for found in self._predict(bag_id, metas):
                 found.save(paths[found.id])
                 self.done.written.append(paths[found.id])
@@ -416,13 +418,17 @@ def _is_done(
     path: Path,
     id_: str,
     meta: dict[str, Any],
+    known: tuple[int | None, Sequence[float] | None],
     calibration: ChosenCalibration | None = None,
     drift: DriftSummary | None = None,
 ) -> bool:
+    """Whether a file holds the prediction that would be written; known: label and target that the case has today."""
     try:
         stored = Prediction.load(path)
     except DataError:
         return False  # absent or damaged
+    if repr((stored.y, stored.target if stored.target is None else stored.target.tolist())) != repr(known):
+        return False  # the table was corrected since
     same_patient = stored.meta.get("group", id_) == meta.get("group", id_)
     same_draws = stored.meta.get("mc_dropout") == meta.get("mc_dropout")
     chosen = None if calibration is None else calibration.calibration.mark(calibration.probs)

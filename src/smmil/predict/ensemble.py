@@ -55,7 +55,8 @@ def predict_ensemble(
             done.failed[id_] = str(problem)
             continue
         path = Path(out) / f"{file_name(id_)}.npz"
-        kept = _is_done(path, id_, together.meta, drift=options.get("drift"))
+        known = together.y, None if together.target is None else together.target.tolist()
+        kept = _is_done(path, id_, together.meta, known, drift=options.get("drift"))
         (done.kept if kept else done.written).append(path)
         if not kept:
             together.save(path)
