@@ -17,7 +17,7 @@ from smmil.predict import embed
 SMALLER = {"set_mil": {"size": 8, "depth": 2}, "iib_mil": {"dim": 32, "hidden": 64}}
 # Logits that are a head's alone: DSMIL gives the mean of two streams unless it is asked for the second.
 HEADS = {"dsmil": {"average": False}, "sm_instance": {"pool": "mean"}}
-OTHER_HEADS = ("additive_mil", "attri_mil")  # several layers, and a difference of classes
+OTHER_HEADS = ("additive_mil", "attri_mil", "smmile")  # several layers, a difference of classes, a sum of probabilities
 BAGS = [grid_bag(n, seed=n) for n in (1, 9, 30)]
 
 
@@ -61,6 +61,14 @@ def test_attri_mil_embeds_what_each_class_attends_to(n_classes):
     found = (vectors * model.classifier.weight).sum(2) + model.classifier.bias + model.bias
     found = found[:, 1:] - found[:, :1] if n_classes == 1 else found
     assert torch.allclose(found, logits(model), atol=1e-4)
+
+
+def test_smmile_embeds_what_each_class_attends_to():
+    model = built("smmile", 3).eval()
+    with torch.no_grad():
+        hidden = [model.norm(model.embed(bag.x)).relu() for bag in BAGS]
+        sums = [(model.attention(h).softmax(0).T @ h).flatten() for h in hidden]
+    assert np.allclose(embed(model, BAGS), torch.stack(sums).numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("centred", [False, True])

@@ -41,14 +41,15 @@ TINY = {
     "sm_gcn": {"dim": 4, "att_dim": 4},
     "sm_instance": {"dim": 8},
     "sm_tap": {"dim": 8, "att_dim": 4, "trans_dim": 4, "heads": 2},
+    "smmile": {"dim": 8, "att_dim": 4},
     "trans_mil": {"dim": 8, "heads": 2, "landmarks": 4},
     "transformer_abmil": {"dim": 8, "att_dim": 4, "trans_dim": 4, "heads": 2},
 }
 every_model = pytest.mark.parametrize("name", list_models())
 # Rows have a place in a sequence (see the exam of every model).
 ORDERED = ("dtfd_mil", "trans_mil", "camil")
-# Products of attentions (set_mil) and logarithms of sums (sm_instance but for its mean) are not shared out.
-CONSERVED = [name for name in list_models() if name not in ("set_mil", "sm_instance")]
+# Products of attentions (set_mil) and logarithms of sums (smmile, sm_instance but for its mean) are not shared out.
+CONSERVED = [name for name in list_models() if name not in ("set_mil", "sm_instance", "smmile")]
 
 
 def build(name, n_classes=1, dtype=torch.float64, **options):
@@ -376,20 +377,21 @@ def test_bags_of_a_batch_come_apart_as_they_were():
         assert one.graph.same_as(bag.graph)
 
 
-def test_curves_of_a_linear_model_are_the_means_of_what_is_left():
-    model, bag = LinearMean().eval(), grid(40)
+@pytest.mark.parametrize("n", [1, 2, 40])
+def test_curves_of_a_linear_model_are_the_means_of_what_is_left(n):
+    model, bag = LinearMean().eval(), grid(n)
     s = model.head(bag.x).detach().numpy()[:, 0]
-    scores = np.random.default_rng(5).normal(size=(40, 1))
+    scores = np.random.default_rng(5).normal(size=(n, 1))
     found = _CaseCurves(model, BagBatch.pack([bag]), "cpu", seed=0, repeats=2).of(scores)
     ranked, sigmoid = s[np.argsort(-scores[:, 0])], lambda v: 1 / (1 + np.exp(-v))
-    assert found.removed.tolist() == [k / 40 for k in range(41)]
+    assert found.removed.tolist() == [k / n for k in range(n + 1)]
     empty = float(model.head.bias.detach())  # one instance of zero features
-    deletion = [sigmoid(ranked[k:].mean() if k < 40 else empty) for k in range(41)]
-    insertion = [sigmoid(ranked[:k].mean() if k else empty) for k in range(41)]
+    deletion = [sigmoid(ranked[k:].mean() if k < n else empty) for k in range(n + 1)]
+    insertion = [sigmoid(ranked[:k].mean() if k else empty) for k in range(n + 1)]
     np.testing.assert_allclose(found.deletion, deletion, rtol=1e-6)
     np.testing.assert_allclose(found.insertion, insertion, rtol=1e-6)
     np.testing.assert_allclose(found.random[[0, -1]], [sigmoid(empty), sigmoid(s.mean())], rtol=1e-6)
-    area = sum((a + b) / 2 / 40 for a, b in pairwise(deletion))
+    area = sum((a + b) / 2 / n for a, b in pairwise(deletion))
     assert found.areas["deletion"] == pytest.approx(area, rel=1e-6)
     assert found.areas["deletion_gain"] == pytest.approx(found.areas["random"] - area, rel=1e-6)
 

@@ -26,8 +26,8 @@ TARGETS = {
 }
 SMALLER = {"set_mil": {"size": 8, "depth": 2}, "iib_mil": {"dim": 32, "hidden": 64}}
 # Models without a loss of their own differ in nothing but the loss; those with one sit in `make test` for two kinds.
-# CLAM's serve the clustering, which needs classes; those of SETMIL larger bags than these.
-IDLE = {"clam": {"instance_heads"}, "set_mil": {"blocks"}}
+# CLAM's and SMMILe's serve pseudo labels, which need classes; those of SETMIL larger bags than these.
+IDLE = {"clam": {"instance_heads"}, "set_mil": {"blocks"}, "smmile": {"refine"}}
 OWN_LOSSES = ("clam", "iib_mil", "dtfd_mil", "dsmil", "bayes_mil", "prob_smooth")
 PAIRS = [(name, kind) for name in list_models() for kind in TARGETS]
 QUICK = {("abmil", kind) for kind in TARGETS} | {(name, kind) for name in OWN_LOSSES for kind in ("multilabel", "cox")}

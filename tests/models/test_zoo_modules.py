@@ -23,6 +23,7 @@ SMALL = {
     "sm_gcn": {"dim": 8, "att_dim": 6},
     "sm_instance": {"dim": 24},
     "attri_mil": {"dim": 24, "att_dim": 8},
+    "smmile": {"dim": 24, "att_dim": 8, "warmup": 0},
     "ac_mil": {"dim": 24, "att_dim": 8},
     "additive_mil": {"dim": 24, "att_dim": 8, "hidden": 16},
 }
@@ -48,6 +49,8 @@ CASES = [
     ("sm_gcn", {"layers": 2, "norm": True, "where": "none"}),
     ("sm_instance", {}),
     ("sm_instance", {"pool": "noisy_or"}),
+    ("smmile", {}),
+    ("smmile", {"norm": "layer"}),
     ("trans_mil", {}),
     ("trans_mil", {"ppeg": "chain"}),
 ]

@@ -50,6 +50,7 @@ EXPORTED = [
     ("additive_mil", {"attention": "mlp"}),
     ("ac_mil", {"score": "bag"}),
     ("attri_mil", {}),
+    ("smmile", {}),
     ("sm_instance", {"pool": "noisy_or"}),
     ("sm_gcn", {}),
 ]
@@ -88,6 +89,7 @@ VARIANTS = [
     ("ac_mil", {}),
     ("ac_mil", {"score": "bag", "sm": {"where": "late"}}),
     ("attri_mil", {"sm": {"where": "early"}}),
+    ("smmile", {"warmup": 0, "sm": {"where": "late"}}),
     ("sm_instance", {}),
     ("sm_instance", {"pool": "noisy_or", "normalization": "sym"}),
     ("sm_gcn", {}),

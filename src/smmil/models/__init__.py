@@ -21,7 +21,7 @@ from smmil.target import Target
 
 # Models that are another one with Sm in its place, and sizes for which 0 has a meaning.
 _WITH_SM = {"abmil": "sm_ap", "transformer_abmil": "sm_tap"}
-_MAY_BE_ZERO = ("steps", "warmup")
+_MAY_BE_ZERO = ("steps", "warmup", "drops", "groups")
 # Whole numbers larger than these are refused: files of others state options too, and a billion steps never end. Sizes
 # of weights are bounded by the weights as well (`predict.inference.rebuilt`); these are repeated or grow with nothing.
 _LARGEST = {"steps": 1000, "iterations": 1000, "splits": 1000, "samples": 10_000, "probes": 10_000, "size": 128}

@@ -230,7 +230,7 @@ class _CaseCurves:
 
     def _values(self, order: np.ndarray) -> np.ndarray:
         """Probabilities of the bags of the first instances of an order, as many as `counts` says."""
-        rows = torch.from_numpy(np.ascontiguousarray(order))
+        rows = torch.from_numpy(order.copy())  # a reversed order of one instance keeps a negative stride otherwise
         logits = _logits(self.model, (_part(self.batch, rows[:count]) for count in self.counts.tolist()), self.device)
         if self.target is not None:
             return self.target.shown(logits)[:, self.chosen].numpy()
