@@ -5,6 +5,7 @@ from support.table_manifests import table_manifest
 
 from smmil.data import Manifest, Split, load_splits, make_splits, refuse_leaks, save_splits
 from smmil.data.splits import small_test_note
+from smmil.data.targets import TargetColumns
 from smmil.errors import ConfigError, DataError
 
 PARTS = ("train", "val", "test")
@@ -220,3 +221,17 @@ def test_a_small_test_set_is_told_with_the_way_out():
     assert small_test_note(manifest, Split(manifest.ids[:50], manifest.ids[50:]), 10) == ""
     marked = table_manifest(label=["0", "1"] * 3, split=["test"] * 6)
     assert small_test_note(marked, Split((), (), marked.ids), 10).endswith("rotate and no column split")
+
+
+def test_a_small_test_set_is_told_by_what_the_metrics_of_its_target_need():
+    some, everything = ["1"] * 4 + ["0"] * 26, ["0", "1"] * 15
+    several = table_manifest(label_a=everything, label_b=some).for_target(
+        TargetColumns("multilabel", ("label_a", "label_b"))
+    )
+    note = small_test_note(several, Split((), (), several.ids), 10)
+    assert note.startswith("the test set holds 4 patients with label_b; with fewer than 10 of each kind")
+    assert small_test_note(several, Split((), (), several.ids), 4) == ""
+    levels = table_manifest(label=["0"] * 20 + ["1"] * 6 + ["2"] * 4).for_target(TargetColumns("ordinal", ("label",)))
+    assert small_test_note(levels, Split((), (), levels.ids), 10) == ""  # kappa needs ten that differ from the usual
+    part = Split((), (), levels.ids[:23])
+    assert small_test_note(levels, part, 10).startswith("the test set holds 3 patients not of level 0; with fewer")

@@ -1,6 +1,6 @@
 """Whether a best validation AUROC may be chance: the exact probability, and the words."""
 
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
@@ -49,6 +49,9 @@ def test_deviations_of_chance_are_those_of_all_orders(n):
     correlation = [np.corrcoef(order, np.arange(n))[0, 1] for order in orders]
     assert np.std(concordance) == pytest.approx(_chance_deviation("cindex", n))
     assert np.std(correlation) == pytest.approx(_chance_deviation("spearman", n))
+    if n % 2 == 0:
+        aurocs = [np.mean([a > b for a, b in product(order[: n // 2], order[n // 2 :])]) for order in orders]
+        assert np.std(aurocs) == pytest.approx(_chance_deviation("auroc", n))
 
 
 def test_other_targets_are_doubted_where_their_metric_may_be_chance():
@@ -58,5 +61,6 @@ def test_other_targets_are_doubted_where_their_metric_may_be_chance():
     assert "kappa, 0.200, is no better" in target_chance_in_words("kappa", 0.2, 40)
     assert target_chance_in_words("kappa", 0.4, 40) is None
     assert "mean AUROC" in target_chance_in_words("auroc", 0.5, 40)
-    assert target_chance_in_words("auroc", 0.6, 40) is None
+    assert "mean AUROC, 0.600, is no better than chance (0.5 ± 0.15)" in target_chance_in_words("auroc", 0.6, 40)
+    assert target_chance_in_words("auroc", 0.7, 40) is None
     assert target_chance_in_words("spearman", float("nan"), 40) is None

@@ -71,11 +71,12 @@ def test_delong_of_equal_scores_is_no_difference_and_of_tiny_samples_unknown():
     assert np.isnan([alone.p, alone.low, alone.high]).all()
 
 
-def two_models(n=60, seed=0, better=1.0):
+def two_models(n=60, seed=0, better=1.0, each=1):
+    """Two models on n cases, so many of each patient."""
     rng = np.random.default_rng(seed)
     y, shared = np.arange(n) % 2, rng.normal(size=n)
     strong, weak = 2 * better * y + shared, 0.8 * y + shared + 0.7 * rng.normal(size=n)
-    patients = [f"p{i // 2}" for i in range(n)]
+    patients = [f"p{i // each}" for i in range(n)]
     return [bags(1 / (1 + np.exp(-z)), y, patients) for z in (strong, weak)]
 
 
@@ -85,8 +86,42 @@ def test_a_difference_comes_with_interval_and_both_tests():
     assert found["difference"] == found["a"] - found["b"] == found["delong"]["difference"]
     assert found["low"] < found["difference"] < found["high"]
     assert found["delong"]["std_error"] == pytest.approx(found["std"], rel=0.35)
-    assert (found["n_units"], found["n_cases"]) == (30, 60)
-    assert any("DeLong takes the 60 cases of 30 patients as independent" in note for note in found["notes"])
+    assert (found["n_units"], found["n_cases"]) == (60, 60)
+
+
+@pytest.mark.parametrize("unit", ["patient", "bag"])
+def test_delong_is_not_asked_where_a_patient_has_several_cases(unit):
+    a, b = two_models(each=2)
+    found = compare(a, b, n=500, unit=unit)
+    assert found["delong"] is None
+    assert found["p"] <= 1
+    assert (found["n_units"], found["n_cases"]) == (30 if unit == "patient" else 60, 60)
+    assert any("no DeLong's test: it takes 60 cases of 30 patients as independent" in note for note in found["notes"])
+
+
+def test_many_slides_of_few_patients_carry_no_interval_whatever_is_drawn():
+    """Drawn as single bags, sixty slides of six patients would pass for sixty people."""
+    a, b = two_models(each=10)
+    found = compare(a, b, n=200, unit="bag")
+    alone = bootstrap_ci(a, "bag_auroc", n=200, unit="bag")
+    for result in (found, alone):
+        assert result["shortage"] == "6 patients"
+        assert np.isnan([result["low"], result["high"]]).all()
+        assert any("60 cases of 6 patients are taken as independent" in note for note in result["notes"])
+    assert np.isnan(found["p"])
+    assert found["delong"] is None
+    many, _ = two_models(each=3)
+    assert bootstrap_ci(many, "bag_auroc", n=200, unit="bag")["shortage"] == ""
+    assert any("60 cases of 20 patients" in note for note in bootstrap_ci(many, n=200, unit="bag")["notes"])
+
+
+def test_perfect_models_are_equal_without_an_interval_of_no_width():
+    _, b = two_models()
+    perfect = [replace(p, probs=[0.9 if p.y else 0.1]) for p in b]
+    found = compare(perfect, perfect, n=100)
+    assert (found["difference"], found["p"]) == (0, 1)
+    assert np.isnan([found["low"], found["high"]]).all()
+    assert any("all resamples give the same value" in note for note in found["notes"])
 
 
 def test_exchanging_the_models_turns_the_sign_and_keeps_the_p_value():
@@ -102,7 +137,7 @@ def test_both_models_see_the_same_resamples():
     a, _ = two_models()
     halved = [replace(p, probs=p.probs / 2) for p in a]
     found = compare(a, halved, n=100)
-    assert (found["difference"], found["low"], found["high"], found["p"], found["std"]) == (0, 0, 0, 1, 0)
+    assert (found["difference"], found["p"], found["std"]) == (0, 1, 0)
 
 
 @pytest.mark.parametrize("method", ["bca", "percentile"])
@@ -160,7 +195,7 @@ def test_cases_of_one_model_only_are_left_out_and_counted():
 
 
 def test_patients_named_by_one_model_only_are_used_for_both():
-    a, b = two_models()
+    a, b = two_models(each=2)
     bare = [replace(p, meta={}) for p in a]
     assert compare(bare, b, n=50)["n_units"] == 30
 
@@ -252,8 +287,15 @@ def found(difference, low, high):
         (
             (0.1, 0.05, 0.15),
             (0.0, -0.05, 0.05),
-            "telling bags apart, not in pointing; it vanishes inside positive bags",
+            "telling bags apart, not in pointing; inside positive bags it is smaller, or none",
         ),
+        (
+            (0.36, 0.06, 0.65),
+            (0.32, -0.01, 0.6),
+            "cannot be told; inside positive bags both no difference and the pooled",
+        ),
+        ((-0.36, -0.65, -0.06), (-0.32, -0.6, 0.01), "cannot be told"),
+        ((-0.36, -0.65, -0.06), (-0.02, -0.2, 0.1), "telling bags apart, not in pointing"),
         ((0.1, 0.05, 0.15), (0.2, 0.1, 0.3), "a difference in pointing, for a"),
         ((-0.1, -0.15, -0.05), (-0.2, -0.3, -0.1), "a difference in pointing, to the cost of a"),
         ((0.0, -0.1, 0.1), (0.2, 0.1, 0.3), "a difference in pointing that pooling over bags hides"),

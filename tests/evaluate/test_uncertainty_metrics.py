@@ -170,7 +170,11 @@ def test_intervals_and_paired_differences_come_by_patient():
         instance_metrics(good, 0.0)["risk_coverage"] - instance_metrics(poor, 0.0)["risk_coverage"]
     )
     baseline = compare(good, poor, "inst_error_auroc_distance", threshold=0.0, n=200)
-    assert (baseline["low"], baseline["high"]) == (0, 0)  # the same scores: what the distance tells is the same
+    assert (baseline["difference"], baseline["std"], baseline["p"]) == (
+        0,
+        0,
+        1,
+    )  # the same scores: what the distance tells is the same
 
 
 def test_a_resample_is_the_metric_of_the_repeated_cases():

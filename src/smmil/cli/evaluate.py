@@ -72,7 +72,7 @@ def _compared(row: dict[str, Any]) -> tuple[str, str]:
     lines = [p_text(row["p"])] + [f"Holm {p_text(row['p_holm'])}"] * (row["p_holm"] != row["p"] and not short)
     lines += [f"DeLong {p_text(row['delong']['p'])}"] if row["delong"] else []
     values = f"{_number(row['a'])} − {_number(row['b'])} = {_number(row['difference'])}"
-    return f"{values}\n({_ends(row['low'], row['high'], short)})", "\n".join(lines)
+    return f"{values}\n{_ends(row['low'], row['high'], short)}", "\n".join(lines)
 
 
 def _prior_table(results: dict[str, dict[str, Any]]) -> Any:
@@ -97,7 +97,7 @@ def _prior_cell(block: dict[str, Any] | None, name: str) -> str:
         return "–" if block is None else _number(block[name])
     ends = _ends(block[f"{name}_low"], block[f"{name}_high"], block["shortage"])
     p = f"\np {p_text(block[f'{name}_p'])}" if f"{name}_p" in block and not block["shortage"] else ""
-    return f"{_number(block[name])} ({ends}){p}"
+    return f"{_number(block[name])} {ends}{p}"
 
 
 def _evidence_notes(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -126,17 +126,17 @@ def _number(value: float | None) -> str:
 
 
 def _with_interval(found: dict[str, Any] | None, key: str) -> str:
-
     if found is None:
         return "–"
-    return f"{_number(found[key])} ({_ends(found['low'], found['high'], found['shortage'])})"
+    return f"{_number(found[key])} {_ends(found['low'], found['high'], found['shortage'])}"
 
 
 def _ends(low: float, high: float, shortage: str) -> str:
-    """Both ends of an interval, or why there is none."""
+    """Both ends of an interval in brackets, or why there is none: "– (3 patients)"."""
     from smmil.evaluate.resampling import interval_text
 
-    return f"no interval: {shortage}" if shortage and low != low else interval_text(low, high, shortage)
+    words = interval_text(low, high, shortage)
+    return words if low != low or high != high else f"({words})"
 
 
 _POOLS = {"all": "all instances", "positive_bags": "positive bags", "per_bag": "mean over bags"}

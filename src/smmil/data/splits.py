@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -219,29 +219,40 @@ def small_test_note(manifest: Manifest, split: Split, least: int) -> str:
     """What to do when the test set holds fewer than `least` patients of some kind; empty where it holds enough."""
     if not split.test:
         return ""
-    words, strata = _kinds_in_words(manifest)
-    kinds = {kind: {manifest.groups[i] for i in split.test if strata[i] == kind} for kind in words}
+    kinds = _patients_by_kind(manifest, split.test)
     fewest = min(kinds, key=lambda kind: len(kinds[kind]), default=None)
     if fewest is None or len(kinds[fewest]) >= least:
         return ""
     marked = " and no column split" if any(manifest.splits.values()) else ""
-    each = "" if len(words) == 1 else " of each kind" if manifest.target else " of each class"
+    each = "" if len(kinds) == 1 else " of each kind" if manifest.target else " of each class"
     return (
-        f"the test set holds {len(kinds[fewest])} patients{words[fewest]}; with fewer than {least}{each} there will be "
+        f"the test set holds {len(kinds[fewest])} patients{fewest}; with fewer than {least}{each} there will be "
         f"no intervals and no p values: test every patient once with data.test: rotate{marked}"
     )
 
 
-def _kinds_in_words(manifest: Manifest) -> tuple[dict[int, str], dict[str, int | None]]:
-    """Which kinds of patients the metrics of a target need, in words, and the kind of every bag."""
-    kind = "class" if manifest.target is None else manifest.target.kind
-    if kind in ("class", "ordinal"):
+def _patients_by_kind(manifest: Manifest, ids: Iterable[str]) -> dict[str, set[str]]:
+    """Patients of each kind that the metrics of a target need, by its words: " of class 1", " with an event"."""
+    spec, whole = manifest.target, list(ids)
+    if spec is None or spec.kind == "ordinal":
+        known = [(id_, y) for id_ in whole if (y := manifest.labels[id_]) is not None]
         present = sorted({y for y in manifest.labels.values() if y is not None})
-        word = "class" if kind == "class" else "level"
-        return {y: f" of {word} {y}" for y in present} if len(present) > 1 else {}, manifest.labels
-    if kind in ("survival", "cox"):
-        return {1: " with an event"}, {i: None if row is None else int(row[1]) for i, row in manifest.targets.items()}
-    return {0: ""}, dict.fromkeys(manifest.ids, 0)
+        if len(present) < 2:
+            return {}
+        if spec is None:
+            return {f" of class {c}": {manifest.groups[i] for i, y in known if y == c} for c in present}
+        usual = Counter(y for _, y in known).most_common(1)[0][0] if known else present[0]
+        return {f" not of level {usual}": {manifest.groups[i] for i, y in known if y != usual}}
+    rows = {id_: row for id_ in whole if (row := manifest.targets[id_]) is not None}
+    if spec.kind in ("survival", "cox"):
+        return {" with an event": {manifest.groups[i] for i, row in rows.items() if row[1] > 0}}
+    if spec.kind == "multilabel":
+        return {
+            f" {word} {name}": {manifest.groups[i] for i, row in rows.items() if row[column] == state}
+            for column, name in enumerate(spec.columns)
+            for state, word in ((1, "with"), (0, "without"))
+        }
+    return {"": {manifest.groups[i] for i in rows}}
 
 
 def _drawn_splits(

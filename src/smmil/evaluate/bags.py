@@ -72,7 +72,7 @@ def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[
     patients = [patient_of(p) if unit == "patient" else None for p in predictions]
     names = [("case", p.id) if who is None else ("patient", who) for p, who in zip(predictions, patients, strict=True)]
     number = {name: i for i, name in enumerate(sorted(set(names)))}
-    notes = [] if unit == "bag" else _patient_notes(predictions, patients)
+    notes = _bag_notes(predictions) if unit == "bag" else _patient_notes(predictions, patients)
     return np.array([number[name] for name in names], dtype=np.int64), notes
 
 
@@ -81,7 +81,8 @@ def patients_in_words(predictions: Sequence[Prediction]) -> str:
     count = len(set(units_of(predictions)[0].tolist()))
     known = any(who is not None and who != p.id for p in predictions for who in [patient_of(p)])
     what = "patient" if known else "case"
-    return f"{count:,} {what}{'s' * (count != 1)}" + ("" if known else ", patients unknown")
+    alone = " or of one case each" if _own_ids_only(predictions) else ""
+    return f"{count:,} {what}{'s' * (count != 1)}" + ("" if known else f", patients unknown{alone}")
 
 
 def resampled_in_words(predictions: Sequence[Prediction]) -> str:
@@ -97,6 +98,19 @@ def resampled_in_words(predictions: Sequence[Prediction]) -> str:
 def _own_ids_only(predictions: Sequence[Prediction]) -> bool:
     """Whether each case gives its own id as its patient, as older files of cases without a patient do."""
     return all(patient_of(p) == p.id for p in predictions)
+
+
+def _bag_notes(predictions: Sequence[Prediction]) -> list[str]:
+    """A warning where cases of one patient are drawn as if they were of several."""
+    patients = len(set(units_of(predictions)[0].tolist()))
+    if patients == len(predictions):
+        return []
+    taken = (
+        f"{len(predictions)} cases of {patients} {'patients' if patients > 1 else 'patient'} are taken as independent"
+    )
+    return [
+        f"{taken}: intervals are too narrow and p values too small where cases of a patient are alike; unit patient"
+    ]
 
 
 def _patient_notes(predictions: Sequence[Prediction], patients: Sequence[str | None]) -> list[str]:

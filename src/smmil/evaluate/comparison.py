@@ -10,7 +10,7 @@ import numpy as np
 
 from smmil.errors import ConfigError, DataError, suggest
 from smmil.evaluate import bootstrap
-from smmil.evaluate.bags import patient_of
+from smmil.evaluate.bags import patient_of, units_of
 from smmil.evaluate.bootstrap import MetricOrFunction, Models, Results, Settings, statistic
 from smmil.evaluate.instances import _score_kind
 from smmil.evaluate.metrics import USUAL
@@ -91,8 +91,8 @@ def compare(
     judges both models. p is two-sided and read off the interval: below 1 - level exactly where it excludes 0. The
     interval is a percentile one unless asked otherwise: with twenty cases and no true difference BCa ones exclude 0
     about twice as often as they say. threshold may be a pair, one for each model. For "bag_auroc" with two classes
-    `delong` holds DeLong's test too, else None. Where fewer than 10 patients carry the metric there is no interval, no
-    p and no DeLong's test, and `shortage` says how many there are.
+    `delong` holds DeLong's test too, where every patient has one case, else None. Where fewer than 10 patients carry
+    the metric there is no interval, no p and no DeLong's test, and `shortage` says how many there are.
 
     Keys: a, b, difference, low, high, p, delong, n_units, n_cases, only_in_a, only_in_b, notes, …
     """
@@ -114,7 +114,7 @@ def compare(
     if only_in_a or only_in_b:
         counts = f"{only_in_a} cases only of the first model and {only_in_b} only of the second"
         notes = [f"{counts} are left out", *notes]
-    test, test_notes = (None, []) if found.shortage else _delong(first, second, facts["n_units"], level)
+    test, test_notes = (None, []) if found.shortage else _delong(first, second, level)
     return {
         "metric": first.name,
         "a": first.estimate,
@@ -140,16 +140,16 @@ def compare(
     }
 
 
-def _delong(
-    a: bootstrap.Statistic, b: bootstrap.Statistic, n_units: int, level: float
-) -> tuple[dict[str, float] | None, list[str]]:
+def _delong(a: bootstrap.Statistic, b: bootstrap.Statistic, level: float) -> tuple[dict[str, float] | None, list[str]]:
+    """DeLong's test, which takes cases as independent: none where a patient has several, with a remark."""
     two = all(len(p.probs) < 3 and p.target_kind == "class" for p in (*a.cases, *b.cases))
     if a.name.partition(":")[0] != "bag_auroc" or not two:
         return None, []
+    if (patients := len(np.unique(units_of(a.cases)[0]))) < len(a.cases):
+        return None, [f"no DeLong's test: it takes {len(a.cases)} cases of {patients} patients as independent"]
     scores = [np.array([p.positive_prob for p in side.cases]) for side in (a, b)]
     test = delong(scores[0], scores[1], np.array([p.y == 1 for p in a.cases], dtype=bool), level)
-    note = f"DeLong takes the {len(a.cases)} cases of {n_units} patients as independent; trust the bootstrap more"
-    return test._asdict(), [note] if n_units < len(a.cases) else []
+    return test._asdict(), []
 
 
 POOLED, INSIDE = "inst_auroc", "inst_auroc@positive_bags"
@@ -159,8 +159,9 @@ def pointing_or_telling(model: str, other: str, rows: Mapping[str, Mapping[str, 
     """Whether a difference of instance AUROC is one in pointing or in telling bags apart, in a sentence.
 
     rows  {measure: difference, low, high} for `POOLED` and `INSIDE`. Pooled over bags, instances of positive bags can
-          win because all scores of those bags are higher, wherever the lesion is. Empty where an interval is missing,
-          or where neither excludes 0.
+          win because all scores of those bags are higher, wherever the lesion is. That is said where the interval
+          inside positive bags excludes the pooled difference. Empty where an interval is missing, or where neither
+          excludes 0.
     """
     if not {POOLED, INSIDE} <= rows.keys():
         return ""
@@ -171,8 +172,15 @@ def pointing_or_telling(model: str, other: str, rows: Mapping[str, Mapping[str, 
     who = f"{model} against {other}: pooled instance AUROC {numbers[POOLED]}, inside positive bags {numbers[INSIDE]}"
     if pooled == inside:
         return f"{who}: a difference in pointing, {'for' if pooled > 0 else 'to the cost of'} {model}."
+    if not inside and rows[INSIDE]["low"] <= rows[POOLED]["difference"] <= rows[INSIDE]["high"]:
+        return (
+            f"{who}: whether it is a difference in pointing or in telling bags apart cannot be told; inside positive "
+            "bags both no difference and the pooled one are possible."
+        )
     if not inside:
-        return f"{who}: a difference in telling bags apart, not in pointing; it vanishes inside positive bags."
+        return (
+            f"{who}: a difference in telling bags apart, not in pointing; inside positive bags it is smaller, or none."
+        )
     if not pooled:
         return f"{who}: a difference in pointing that pooling over bags hides."
     return f"{who}: the two disagree; {model} tells bags apart {_better(pooled)} but points {_better(inside)}."

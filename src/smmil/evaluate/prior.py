@@ -226,7 +226,7 @@ def position_prior(
     draws = {"unit": unit, "n": n, "seed": seed, "level": level, "stratified": stratified}
     found: dict[str, Any] = {pool: _in_pool(maps, pool, pool in intervals, draws) for pool in POOLS}
     inside = found["per_bag"]
-    lows = np.array([inside.get(f"{key}_low", np.nan) for key in DIFFERENCES])
+    lows = np.array([_low_end(inside, key) for key in DIFFERENCES])
     better = None if np.isnan(lows).any() else bool((lows > 0).all())
     notes = list(dict.fromkeys([*maps.notes, *(note for pool in POOLS for note in found[pool].pop("notes"))]))
     return {
@@ -300,6 +300,12 @@ def _why_none(predictions: Sequence[Prediction], maps: PriorMaps, reference: Seq
     return f"There is no position prior: {reason}."
 
 
+def _low_end(inside: dict[str, Any], key: str) -> float:
+    """Low end of a difference; 0 where the maps rank equally in every resample, so that there is no interval."""
+    low = float(inside.get(f"{key}_low", np.nan))
+    return 0.0 if low != low and inside.get(f"{key}_p") == 1 else low
+
+
 def _in_words(inside: dict[str, Any], better: bool | None, who: str) -> list[str]:
     """What the numbers within cases of so many patients say, in sentences."""
 
@@ -315,7 +321,7 @@ def _in_words(inside: dict[str, Any], better: bool | None, who: str) -> list[str
         return [
             f"Whether this map is better than knowing {_WHERE} cannot be said: {reason} interval of the difference."
         ]
-    closest = min(DIFFERENCES, key=lambda key: inside[f"{key}_low"])
+    closest = min(DIFFERENCES, key=lambda key: _low_end(inside, key))
     verdict = "better than" if better else "worse than" if inside[f"{closest}_high"] < 0 else "no better than"
     source = {"truth": "of the position prior", "own": "of its own mean map of other patients"}[DIFFERENCES[closest][1]]
     numbers = f"mean AUROC within each case {number('model')}, {source} {number(DIFFERENCES[closest][1])}, difference "

@@ -77,8 +77,13 @@ def chance_in_words(auroc: float | None, labels: Sequence[int], level: float = 0
 
 
 def _chance_deviation(metric: str, cases: int) -> float:
-    """Standard deviation of a metric over all orders of so many cases without ties, all equally likely."""
+    """Standard deviation of a metric over all orders of so many cases without ties, all equally likely.
+
+    Of a mean AUROC that of one label which half of the cases have.
+    """
     n = cases
+    if metric == "auroc":
+        return math.sqrt((n + 1) / 3) / n
     return math.sqrt((2 * n + 5) / (18 * n * (n - 1))) if metric == "cindex" else 1 / math.sqrt(n - 1)
 
 
@@ -90,14 +95,14 @@ _BY_CHANCE = {"cindex": (0.5, "C-index"), "spearman": (0.0, "Spearman correlatio
 def target_chance_in_words(metric: str, value: float | None, cases: int) -> str | None:
     """Why a C-index, correlation or kappa of the best epoch on validation cases may be chance; else None.
 
-    It is doubted below 1.64 deviations of unrelated orders (one-sided 5 %; of kappa that of a correlation), a mean
-    AUROC of several labels at 0.5 or less. cases: of survival those with an event, which is careful.
+    It is doubted below 1.64 deviations of unrelated orders (one-sided 5 %; of kappa that of a correlation, of a mean
+    AUROC that of one balanced label). cases: of survival those with an event, which is careful.
     """
     if value is None or value != value:
         return None
     chance, called = _BY_CHANCE[metric]
     words = f"{cases} validation cases{' with an event' if metric == 'cindex' else ''}"
-    margin = 0.0 if metric == "auroc" else 1.645 * _chance_deviation(metric, cases) if cases > 1 else math.inf
+    margin = 1.645 * _chance_deviation(metric, cases) if cases > 1 else math.inf
     if margin >= 1 - chance:
         return f"{words} are too few to tell a model that learned from chance, even one that is always right: {_TO_TRY}"
     if value > chance + margin:

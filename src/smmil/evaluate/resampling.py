@@ -1,6 +1,7 @@
 """Resampling of patients: draws, bootstrap intervals (BCa and percentile) and their p values."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from smmil.errors import ConfigError, check_choice
-from smmil.evaluate.bags import need_target, patient_of, units_of
+from smmil.evaluate.bags import UNITS, need_target, patient_of, units_of
 from smmil.prediction import Prediction
 
 _METHODS = ("bca", "percentile")
@@ -34,8 +35,16 @@ class Carriers(NamedTuple):
     def shortage(self) -> str:
         """What there is too little of for an interval: "7 positive patients"; empty where there is enough."""
         return (
-            "" if self.fewest >= LEAST else next(f"{n} {kind}" for kind, n in self.counts.items() if n == self.fewest)
+            ""
+            if self.fewest >= LEAST
+            else next(_counted(n, kind) for kind, n in self.counts.items() if n == self.fewest)
         )
+
+
+def _counted(n: int, kind: str) -> str:
+    """So many of a kind, in the singular where there is one: "1 patient with an event"."""
+    word = re.sub(r"\b(patient|case)s\b", r"\1", kind) if n == 1 else kind
+    return f"{n} {word}"
 
 
 class _Interval(NamedTuple):
@@ -143,19 +152,27 @@ def interval(
     """The interval of an estimate from its values on resamples (nan where undefined); left_out only called for bca.
 
     None where too few patients carry the estimate, or where all resamples give the same value. That of a difference has
-    a p value, and may have no width: equal models differ by 0 in every resample; its percentile ends lie no nearer than
-    those of Student's t with the deviation of the draws, and its p is no smaller.
+    a p value, also where all resamples are the same (1 for equal models); its percentile ends lie no nearer than those
+    of Student's t with the deviation of the draws, and its p is no smaller.
     """
     values = np.sort(drawn[~np.isnan(drawn)])
-    notes, reason = _remarks(drawn, values), ""
+    missing = (
+        f"{len(drawn) - len(values)} of {len(drawn)} resamples are undefined (such as one class only) and left out"
+    )
+    notes = [missing] if len(values) < len(drawn) else []
     correction = _TailCorrection(max(carriers.fewest, 2), strata=carriers.strata)
     few = "" if np.isnan(estimate) else carriers.shortage
-    flat = not difference and len(values) > 0 and not subtract(values, values[0]).any()
-    if np.isnan(estimate) or few or flat or len(values) <= len(drawn) / 2:
+    flat = len(values) > 0 and not subtract(values, values[0]).any()
+    mostly_undefined = len(values) <= len(drawn) / 2
+    if np.isnan(estimate) or few or flat or mostly_undefined:
         why = f"{'the metric itself is' if np.isnan(estimate) else 'most resamples are'} undefined"
         why = "all resamples give the same value, which says nothing about uncertainty" if flat else why
         notes.append(f"no interval: {few}, and at least {LEAST} are needed" if few else f"no interval: {why}")
-        return _Interval(math.nan, math.nan, "none", notes, shortage=few)
+        told = flat and difference and not few and not mostly_undefined
+        p = _p_value(values, estimate, correction) if told else math.nan
+        return _Interval(math.nan, math.nan, "none", notes, p, shortage=few)
+    notes = [f"{note}; the interval is too narrow if they are many; stratified draws avoid them" for note in notes]
+    reason = ""
     if method == "bca":
         correction, reason = _bca_correction(values, estimate, left_out(), correction)
     if reason:
@@ -243,16 +260,6 @@ def _acceleration(left_out: list[np.ndarray]) -> float:
     return float(cubes / (6 * squares**1.5)) if squares else float("nan")
 
 
-def _remarks(drawn: np.ndarray, values: np.ndarray) -> list[str]:
-    notes, missing = [], len(drawn) - len(values)
-    if missing:
-        notes.append(
-            f"{missing} of {len(drawn)} resamples are undefined (such as one class only) and left out; "
-            "the interval is too narrow if they are many; stratified draws avoid them"
-        )
-    return notes
-
-
 def _resampling_plan(cases: Sequence[Prediction], unit: str, stratified: bool) -> tuple[Resampling, list[str]]:
     """The units of these cases, ready to be drawn, and remarks on missing patients."""
     units, notes = units_of(cases, unit)
@@ -271,9 +278,15 @@ def _stratum(prediction: Prediction) -> int:
 
 
 def carriers_of(cases: Sequence[Prediction], kinds: Mapping[str, np.ndarray], unit: str = "patient") -> Carriers:
-    """How many units there are of these cases, and how many have a case of each kind; kinds: which cases are of it."""
-    units, _ = units_of(cases, unit)
-    word = "patients" if unit == "patient" and any(patient_of(p) is not None for p in cases) else "cases"
+    """How many units there are of these cases, and how many have a case of each kind; kinds: which cases are of it.
+
+    Patients are counted where they are known, also where single cases are drawn (unit "bag"): many slides of three
+    patients say as little about a fourth as three slides do.
+    """
+    check_choice(unit, UNITS, "unit")
+    units, _ = units_of(cases)
+    named = any(patient_of(p) is not None for p in cases)
+    word = "patients" if named and (unit == "patient" or len(np.unique(units)) < len(cases)) else "cases"
     counts = {kind.format(units=word): len(np.unique(units[is_it])) for kind, is_it in kinds.items()}
     return Carriers({word: len(np.unique(units)), **counts})
 
