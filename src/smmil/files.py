@@ -75,7 +75,7 @@ def _sync(path: Path) -> None:
 def temporary_path(path: Path) -> Path:
     """A new name next to `path` that says which process it belongs to, for `remove_leftovers`."""
     process = os.getpid()
-    owner = f"{_machine()}-{process}-{_started(process)}-{secrets.token_hex(4)}"
+    owner = f"{_machine()}-{process}-{_own_start(process)}-{secrets.token_hex(4)}"
     return path.with_name(f"{_MARK}{owner}-{path.name[-40:]}")  # a long name must not become too long
 
 
@@ -119,6 +119,12 @@ def _machine() -> str:
     with suppress(OSError):
         return digest(socket.gethostname(), os.readlink("/proc/self/ns/pid"))[:8]
     return digest(socket.gethostname())[:8]
+
+
+@cache
+def _own_start(process: int) -> int:
+    """When this process began; asked once, and again after a fork."""
+    return _started(process)
 
 
 def _started(process: int) -> int:

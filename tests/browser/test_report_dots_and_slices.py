@@ -141,6 +141,16 @@ def test_the_slice_under_the_hand_is_shown(page):
     slices(page, 30)
 
 
+def test_the_highest_slices_are_named_and_one_click_away(page):
+    case = scan_case("scan")
+    numbers = np.argsort(-np.ravel(case.scores), kind="stable")[:5]
+    open_case(page, "scan")
+    buttons = page.locator(".highest button")
+    assert buttons.all_inner_texts() == [str(number + 1) for number in numbers]  # readers count from 1
+    buttons.nth(3).click()
+    slices(page, int(numbers[3]))
+
+
 def test_both_models_show_the_same_slice(page):
     open_case(page, "scan")
     page.select_option("#right-model", "1")

@@ -16,7 +16,8 @@ def _toy(monkeypatch, processes):
     monkeypatch.setattr(demo, "SLIDES", 14)
     monkeypatch.setattr(demo, "SCANS", 12)
     monkeypatch.setattr(demo, "PATCHES", (14, 20))
-    monkeypatch.setattr(demo, "synthetic_ct_scans", partial(demo.synthetic_ct_scans, slices=(12, 14), size=48))
+    monkeypatch.setattr(demo, "synthetic_ct_scans", partial(demo.synthetic_ct_scans, size=48))
+    monkeypatch.setattr(demo, "SLICES", (12, 14))
     if not processes:
         monkeypatch.setattr(demo, "available_cores", lambda: 1)
         monkeypatch.setattr(demo, "run", lambda todo, **_given: _run_here(todo))
@@ -28,7 +29,8 @@ def _toy(monkeypatch, processes):
 _run_here = partial(demo.run, executor="serial")
 
 
-@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [False, True])
 def test_the_demo_leaves_a_page_predictions_and_maps(tmp_path, monkeypatch, processes):
     monkeypatch.chdir(tmp_path)
     _toy(monkeypatch, processes)

@@ -15,7 +15,7 @@ def demo(
 
       smmil demo --out ./smmil-demo
 
-    Takes two to three minutes on two cores. Open report.html afterwards; everything it was made from is in the same
+    Takes about two minutes on two cores. Open report.html afterwards; everything it was made from is in the same
     folder. Repeat the command after an interruption: it goes on where it stopped.
     """
     from rich.console import Console

@@ -6,14 +6,16 @@ import { paintOver } from "./paint.js";
 import { DATA, perSlice, pictureOf, sliceCells } from "./report_data.js";
 import { cellAt, cellText } from "./report_slide.js";
 import { makeSides, showSides, sidesOf } from "./sides.js";
-import { lengthText, make, roundLength, themeColour } from "./dom_helpers.js";
+import { lengthText, make, makeButton, roundLength, themeColour } from "./dom_helpers.js";
 
+const HIGHEST = 5; // slices named below the strip
 const LAYOUT = { top: 16, below: 36, band: 16, gap: 10, labelled: [0, 0.5, 1], fades: true };
 
 export class StripPane extends BarStrip {
   constructor(host, number, model, cells) {
     super("strip", LAYOUT);
     Object.assign(this, { host, number, model });
+    this.highest = make("p", "highest");
     this.use(cells);
     this.canvas.setAttribute("aria-label", `Scores of ${DATA.cases[number].id} by ${DATA.models[model].name}`);
     this.canvas.tabIndex = 0;
@@ -22,7 +24,7 @@ export class StripPane extends BarStrip {
     row.append(this.stage);
     this.readout = make("p", "readout");
     this.picture = this.cells.volume || (cells.kind === "strip" && DATA.cases[number].slices) ? new SliceView(row, number, this) : null;
-    host.append(row, this.readout);
+    host.append(row, this.highest, this.readout);
     this.ready = this.picture ? this.picture.ready : Promise.resolve();
     this.span = this.places.length;
     this.chosen = this.cells.scores.reduce((best, score, i) => (score > (this.cells.scores[best] ?? -Infinity) ? i : best), -1);
@@ -34,6 +36,19 @@ export class StripPane extends BarStrip {
     cells = this.cells;
     this.series = { values: cells.scores, low: cells.low, high: cells.high, labels: cells.truth ? cells.labels : null };
     this.places = this.order();
+    this.nameHighest();
+  }
+
+  /** The slices to look at first, as buttons; nothing where instances stand in that order anyway. */
+  nameHighest() {
+    this.highest.replaceChildren();
+    if (this.cells.kind !== "strip") return;
+    const scored = [...this.places.keys()].filter((place) => !Number.isNaN(this.cells.scores[this.places[place]]));
+    scored.sort((a, b) => this.cells.scores[this.places[b]] - this.cells.scores[this.places[a]]);
+    this.highest.append("highest slices: ");
+    for (const place of scored.slice(0, HIGHEST)) {
+      this.highest.append(makeButton(`${this.label(place)}`, this.words(place), () => chooseSlice(this.name(place))), " ");
+    }
   }
 
   order() {
