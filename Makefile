@@ -6,7 +6,7 @@ EXTRAS := .[timm,slides,ct,lazyslide,tables,slurm,dask,view,onnx,fast,search]
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
-.PHONY: demo test test-quick test-lowest test-all lint bench study docs dist install clean
+.PHONY: demo test test-quick test-pages test-lowest test-all lint bench study docs dist install clean
 
 install: .venv/installed
 
@@ -30,12 +30,15 @@ lint: install  ## style, types and the order of the rooms
 # Tests wait for browsers, for servers and for programs they kill about a third of their time: a third process and the
 # lint fill it on two cores. Lint speaks up only when it fails, and the tests have the last word otherwise.
 WORKERS ?= 3
-test test-all test-quick: export OMP_NUM_THREADS := 1
+test test-all test-quick test-pages: export OMP_NUM_THREADS := 1
 LINT_AND = $(MAKE) --no-print-directory lint > .venv/lint.log 2>&1 & lint=$$!; $(1); tests=$$?; \
   wait $$lint; linted=$$?; test $$linted = 0 || cat .venv/lint.log; exit $$((tests + linted))
 
 test: install  ## everything that runs in minutes
 	@$(call LINT_AND,$(BIN)/pytest -n $(WORKERS))
+
+test-pages: install  ## all pages in a real browser, every command of the docs, the notebooks, the demo
+	$(BIN)/pytest -n $(WORKERS) -m '' tests/browser tests/test_docs_run.py tests/test_notebooks.py tests/flows/test_demo.py
 
 # Laws of the operator, the models and the metrics; no files, images or browsers.
 QUICK := tests/test_graph.py tests/test_bag.py tests/test_losses.py tests/test_prediction.py tests/nn \

@@ -17,8 +17,6 @@ from support.roads import smmil
 
 from smmil.demo import _next_steps
 
-SLOW = pytest.mark.slow
-
 
 class Scene(NamedTuple):
     """Sections of a page that belong together: what the reader has before, and what is made anew each time.
@@ -30,7 +28,6 @@ class Scene(NamedTuple):
     titles: tuple[str, ...] = ("",)
     given: tuple = ()
     again: tuple[str, ...] = ()
-    marks: tuple = (SLOW,)
 
 
 def given(make, *names):
@@ -58,39 +55,39 @@ SCENES = [
     Scene("README.md", ("From pixels to bags", "From bags to maps", "What is in it"),
           (files.slides, given(files.clam, "their_features"))),
     Scene("README.md", ("Where to begin",), (files.everything,), ("study",)),
-    Scene("CONTRIBUTING.md", ("How to add", "Releasing"), marks=()),
+    Scene("CONTRIBUTING.md", ("How to add", "Releasing")),
     Scene("docs/index.md", given=(files.everything,), again=("study",)),
-    Scene("docs/calibrate.md", given=(files.first,), marks=()),
-    Scene("docs/choose.md", ("Which encoder?",), marks=()),
+    Scene("docs/calibrate.md", given=(files.first,)),
+    Scene("docs/choose.md", ("Which encoder?",)),
     Scene(COMING, ("CLAM",), (files.checkpoints, given(files.slides, "SLIDES"), given(files.clam, "FEATURES")),
           ("study",)),
-    Scene(COMING, ("TRIDENT",), (given(files.trident, "JOB"), files.native), marks=()),
+    Scene(COMING, ("TRIDENT",), (given(files.trident, "JOB"), files.native)),
     Scene(COMING, ("STAMP",), (given(files.slides, "SLIDES"), given(files.stamp, "FEATURES")), ("study",)),
-    Scene(COMING, ("torchmil",), (given(files.torchmil, "FOLDER"), files.bags), ("FOLDER",), ()),
-    Scene(COMING, ("LazySlide",), (given(files.lazyslide, "FOLDER"),), marks=()),
-    Scene(COMING, ("QuPath",), (files.first, FIRST), marks=()),
+    Scene(COMING, ("torchmil",), (given(files.torchmil, "FOLDER"), files.bags), ("FOLDER",)),
+    Scene(COMING, ("LazySlide",), (given(files.lazyslide, "FOLDER"),)),
+    Scene(COMING, ("QuPath",), (files.first, FIRST)),
     Scene("docs/corrections.md", ("The loop",), (files.first, files.slides)),
     Scene("docs/ct.md", ("Patches instead of slices",), (given(files.scans, 1),), ("study",)),
     Scene("docs/cross-validation.md"),
-    Scene("docs/data.md", ("Try it",), (files.native,), marks=()),
+    Scene("docs/data.md", ("Try it",), (files.native,)),
     Scene("docs/drift.md", given=(files.first,)),
-    Scene("docs/encoders.md", ("Try it", "Fetching weights"), marks=()),
+    Scene("docs/encoders.md", ("Try it", "Fetching weights")),
     Scene("docs/evaluate.md", given=(files.first, FIRST, PARTS)),
     Scene("docs/experiments.md"),
     Scene("docs/explain.md", given=(files.first,)),
-    Scene("docs/exports.md", ("", "Formats"), (files.exported,), marks=()),
-    Scene("docs/formats.md", ("Look first", "Convert"), FORMATS, ("bags",), ()),
+    Scene("docs/exports.md", ("", "Formats"), (files.exported,)),
+    Scene("docs/formats.md", ("Look first", "Convert"), FORMATS, ("bags",)),
     Scene("docs/gallery.md", ("The report", "The viewer", "In QuPath"), (BOTH, files.slides)),
-    Scene("docs/models.md", marks=()),
-    Scene("docs/own-loop.md", ("With the loop of smmil", "A map"), (files.first, FIRST), marks=()),
+    Scene("docs/models.md"),
+    Scene("docs/own-loop.md", ("With the loop of smmil", "A map"), (files.first, FIRST)),
     Scene("docs/package.md", ("", "Using a package"), (files.packaged,), ("predictions",)),
     Scene("docs/patients.md", ("", "Aggregated", "Covariates", "Embeddings"), (files.patients,)),
     Scene("docs/prepare.md", IMAGES, (files.slides,), ("study",)),
     Scene("docs/prepare.md", ("Patches in files of their own",), (files.patch_files,)),
-    Scene("docs/published.md", given=(files.checkpoints,), marks=()),
+    Scene("docs/published.md", given=(files.checkpoints,)),
     Scene("docs/report.md", ("", "What to give it", "From Python"), (files.first, BOTH)),
     Scene("docs/sources.md", ("", "CRCHistoPhenotypes"), THEIRS, ("study",)),
-    Scene("docs/speed.md", ("What each kernel brings",), marks=()),
+    Scene("docs/speed.md", ("What each kernel brings",)),
     Scene("docs/targets.md", given=(given(files.planted, "survival"),)),
     Scene("docs/targets.md", ("Several labels",), (given(files.planted, "multilabel"),)),
     Scene("docs/train.md", ("", "Settings", "Predictions"), (files.seeds,), ("predictions",)),
@@ -157,9 +154,8 @@ def visited(monkeypatch):
     return answers
 
 
-@pytest.mark.parametrize(
-    "scene", [pytest.param(s, id=f"{s.page}#{s.titles[0]}".rstrip("#"), marks=s.marks) for s in SCENES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", [pytest.param(s, id=f"{s.page}#{s.titles[0]}".rstrip("#")) for s in SCENES])
 def test_the_commands_of_a_page_run_in_their_order(scene, tmp_path, monkeypatch, visited):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

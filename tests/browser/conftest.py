@@ -1,8 +1,22 @@
-"""A browser, a running viewer and a page of it, for all browser tests."""
+"""A browser, a running viewer and a page of it, for all browser tests.
+
+Browser tests mostly wait: `make test` takes the files of EVERY_RUN, `make test-pages` (and CI) all of them.
+"""
+
+from pathlib import Path
 
 import pytest
 from support.screens import CHROMIUM, FLAGS, SIZE, watched
 from support.viewer_study import served, write_study
+
+HERE = Path(__file__).parent
+EVERY_RUN = {"test_report_in_a_browser.py", "test_view_in_a_browser.py", "test_promise_in_a_browser.py"}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent == HERE and item.path.name not in EVERY_RUN:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
