@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.bags import chain_bag, grid_bag, reordered, without_edges, woven_bag
+from support.quick import slow_unless
 
 import smmil
 from smmil.bag import Bag, BagBatch
@@ -251,10 +252,14 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("n_classes", [1, 3])
-@pytest.mark.parametrize("some", [slides, scans])
-def test_training_is_its_equations_gradients_included(some, n_classes, options):
+# `make test` takes all options for slides of one class, and some of the rest; `make test-all` every combination.
+CASES = [(some, n, options) for some in (slides, scans) for n in (1, 3) for options in OPTIONS]
+QUICK = [case for case in CASES if case[:2] == (slides, 1) or case in ((scans, 3, OPTIONS[0]), (slides, 3, OPTIONS[1]))]
+
+
+@pytest.mark.parametrize("case", slow_unless(QUICK.__contains__, CASES))
+def test_training_is_its_equations_gradients_included(case):
+    some, n_classes, options = case
     weights = {"view_weight": 0.7, "consistency_weight": 0.6, "refine_weight": 0.4, "mrf_weight": 0.3, **options}
     model, bags = make(n_classes, **weights).train(), some(n_classes)
     batch = BagBatch.pack(bags)

@@ -167,7 +167,8 @@ def test_a_manifest_without_the_columns_or_with_an_unknown_word_is_refused(run, 
         predict_run(run, out=tmp_path, manifest=strange)
 
 
-@pytest.mark.parametrize("model", ["abmil", pytest.param("sm_ap", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["abmil", "sm_ap"])
 def test_a_planted_covariate_is_learnt_where_features_are_noise(model, tmp_path):
     study = write_patients(tmp_path / "noise", 120, seed=3, slides=(1, 1), noise=True)
     found = {}

@@ -25,7 +25,6 @@ LEAST = {
     "regression": (0.8, 0.6),
 }
 SINGLE = 0.9
-QUICK = {("abmil", "survival")}
 PAIRS = [(name, kind) for name in OPTIONS for kind in LEAST]
 
 
@@ -43,9 +42,8 @@ def instance_auroc(predictions, column=None):
     return OperatingPoints.of(scores, truth).roc_area()
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in PAIRS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_a_planted_target_is_learnt_and_the_map_points_at_its_cause(name, kind):
     train, val, test = planted(kind)
     fitted = smmil.fit(
