@@ -230,9 +230,11 @@ class _Regression(Target):
 
     @classmethod
     def fitted(cls, columns: tuple[str, ...], rows: np.ndarray, config: TargetConfig, levels: int) -> Self:
-        if not rows.std() > 0:
+        with np.errstate(over="ignore"):
+            spread = float(rows.std())
+        if not spread > 0:
             raise DataError(f"column {columns[0]}: all training cases have {rows[0, 0]:g}; nothing can be learned")
-        return cls(columns, float(rows.mean()), float(rows.std()))
+        return cls(columns, float(rows.mean()), spread)
 
     def _each(self, logits: Tensor, known: Tensor, share: Tensor, weight: Tensor | None) -> Tensor:
         return (logits[:, 0] - ((known[:, 0] - self.mean) / self.deviation).to(logits)).square()

@@ -54,7 +54,10 @@ def test_words_become_one_indicator_each_and_an_unknown_one_is_named():
     by_hand = (np.eye(3)[[1, 2, 2, 0]] - share) / np.sqrt(share * (1 - share))
     assert rows(learned, study) == pytest.approx(by_hand, rel=1e-6)
     with pytest.raises(DataError, match=r"new: c0: site: 'liver' was not seen in training, which knows 'bone', 'lung'"):
-        learned.need(Manifest(study.table.assign(site=["liver"] * 4), name="new"))
+        learned.need(Manifest(study.table.assign(site=["liver"] * 4), name="new"), study.ids)
+    one = Manifest(study.table.assign(site=["lung", "liver", "", "bone"]), name="new")
+    assert list(learned.unusable(one, one.ids)) == [one.ids[1]]
+    learned.need(one, [one.ids[0], one.ids[2]])  # a word in other cases is no matter
 
 
 def test_what_is_missing_is_the_mean_and_an_indicator_and_is_said():
@@ -95,7 +98,7 @@ def test_a_word_among_numbers_is_an_error_where_training_knew_numbers():
     learned = Covariates.learned(table(age=["40", "60"]), ["age"], ["c0", "c1"])
     for text, what in (("sixty", "is no number"), ("inf", "is no finite number")):
         with pytest.raises(DataError, match=f"c1: age: '{text}' {what}"):
-            learned.need(table(age=["40", text]))
+            learned.need(table(age=["40", text]), ["c0", "c1"])
 
 
 def test_facts_come_back_and_damaged_ones_are_refused():

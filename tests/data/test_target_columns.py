@@ -66,11 +66,14 @@ def test_a_wrong_cell_of_time_or_event_is_named(column, cell, words):
 
 def test_too_few_events_and_patients_with_two_times_are_named():
     refused(survival(event=["1"] * 4 + ["0"] * 16), "cox", "4 cases have an event, at least 5 are needed")
+    refused(survival(event=["1"] + ["0"] * 19), "cox", "1 case has an event, at least 5 are needed")
     refused(survival(patient=["p1", "p1"] + [f"q{i}" for i in range(18)]), "survival", "two times or events: p1")
 
 
 def test_wrong_labels_levels_and_numbers_are_named():
     half = ["0", "1"] * 10
+    words = ["none", "mild", "severe", "mild"] * 5
+    refused(table(label=words), "ordinal", r"'mild', 'severe' is no number \('none' means unknown\); correct")
     refused(table(label_a=half, label_b=with_cell(half, 0, "2")), "multilabel", "label_b: must be 0 or 1 or empty")
     refused(table(label_a=half, label_b=["1"] * 20), "multilabel", r"label_b: only one value \(1\)")
     refused(

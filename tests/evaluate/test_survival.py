@@ -98,6 +98,16 @@ def test_auroc_and_brier_score_over_time_are_those_of_all_pairs_and_cases(seed):
     assert over.integrated_brier(weights) == pytest.approx(by_hand, rel=1e-12)
 
 
+def test_beyond_the_last_time_nothing_is_judged_though_the_last_case_had_an_event():
+    time, event = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1, 0, 1, 1])
+    over = _OverTime(_FollowUp(time, event), np.full((4, 4), 0.4), np.array([2.0, 4.0, 4.5, 9.0]))
+    assert np.isnan(over.brier(np.ones(4, dtype=int))).tolist() == [False, False, True, True]
+    assert np.isnan(over.brier(np.array([1, 1, 1, 0]))).tolist() == [False, True, True, True]  # a draw without the last
+    until_four = _OverTime(_FollowUp(time, event), np.full((4, 2), 0.4), np.array([2.0, 4.0]))
+    ones = np.ones(4, dtype=int)
+    assert over.integrated_brier(ones) == until_four.integrated_brier(ones)
+
+
 def test_without_censoring_the_weights_are_all_one():
     time, _, risk, _ = tied(5)
     pairs = _Concordance(_FollowUp(time, np.ones(len(time))), risk)
@@ -144,8 +154,6 @@ def test_nothing_is_invented_where_all_are_censored():
 def test_beyond_a_last_case_that_was_censored_there_is_no_brier_score():
     over = _OverTime(_FollowUp([1, 2, 3, 4.0], [1, 0, 1, 0]), np.full((4, 3), 0.5), np.array([2.0, 4.0, 5.0]))
     assert np.isnan(over.brier(np.ones(4))).tolist() == [False, False, True]
-    last = _OverTime(_FollowUp([1, 2, 3, 4.0], [1, 0, 1, 1]), np.full((4, 1), 0.5), np.array([5.0]))
-    assert not np.isnan(last.brier(np.ones(4))).any()
 
 
 def test_a_case_censored_at_a_time_is_known_to_have_had_no_event_until_then():

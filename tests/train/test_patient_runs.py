@@ -1,6 +1,9 @@
 """Runs on bags of patients and on covariates: what they read, save, resume and predict."""
 
 import json
+import math
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -9,9 +12,11 @@ import torch
 from support.patients import write_patients
 
 from smmil.bag import BagBatch
+from smmil.cli.train import _doubt
 from smmil.config import load_config
 from smmil.data import Manifest
 from smmil.data.patients import StudyBags
+from smmil.data.splits import run_split
 from smmil.errors import DataError
 from smmil.evaluate import bag_metrics
 from smmil.predict import load_run, load_trained, predict, predict_run
@@ -162,9 +167,47 @@ def test_a_manifest_without_the_columns_or_with_an_unknown_word_is_refused(run, 
     lacking = changed(study, "lacking.csv", lambda table: table.drop(columns="age"))
     with pytest.raises(DataError, match=r"reads the covariate 'age', which is no column here"):
         predict_run(run, out=tmp_path, manifest=lacking)
-    strange = changed(study, "strange.csv", lambda table: table.assign(sex="X"))
-    with pytest.raises(DataError, match=r"sex: 'X' was not seen in training, which knows 'F', 'M'"):
-        predict_run(run, out=tmp_path, manifest=strange)
+    first = Manifest.read(study).ids[0]
+
+    def strange(table):
+        table.loc[table["group"] == table.set_index("id").loc[first, "group"], "sex"] = "X"
+        return table
+
+    done = predict_run(run, out=tmp_path, manifest=changed(study, "strange.csv", strange))
+    assert first in done.failed
+    assert all("sex: 'X' was not seen in training, which knows 'F', 'M'" in text for text in done.failed.values())
+    assert len(done.written) == len(Manifest.read(study).ids) - len(done.failed) > 0
+
+
+def test_training_says_which_test_cases_cannot_be_predicted(run, study, tmp_path):
+    test = run_split(run).test
+
+    def strange(table):
+        table.loc[table["id"].isin(test), "sex"] = "X"
+        return table
+
+    class Heard(Progress):
+        texts: ClassVar[list] = []
+
+        def message(self, text):
+            self.texts.append(text)
+
+    train(settings(changed(study, "strange_test.csv", strange), PATIENTS, KNOWN), tmp_path / "run", progress=Heard())
+    assert any(f"{len(test)} test cases cannot be predicted as they are" in text for text in Heard.texts)
+    assert any("'X' was not seen in training" in text for text in Heard.texts)
+
+
+def test_whether_a_model_of_patients_learned_is_doubted_by_patients_not_by_their_cases(tmp_path):
+    study = write_patients(tmp_path / "few", 14, slides=(3, 3))
+    config = settings(study, PATIENTS, "data.val_share=0.3")
+    result = train(config, tmp_path / "run")
+    table, val = Manifest.read(study), run_split(tmp_path / "run").val
+    people = {table.groups[i] for i in val}
+    positive = {table.groups[i] for i in val if table.labels[i]}
+    assert len(val) == 3 * len(people)
+    assert math.comb(len(people), len(positive)) < 20  # a perfect order of so few is no rare chance
+    said = _doubt(config, replace(result, best={**result.best, "auroc": 1.0}))
+    assert said.startswith(f"{len(people)} validation patients ({len(positive)} positive) are too few")
 
 
 @pytest.mark.slow
@@ -182,8 +225,6 @@ def test_a_planted_covariate_is_learnt_where_features_are_noise(model, tmp_path)
 
 
 def test_the_library_trains_and_predicts_bags_that_hold_covariates(study, tmp_path):
-    from dataclasses import replace
-
     table = Manifest.read(study)
     rng = np.random.default_rng(0)
     bags = [replace(table.bag(i), covariates=torch.from_numpy(rng.standard_normal(2)).float()) for i in table.ids]

@@ -89,21 +89,23 @@ def _refuse_two_values(short: list[str], given: list[str]) -> None:
 
 
 def _doubt(settings: "TrainConfig", result: "RunResult") -> str | None:
-    """What to think of a model that tells validation cases no better than chance, in words; None of a better one."""
+    """What to think of a model that tells validation bags no better than chance, in words; None of a better one."""
     from smmil.data.manifest import Manifest
+    from smmil.data.patients import StudyBags
     from smmil.data.splits import run_split
     from smmil.evaluate.ranking import chance_in_words, target_chance_in_words
 
-    classes = settings.target.kind == "class"
+    classes, what = settings.target.kind == "class", "patients" if settings.data.bags == "patient" else "cases"
     table = Manifest.read(settings.anchored().data.manifest).for_target(None if classes else settings.target)
     validation = [id_ for id_ in run_split(result.folder).val if id_ in table.labels]
+    bags = StudyBags(table, validation, bags=settings.data.bags)
     if not classes:
-        rows = [row for id_ in validation if (row := table.targets[id_]) is not None]
+        rows = [row for row in bags.targets.values() if row is not None]
         metric = next(key for key in result.best if key not in ("epoch", "loss", "weights"))
         carrying = sum(metric != "cindex" or row[1] > 0 for row in rows)
-        return target_chance_in_words(metric, result.best[metric], carrying)
-    known = [table.labels[id_] for id_ in validation]
-    return chance_in_words(result.best.get("auroc"), [y for y in known if y is not None])
+        return target_chance_in_words(metric, result.best[metric], carrying, what)
+    known = [y for y in bags.labels.values() if y is not None]
+    return chance_in_words(result.best.get("auroc"), known, what=what)
 
 
 class _TrainCommand(TyperCommand):

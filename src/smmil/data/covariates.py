@@ -113,12 +113,24 @@ class Covariates:
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
 
-    def need(self, manifest: _ColumnSource) -> None:
-        """Raise an error if the manifest lacks one of the columns, or holds a word or number that cannot be used."""
+    def need(self, manifest: _ColumnSource, ids: Iterable[str]) -> None:
+        """Raise an error if the manifest lacks one of the columns, or these cases a word or number that can be used."""
+        for problem in self.unusable(manifest, ids).values():
+            raise DataError(problem)
+
+    def unusable(self, manifest: _ColumnSource, ids: Iterable[str]) -> dict[str, str]:
+        """Cases of these whose covariates cannot be used, and why; an error if a column is missing."""
         _need_columns(manifest, self.names)
+        chosen = list(ids)
+        found: dict[str, str] = {}
         for column in self.columns:
-            for id_, text in _cells(manifest, column.name).items():
-                column.numbers(text, _where(manifest, id_, column.name))
+            cells = _cells(manifest, column.name)
+            for id_ in chosen:
+                try:
+                    column.numbers(cells[id_], _where(manifest, id_, column.name))
+                except DataError as problem:
+                    found.setdefault(id_, str(problem))
+        return found
 
     def row(self, manifest: _ColumnSource, cases: Sequence[str]) -> Tensor:
         """The numbers (q,) of a bag of these cases, which must not contradict each other."""

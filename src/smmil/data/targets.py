@@ -62,7 +62,10 @@ class TargetColumns:
     def _wrong_cells(self, table: pd.DataFrame, column: str) -> Iterator[str]:
         numbers, words = _numbers(table[column])
         if words:
-            yield f"column {column}: {_first_few([brief(word) for word in words])} is no number; correct these rows"
+            gone = sorted({text for cell in table[column] if (text := str(cell).strip()) and _is_unknown(text)})
+            read = f" ({_first_few(list(map(brief, gone)))} means unknown)" if gone else ""
+            wrong = f"{_first_few(list(map(brief, words)))} is no number{read}"
+            yield f"column {column}: {wrong}; correct these rows"
         known = numbers[~np.isnan(numbers)]
         if np.isinf(known).any():
             yield f"column {column}: holds an infinite number; correct these rows"
@@ -100,7 +103,8 @@ class TargetColumns:
         if self.kind in ("survival", "cox"):
             events = int(np.nansum(_numbers(table[self.columns[1]])[0]))
             if events < _LEAST_EVENTS:
-                yield f"{events} cases have an event, at least {_LEAST_EVENTS} are needed; add cases or follow them up"
+                have = "1 case has" if events == 1 else f"{events} cases have"
+                yield f"{have} an event, at least {_LEAST_EVENTS} are needed; add cases or follow them up"
             yield from self._two_times(table)
 
     def _two_times(self, table: pd.DataFrame) -> Iterator[str]:
@@ -158,10 +162,14 @@ def _ranked(values: np.ndarray, parts: int) -> np.ndarray:
     return _numbered(ranks * parts // len(values))
 
 
+def _is_unknown(text: str) -> bool:
+    return text.strip().lower() in _UNKNOWN
+
+
 def _numbers(cells: pd.Series) -> tuple[np.ndarray, list[str]]:
     """Numbers of a column, nan where it is empty, and the texts that are none."""
     texts = pd.Series(["" if pd.isna(cell) else str(cell).strip() for cell in cells], dtype=object)
-    empty = texts.str.lower().isin(_UNKNOWN)
+    empty = texts.map(_is_unknown)
     numbers = pd.to_numeric(texts.where(~empty, "nan"), errors="coerce").to_numpy(np.float64)
     return numbers, sorted(set(texts[~empty.to_numpy() & np.isnan(numbers)]))
 

@@ -57,7 +57,7 @@ def chance_probability(auroc: float, positives: int, negatives: int) -> float:
     return float(mannwhitneyu(high, low, alternative="greater", method=method).pvalue)
 
 
-def chance_in_words(auroc: float | None, labels: Sequence[int], level: float = 0.05) -> str | None:
+def chance_in_words(auroc: float | None, labels: Sequence[int], level: float = 0.05, what: str = "cases") -> str | None:
     """Why the AUROC of the best epoch on validation cases with these labels may be chance, and what to try; else None.
 
     With more than two classes only a mean AUROC of 0.5 or less counts as chance. The best of many epochs is higher than
@@ -66,7 +66,7 @@ def chance_in_words(auroc: float | None, labels: Sequence[int], level: float = 0
     positives, negatives = sum(y > 0 for y in labels), sum(y == 0 for y in labels)
     if auroc is None or auroc != auroc or not positives or not negatives:
         return None
-    cases = f"{len(labels)} validation cases ({positives} positive)"
+    cases = f"{len(labels)} validation {what} ({positives} positive)"
     if max(labels) == 1 and chance_probability(1.0, positives, negatives) > level:
         return f"{cases} are too few to tell a model that learned from chance, even one that is always right: {_TO_TRY}"
     p = chance_probability(auroc, positives, negatives) if max(labels) == 1 else float(auroc <= 0.5)
@@ -92,7 +92,7 @@ _BY_CHANCE = {"cindex": (0.5, "C-index"), "spearman": (0.0, "Spearman correlatio
               "auroc": (0.5, "mean AUROC")}  # fmt: skip
 
 
-def target_chance_in_words(metric: str, value: float | None, cases: int) -> str | None:
+def target_chance_in_words(metric: str, value: float | None, cases: int, what: str = "cases") -> str | None:
     """Why a C-index, correlation or kappa of the best epoch on validation cases may be chance; else None.
 
     It is doubted below 1.64 deviations of unrelated orders (one-sided 5 %; of kappa that of a correlation, of a mean
@@ -101,7 +101,7 @@ def target_chance_in_words(metric: str, value: float | None, cases: int) -> str 
     if value is None or value != value:
         return None
     chance, called = _BY_CHANCE[metric]
-    words = f"{cases} validation cases{' with an event' if metric == 'cindex' else ''}"
+    words = f"{cases} validation {what}{' with an event' if metric == 'cindex' else ''}"
     margin = 1.645 * _chance_deviation(metric, cases) if cases > 1 else math.inf
     if margin >= 1 - chance:
         return f"{words} are too few to tell a model that learned from chance, even one that is always right: {_TO_TRY}"

@@ -134,7 +134,8 @@ class _OverTime:
         for column, time, had, none in zip(self.probs.T, self.times, self._had, self._none, strict=True):
             reached = before[np.searchsorted(self.follow_up.distinct, time, "left")]
             events = weights[had] @ ((1 - column[had]) ** 2 / np.maximum(chance[had], _TINY))
-            others = weights[none] @ column[none] ** 2 / reached if reached > _TINY else np.nan
+            followed = reached > _TINY and weights @ (self.follow_up.time >= time) > 0
+            others = weights[none] @ column[none] ** 2 / reached if followed else np.nan
             found.append(float(events + others) / total if total else np.nan)
         return np.array(found)
 

@@ -238,11 +238,14 @@ def predict_table(
 
 
 def bags_to_read(trained: TrainedModel, table: Manifest, ids: Sequence[str]) -> StudyBags:
-    """These cases as the model was trained on them: one by one or by patient, with the covariates it reads."""
+    """These cases as the model was trained on them: one by one or by patient, with the covariates it reads.
+
+    A case whose covariates cannot be used is an error when it is read.
+    """
     covariates = trained.facts.get("covariates")
     known = None if covariates is None else Covariates.from_facts(covariates, "the weights")
     if known is not None:
-        known.need(table.select(ids))
+        known.unusable(table, ())  # the columns are there
     how = {"bags": trained.facts.get("bags", "case"), "classes": trained.facts["model"]["n_classes"]}
     return StudyBags(table, ids, covariates=known, **how)
 

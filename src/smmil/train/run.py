@@ -211,7 +211,7 @@ class _ManifestBags:
         self.covariates = None
         if data.covariates is not None:
             self.covariates = Covariates.learned(self.manifest, data.covariates, self.split.train)
-            self.covariates.need(self.manifest.select(self._used))
+            self.covariates.need(self.manifest, self._used)
         self.reading: dict[str, Any] = {} if data.bags == "case" else {"bags": data.bags}
         self.reading |= {} if self.covariates is None else {"covariates": self.covariates.facts()}
         chosen: dict[str, Any] = {"bags": data.bags, "covariates": self.covariates}
@@ -261,8 +261,12 @@ class _ManifestBags:
         missing = [i for i in self.split.test if not self.manifest.path_of(i).exists()]
         if missing:
             progress.message(f"note: files of {len(missing)} test bags are missing, such as {missing[0]}")
-        for sentence in () if self.covariates is None else self.covariates.missing_in_words(self.manifest, self._used):
-            progress.message(f"note: {sentence}")
+        if self.covariates is not None:
+            for sentence in self.covariates.missing_in_words(self.manifest, self._used):
+                progress.message(f"note: {sentence}")
+            if unusable := self.covariates.unusable(self.manifest, self.split.test):
+                first = next(iter(unusable.values()))
+                progress.message(f"note: {len(unusable)} test cases cannot be predicted as they are ({first})")
 
     def features(self) -> dict[str, Any]:
         return feature_source(self.manifest, self._used)
