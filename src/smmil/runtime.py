@@ -45,6 +45,16 @@ def cards(device: str = "auto") -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def visible_cards(device: str = "auto") -> tuple[str, ...]:
+    """Names for CUDA_VISIBLE_DEVICES of the cards that a device name leaves to choose from; none of a single card."""
+    several = cards(device)
+    if several < 2:
+        return ()
+    known = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in known.split(",")] if known else [str(n) for n in range(several)]
+    return tuple(names[:several])
+
+
 def own_card(device: str) -> str:
     """The name of a device; in a worker process among several cards that of its own, in turn."""
     number = multiprocessing.current_process()._identity

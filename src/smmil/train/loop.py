@@ -446,7 +446,7 @@ class Trainer:
         """Run the model in training, seeded by the place in the run; in bfloat16 if asked for."""
         seed_step(self.settings.seed, state.epoch, state.step, part)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast):
-            output: Output = (self.runner or self.model)(batch)
+            output: Output = (self.model if self.runner is None else self.runner)(batch)
             return output
 
     def validate(self, epoch: int) -> dict[str, float]:

@@ -579,7 +579,18 @@ def _compiled(model: nn.Module) -> Callable[[Any], Any]:
             "not; leave it out"
         )
     program: Callable[[Any], Any] = torch.compile(model, dynamic=True)
-    return program
+
+    def forward(batch: Any) -> Any:
+        try:
+            return program(batch)
+        except torch._dynamo.exc.TorchDynamoException as problem:
+            reason = " ".join(str(problem).split())[:200]
+            raise ConfigError(
+                f"training.compile: {type(model).__name__} cannot be compiled here ({reason}); it needs a C++ compiler, "
+                "on a CUDA card Triton; leave it out"
+            ) from None
+
+    return forward
 
 
 def _loss_weights(model: nn.Module, bags: _RunBags, device: torch.device) -> dict[str, Tensor]:
