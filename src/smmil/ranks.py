@@ -97,6 +97,19 @@ class Ranks:
             for buffer, mean in zip(buffers, self.sum_([b * share for b in buffers]), strict=True):
                 buffer.copy_(mean)
 
+    def share(self, sizes: Sequence[int]) -> list[int]:
+        """Which of some bags, with so many instances each, this process takes; every bag is in one share."""
+        return _balanced(sizes, self.count)[self.number]
+
+    def passes(self, sizes: Sequence[int], accumulate: int) -> list[list[int]]:
+        """Which bags of a step this process takes, in each of its forward passes.
+
+        accumulate  passes in which one process would take them; each of N processes makes an Nth, rounded up
+        """
+        own = self.share(sizes)
+        groups = _balanced([sizes[n] for n in own], -(-accumulate // self.count))
+        return [[own[n] for n in group] for group in groups if group]
+
     def device(self, name: str) -> torch.device:
         """The device called `name`; several processes on CUDA cards get one each."""
         device = choose_device(name)
@@ -167,7 +180,7 @@ def current() -> Ranks:
     return _group
 
 
-def started_together() -> bool:
+def _started_together() -> bool:
     """Whether torchrun, or a program like it, started this process as one of several."""
     return all(name in os.environ for name in _STARTED) and int(os.environ["WORLD_SIZE"]) > 1
 
@@ -180,7 +193,7 @@ def process_group() -> Iterator[Ranks]:
     aborts at its end now and then.
     """
     global _group
-    if not started_together() or not _group.alone:
+    if not _started_together() or not _group.alone:
         yield _group
         return
     number, count, local, local_count = (int(os.environ[name]) for name in _STARTED[:4])
@@ -200,7 +213,7 @@ def process_group() -> Iterator[Ranks]:
         distributed.destroy_process_group()
 
 
-def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
+def _balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
     """Numbers 0..n-1 in `parts` of nearly equal total size: the largest first, each to the emptiest part so far.
 
     It depends on nothing but its arguments. The fullest part has at most 4/3 - 1/(3 parts) of what is possible (Graham,
@@ -213,13 +226,3 @@ def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
         found[part].append(place)
         filled[part] += sizes[place]
     return [sorted(part) for part in found]
-
-
-def passes(sizes: Sequence[int], ranks: Ranks, accumulate: int) -> list[list[int]]:
-    """Which bags of a step this process takes, in each of its forward passes.
-
-    sizes  instances of the bags of the step     accumulate  forward passes of a single process: N need an Nth of them
-    """
-    own = balanced(sizes, ranks.count)[ranks.number]
-    groups = balanced([sizes[n] for n in own], -(-accumulate // ranks.count))
-    return [[own[n] for n in group] for group in groups if group]

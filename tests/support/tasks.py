@@ -33,7 +33,7 @@ def waits_for(path: str | None) -> bool:
 
 
 def place_unless_killed(job: tuple[str, bool]) -> int | None:
-    """The place of the worker, once as many have noted theirs as there are; killed workers come back for another try."""
+    """The place of the worker, once two of them have noted theirs; the deadly job kills its first worker."""
     from smmil.executors import worker_place
 
     folder, deadly = Path(job[0]), job[1]

@@ -45,7 +45,7 @@ from smmil.losses import InstanceLoss, bag_loss, penalty_terms, total_loss
 from smmil.models import QUICK, Output, own_target, step_seconds
 from smmil.predict.inference import outputs, predict
 from smmil.prediction import Prediction
-from smmil.ranks import Ranks, balanced, current, passes
+from smmil.ranks import Ranks, current
 from smmil.runtime import feature_dtype, seed_step
 from smmil.target import Target
 from smmil.train.folder import State, selection_metric
@@ -345,7 +345,7 @@ class Trainer:
     def _own_passes(self, order: list[int], step: int) -> list[list[int]]:
         """The bags of a step that are the share of this process, in each of its forward passes."""
         taken = order[self._step_places(step)]
-        own = passes([self.sizes["train"][n] for n in taken], self.ranks, self.settings.accumulate)
+        own = self.ranks.passes([self.sizes["train"][n] for n in taken], self.settings.accumulate)
         return [[taken[n] for n in one] for one in own]
 
     def optimiser_step(self, state: State, stream: Iterator[BagBatch]) -> None:
@@ -468,7 +468,7 @@ class Trainer:
 
         So all of them select the same epochs and stop at the same one.
         """
-        own = balanced(self.sizes["val"], self.ranks.count)[self.ranks.number]
+        own = self.ranks.share(self.sizes["val"])
         with _validating(epoch):
             rows = self._validation_rows(own)
         self._refuse_unlike_weights()

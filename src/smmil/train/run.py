@@ -586,8 +586,8 @@ def _compiled(model: nn.Module) -> Callable[[Any], Any]:
         except torch._dynamo.exc.TorchDynamoException as problem:
             reason = " ".join(str(problem).split())[:200]
             raise ConfigError(
-                f"training.compile: {type(model).__name__} cannot be compiled here ({reason}); it needs a C++ compiler, "
-                "on a CUDA card Triton; leave it out"
+                f"training.compile: {type(model).__name__} cannot be compiled here ({reason}); it needs a C++ "
+                "compiler, on a CUDA card Triton; leave it out"
             ) from None
 
     return forward
