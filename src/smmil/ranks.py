@@ -150,10 +150,10 @@ class Ranks:
             raise
         except RuntimeError as problem:
             self.ended = True
-            reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+            reason = (str(problem).strip() or type(problem).__name__).splitlines()[0].rpartition("] ")[2]
             raise DataError(
                 "another process of the group has ended (killed, or out of memory?); what is saved is kept, the same "
-                f"command goes on from there ({reason[:200]})"
+                f"command goes on from there ({reason[:100]})"
             ) from None
 
     def _take_leave(self, problem: BaseException | None) -> None:

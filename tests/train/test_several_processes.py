@@ -285,6 +285,7 @@ def test_two_processes_of_torchrun_equal_one_and_repeat_to_the_bit(study, tmp_pa
     assert furthest(one, two) < 1e-5
     assert content(first) == content(again)
     assert leftovers(tmp_path / "a") == []
+    assert len((first / "timing.csv").read_text().splitlines()) == 1 + 2  # written by one
     log = (tmp_path / "a" / "log").read_text()
     assert log.count("all 2 epochs done") == log.count("next: smmil predict") == 1  # one writer, one voice
 
