@@ -17,6 +17,14 @@ def pytest_configure(config):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY_FOLDER)
 
 
+def pytest_collection_modifyitems(items):
+    """Tests of CUDA cards skip where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA card here"))
+
+
 def pytest_collection_finish(session):
     """What stays is never searched for garbage again: each search would take half a second."""
     gc.collect()

@@ -60,6 +60,27 @@ def test_a_card_that_is_not_there_is_not_silently_replaced(monkeypatch):
         choose_device("cuda")
 
 
+def test_a_device_without_double_precision_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match="double precision, which mps has not; use cpu or cuda"):
+        choose_device("mps")
+    with pytest.raises(ConfigError, match="meta is not supported"):
+        choose_device("meta")
+
+
+def test_cards_have_the_names_that_were_given_to_this_process(monkeypatch):
+    from smmil.runtime import visible_cards
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_cards("auto") == visible_cards("cuda") == ("0", "1")
+    assert visible_cards("cuda:1") == visible_cards("cpu") == ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5f, 7")
+    assert visible_cards() == ("GPU-5f", "7")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert visible_cards() == ()
+
+
 def test_the_digest_of_the_source_changes_with_every_line_of_it(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     (tmp_path / "models/a.py").write_text("x = 1")

@@ -169,6 +169,12 @@ class BagBatch:
             moved["x"] = moved["x"].to(dtype)
         return replace(self, **moved)
 
+    def brought_to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "BagBatch":
+        """The batch on another device; to a CUDA card from page-locked memory, so that nothing waits for the copy."""
+        if torch.device(device).type == "cuda" and self.x.device.type == "cpu":
+            return self.pin_memory().to(device, dtype, non_blocking=True)
+        return self.to(device, dtype)
+
     def pin_memory(self) -> "BagBatch":
         """The batch in page-locked memory, from which copies to a GPU need not wait."""
         held = {name: getattr(self, name) for name in _TENSORS}

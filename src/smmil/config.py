@@ -99,6 +99,7 @@ class TrainingConfig(_ConfigSection):
     instance_loss  weight of the loss on instances that experts marked (data.corrections); 0: no model sees any
     sampler        shuffle: every bag once an epoch; balanced: as many, drawn so that classes are equally likely
     loggers        programs that receive the numbers of every epoch, beside metrics.csv
+    compile        compile the model's forward pass of training (torch.compile)
     """
 
     epochs: Count = 50
@@ -121,6 +122,7 @@ class TrainingConfig(_ConfigSection):
     device: str = "auto"
     threads: Count | None = None
     workers: Whole = 0
+    compile: bool = False
     checkpoint_minutes: NotNegative = 5.0
     tensorboard: bool = False
     loggers: list[Literal["tensorboard", "mlflow", "wandb"]] = []
@@ -143,6 +145,7 @@ FREE_KEYS = frozenset(
 _LATER_KEYS: tuple[tuple[str, Any], ...] = (
     ("training.instance_loss", 0.0),
     ("training.sampler", "shuffle"),
+    ("training.compile", False),
     ("data.test", "fixed"),
     ("target.kind", "class"),
     ("target.columns", None),
@@ -156,6 +159,7 @@ _NOT_WRITTEN: tuple[tuple[str, str, Any], ...] = (
     ("data", "covariates", None),
     ("training", "sampler", "shuffle"),
     ("training", "loggers", []),
+    ("training", "compile", False),
 )
 
 

@@ -30,6 +30,10 @@ class ConfigError(SmmilError):
     """An option, a name or a combination of settings that is not valid."""
 
 
+class ToldByAnother(SmmilError):  # noqa: N818
+    """This process ends because of an error that another process of its group reports."""
+
+
 class MissingExtra(SmmilError):  # noqa: N818
     """An optional library is needed and not installed."""
 

@@ -30,6 +30,9 @@ def choose_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"device: unknown name {name!r}; use auto, cpu, cuda or cuda:0") from None
+    if device.type not in ("cpu", "cuda"):
+        why = "smmil computes with graphs and probabilities in double precision, which " if device.type == "mps" else ""
+        raise ConfigError(f"device: {why}{device.type} {'has not' if why else 'is not supported'}; use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device: {name!r} was asked for but no CUDA card is visible; use auto or cpu")
     return device
@@ -40,6 +43,16 @@ def cards(device: str = "auto") -> int:
     if device not in ("auto", "cuda"):
         return int(device.startswith("cuda"))
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def visible_cards(device: str = "auto") -> tuple[str, ...]:
+    """Names for CUDA_VISIBLE_DEVICES of the cards that a device name leaves to choose from; none of a single card."""
+    several = cards(device)
+    if several < 2:
+        return ()
+    known = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in known.split(",")] if known else [str(n) for n in range(several)]
+    return tuple(names[:several])
 
 
 def own_card(device: str) -> str:
@@ -60,15 +73,18 @@ def feature_dtype(model: torch.nn.Module, stored: torch.dtype) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def _place_seed(seed: int, epoch: int, step: int) -> int:
+def _place_seed(seed: int, epoch: int, step: int, part: int = 0) -> int:
     """63-bit seed of a training step, a function of its arguments only."""
-    text = f"smmil {seed} {epoch} {step}".encode()
+    text = f"smmil {seed} {epoch} {step}{f' {part}' if part else ''}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
 
-def seed_step(seed: int, epoch: int, step: int) -> None:
-    """Seed every random source for this step, so that resuming needs no saved random state."""
-    place = _place_seed(seed, epoch, step)
+def seed_step(seed: int, epoch: int, step: int, part: int = 0) -> None:
+    """Seed every random source for this step, so that resuming needs no saved random state.
+
+    part  of a step whose bags are divided over processes or passes
+    """
+    place = _place_seed(seed, epoch, step, part)
     torch.manual_seed(place)
     random.seed(place)
     np.random.seed(place % 2**32)

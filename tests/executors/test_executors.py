@@ -11,7 +11,7 @@ import pytest
 from support import tasks
 
 from smmil.errors import ConfigError
-from smmil.executors import run_tasks
+from smmil.executors import run_tasks, worker_place
 
 PLACES = ["serial", "processes", "dask"]
 
@@ -96,6 +96,13 @@ def test_a_task_that_always_kills_its_worker_is_given_up_and_the_others_are_done
     assert kind.ok
     assert len((tmp_path / "deadly").read_text()) == 3
     assert len(heard) == 2
+
+
+def test_workers_have_places_and_a_new_one_takes_that_of_the_dead(tmp_path):
+    outcomes = run_tasks(tasks.place_unless_killed, [(str(tmp_path), False), (str(tmp_path), True)], "processes", 2)
+    assert sorted(o.value for o in outcomes) == [0, 1]
+    assert (tmp_path / "died").read_text() == str(outcomes[1].value)
+    assert worker_place() is None
 
 
 def test_nothing_to_do_starts_nothing(place):

@@ -1,5 +1,6 @@
 """The runner: what is done stays done, what is broken is mended, and the table is the same whatever happened."""
 
+import os
 import random
 import shutil
 import time
@@ -22,6 +23,7 @@ from support.studies import (
 from smmil.data.manifest import Manifest
 from smmil.data.splits import make_splits
 from smmil.errors import ConfigError
+from smmil.experiments import run, runner
 from smmil.experiments.results import _choose_learning_rates
 from smmil.experiments.run import _exclusive_lock, _perform, _RunJob
 from smmil.experiments.runner import run_states, run_study
@@ -42,6 +44,27 @@ def test_a_run_that_somebody_else_finished_meanwhile_is_left_alone(finished_stud
     before = (folder / "result.json").stat().st_mtime_ns
     assert _perform(_RunJob(str(folder), one.label, one.config)) == "already"
     assert (trainings, (folder / "result.json").stat().st_mtime_ns) == ([], before)
+
+
+def test_each_card_has_one_run_at_a_time(finished_study, tmp_path, monkeypatch):
+    """Several cards, pretended: as many workers as cards, each of which sees the card of its place alone."""
+    cards, begun = ("GPU-5f", "7"), {}
+    monkeypatch.setattr(runner, "visible_cards", lambda device: cards if device == "auto" else ())
+    monkeypatch.setattr(runner, "run_tasks", lambda _, jobs, **how: begun.update(how, jobs=jobs))
+    for executor, workers, expected, seen in (
+        ("processes", None, 2, cards), ("processes", 4, 4, cards), ("serial", None, None, ()),
+    ):  # fmt: skip
+        run_study(tiny_study(), tmp_path / f"{executor}{workers}", executor=executor, workers=workers)
+        assert begun["workers"] == expected
+        assert {job.cards for job in begun["jobs"]} == {seen}
+    one = grid_of(tiny_study(), finished_study).runs[0]
+    job, taken = _RunJob(str(finished_study / "runs" / one.key), one.label, one.config, cards=cards), []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
+    for place in (None, 0, 1, 2):
+        monkeypatch.setattr(run, "worker_place", lambda place=place: place)
+        assert _perform(job) == "already"
+        taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert taken == ["all", "GPU-5f", "7", "GPU-5f"]
 
 
 def test_another_study_in_the_same_folder_shares_its_runs(finished_study, trainings, tmp_path):

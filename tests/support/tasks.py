@@ -32,6 +32,21 @@ def waits_for(path: str | None) -> bool:
     return True
 
 
+def place_unless_killed(job: tuple[str, bool]) -> int | None:
+    """The place of the worker, once two of them have noted theirs; the deadly job kills its first worker."""
+    from smmil.executors import worker_place
+
+    folder, deadly = Path(job[0]), job[1]
+    place = worker_place()
+    if deadly and not (folder / "died").exists():
+        (folder / "died").write_text(str(place))
+        os.kill(os.getpid(), signal.SIGKILL)
+    (folder / f"here_{place}").touch()
+    waits_for(str(folder / "here_0"))
+    waits_for(str(folder / "here_1"))
+    return place
+
+
 def has_a_bug(number: int) -> int:
     return [0, 1][number]
 

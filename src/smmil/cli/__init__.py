@@ -5,12 +5,15 @@ import os
 import re
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
 from inspect import cleandoc
 
 import typer
 
-from smmil.errors import SmmilError
+from smmil.errors import ConfigError, SmmilError, ToldByAnother
 
 VERBS = (
     "demo",
@@ -85,7 +88,11 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["PYTHONSAFEPATH"] = "1"  # for processes started from here: they do not import from the working folder
     try:
-        app()
+        with _one_of_several():
+            app()
+    except ToldByAnother:
+        time.sleep(_LISTENING_S)
+        sys.exit(2)
     except SmmilError as problem:
         _fail(str(problem))
     except OSError as problem:
@@ -99,6 +106,29 @@ def main() -> None:
         if isinstance(problem, FileExistsError | NotADirectoryError):
             _fail(f"{problem.filename}: is a file where a folder is needed; choose another place, such as --out new")
         _fail(f"{problem.filename}: {problem.strerror}; choose a place that exists and can be written")
+
+
+_TOGETHER = ("train", "predict")  # verbs that several processes can do as one
+_LISTENING_S = 1.0  # torchrun stops all processes when the first of them ends: the one that tells the error must be it
+
+
+@contextmanager
+def _one_of_several() -> Iterator[None]:
+    """Where torchrun started several processes, join them; only the first one writes to the terminal."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "LOCAL_RANK" not in os.environ:
+        yield
+        return
+    from smmil.ranks import process_group
+
+    with process_group() as ranks:
+        verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        if verb not in _TOGETHER:
+            raise ConfigError(f"{verb or 'smmil'}: torchrun is for smmil {' and smmil '.join(_TOGETHER)}; run it alone")
+        if ranks.first:
+            yield
+            return
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
 
 
 def _stop(number: int, _frame: object) -> None:

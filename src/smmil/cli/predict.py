@@ -90,6 +90,7 @@ def predict(
     idle = of_images if model is None else of_a_run
     for option in (option for option, value in idle.items() if value is not None):
         raise ConfigError(f"--{option}: {'needs --model' if model is None else 'is for runs, not for --model'}")
+    _refuse_for_several({"model": model, "ensemble": ensemble or None, "embeddings": embeddings})
     chosen_calibration = _chosen(calibration, calibrated_probs, model)
     if model is not None:
         options = {"out": out, "device": device, "calibration": chosen_calibration}
@@ -134,6 +135,17 @@ def predict(
         if model is None:
             print("      (--slides FOLDER_OF_IMAGES puts slides or scans below the maps)")
     _exit_on_failures(done.failed.values(), out / "failures.csv")
+
+
+def _refuse_for_several(given: dict[str, Any]) -> None:
+    """Refuse options whose work several processes of torchrun do not divide."""
+    from smmil.errors import ConfigError
+    from smmil.ranks import current
+
+    for option in (option for option, value in given.items() if value is not None and not current().alone):
+        raise ConfigError(
+            f"--{option}: is not divided over several processes; leave it out, or run it without torchrun"
+        )
 
 
 def _embed(

@@ -215,6 +215,11 @@ def batches(
     if batch_size < 1 or start < 0 or workers < 0:
         raise ConfigError(f"batches: batch_size={batch_size}, start={start}, workers={workers} is out of range")
     plan = [list(order[i : i + batch_size]) for i in range(0, len(order), batch_size)][start:]
+    return planned_batches(dataset, plan, workers)
+
+
+def planned_batches(dataset: BagDataset, plan: list[list[int]], workers: int = 0) -> Iterator[BagBatch]:
+    """Packed batches of exactly these bags; see `batches`."""
     return _packed(dataset, plan, workers)
 
 

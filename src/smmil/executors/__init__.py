@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from smmil.errors import ConfigError, SmmilError, check_choice
 
-__all__ = ["EXECUTORS", "Outcome", "Task", "Value", "run_tasks"]
+__all__ = ["EXECUTORS", "Outcome", "Task", "Value", "run_tasks", "worker_place"]
 
 EXECUTORS = ("serial", "processes", "dask")
 Task = TypeVar("Task")
@@ -64,16 +64,17 @@ OnDone = Callable[[Outcome[Any, Any]], Any]
 
 
 class _Worker:
-    """A spawned process, the pipe to it, and its current job."""
+    """A spawned process, the pipe to it, its current job, and its place among the workers, which a successor takes."""
 
-    def __init__(self, function: Function):
+    def __init__(self, function: Function, place: int):
         # Not forked: locks held by threads of this process would stay locked for ever in the copy.
         fresh = multiprocessing.get_context("spawn")
         self.pipe, other = fresh.Pipe()
-        self.process = fresh.Process(target=_worker_main, args=(other, function), daemon=True)
+        self.process = fresh.Process(target=_worker_main, args=(other, function, place), daemon=True)
         self.process.start()
         other.close()
         self.job: Job | None = None
+        self.place = place
 
     def give(self, job: Job) -> None:
         self.job = job
@@ -129,7 +130,8 @@ def _round(
                 if worker.job is None and todo:
                     worker.give(todo.popleft())
             while todo and len(pool) < workers:
-                pool.append(_Worker(function))
+                taken = {worker.place for worker in pool}
+                pool.append(_Worker(function, next(n for n in range(workers) if n not in taken)))
                 pool[-1].give(todo.popleft())
             # A worker has a result or is dead: a pipe with a closed end is ready too.
             busy: dict[Any, _Worker] = {worker.pipe: worker for worker in pool if worker.job is not None}
@@ -151,8 +153,18 @@ def _round(
     return outcomes, lost_jobs
 
 
-def _worker_main(pipe: Connection, function: Function) -> None:
+_place: int | None = None
+
+
+def worker_place() -> int | None:
+    """Place of this worker process among those of the executor `processes`, from 0; None in other processes."""
+    return _place
+
+
+def _worker_main(pipe: Connection, function: Function, place: int) -> None:
     """Main function of a worker process: run jobs until the pipe closes."""
+    global _place
+    _place = place
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process decides
     signal.signal(signal.SIGTERM, _exit_on_terminate)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import multiprocessing
+import os
 import shutil
 import sys
 import traceback
@@ -20,6 +21,7 @@ from smmil.evaluate.folders import summary, without_nan
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import metrics_of
+from smmil.executors import worker_place
 from smmil.files import digest, need_file, read_json, remove_leftovers, write_json, write_text
 from smmil.predict.cases import predict_run
 from smmil.prediction import Prediction, load_predictions
@@ -101,12 +103,16 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class _RunJob:
-    """One run as a task: its folder, label and config, and whether to wait for another process that holds its lock."""
+    """One run as a task: its folder, label and config, and whether to wait for another process that holds its lock.
+
+    cards  names of several CUDA cards: each worker process sees one of them
+    """
 
     folder: str
     label: str
     config: TrainConfig
     wait: bool = False
+    cards: tuple[str, ...] = ()
 
 
 def _perform(job: _RunJob) -> str:
@@ -115,7 +121,9 @@ def _perform(job: _RunJob) -> str:
     `busy`: another process is working on it and this job may not wait; `full`: the disk is full.
     Killed at any moment and repeated, it goes on from the last checkpoint and ends with the same bytes.
     """
-    folder = Path(job.folder)
+    folder, place = Path(job.folder), worker_place()
+    if job.cards and place is not None:  # before this process asks for cards, which it does once
+        os.environ["CUDA_VISIBLE_DEVICES"] = job.cards[place % len(job.cards)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _exclusive_lock(folder / "lock", job.wait) as acquired:

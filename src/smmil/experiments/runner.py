@@ -16,6 +16,7 @@ from smmil.experiments.results import _results_table, _write_results
 from smmil.experiments.run import ALREADY, BUSY, FULL, _exclusive_lock, _finished, _is_busy, _perform, _RunJob
 from smmil.experiments.study import Study
 from smmil.files import read_json, write_text
+from smmil.runtime import visible_cards
 
 STUDY_EXECUTORS = (*EXECUTORS, "submitit")
 OnRun = Callable[[str, str | None], Any]
@@ -64,7 +65,8 @@ def run_study(
     """Train and measure every run of the study that is not done yet, then write one table of all results.
 
     only      names of data sets whose runs are trained; the table holds what is done of all of them
-    executor  serial, processes, dask or submitit (a SLURM array; `slurm` holds its parameters)
+    executor  serial, processes, dask or submitit (a SLURM array; `slurm` holds its parameters); processes on a machine
+              with several CUDA cards: one run on each
     on_begin  called with the number of finished runs and of all runs
     on_run    called with the label of each run that ends, and the reason if it failed
     on_warning  called before the first training with what the study will not be able to show
@@ -79,7 +81,16 @@ def run_study(
     grid = _make_grid(study, folder.out / "data", only=only)
     done = {run.key for run in grid.runs if _finished(folder.run(run.key)) is not None}
     todo = [run for run in grid.runs if run.key not in done]
-    jobs = [_RunJob(str(folder.run(run.key).absolute()), run.label, run.config) for run in todo]
+    jobs = [
+        _RunJob(
+            str(folder.run(run.key).absolute()),
+            run.label,
+            run.config,
+            cards=visible_cards(run.config.training.device) if executor == "processes" else (),
+        )
+        for run in todo
+    ]
+    workers = workers or max((len(job.cards) for job in jobs), default=0) or None  # one run on each card
     report = Report(before=[run.label for run in grid.runs if run.key in done], left_out=grid.left_out)
     runs = _runs_of_all_sets(study, folder, grid, report) if only else grid.runs
     folder.own.mkdir(parents=True, exist_ok=True)

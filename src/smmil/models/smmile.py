@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -145,6 +145,11 @@ class SMMILe(nn.Module):
         """The instances weighed by the attention of each class, class after class."""
         f = self.sm("late", self.attention(h).to(compute_dtype(self)), batch)
         return weighted_sums(h, segment_softmax(f, batch.offsets), batch.offsets).flatten(1)
+
+    def bags_seen(self, ids: Sequence[str]) -> None:
+        """Note the bags of a step that several processes divided, in place of those that were seen here."""
+        self.noted.clear()
+        self.noted.extend(map(_fingerprint, ids))
 
     def after_step(self) -> None:
         """Count the visits of the first bag."""

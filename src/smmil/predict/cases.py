@@ -25,7 +25,8 @@ from smmil.predict.explanation import Explanation
 from smmil.predict.inference import _CHECKPOINTS, TrainedModel, _combined, _has_dropout, load_trained, predict
 from smmil.predict.patient_bags import split_prediction
 from smmil.prediction import Prediction
-from smmil.runtime import choose_device, reproducible, versions
+from smmil.ranks import current
+from smmil.runtime import reproducible, versions
 from smmil.weights import read_weights, tensors_digest
 
 SOURCE_KEYS = ("encoder", "recipe")
@@ -219,22 +220,40 @@ def predict_table(
     done = Predicted(failed=dict(failed or {}))
     wishes = (draws, explanation, calibration, drift)
     bags = bags_to_read(trained, table, ids)
-    predictor = _CasePredictor(trained, bags, Path(out), choose_device(device), done, *wishes)
-    remove_leftovers(out)
+    ranks = current()
+    predictor = _CasePredictor(trained, bags, Path(out), ranks.device(device), done, *wishes)
+    if ranks.first:
+        remove_leftovers(out)
+    ranks.gather()  # what others begin to write now is no leftover
     trained.model.to(predictor.device)
     with reproducible(origin.threads):
         patients, count = _patients(table), 0
-        for bag_id, cases in bags.members.items():
+        for number, (bag_id, cases) in enumerate(bags.members.items()):
+            count += len(cases)
+            if number % ranks.count != ranks.number:
+                continue
             metas = {i: {**_meta(trained, origin, (parts or {}).get(i)), **patients.get(i, {})} for i in cases}
             if trained.facts.get("bags") == "patient":
                 facts = {"patient": bag_id, "cases": len(cases)}
                 metas = {i: {**meta, "patient_bag": {**facts, "part": n}} for n, (i, meta) in enumerate(metas.items())}
             predictor.one(bag_id, metas)
-            count += len(cases)
             if progress is not None:
                 progress(count, len(ids))
-    predictor.done.write_failures(Path(out))
-    return predictor.done
+    done = done if ranks.alone else _done_together(done, bags, Path(out))
+    if ranks.first:
+        done.write_failures(Path(out))
+    ranks.gather()
+    return done
+
+
+def _done_together(done: Predicted, bags: StudyBags, out: Path) -> Predicted:
+    """What all processes did, in the order of the cases."""
+    order = {id_: n for n, id_ in enumerate(id_ for cases in bags.members.values() for id_ in cases)}
+    files = {str(out / f"{file_name(id_)}.npz"): n for id_, n in order.items()}
+    said = current().gather([[str(p) for p in done.written], [str(p) for p in done.kept], list(done.failed.items())])
+    written, kept = (sorted((p for one in said for p in one[k]), key=lambda p: files[p]) for k in (0, 1))
+    failed = sorted((tuple(pair) for one in said for pair in one[2]), key=lambda pair: order.get(pair[0], -1))
+    return Predicted([Path(p) for p in written], [Path(p) for p in kept], dict(failed))
 
 
 def bags_to_read(trained: TrainedModel, table: Manifest, ids: Sequence[str]) -> StudyBags:

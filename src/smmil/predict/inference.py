@@ -178,7 +178,7 @@ def outputs(
                     f"a model predicts bags, got {type(item).__name__}; make one: smmil.Bag('name', x, coords)"
                 )
             with torch.no_grad():
-                output = model(batch.without_labels().to(device, feature_dtype(model, batch.x.dtype)))
+                output = model(batch.without_labels().brought_to(device, feature_dtype(model, batch.x.dtype)))
             yield batch, output
 
 

@@ -9,8 +9,11 @@ parameter_groups()  method: [{"params": [...], "lr_scale": 0.1}], groups with op
                     `lr_scale` multiplies the learning rate of the schedule
 before_step()       method: called when the gradients are complete, before they are used (clipping of its own)
 after_step()        method: called when the weights have changed (prototypes, memory banks)
+bags_seen(ids)      method: called before `after_step` where several processes divide the bags of a step, with all of
+                    them in their order: what a model counts by bag is then the same on all processes
 training_state      attribute: prefixes of state dict entries that only training needs (soft labels of training
-                    instances); they are in the checkpoint to resume from, not in the selected weights
+                    instances); they are in the checkpoint to resume from, not in the selected weights. Such a model is
+                    trained by one process: each of several would remember its own bags only
 
 all_pairs           attribute: True if the time of a step grows with the square of the instances of a bag; only for the
                     estimate that is shown before a step that takes minutes
@@ -29,21 +32,25 @@ from itertools import islice
 from types import FrameType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from smmil.bag import BagBatch
 from smmil.config import TrainingConfig
-from smmil.data.loader import BagDataset, balanced_order, batches, epoch_order
+from smmil.data.loader import BagDataset, balanced_order, batches, epoch_order, planned_batches
 from smmil.errors import DataError
 from smmil.evaluate.levels import bag_metrics
 from smmil.losses import InstanceLoss, bag_loss, penalty_terms, total_loss
 from smmil.models import QUICK, Output, own_target, step_seconds
 from smmil.predict.inference import outputs, predict
+from smmil.prediction import Prediction
+from smmil.ranks import Ranks, current
 from smmil.runtime import feature_dtype, seed_step
 from smmil.target import Target
 from smmil.train.folder import State, selection_metric
-from smmil.train.targets import _completed, _validate_target
+from smmil.train.targets import _completed, _judged, _judgement, _validate_target
+from smmil.weights import tensors_digest
 
 
 class Progress:
@@ -74,10 +81,14 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class _StopRequest:
-    """Records a request to stop; a second one raises KeyboardInterrupt at once."""
+    """Records a request to stop; a second one raises KeyboardInterrupt at once.
+
+    agreed  the signal that any of several processes got, once all of them know: they stop at the same step
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.agreed: int | None = None
 
     def ask(self, number: int, _frame: FrameType | None = None) -> None:
         if self.signal is not None:
@@ -122,6 +133,12 @@ def _before_step(model: nn.Module) -> None:
     """Call the model's hook before an optimiser step."""
     if hasattr(model, "before_step"):
         model.before_step()  # type: ignore[operator]
+
+
+def _bags_seen(model: nn.Module, ids: list[str]) -> None:
+    """Call the model's hook where several processes divided the bags of a step."""
+    if hasattr(model, "bags_seen"):
+        model.bags_seen(ids)  # type: ignore[operator]
 
 
 def _after_step(model: nn.Module) -> None:
@@ -230,6 +247,7 @@ class Trainer:
     loss_weights     class weights, as keyword arguments of the loss
     target           what is predicted where it is no class; its weights against imbalance are `target_weight`
     instance_loss    of the instances that experts marked; None: no instance label is seen
+    runner           the compiled model, for the forward pass of training; None: the model itself
     """
 
     settings: TrainingConfig
@@ -247,6 +265,14 @@ class Trainer:
     progress: Progress = field(default_factory=Progress)
     stop: _StopRequest = field(default_factory=_StopRequest)
     timed: list[int] = field(default_factory=list)
+    runner: Callable[[BagBatch], Output] | None = None
+    ranks: Ranks = field(default_factory=current)
+    sizes: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal asked to stop; several processes have to agree on it."""
+        return (self.stop.signal if self.ranks.alone else self.stop.agreed) is not None
 
     @property
     def steps(self) -> int:
@@ -255,7 +281,8 @@ class Trainer:
 
     def fit(self, state: State) -> bool:
         """Train from `state` to the end; False if a stop was requested before, with everything saved."""
-        while state.ended is None and self.stop.signal is None:
+        self._prepare_ranks()
+        while state.ended is None and not self.stopped:
             if self.train_epoch(state):
                 self.close_epoch(state, self.validate(state.epoch))
                 self.save(state)
@@ -271,29 +298,66 @@ class Trainer:
         while state.step < self.steps:
             self.optimiser_step(state, stream)
             due = time.monotonic() - saved >= 60 * self.settings.checkpoint_minutes
-            if due or self.stop.signal is not None:
+            if due or self.stopped:
                 self.save(state)
                 saved = time.monotonic()
-            if self.stop.signal is not None:
+            if self.stopped:
                 return False
         return True
 
     def _training_batches(self, state: State) -> Iterator[BagBatch]:
+        t, order = self.settings, self._order(state.epoch)
+        if self.ranks.alone:
+            return batches(self.train_set, batch_size=t.batch_size, order=order, workers=t.workers, start=state.step)
+        plan = [p for step in range(state.step, self.steps, t.accumulate) for p in self._own_passes(order, step)]
+        return planned_batches(self.train_set, plan, t.workers)
+
+    def _order(self, epoch: int) -> list[int]:
         t = self.settings
         if t.sampler == "balanced":
-            order = balanced_order(self.train_set.strata, t.seed, state.epoch)
-        else:
-            order = epoch_order(len(self.train_set), t.seed, state.epoch)
-        return batches(self.train_set, batch_size=t.batch_size, order=order, workers=t.workers, start=state.step)
+            return balanced_order(self.train_set.strata, t.seed, epoch)
+        return epoch_order(len(self.train_set), t.seed, epoch)
+
+    def _prepare_ranks(self) -> None:
+        """Several processes: compare their weights and learn from each other how large all bags are."""
+        if self.ranks.alone:
+            return
+        self._refuse_unlike_weights()
+        for name, bags in (("train", self.train_set), ("val", self.val_set)):
+            own = range(self.ranks.number, len(bags), self.ranks.count)
+            told = self.ranks.gather([bags[n].n for n in own])
+            self.sizes[name] = [told[n % self.ranks.count][n // self.ranks.count] for n in range(len(bags))]
+
+    def _refuse_unlike_weights(self) -> None:
+        """Weights must be the same on all processes: they are where all began and added up alike."""
+        tensors = {name: t.detach().cpu() for name, t in self.model.state_dict().items() if t.is_floating_point()}
+        if len(set(self.ranks.gather(tensors_digest(tensors)))) > 1:
+            raise DataError(
+                "the processes hold different weights: they need the same model, seed, settings and kind of device; "
+                "start all of them again"
+            )
+
+    def _step_places(self, step: int) -> slice:
+        """Places in the order of an epoch of the bags of the optimiser step that begins at a batch."""
+        size = self.settings.batch_size
+        return slice(step * size, min(len(self.train_set), (step + self.settings.accumulate) * size))
+
+    def _own_passes(self, order: list[int], step: int) -> list[list[int]]:
+        """The bags of a step that are the share of this process, in each of its forward passes."""
+        taken = order[self._step_places(step)]
+        own = self.ranks.passes([self.sizes["train"][n] for n in taken], self.settings.accumulate)
+        return [[taken[n] for n in one] for one in own]
 
     def optimiser_step(self, state: State, stream: Iterator[BagBatch]) -> None:
         """Change the weights once: `accumulate` batches forward and backward, as if they were one batch."""
-        t = self.settings
-        first = state.step * t.batch_size
-        bags = min(len(self.train_set), first + t.accumulate * t.batch_size) - first
+        t, places = self.settings, self._step_places(state.step)
+        bags = places.stop - places.start
         self.optimiser.zero_grad(set_to_none=True)
-        for batch in islice(stream, t.accumulate):
-            self.accumulate_gradient(state, batch, share=len(batch) / bags)
+        if self.ranks.alone:
+            for batch in islice(stream, t.accumulate):
+                self.accumulate_gradient(state, batch, share=len(batch) / bags)
+        else:
+            self.share_gradient(state, stream, bags)
         _before_step(self.model)
         if t.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), t.clip_norm)
@@ -302,10 +366,45 @@ class Trainer:
 
     def accumulate_gradient(self, state: State, batch: BagBatch, share: float) -> None:
         """Add the gradient of one batch, weighted by its share of the bags, and its losses to the running sums."""
+        losses = self.add_gradient(state, batch, share)
+        state.add_losses(losses, len(batch))
+        state.step += 1
+        self.progress.step_done(state.epoch, state.step, float(losses["loss"].detach()))
+
+    def share_gradient(self, state: State, stream: Iterator[BagBatch], bags: int) -> None:
+        """Add the gradients of a step whose bags are divided over the processes; one without a bag adds nothing.
+
+        Every process weighs its bags by their share of all bags of the step, so that the sum is the gradient of the
+        mean over them, as in one process. Losses are added up in the order of the processes: the same on all of them.
+        """
+        order, own = self._order(state.epoch), State()
+        mine = self._own_passes(order, state.step)
+        for number, batch in enumerate(islice(stream, len(mine))):
+            part = number * self.ranks.count + self.ranks.number  # no two passes of a step draw the same numbers
+            own.add_losses(self.add_gradient(state, batch, len(batch) / bags, part), len(batch))
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        used = [n for n, p in enumerate(parameters) if p.grad is not None]
+        said = self.ranks.gather({"sums": own.sums, "used": used, "signal": self.stop.signal})
+        self.ranks.sum_gradients(parameters, (n for one in said for n in one["used"]))
+        self.ranks.average_buffers(self.model, own.sums.get("bags", 0) / bags)
+        _bags_seen(self.model, [self.train_set.ids[n] for n in order[self._step_places(state.step)]])
+        for one in said:
+            for name, value in one["sums"].items():
+                state.sums[name] = state.sums.get(name, 0) + value
+        self._agree_to_stop(one["signal"] for one in said)
+        state.step = min(self.steps, state.step + self.settings.accumulate)
+        loss = sum(one["sums"].get("loss", 0.0) for one in said) / bags
+        self.progress.step_done(state.epoch, state.step, loss)
+
+    def _agree_to_stop(self, signals: Iterable[int | None]) -> None:
+        self.stop.agreed = self.stop.agreed or next((number for number in signals if number is not None), None)
+
+    def add_gradient(self, state: State, batch: BagBatch, share: float, part: int = 0) -> dict[str, Tensor]:
+        """Add the gradient of one batch, weighted by its share of the bags; gives its losses."""
         where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
-        batch = replace(batch, y_inst=None).to(self.device, feature_dtype(self.model, batch.x.dtype))
+        batch = replace(batch, y_inst=None).brought_to(self.device, feature_dtype(self.model, batch.x.dtype))
         self.announce(batch)
-        output = self.forward(state, batch)
+        output = self.forward(state, batch, part)
         terms: dict[str, Any] = {**penalty_terms(output, batch, self.settings.penalty), **self.loss_weights}
         if self.instance_loss is not None:
             maps = output.scores if self.target is None else self.target.maps(output.scores)
@@ -317,10 +416,8 @@ class Trainer:
         _refuse_nonfinite_forward(batch, output, parts, where)
         torch.autograd.backward(loss * share)
         if not _gradients_are_finite(self.model):
-            _refuse_nonfinite_gradient(self.model, batch, lambda: self.forward(state, batch), where)
-        state.add_losses({"loss": loss, **(parts if len(parts) > 1 else {})}, len(batch))
-        state.step += 1
-        self.progress.step_done(state.epoch, state.step, float(loss.detach()))
+            _refuse_nonfinite_gradient(self.model, batch, lambda: self.forward(state, batch, part), where)
+        return {"loss": loss, **(parts if len(parts) > 1 else {})}
 
     def announce(self, batch: BagBatch) -> None:
         """Say before a step that will take minutes how long it takes and which models are quicker.
@@ -345,11 +442,11 @@ class Trainer:
                 f"{', '.join(QUICK)}; or tile more coarsely (smmil prepare)"
             )
 
-    def forward(self, state: State, batch: BagBatch) -> Output:
+    def forward(self, state: State, batch: BagBatch, part: int = 0) -> Output:
         """Run the model in training, seeded by the place in the run; in bfloat16 if asked for."""
-        seed_step(self.settings.seed, state.epoch, state.step)
+        seed_step(self.settings.seed, state.epoch, state.step, part)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast):
-            output: Output = self.model(batch)
+            output: Output = (self.model if self.runner is None else self.runner)(batch)
             return output
 
     def validate(self, epoch: int) -> dict[str, float]:
@@ -358,14 +455,44 @@ class Trainer:
         Of another target its metric and its loss.
         """
         seed_step(self.settings.seed, epoch, -1)
+        if not self.ranks.alone:
+            return self.share_validation(epoch)
         stream = self._in_order(self.val_set)
-        try:
+        with _validating(epoch):
             if self.target is not None:
                 return _validate_target(self.target, outputs(self.model, stream, self.device))
-            found = bag_metrics(predict(self.model, stream, device=self.device, spatial=False))
-        except DataError as problem:
-            raise DataError(f"epoch {epoch + 1}, validation: {problem}") from None
-        return {"auroc": found["auroc"], "loss": found["loss"]}
+            return _selecting(predict(self.model, stream, device=self.device, spatial=False))
+
+    def share_validation(self, epoch: int) -> dict[str, float]:
+        """What `validate` gives, with the validation bags divided over the processes: the first one's numbers for all.
+
+        So all of them select the same epochs and stop at the same one.
+        """
+        own = self.ranks.share(self.sizes["val"])
+        with _validating(epoch):
+            rows = self._validation_rows(own)
+        self._refuse_unlike_weights()
+        said = self.ranks.gather({"rows": rows, "signal": self.stop.signal})
+        self._agree_to_stop(one["signal"] for one in said)
+        rows = sorted(row for one in said for row in one["rows"])
+        if self.target is None:
+            ids, nothing = self.val_set.ids, np.zeros((1, 1), np.float32)
+            numbers = _selecting([Prediction(ids[n], np.array(probs), nothing, y=y) for n, probs, y in rows])
+        else:
+            logits, known = (torch.tensor([row[place] for row in rows], dtype=torch.float64) for place in (1, 2))
+            numbers = _judgement(self.target, logits, known)
+        first: dict[str, float] = self.ranks.gather(numbers)[0]
+        return first
+
+    def _validation_rows(self, own: list[int]) -> list[list[Any]]:
+        """Number, probabilities or logits, and what is known of these validation bags."""
+        plan = [own[n : n + self.settings.batch_size] for n in range(0, len(own), self.settings.batch_size)]
+        stream = planned_batches(self.val_set, plan, self.settings.workers)
+        if self.target is None:
+            found = predict(self.model, stream, device=self.device, spatial=False)
+            return [[n, p.probs.tolist(), p.y] for n, p in zip(own, found, strict=True)]
+        judged = _judged(self.target, outputs(self.model, stream, self.device)) if own else ((), ())
+        return [[n, a.tolist(), b.tolist()] for n, a, b in zip(own, *judged, strict=True)]
 
     def _in_order(self, bags: BagDataset) -> Iterator[BagBatch]:
         t = self.settings
@@ -401,6 +528,21 @@ class Trainer:
         if self.instance_loss is not None:
             learned["marks/offset"] = float(self.instance_loss.offset.detach())
         return {"epoch": state.epoch + 1, "lr": lr, **losses, **measured, **learned}
+
+
+@contextmanager
+def _validating(epoch: int) -> Iterator[None]:
+    """Say in errors that they come from the validation of an epoch."""
+    try:
+        yield
+    except DataError as problem:
+        raise DataError(f"epoch {epoch + 1}, validation: {problem}") from None
+
+
+def _selecting(validation: list[Prediction]) -> dict[str, float]:
+    """The numbers that select weights."""
+    found = bag_metrics(validation)
+    return {"auroc": found["auroc"], "loss": found["loss"]}
 
 
 def _learned_alphas(model: nn.Module) -> dict[str, float]:

@@ -30,9 +30,10 @@ from smmil.nn.covariates import WithCovariates
 from smmil.predict.cases import SOURCE_KEYS, feature_source
 from smmil.predict.inference import load_trained, outputs
 from smmil.prediction import corrections_text
-from smmil.runtime import choose_device, reproducible, seed_step, source_digest, versions
+from smmil.ranks import current
+from smmil.runtime import reproducible, seed_step, source_digest, versions
 from smmil.target import Target
-from smmil.train.folder import RunFolder, State, _load_checkpoint, _outcome, _save_checkpoint
+from smmil.train.folder import RunFolder, State, _load_checkpoint, _outcome, _read_state, _save_checkpoint
 from smmil.train.loggers import _EpochLog
 from smmil.train.loop import (
     Interrupted,
@@ -45,7 +46,7 @@ from smmil.train.loop import (
     _StopRequest,
 )
 from smmil.train.targets import _fit_run_target, _give_target, _memory_columns, _memory_row, _target_notes, _target_rows
-from smmil.weights import save_weights
+from smmil.weights import save_weights, tensors_digest
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def fit(
     config = TrainConfig(data=DataConfig(manifest=IN_MEMORY), model=named, training=settings, target=wanted)
     result = _train_in_folder(config, out, lambda _: bags, progress)
     trained = load_trained(result.folder, trust_code=model)
-    return FitResult(trained.model.to(choose_device(settings.device)), **vars(result))
+    return FitResult(trained.model.to(current().device(settings.device)), **vars(result))
 
 
 def _fit_without_folder(
@@ -139,7 +140,7 @@ def _fit_without_folder(
     if settings.tensorboard or settings.loggers:
         name = "tensorboard=True" if settings.tensorboard else f"loggers={settings.loggers}"
         raise ConfigError(f"smmil.fit: {name} needs the folder of a run; give out=")
-    model, state, selected, target = model.to(choose_device(settings.device)), State(), {}, bags.target
+    model, state, selected, target = model.to(current().device(settings.device)), State(), {}, bags.target
 
     def select(name: str, row: dict[str, Any]) -> dict[str, Any]:
         nonlocal target
@@ -162,17 +163,20 @@ def _fit_without_folder(
 def _train_in_folder(
     config: TrainConfig, out: str | Path, bags_of: Callable[[TrainConfig], "_RunBags"], progress: Progress
 ) -> RunResult:
-    folder = RunFolder(Path(out))
-    folder.refuse_other(config)
-    state = folder.finished()
-    if state is None:
+    folder, ranks, state = RunFolder(Path(out)), current(), None
+    if ranks.first:
+        folder.refuse_other(config)
+        state = folder.finished()
+    if ranks.gather(state is None)[0]:
         with reproducible(config.training.threads), _stop_on_signals() as stop:
             state = _Run(config, folder, bags_of(config), progress, stop).resume()
-    else:
+    elif state is not None:
         run_split(folder.path)
         folder.write_metrics(state.history)
         folder.mark_finished(state)
         progress.message(f"{folder.path}: finished already ({state.ended}); nothing to do")
+    else:
+        state = _read_state(folder.last)
     return RunResult(folder.path, state.history, state.best or {}, state.lowest_loss or {}, state.ended or "")
 
 
@@ -405,11 +409,14 @@ class _Run:
 
     def __init__(self, config: TrainConfig, folder: RunFolder, bags: _RunBags, progress: Progress, stop: _StopRequest):
         self.config, self.folder, self.bags, self.progress, self.stop = config, folder, bags, progress, stop
-        self.identity = {
+        self.identity: dict[str, Any] = {
             "config": config.digest(),
             "split": bags.digest(),
             "versions": versions() | {"source": source_digest()},
         }
+        self.ranks = current()
+        if not self.ranks.alone:
+            self.identity["processes"] = self.ranks.count
         self.taught = (
             {} if bags.corrections is None else {"corrections": bags.corrections.facts(config.training.instance_loss)}
         )
@@ -419,28 +426,35 @@ class _Run:
     def resume(self) -> State:
         """Train to the end, from the last checkpoint if there is one; raises Interrupted when stopped by a signal."""
         trainer, state = self._prepare()
-        self.log = _EpochLog(self.folder.path, self.config, state.history, self.progress.message)
         self.progress.begun(epochs=trainer.settings.epochs, steps=trainer.steps, epoch=state.epoch, step=state.step)
-        self.folder.write_metrics(state.history)
-        self._write_facts(state, "running")
+        if self.ranks.first:
+            self.log = _EpochLog(self.folder.path, self.config, state.history, self.progress.message)
+            self.folder.write_metrics(state.history)
+            self._write_facts(state, "running")
         self.since = time.monotonic()
         complete = trainer.fit(state)
-        self.log.close()
-        self._write_facts(state, "finished" if complete else "interrupted")
+        if self.log is not None:
+            self.log.close()
+        if self.ranks.first:
+            self._write_facts(state, "finished" if complete else "interrupted")
+        self.ranks.gather()  # only now may the others read what the first one wrote
         if not complete:
             where = f"epoch {state.epoch + 1}, batch {state.step + 1}"
             message = f"stopped before {where}; everything is saved, the same command goes on from there"
-            raise Interrupted(f"{self.folder.path}: {message}", self.stop.signal or 0)
+            raise Interrupted(f"{self.folder.path}: {message}", self.stop.agreed or self.stop.signal or 0)
         return state
 
     def _prepare(self) -> tuple[Trainer, State]:
         training = self.config.training
-        device = choose_device(training.device)
+        device = self.ranks.device(training.device)
         self.shape = _model_shape(self.config.model, self.bags)
         self.model = _fresh_model(self.shape, training.seed).to(device)
         resumes = self.folder.last.exists()
-        if not resumes:
+        if len(set(self.ranks.gather(resumes))) > 1:
+            raise DataError(f"{self.folder.path}: not all processes see the same files in it; use a disk they share")
+        if not resumes and self.ranks.first:
             self.bags.check(self.progress)
+        self.ranks.gather()
         self.features = self.bags.features()
         hooks = {"progress": self.progress, "stop": self.stop}
         trainer = _trainer(self.model, training, self.bags, self._save, self._save_selected, **hooks)
@@ -452,7 +466,8 @@ class _Run:
         if self.bags.corrections is not None:
             self.progress.message(self.bags.corrections.message(training.instance_loss))
         state = self._restored() if resumes else State()
-        self.folder.bind(self.config, self.bags.split.to_dict())
+        if self.ranks.first:
+            self.folder.bind(self.config, self.bags.split.to_dict())
         return trainer, state
 
     def _restored(self) -> State:
@@ -460,9 +475,13 @@ class _Run:
         self.progress.message(f"{self.folder.path}: goes on at epoch {state.epoch + 1}, batch {state.step + 1}")
         if (versions := saved.get("versions")) != self.identity["versions"]:
             self.progress.message(f"begun with {versions}, now {self.identity['versions']}: bits may differ")
+        if (before := saved.get("processes", 1)) != self.ranks.count:
+            self.progress.message(f"begun with {before} processes, now {self.ranks.count}: bits may differ")
         return state
 
     def _save(self, state: State) -> None:
+        if not self.ranks.first:
+            return
         _save_checkpoint(self.folder.last, self.model, self.optimiser, state, self.identity, self.instance_loss)
         if state.step == 0:
             self._log_epoch(state)
@@ -479,8 +498,10 @@ class _Run:
         known = {"model": self.shape, "features": self.features, **self.taught, **self.bags.reading}
         if (target := self.trainer.selected_target()) is not None:
             known["target"] = target.facts()
-        facts = {**known, "selected_by": name, **chosen, **self.identity}
-        return {**chosen, "weights": save_weights(self.folder.weights(name), _lasting_state(self.model), facts)}
+        facts, lasting = {**known, "selected_by": name, **chosen, **self.identity}, _lasting_state(self.model)
+        if not self.ranks.first:
+            return {**chosen, "weights": tensors_digest({k: t.detach().cpu() for k, t in lasting.items()})}
+        return {**chosen, "weights": save_weights(self.folder.weights(name), lasting, facts)}
 
     def _write_facts(self, state: State, status: str) -> None:
         facts = {
@@ -509,7 +530,8 @@ def _trainer(
     **hooks: Any,
 ) -> Trainer:
     """The trainer of a model that is on its device."""
-    device = choose_device(settings.device)
+    device = current().device(settings.device)
+    _refuse_for_several(model, settings, bags.target, hooks["progress"])
     groups = _parameter_groups(model)
     if bags.corrections is not None and bags.target is not None and bags.target.kind == "multilabel":
         raise ConfigError("data.corrections: marks say lesion or not, not which of several labels; leave them out")
@@ -525,8 +547,54 @@ def _trainer(
     elif settings.class_weights and bags.target is not None:
         hooks["target_weight"] = bags.target.class_weights(_target_rows(bags.train_set))
     hooks["target"] = bags.target
+    if settings.compile:
+        hooks["runner"] = _compiled(model)
     sets = bags.train_set, bags.val_set
     return Trainer(settings, model, optimiser, *sets, device, save, save_selected, loss_weights=weights, **hooks)
+
+
+def _refuse_for_several(model: nn.Module, settings: TrainingConfig, target: Target | None, progress: Progress) -> None:
+    """Refuse what several processes cannot train as one would; say what they train in another way."""
+    ranks, name = current(), type(model).__name__
+    if ranks.alone:
+        return
+    if getattr(model, "training_state", None):
+        raise ConfigError(
+            f"{name}: remembers instances of training bags from step to step, and each of {ranks.count} processes "
+            "would remember its own; train it with one process (training.accumulate for larger steps)"
+        )
+    if target is not None and target.kind == "cox":
+        raise ConfigError(
+            f"target.kind: cox compares the cases of a batch, which {ranks.count} processes would divide; use "
+            "target.kind=survival, or one process"
+        )
+    if any(isinstance(m, nn.modules.batchnorm._NormBase) for m in model.modules()):
+        progress.message(
+            f"note: {name} normalises over the bags of a forward pass: each of {ranks.count} processes over its own, "
+            "so the result is not that of one process"
+        )
+
+
+def _compiled(model: nn.Module) -> Callable[[Any], Any]:
+    """The model, compiled for bags of any size; it keeps its weights, names and hooks."""
+    if hasattr(model, "after_step"):
+        raise ConfigError(
+            f"training.compile: {type(model).__name__} remembers bags between steps, which a compiled program does "
+            "not; leave it out"
+        )
+    program: Callable[[Any], Any] = torch.compile(model, dynamic=True)
+
+    def forward(batch: Any) -> Any:
+        try:
+            return program(batch)
+        except torch._dynamo.exc.TorchDynamoException as problem:
+            reason = " ".join(str(problem).split())[:200]
+            raise ConfigError(
+                f"training.compile: {type(model).__name__} cannot be compiled here ({reason}); it needs a C++ "
+                "compiler, on a CUDA card Triton; leave it out"
+            ) from None
+
+    return forward
 
 
 def _loss_weights(model: nn.Module, bags: _RunBags, device: torch.device) -> dict[str, Tensor]:

@@ -111,7 +111,11 @@ def _completed(target: Target, found: _Found) -> Target:
 
 def _validate_target(target: Target, found: _Found) -> dict[str, float]:
     """Metric of the target and its loss over all validation bags at once."""
-    logits, known = _judged(target, found)
+    return _judgement(target, *_judged(target, found))
+
+
+def _judgement(target: Target, logits: Tensor, known: Tensor) -> dict[str, float]:
+    """Metric of the target and its loss, of logits (n, c) in double precision and what is known (n, t)."""
     probs, value = target.predicted(logits)
     scores = probs.numpy() if value is None else value.numpy()
     metric = _METRICS[target.metric](scores, known.numpy().astype(np.float64))
