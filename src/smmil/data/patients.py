@@ -20,6 +20,7 @@ from smmil.data.covariates import Covariates
 from smmil.data.manifest import Manifest
 from smmil.data.targets import TargetColumns, target_strata
 from smmil.errors import DataError
+from smmil.formats.rows import JoinedRows, Rows
 from smmil.frame import Frame
 from smmil.graph import join
 
@@ -259,6 +260,13 @@ class StudyBags:
     def cases_of(self, id_: str, **options: Any) -> list[Bag]:
         """The bags of a patient's cases, in order."""
         return [self.manifest.bag(case, **options) for case in self.members[id_]]
+
+    def open_bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> tuple[Bag, Rows]:
+        """As `bag`, but without its features, and with what reads rows of them."""
+        how = {"verify": verify, "instance_labels": instance_labels}
+        opened = [self.manifest.open_bag(case, **how) for case in self.members[id_]]
+        bags, rows = [bag for bag, _ in opened], [rows for _, rows in opened]
+        return self.joined(id_, bags), rows[0] if len(rows) == 1 else JoinedRows(id_, rows)
 
     def joined(self, id_: str, cases: Sequence[Bag]) -> Bag:
         """The bags of its cases as one, with label and covariates."""

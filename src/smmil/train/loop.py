@@ -12,6 +12,8 @@ after_step()        method: called when the weights have changed (prototypes, me
 training_state      attribute: prefixes of state dict entries that only training needs (soft labels of training
                     instances); they are in the checkpoint to resume from, not in the selected weights
 
+remembers_rows      attribute: True if it keeps something for every instance of a training bag, by row; such a model
+                    cannot train on parts of bags (`training.max_instances`)
 all_pairs           attribute: True if the time of a step grows with the square of the instances of a bag; only for the
                     estimate that is shown before a step that takes minutes
 
@@ -35,6 +37,7 @@ from torch import Tensor, nn
 from smmil.bag import BagBatch
 from smmil.config import TrainingConfig
 from smmil.data.loader import BagDataset, balanced_order, batches, epoch_order
+from smmil.data.sampling import training_parts
 from smmil.errors import DataError
 from smmil.evaluate.levels import bag_metrics
 from smmil.losses import InstanceLoss, bag_loss, penalty_terms, total_loss
@@ -284,7 +287,8 @@ class Trainer:
             order = balanced_order(self.train_set.strata, t.seed, state.epoch)
         else:
             order = epoch_order(len(self.train_set), t.seed, state.epoch)
-        return batches(self.train_set, batch_size=t.batch_size, order=order, workers=t.workers, start=state.step)
+        how = {"workers": t.workers, "start": state.step, "parts": training_parts(t, state.epoch)}
+        return batches(self.train_set, batch_size=t.batch_size, order=order, **how)
 
     def optimiser_step(self, state: State, stream: Iterator[BagBatch]) -> None:
         """Change the weights once: `accumulate` batches forward and backward, as if they were one batch."""

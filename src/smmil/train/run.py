@@ -17,6 +17,7 @@ from smmil.data.covariates import Covariates
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
 from smmil.data.patients import StudyBags, need_patients
+from smmil.data.sampling import training_parts
 from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split, small_test_note
 from smmil.data.targets import target_strata
 from smmil.errors import ConfigError, DataError
@@ -435,7 +436,7 @@ class _Run:
         self.shape = _model_shape(self.config.model, self.bags)
         self.model = _fresh_model(self.shape, training.seed).to(device)
         resumes = self.folder.last.exists()
-        if not resumes:
+        if not resumes or training.max_instances is not None:  # whose rows are read without their checksum
             self.bags.check(self.progress)
         self.features = self.bags.features()
         hooks = {"progress": self.progress, "stop": self.stop}
@@ -506,6 +507,9 @@ def _trainer(
 ) -> Trainer:
     """The trainer of a model that is on its device."""
     device = choose_device(settings.device)
+    if settings.max_instances is not None and getattr(model, "remembers_rows", False):
+        name = type(model).__name__
+        raise ConfigError(f"training.max_instances: {name} remembers instances by row, so it needs whole bags; leave it out")
     groups = _parameter_groups(model)
     if bags.corrections is not None and bags.target is not None and bags.target.kind == "multilabel":
         raise ConfigError("data.corrections: marks say lesion or not, not which of several labels; leave them out")
@@ -517,7 +521,8 @@ def _trainer(
     _give_target(model, bags.target)
     weights = {}
     if settings.class_weights and bags.target is None:
-        weights = _loss_weights(model, bags, device)
+        first = bags.train_set.ready(0, 0, training_parts(settings, 0), None)
+        weights = _loss_weights(model, bags, first, device)
     elif settings.class_weights and bags.target is not None:
         hooks["target_weight"] = bags.target.class_weights(_target_rows(bags.train_set))
     hooks["target"] = bags.target
@@ -525,9 +530,9 @@ def _trainer(
     return Trainer(settings, model, optimiser, *sets, device, save, save_selected, loss_weights=weights, **hooks)
 
 
-def _loss_weights(model: nn.Module, bags: _RunBags, device: torch.device) -> dict[str, Tensor]:
+def _loss_weights(model: nn.Module, bags: _RunBags, first: Bag, device: torch.device) -> dict[str, Tensor]:
     """Class weights for the number of logits that the model gives."""
-    ((_, output),) = outputs(model, [bags.train_set[0]], device)
+    ((_, output),) = outputs(model, [first], device)
     return class_weights(_labels(bags.train_set), output.logits.shape[1])
 
 
@@ -574,9 +579,9 @@ def _split_digest(
 
 def _model_shape(model: ModelConfig, bags: _RunBags) -> dict[str, Any]:
     """Name, options, input width and number of classes: all that is needed to create the model again."""
-    first, target = bags.train_set[0], bags.target
-    shape = {"name": model.name, "options": dict(model.options), "in_dim": first.x.shape[1]}
-    shape |= {} if first.covariates is None else {"covariates": len(first.covariates)}
+    (width, covariates), target = bags.train_set.widths, bags.target
+    shape = {"name": model.name, "options": dict(model.options), "in_dim": width}
+    shape |= {} if covariates is None else {"covariates": covariates}
     if target is not None:
         if model.n_classes not in (None, target.n_logits):
             need = f"a target of kind {target.kind} needs {target.n_logits}"
