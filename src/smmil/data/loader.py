@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from smmil.bag import Bag, BagBatch
 from smmil.data.sampling import PartSampler
 from smmil.errors import ConfigError, DataError, SmmilError
-from smmil.formats.rows import HeldRows, Rows
+from smmil.formats.rows import HeldRows, OpenBag
 
 _LOG = logging.getLogger(__name__)
 _BALANCED = 1  # keeps the random numbers of the balanced order apart from those of the plain one
@@ -38,7 +38,7 @@ class _ReadableBags(Protocol):
 
     def bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> Bag: ...
 
-    def open_bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> tuple[Bag, Rows]: ...
+    def open_bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> OpenBag: ...
 
 
 class _Job(NamedTuple):
@@ -163,7 +163,7 @@ class BagDataset(Dataset):
         self.options = {"verify": verify, "instance_labels": instance_labels}
         self._room = cache_bytes if cache else 0
         self._cache: dict[int, Bag] = {}
-        self._opened: dict[int, tuple[Bag, Rows]] = {}
+        self._opened: dict[int, OpenBag] = {}
         self._width: tuple[str, int] | None = None
         for id_ in self.ids:
             manifest.path_of(id_)
@@ -200,17 +200,18 @@ class BagDataset(Dataset):
         self._refuse_other_width(fresh.id, fresh.x.shape[1])
         return fresh
 
-    def _open(self, index: int) -> tuple[Bag, Rows]:
+    def _open(self, index: int) -> OpenBag:
         """A bag without its features; cached if there is room."""
         if index in self._opened:
             return self._opened[index]
-        bag, rows = self.manifest.open_bag(self.ids[index], **self.options | {"verify": False})
+        found = bag, rows = self.manifest.open_bag(self.ids[index], **self.options | {"verify": False})
         if isinstance(rows, HeldRows):  # read whole, as formats are that cannot be read in rows
-            return self.keep(index, replace(bag, x=rows.x)), rows
+            self.keep(index, replace(bag, x=rows.x))
+            return found
         if (size := _bytes(bag)) <= self._room:
             self._room -= size
-            self._opened[index] = bag, rows
-        return bag, rows
+            self._opened[index] = found
+        return found
 
     @property
     def widths(self) -> tuple[int, int | None]:
@@ -232,7 +233,7 @@ class BagDataset(Dataset):
 
     def bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> Bag: ...
 
-    def open_bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> tuple[Bag, Rows]: ...
+    def open_bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> OpenBag: ...
 
 
 class _Job(NamedTuple):
@@ -357,7 +358,7 @@ class BagDataset(Dataset):
         self.options = {"verify": verify, "instance_labels": instance_labels}
         self._room = cache_bytes if cache else 0
         self._cache: dict[int, Bag] = {}
-        self._opened: dict[int, tuple[Bag, Rows]] = {}
+        self._opened: dict[int, OpenBag] = {}
         self._width: tuple[str, int] | None = None
         for id_ in self.ids:
             manifest.path_of(id_)
@@ -394,7 +395,7 @@ class BagDataset(Dataset):
         self._refuse_other_width(fresh.id, fresh.x.shape[1])
         return fresh
 
-    def _open(self, index: int) -> tuple[Bag, Rows]:
+    def _open(self, index: int) -> OpenBag:
         """A bag without its features; cached if there is room."""
         if index in self._opened:
             return self._opened[index]
@@ -402,8 +403,8 @@ class BagDataset(Dataset):
         held = rows.n * rows.width * rows.dtype.itemsize if isinstance(rows, HeldRows) else 0
         if (size := held + _bytes(bag)) <= self._room:
             self._room -= size
-            self._opened[index] = bag, rows
-        return bag, rows
+            self._opened[index] = found
+        return found
 
     @property
     def width(self) -> int:

@@ -27,7 +27,7 @@ from smmil.errors import DataError, suggest
 from smmil.files import digest, read_json, read_parquet, remove_leftovers, replacing, write_text
 from smmil.formats import find_reader, read_bag
 from smmil.formats.content import is_edgeless
-from smmil.formats.rows import Rows, open_rows
+from smmil.formats.rows import OpenBag, open_bag
 from smmil.runtime import available_cores, source_digest
 
 Progress = Callable[[int, int], None]
@@ -159,11 +159,12 @@ class Manifest:
         y_inst = self._instance_labels(id_, bag) if instance_labels else None
         return replace(bag, id=id_, y=y, y_inst=y_inst, target=self._target_row(id_))
 
-    def open_bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> tuple[Bag, Rows]:
-        """As `bag`, but without its features, and with what reads rows of them."""
-        bag, rows = open_rows(self.path_of(id_), verify=verify, instance_labels=instance_labels)
+    def open_bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> OpenBag:
+        """As `bag`, but with its features left in the file."""
+        bag, rows = open_bag(self.path_of(id_), verify=verify, instance_labels=instance_labels)
         y_inst = self._instance_labels(id_, bag) if instance_labels else None
-        return replace(bag, id=id_, y=self.labels[id_], y_inst=y_inst, target=self._target_row(id_)), rows
+        target = self._target_row(id_)
+        return OpenBag(replace(bag, id=id_, y=self.labels[id_], y_inst=y_inst, target=target), rows)
 
     def _target_row(self, id_: str) -> Tensor | None:
         row = None if self.target is None or self.target.kind == "ordinal" else self.targets[id_]

@@ -1,7 +1,7 @@
 """Features that stay on disk: a bag without them, and a reader of some of their rows.
 
 Native files keep features as one piece, so any rows of them can be read by themselves. Their checksum covers the whole
-file and is compared by `open_rows` when it is asked to, block after block; rows that are read later are looked at for
+file and is compared by `open_bag` when it is asked to, block after block; rows that are read later are looked at for
 NaN and Inf only. Features of other formats are read whole and held.
 """
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from smmil.bag import Bag
 from smmil.errors import DataError
 from smmil.files import Pieces, check_dataset, open_hdf5, opening_once
-from smmil.formats import find_reader, read_bag
+from smmil.formats import _choose_reader, read_bag
 from smmil.formats.content import Stored, not_finite
 from smmil.formats.hdf5 import _dataset, reader_errors
 from smmil.formats.native import _NativeReader, _texts, _to_bag
@@ -121,22 +121,32 @@ class JoinedRows(Rows):
             yield from part.blocks(size)
 
 
-def open_rows(path: str | Path, *, verify: bool = True, instance_labels: bool = True) -> tuple[Bag, Rows]:
-    """A bag without its features, which has an x of no columns, and the reader of its rows.
+class OpenBag(NamedTuple):
+    """A bag without its features, which has an x of no columns, and what reads them."""
+
+    bag: Bag
+    rows: Rows
+
+    @classmethod
+    def held(cls, bag: Bag) -> "OpenBag":
+        """A bag that is in memory."""
+        return cls(without_features(bag), HeldRows(bag.x))
+
+
+def open_bag(path: str | Path, *, verify: bool = True, instance_labels: bool = True) -> OpenBag:
+    """The bag in a feature file, whose features are left there until rows of them are asked for.
 
     verify  compare the stored checksum and refuse NaN and Inf, which reads all rows once, a block at a time
     """
     path = Path(path)
-    if not isinstance(find_reader(path), _NativeReader):
-        whole = read_bag(path, verify=verify, instance_labels=instance_labels)
-        return without_features(whole), HeldRows(whole.x)
     with reader_errors(path), opening_once():
-        stored, rows = _outline(path)
-        if verify:
-            _verify(stored, rows)
-        bag = _to_bag(stored, stored.connected_graph())
-    bag = without_features(bag)
-    return bag if instance_labels else replace(bag, y_inst=None), rows
+        if isinstance(_choose_reader(path), _NativeReader):
+            stored, rows = _outline(path)
+            if verify:
+                _verify(stored, rows)
+            bag = without_features(_to_bag(stored, stored.connected_graph()))
+            return OpenBag(bag if instance_labels else replace(bag, y_inst=None), rows)
+    return OpenBag.held(read_bag(path, verify=verify, instance_labels=instance_labels))
 
 
 def without_features(bag: Bag) -> Bag:

@@ -1,0 +1,171 @@
+"""Large bags, a block of rows at a time: what models without all-pairs attention need, in little memory.
+
+A model of this kind sees a row of features by itself, apart from Sm and the pooling. Sm acts on narrow matrices only,
+because it commutes with linear layers: Sm(h) Wᵀ = Sm(h Wᵀ), and Sm(h)ᵀ s = hᵀ Smᵀ(s). So features are read twice, a
+block at a time: for the narrow matrix, and for the weighted sum once the weights are known. Embedded rows (n, dim) are
+never kept.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from smmil.errors import ConfigError
+from smmil.graph import Graph
+from smmil.nn.parameters import compute_dtype, linear_bias
+from smmil.nn.pool import AttentionPool, SmAttentionPool
+from smmil.nn.smooth import Sm, sm
+from smmil.nn.smooth_at import SmoothAt, _HasGraph
+
+_COLUMNS = 16  # smoothed at a time
+
+
+class _Rows(Protocol):
+    """Feature rows of one bag, in memory or in a file."""
+
+    def blocks(self, size: int) -> Iterator[Tensor]: ...
+
+
+class RowBlocks:
+    """Rows of one bag, `size` at a time, in the precision and on the device of a model."""
+
+    def __init__(self, rows: _Rows, n: int, size: int, model: nn.Module):
+        self.rows, self.n, self.size = rows, n, size
+        self.dtype = compute_dtype(model)
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for block in self.rows.blocks(self.size):
+            yield block.to(self.device, self.dtype)
+
+    def map(self, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """`of` every block of rows, below each other: what it gives should be narrow."""
+        found: Tensor | None = None
+        begin = 0
+        for block in self:
+            part = of(block)
+            if found is None:
+                found = part.new_empty(self.n, part.shape[1])
+            found[begin : begin + len(part)] = part
+            begin += len(part)
+        assert found is not None  # a bag has at least one row
+        return found
+
+    def weighted_sums(self, of: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
+        """For every column of weights (n, k) the sum of `of` the rows, so weighted: (k, d)."""
+        total: Tensor | None = None
+        begin = 0
+        for block in self:
+            part = weights[begin : begin + len(block)].T.to(self.dtype) @ of(block)
+            total = part if total is None else total.add_(part)
+            begin += len(block)
+        assert total is not None
+        return total
+
+
+def smooth_columns(smoother: Sm, u: Tensor, graph: Graph) -> Tensor:
+    """`smoother(u, graph)` in place of u, a few columns at a time: Sm treats every column alone."""
+    graph = smoother.normalize(graph)
+    for columns in u.split(_COLUMNS, 1):
+        columns.copy_(smoother(columns.contiguous(), graph))
+    return u
+
+
+def smooth_in_blocks(u: Tensor, graph: Graph, alpha: float, steps: int, block: int) -> Tensor:
+    """`sm(u, graph, alpha, steps)` of `block` rows at a time, each with its halo of `steps` hops: the same values.
+
+    For signals that do not fit where they are smoothed. What is read again at the borders grows with `steps` and with
+    the border of a block, so rows should be in an order that keeps neighbours together.
+    """
+    found = torch.empty_like(u)
+    for inside in torch.arange(graph.n).split(block):
+        halo = graph.halo(inside, steps)
+        place = torch.searchsorted(halo, inside)
+        found[inside] = sm(u[halo], graph.induced(halo), alpha, steps)[place]
+    return found
+
+
+def pool_in_blocks(
+    embed: nn.Module, pool: AttentionPool, blocks: RowBlocks, graph: Graph | None = None
+) -> tuple[Tensor, Tensor]:
+    """`embed_and_pool` of one bag without keeping its embedded rows."""
+
+    def embedded(x: Tensor) -> Tensor:
+        h: Tensor = embed(x).relu()
+        return h
+
+    scores = _scores_in_blocks(pool, embedded, blocks, graph)
+    weights = scores.softmax(0)
+    if isinstance(pool, SmAttentionPool) and pool.where == "early":
+        assert graph is not None
+        weights = pool.sm(weights, pool.sm.normalize(graph).transposed())
+    return blocks.weighted_sums(embedded, weights), scores
+
+
+def _scores_in_blocks(
+    pool: AttentionPool, embedded: Callable[[Tensor], Tensor], blocks: RowBlocks, graph: Graph | None
+) -> Tensor:
+    """Scores (n, 1) of a pool; only Sm before the tanh needs the projections of all rows."""
+
+    def score(v: Tensor, gate: Tensor | None) -> Tensor:
+        return pool._score(v, gate)
+
+    if not isinstance(pool, SmAttentionPool) or pool.where == "late":
+
+        def of(x: Tensor) -> Tensor:
+            h = embedded(x)
+            return score(pool.project(h), None if pool.gate is None else pool.gate(h))
+
+        scores = blocks.map(of)
+        return pool.sm(scores, graph) if isinstance(pool, SmAttentionPool) and graph is not None else scores
+    assert graph is not None
+    layers = [pool.project] if pool.gate is None else [pool.project, pool.gate]
+    seen = linear_in_blocks(layers, embedded, blocks, pool.sm, graph, before_bias=pool.where == "early")
+    parts = zip(*(t.split(blocks.size) for t in seen), strict=True)
+    return torch.cat([score(v, *gate) if gate else score(v, None) for v, *gate in parts])
+
+
+def linear_in_blocks(
+    layers: list[Any],
+    of: Callable[[Tensor], Tensor],
+    blocks: RowBlocks,
+    smoother: Sm,
+    graph: Graph,
+    *,
+    before_bias: bool = True,
+) -> tuple[Tensor, ...]:
+    """What linear layers give for the smoothed rows of `of`: layer(Sm(h)) = Sm(h Wᵀ) + b, of narrow matrices.
+
+    before_bias  False: Sm(h Wᵀ + b), smoothed behind the layers
+    """
+    for layer in layers:
+        if type(layer).forward is not nn.Linear.forward:
+            name = type(layer).__name__
+            raise ConfigError(f"predict in blocks: Sm before a layer of type {name}, which is not linear; leave block out")
+    weights = [layer.weight for layer in layers]
+    joined = torch.cat(weights)
+    found = blocks.map(lambda x: nn.functional.linear(of(x), joined))
+    bias = [linear_bias(layer) if layer.bias is not None else None for layer in layers]
+    added = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, bias, strict=True)])
+    if not before_bias:
+        found += added
+    smooth_columns(smoother, found, graph)
+    if before_bias:
+        found += added
+    return found.split([len(w) for w in weights], 1)
+
+
+def layers_in_blocks(
+    smooth: SmoothAt, layers: list[Any], of: Callable[[Tensor], Tensor], blocks: RowBlocks, on: _HasGraph
+) -> tuple[Tensor, ...]:
+    """What each linear layer gives for the rows of `of`, smoothed before if that is the place of Sm."""
+    if smooth.where == "early":
+        return linear_in_blocks(layers, of, blocks, smooth.sm, on.need("graph"))
+
+    def each(x: Tensor) -> Tensor:
+        h = of(x)
+        return torch.cat([layer(h) for layer in layers], 1)
+
+    return blocks.map(each).split([layer.out_features for layer in layers], 1)
