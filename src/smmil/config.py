@@ -138,7 +138,7 @@ class TrainingConfig(_ConfigSection):
     @model_validator(mode="after")
     def _parts_have_a_size(self) -> "TrainingConfig":
         if self.max_instances is None and self.sampling != "cluster":
-            raise ValueError(f"sampling: {self.sampling} draws parts of bags; say how large: max_instances, such as 8192")
+            raise ValueError(f"sampling: {self.sampling} draws parts of bags; give their size, max_instances")
         if self.max_instances is not None and self.instance_loss:
             raise ValueError("instance_loss needs whole bags, whose rows its marks name; leave max_instances out")
         return self

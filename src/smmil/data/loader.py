@@ -70,10 +70,10 @@ class _ReadJobs(Dataset):
             return problem
 
     def _read(self, job: _Job) -> Bag:
-        if self.parts is None:
-            return self.manifest.bag(job.id, **self.options)
-        bag, rows = self.manifest.open_bag(job.id, **self.options | {"verify": False})
-        drawn = self.parts.drawn(bag, rows, job.place)
+        drawn = None
+        if self.parts is not None:
+            opened = self.manifest.open_bag(job.id, **self.options | {"verify": False})
+            drawn = self.parts.drawn(opened, job.place)
         return self.manifest.bag(job.id, **self.options) if drawn is None else drawn
 
 
@@ -185,13 +185,13 @@ class BagDataset(Dataset):
         """
         if index in self._cache:
             return parts.part(self._cache[index], place)
-        drawn = parts.drawn(*self._open(index), place)
+        drawn = parts.drawn(self._open(index), place)
         if drawn is None:
             return self[index]
         self._refuse_other_width(drawn.id, drawn.x.shape[1])
         return drawn
 
-    def ready(self, index: int, place: int, parts: PartSampler | None, fresh: Bag | None) -> Bag:
+    def ready(self, index: int, place: int, parts: PartSampler | None, fresh: Bag | None = None) -> Bag:
         """What a batch takes for a place: the bag or its part, read by a worker (`fresh`) or here."""
         if fresh is None:
             return self[index] if parts is None else self.part(index, place, parts)
@@ -204,212 +204,21 @@ class BagDataset(Dataset):
         """A bag without its features; cached if there is room."""
         if index in self._opened:
             return self._opened[index]
-        found = bag, rows = self.manifest.open_bag(self.ids[index], **self.options | {"verify": False})
-        if isinstance(rows, HeldRows):  # read whole, as formats are that cannot be read in rows
-            self.keep(index, replace(bag, x=rows.x))
-            return found
-        if (size := _bytes(bag)) <= self._room:
+        opened = self.manifest.open_bag(self.ids[index], **self.options | {"verify": False})
+        if isinstance(opened.rows, HeldRows):  # of a format that is read whole
+            self.keep(index, replace(opened.bag, x=opened.rows.x))
+        elif (size := _bytes(opened.bag)) <= self._room:
             self._room -= size
-            self._opened[index] = found
-        return found
+            self._opened[index] = opened
+        return opened
 
     @property
     def widths(self) -> tuple[int, int | None]:
         """Features per instance of the first bag, and its number of covariates, if any; its features stay unread."""
         bag = self._cache.get(0)
-        bag, width = self._first() if bag is None else (bag, bag.x.shape[1])
-        return width, None if bag.covariates is None else len(bag.covariates)
-
-    def _first(self) -> tuple[Bag, int]:
-        bag, rows = self._open(0)
-        return bag, rows.width
-
-    @property
-    def labels(self) -> dict[str, int | None]: ...
-
-    def strata(self) -> dict[str, int | None]: ...
-
-    def path_of(self, id_: str) -> Path: ...
-
-    def bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> Bag: ...
-
-    def open_bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> OpenBag: ...
-
-
-class _Job(NamedTuple):
-    """A bag to read, for a place in the order of the epoch."""
-
-    id: str
-    place: int
-
-
-class _ReadJobs(Dataset):
-    """Lists of bags to read in worker processes; errors in the data are returned as values and raised by the caller."""
-
-    def __init__(
-        self,
-        manifest: _ReadableBags,
-        jobs: Sequence[Sequence[_Job]],
-        options: dict[str, bool],
-        parts: PartSampler | None,
-    ):
-        self.manifest, self.jobs, self.options, self.parts = manifest, jobs, options, parts
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-    def __getitem__(self, number: int) -> list[Bag] | SmmilError:
-        try:
-            return [self._read(job) for job in self.jobs[number]]
-        except SmmilError as problem:
-            return problem
-
-    def _read(self, job: _Job) -> Bag:
-        if self.parts is None:
-            return self.manifest.bag(job.id, **self.options)
-        bag, rows = self.manifest.open_bag(job.id, **self.options | {"verify": False})
-        drawn = self.parts.drawn(bag, rows, job.place)
-        return self.manifest.bag(job.id, **self.options) if drawn is None else drawn
-
-
-def _read_ahead(
-    manifest: _ReadableBags,
-    jobs: Sequence[Sequence[_Job]],
-    workers: int,
-    options: dict[str, bool],
-    parts: PartSampler | None,
-) -> Iterator[list[Bag]]:
-    """Read the bags of each job in worker processes; after the death of a worker the rest is read in this process.
-
-    options  keyword arguments of `Manifest.bag`
-    """
-    done = 0
-    todo = _ReadJobs(manifest, jobs, options, parts)
-    try:
-        for result in _started(todo, workers) if workers and jobs else ():
-            # Copied out of shared memory, which holds one file handle per tensor.
-            yield tree_map_only(Tensor, Tensor.clone, _or_raise(result))
-            done += 1
-    except (RuntimeError, OSError, EOFError) as problem:
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        _LOG.warning("a reading worker failed (%s); the rest is read in the main process", reason)
-    for number in range(done, len(jobs)):
-        yield _or_raise(todo[number])
-
-
-def _started(todo: _ReadJobs, workers: int) -> Iterator[Any]:
-    """Start a DataLoader with its own random generator; a dying worker does not interrupt the code of the caller.
-
-    (torch would raise from a signal handler in whatever the main thread does at that moment; without it the death is
-    noticed at the next read, within seconds.)
-    """
-    loader = DataLoader(
-        todo,
-        batch_size=None,
-        num_workers=min(workers, len(todo)),
-        collate_fn=_as_is,
-        worker_init_fn=_one_thread,
-        generator=torch.Generator(),
-    )
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
-        return iter(loader)
-    before = signal.getsignal(signal.SIGCHLD)
-    try:
-        return iter(loader)
-    finally:
-        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
-
-
-def _as_is(item: Any) -> Any:
-    return item
-
-
-def _one_thread(_: int) -> None:
-    from threadpoolctl import threadpool_limits
-
-    threadpool_limits(1)
-
-
-def _or_raise(result: list[Bag] | SmmilError) -> list[Bag]:
-    if isinstance(result, SmmilError):
-        raise result
-    return result
-
-
-class BagDataset(Dataset):
-    """Bags of a manifest, or of `StudyBags`, by index, read on demand and cached in memory up to `cache_bytes`.
-
-    instance_labels  False: bags come without them and label files are not opened, as in training
-    No file stays open between reads, so worker processes receive the table only.
-    """
-
-    def __init__(
-        self,
-        manifest: _ReadableBags,
-        ids: Sequence[str] | None = None,
-        *,
-        cache: bool = True,
-        cache_bytes: int = 4 << 30,
-        verify: bool = True,
-        instance_labels: bool = True,
-    ):
-        self.manifest = manifest
-        self.ids = tuple(manifest.ids if ids is None else ids)
-        self.options = {"verify": verify, "instance_labels": instance_labels}
-        self._room = cache_bytes if cache else 0
-        self._cache: dict[int, Bag] = {}
-        self._opened: dict[int, OpenBag] = {}
-        self._width: tuple[str, int] | None = None
-        for id_ in self.ids:
-            manifest.path_of(id_)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, index: int) -> Bag:
-        if not 0 <= index < len(self):
-            raise IndexError(f"bag {index} of {len(self)}")
-        if index in self._cache:
-            return self._cache[index]
-        return self.keep(index, self.manifest.bag(self.ids[index], **self.options))
-
-    def part(self, index: int, place: int, parts: PartSampler) -> Bag:
-        """The bag, or the part of it that is drawn for a place of an epoch, whose rows alone are then read.
-
-        Their checksum is that of the whole file and is not compared: `Manifest.check_files` does that before a run.
-        """
-        if index in self._cache:
-            return parts.part(self._cache[index], place)
-        drawn = parts.drawn(*self._open(index), place)
-        if drawn is None:
-            return self[index]
-        self._refuse_other_width(drawn.id, drawn.x.shape[1])
-        return drawn
-
-    def ready(self, index: int, place: int, parts: PartSampler | None, fresh: Bag | None) -> Bag:
-        """What a batch takes for a place: the bag or its part, read by a worker (`fresh`) or here."""
-        if fresh is None:
-            return self[index] if parts is None else self.part(index, place, parts)
-        if parts is None or fresh.n < parts.most:  # a part has as many; it must not be taken for the bag later
-            return self.keep(index, fresh)
-        self._refuse_other_width(fresh.id, fresh.x.shape[1])
-        return fresh
-
-    def _open(self, index: int) -> OpenBag:
-        """A bag without its features; cached if there is room."""
-        if index in self._opened:
-            return self._opened[index]
-        bag, rows = self.manifest.open_bag(self.ids[index], **self.options | {"verify": False})
-        held = rows.n * rows.width * rows.dtype.itemsize if isinstance(rows, HeldRows) else 0
-        if (size := held + _bytes(bag)) <= self._room:
-            self._room -= size
-            self._opened[index] = found
-        return found
-
-    @property
-    def width(self) -> int:
-        """Features per instance of the first bag, of which no more is read than that."""
-        return self._cache[0].x.shape[1] if 0 in self._cache else self._open(0)[1].width
+        opened = OpenBag.held(bag) if bag is not None else self._open(0)
+        known = opened.bag.covariates
+        return opened.rows.width, None if known is None else len(known)
 
     @property
     def labels(self) -> list[int | None]:
@@ -438,8 +247,8 @@ class BagDataset(Dataset):
         first, width = self._width
         if found != width:
             raise DataError(
-                f"{self.manifest.path_of(id_)}: {found} features per instance, but bag {first} has {width}; "
-                "use one encoder for all"
+                f"{self.manifest.path_of(id_)}: {found} features per instance, but bag {first} has "
+                f"{width}; use one encoder for all"
             )
 
 

@@ -13,6 +13,7 @@ the time, which is why the default, cluster, looks at several places and still k
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ import torch
 from smmil.bag import Bag
 from smmil.config import TrainingConfig
 from smmil.errors import DataError, check_choice
-from smmil.formats.rows import HeldRows, Rows
+from smmil.formats.rows import HeldRows, OpenBag
 
 PATCHES = 8  # pieces of a cluster,
 _LEAST = 32  # unless they would be smaller than this
@@ -55,13 +56,13 @@ class PartSampler:
 
     def part(self, bag: Bag, place: int) -> Bag:
         """The bag, or the part of it that is drawn for this place of the epoch."""
-        drawn = self.drawn(bag, HeldRows(bag.x), place)
+        drawn = self.drawn(OpenBag(bag, HeldRows(bag.x)), place)
         return bag if drawn is None else drawn
 
-    def drawn(self, bag: Bag, features: Rows, place: int) -> Bag | None:
-        """The part that is drawn of a bag whose features need not be in memory; None where it is used whole."""
-        rows = self.rows(bag, place)
-        return None if rows is None else _part_of(bag, rows, features.take(rows))
+    def drawn(self, opened: OpenBag, place: int) -> Bag | None:
+        """The part that is drawn of a bag, of which no other rows are read; None where it is used whole."""
+        rows = self.rows(opened.bag, place)
+        return None if rows is None else _part_of(opened.bag, rows, opened.rows.take(rows))
 
 
 def training_parts(settings: TrainingConfig, epoch: int) -> PartSampler | None:
@@ -74,7 +75,9 @@ def training_parts(settings: TrainingConfig, epoch: int) -> PartSampler | None:
 def _part_of(bag: Bag, rows: np.ndarray, x: torch.Tensor) -> Bag:
     """These rows of a bag (ascending) with their features x, and the edges among them."""
     chosen = torch.from_numpy(rows)
-    kept = {name: None if (t := getattr(bag, name)) is None else t[chosen] for name in ("coords", "y_inst", "quality")}
+    kept: dict[str, Any] = {}
+    for name in ("coords", "y_inst", "quality"):
+        kept[name] = None if (of_all := getattr(bag, name)) is None else of_all[chosen]
     return replace(bag, x=x, graph=None if bag.graph is None else bag.graph.induced(chosen), **kept)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -106,7 +106,8 @@ class JoinedRows(Rows):
 
     def __init__(self, name: str, parts: Sequence[Rows]):
         if len(widths := sorted({part.width for part in parts})) > 1:
-            raise DataError(f"{name}: its cases have {widths[0]} and {widths[-1]} features per instance; use one encoder")
+            found = f"{widths[0]} and {widths[-1]} features per instance"
+            raise DataError(f"{name}: its cases have {found}; use one encoder")
         self.parts, self.width, self.dtype = tuple(parts), parts[0].width, parts[0].dtype
         self.ends = np.cumsum([0, *(part.n for part in parts)])
         self.n = int(self.ends[-1])
@@ -165,17 +166,18 @@ def _outline(path: Path) -> tuple[Stored, FileRows]:
         if found.ndim != 2:
             raise DataError(f"features must have the shape (instances, dimensions), got {found.shape}")
         kind = found.dtype.newbyteorder("=")
-        arrays = {name: _dataset(file, name) for name in ("coords", "y_inst", "quality")}
+        arrays: dict[str, Any] = {name: _dataset(file, name) for name in ("coords", "y_inst", "quality")}
         pairs, weight = _dataset(file, "edges"), _dataset(file, "edge_weight")
         zeros, texts = np.lib.stride_tricks.as_strided(np.zeros((), kind), found.shape, (0, 0)), _texts(file)
         edges = None if pairs is None or weight is None else (pairs, weight)
         stored = Stored(features=zeros, **arrays, edges=edges, rule=texts.pop("graph"), **texts)
-    return stored, FileRows(path, *zeros.shape, torch.from_numpy(np.zeros(0, kind)).dtype)
+    return stored, FileRows(path, len(zeros), zeros.shape[1], torch.from_numpy(np.zeros(0, kind)).dtype)
 
 
 def _verify(stored: Stored, rows: FileRows) -> None:
     """Compare the checksum of a file, then refuse rows that are not finite, without holding more than a block."""
-    begin, problems = 0, []
+    begin = 0
+    problems: list[str] = []
 
     def seen() -> Iterator[memoryview]:
         nonlocal begin

@@ -143,7 +143,7 @@ def linear_in_blocks(
     for layer in layers:
         if type(layer).forward is not nn.Linear.forward:
             name = type(layer).__name__
-            raise ConfigError(f"predict in blocks: Sm before a layer of type {name}, which is not linear; leave block out")
+            raise ConfigError(f"block: Sm stands before a {name}, which is no plain linear layer; leave block out")
     weights = [layer.weight for layer in layers]
     joined = torch.cat(weights)
     found = blocks.map(lambda x: nn.functional.linear(of(x), joined))
@@ -154,7 +154,8 @@ def linear_in_blocks(
     smooth_columns(smoother, found, graph)
     if before_bias:
         found += added
-    return found.split([len(w) for w in weights], 1)
+    parts: tuple[Tensor, ...] = found.split([len(w) for w in weights], 1)
+    return parts
 
 
 def layers_in_blocks(
@@ -168,4 +169,5 @@ def layers_in_blocks(
         h = of(x)
         return torch.cat([layer(h) for layer in layers], 1)
 
-    return blocks.map(each).split([layer.out_features for layer in layers], 1)
+    parts: tuple[Tensor, ...] = blocks.map(each).split([layer.out_features for layer in layers], 1)
+    return parts

@@ -208,7 +208,7 @@ def check_blocks(model: nn.Module, block: int, dropout: bool = False) -> None:
             f"{', '.join(able)}"
         )
     if dropout:
-        raise ConfigError("block: reads features twice, and dropout would differ between the two; leave one of them out")
+        raise ConfigError("block: reads features twice, and dropout would differ in between; leave one out")
 
 
 def _in_blocks(
@@ -218,9 +218,10 @@ def _in_blocks(
     opened = OpenBag.held(item) if isinstance(item, Bag) else item
     if not isinstance(opened, OpenBag):
         raise DataError(f"block: bags are read one by one; give bags, not a {type(item).__name__}")
-    width = getattr(model, "in_dim", opened.rows.width)
-    if opened.rows.width != width:
-        raise DataError(f"{opened.bag.id}: {opened.rows.width} features per instance, but the model reads {width}")
+    reader = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
+    if reader is not None and reader.in_features != opened.rows.width:
+        given = f"{opened.rows.width} features per instance, but the model reads {reader.in_features}"
+        raise DataError(f"{opened.bag.id}: {given}; use the encoder it was trained with")
     batch = BagBatch.pack([opened.bag])
     with torch.no_grad():
         rows = RowBlocks(opened.rows, opened.rows.n, block, model)

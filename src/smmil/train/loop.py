@@ -287,7 +287,7 @@ class Trainer:
             order = balanced_order(self.train_set.strata, t.seed, state.epoch)
         else:
             order = epoch_order(len(self.train_set), t.seed, state.epoch)
-        how = {"workers": t.workers, "start": state.step, "parts": training_parts(t, state.epoch)}
+        how: dict[str, Any] = {"workers": t.workers, "start": state.step, "parts": training_parts(t, state.epoch)}
         return batches(self.train_set, batch_size=t.batch_size, order=order, **how)
 
     def optimiser_step(self, state: State, stream: Iterator[BagBatch]) -> None:

@@ -508,8 +508,8 @@ def _trainer(
     """The trainer of a model that is on its device."""
     device = choose_device(settings.device)
     if settings.max_instances is not None and getattr(model, "remembers_rows", False):
-        name = type(model).__name__
-        raise ConfigError(f"training.max_instances: {name} remembers instances by row, so it needs whole bags; leave it out")
+        what = f"{type(model).__name__} remembers instances by row, so it needs whole bags"
+        raise ConfigError(f"training.max_instances: {what}; leave it out")
     groups = _parameter_groups(model)
     if bags.corrections is not None and bags.target is not None and bags.target.kind == "multilabel":
         raise ConfigError("data.corrections: marks say lesion or not, not which of several labels; leave them out")
