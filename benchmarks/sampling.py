@@ -32,7 +32,7 @@ def auroc(bags: list[Bag], seed: int, epochs: int, **sampling: object) -> tuple[
 
 
 def kept(bags: list[Bag], most: int, how: str) -> tuple[float, float]:
-    """Edges per instance of parts, as a share of those of their bags, and the share of positive parts without lesion."""
+    """Edges per instance of parts, as a share of those of their bags, and the share of parts that miss the lesion."""
     edges, missed, sampler = [], [], PartSampler(most, how, 0, 0)
     for place, bag in enumerate(bags[:TRAIN]):
         part = sampler.part(bag, place)

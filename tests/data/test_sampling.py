@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
+from support.bags import chain_bag, grid_bag, random_graph, without_edges
 
 from smmil.bag import Bag
 from smmil.data.loader import BagDataset, batches
@@ -20,7 +21,6 @@ from smmil.formats.rows import HeldRows, JoinedRows, open_bag
 from smmil.frame import Frame
 from smmil.graph import Graph, grid_graph
 from smmil.synthetic import synthetic_slides
-from support.bags import chain_bag, grid_bag, random_graph, without_edges
 
 SAMPLERS = ("cluster", "window", "walk", "random")
 BAGS = {
@@ -229,7 +229,6 @@ def equal(found, wanted):
         a[0] == b[0] and torch.equal(a[1], b[1]) and torch.equal(a[2], b[2]) and a[3].same_as(b[3])
         for a, b in zip(found, wanted, strict=True)
     )
-
 
 
 def test_batches_of_parts_are_the_same_however_they_are_read(large):

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -200,6 +201,11 @@ class BagDataset(Dataset):
         self._refuse_other_width(fresh.id, fresh.x.shape[1])
         return fresh
 
+    def opened(self, index: int) -> OpenBag:
+        """A bag with its features left in its file, unless they are in memory already."""
+        bag = self._cache.get(index)
+        return self._open(index) if bag is None else OpenBag.held(bag)
+
     def _open(self, index: int) -> OpenBag:
         """A bag without its features; cached if there is room."""
         if index in self._opened:
@@ -215,8 +221,7 @@ class BagDataset(Dataset):
     @property
     def widths(self) -> tuple[int, int | None]:
         """Features per instance of the first bag, and its number of covariates, if any; its features stay unread."""
-        bag = self._cache.get(0)
-        opened = OpenBag.held(bag) if bag is not None else self._open(0)
+        opened = self.opened(0)
         known = opened.bag.covariates
         return opened.rows.width, None if known is None else len(known)
 
@@ -305,6 +310,20 @@ def batches(
     places = range(start * batch_size, len(order), batch_size)
     plan = [[(place, order[place]) for place in range(p, min(p + batch_size, len(order)))] for p in places]
     return _packed(dataset, plan, workers, parts)
+
+
+def whole_bags(
+    dataset: BagDataset, *, batch_size: int, workers: int = 0, most: int | None = None
+) -> Iterator[BagBatch | OpenBag]:
+    """All bags in order, packed; those of more than `most` instances each by itself, with its features in its file."""
+    if most is None:
+        yield from batches(dataset, order=range(len(dataset)), batch_size=batch_size, workers=workers)
+        return
+    for large, numbers in groupby(range(len(dataset)), lambda index: dataset.opened(index).bag.n > most):
+        if large:
+            yield from map(dataset.opened, numbers)
+        else:
+            yield from batches(dataset, order=list(numbers), batch_size=batch_size, workers=workers)
 
 
 def _packed(

@@ -45,7 +45,7 @@ class WithCovariates(nn.Module):
             )
         return linear(given.to(self.covariates.dtype), self.covariates)
 
-    def in_blocks(self, blocks: Any, batch: Any) -> Any:
+    def _in_blocks(self, blocks: Any, batch: Any) -> Any:
         """As `forward`, for models that read features in blocks."""
         output = self.model.in_blocks(blocks, batch)  # type: ignore[operator]
         return replace(output, logits=output.logits + self._added(batch))
@@ -59,8 +59,8 @@ class WithCovariates(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "parameter_groups" and hasattr(self.model, name):
-                return self._parameter_groups
+            if name in ("parameter_groups", "in_blocks") and hasattr(self.model, name):
+                return super().__getattribute__(f"_{name}")
             return getattr(super().__getattr__("model"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:

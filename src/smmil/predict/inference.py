@@ -138,7 +138,7 @@ def predict(
     dropout  leave the layers of dropout at work: every call draws anew from torch's generator
     block    rows of features that are embedded at a time, for bags too large to embed at once: the same values to
              rounding, in less memory and up to twice the time. Bags of `smmil.formats.rows.open_bag` are read from
-             their files so and never held; without block they are read whole
+             their files so and never held; without block they are read whole. Batches are predicted as packed
     """
     facts = _model_facts(model, meta)
     several = [bags] if isinstance(bags, Bag | BagBatch | OpenBag) else bags
@@ -175,14 +175,14 @@ def outputs(
 
     uncertainty  have models that know it (`gives_uncertainty`) compute it, which may take as long as all the rest
     dropout      leave the layers of dropout at work, as in training
-    block        rows embedded at a time, see `predict`; batches then hold no features
+    block        rows of a bag embedded at a time, see `predict`; its batch then holds no features
     """
     device = device or _device_of(model)
     if block is not None:
         check_blocks(model, block, dropout)
     with _in_use(model, uncertainty=uncertainty, dropout=dropout):
         for item in bags:
-            if block is not None:
+            if block is not None and isinstance(item, Bag | OpenBag):
                 yield _in_blocks(model, item, block, device)
                 continue
             if isinstance(item, OpenBag):
@@ -212,12 +212,10 @@ def check_blocks(model: nn.Module, block: int, dropout: bool = False) -> None:
 
 
 def _in_blocks(
-    model: nn.Module, item: Bag | BagBatch | OpenBag, block: int, device: torch.device | str
+    model: nn.Module, item: Bag | OpenBag, block: int, device: torch.device | str
 ) -> tuple[BagBatch, Output]:
     """A batch of one bag, without features, and the output of a model that read them `block` rows at a time."""
     opened = OpenBag.held(item) if isinstance(item, Bag) else item
-    if not isinstance(opened, OpenBag):
-        raise DataError(f"block: bags are read one by one; give bags, not a {type(item).__name__}")
     reader = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
     if reader is not None and reader.in_features != opened.rows.width:
         given = f"{opened.rows.width} features per instance, but the model reads {reader.in_features}"

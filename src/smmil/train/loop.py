@@ -36,10 +36,11 @@ from torch import Tensor, nn
 
 from smmil.bag import BagBatch
 from smmil.config import TrainingConfig
-from smmil.data.loader import BagDataset, balanced_order, batches, epoch_order
+from smmil.data.loader import BagDataset, balanced_order, batches, epoch_order, whole_bags
 from smmil.data.sampling import training_parts
 from smmil.errors import DataError
 from smmil.evaluate.levels import bag_metrics
+from smmil.formats.rows import BLOCK, OpenBag
 from smmil.losses import InstanceLoss, bag_loss, penalty_terms, total_loss
 from smmil.models import QUICK, Output, own_target, step_seconds
 from smmil.predict.inference import outputs, predict
@@ -365,21 +366,29 @@ class Trainer:
         stream = self._in_order(self.val_set)
         try:
             if self.target is not None:
-                return _validate_target(self.target, outputs(self.model, stream, self.device))
-            found = bag_metrics(predict(self.model, stream, device=self.device, spatial=False))
+                return _validate_target(self.target, outputs(self.model, stream, self.device, block=self.block))
+            found = bag_metrics(predict(self.model, stream, device=self.device, spatial=False, block=self.block))
         except DataError as problem:
             raise DataError(f"epoch {epoch + 1}, validation: {problem}") from None
         return {"auroc": found["auroc"], "loss": found["loss"]}
 
-    def _in_order(self, bags: BagDataset) -> Iterator[BagBatch]:
+    @property
+    def block(self) -> int | None:
+        """Rows that are embedded at a time of whole bags larger than those of training, where the model can."""
+        able = self.settings.max_instances is not None and hasattr(self.model, "in_blocks")
+        return BLOCK if able else None
+
+    def _in_order(self, bags: BagDataset) -> Iterator[BagBatch | OpenBag]:
         t = self.settings
-        return batches(bags, batch_size=t.batch_size, order=range(len(bags)), workers=t.workers)
+        most = None if self.block is None else t.max_instances
+        return whole_bags(bags, batch_size=t.batch_size, workers=t.workers, most=most)
 
     def selected_target(self) -> Target | None:
         """The target with what depends on the weights of now, for those that are selected."""
         if self.target is None:
             return None
-        return _completed(self.target, outputs(self.model, self._in_order(self.train_set), self.device))
+        stream = self._in_order(self.train_set)
+        return _completed(self.target, outputs(self.model, stream, self.device, block=self.block))
 
     def close_epoch(self, state: State, validation: dict[str, float]) -> None:
         """Add the epoch to the history, store its weights if they are the best so far, decide whether to go on."""
