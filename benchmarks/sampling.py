@@ -18,7 +18,7 @@ from smmil.data.sampling import PartSampler
 from smmil.evaluate import bag_metrics, instance_metrics
 from smmil.synthetic import synthetic_slides
 
-PATCHES, TRAIN, VAL, TEST = 1000, 80, 40, 120
+PATCHES, TRAIN, VAL, TEST, DRAWS = 1000, 80, 40, 120, 20
 SAMPLERS = ("cluster", "window", "walk", "random")
 
 
@@ -34,11 +34,10 @@ def auroc(bags: list[Bag], seed: int, epochs: int, **sampling: object) -> tuple[
 def kept(bags: list[Bag], most: int, how: str) -> tuple[float, float]:
     """Edges per instance of parts, as a share of those of their bags, and the share of parts that miss the lesion."""
     edges, missed, sampler = [], [], PartSampler(most, how, 0, 0)
-    for place, bag in enumerate(bags[:TRAIN]):
-        part = sampler.part(bag, place)
-        edges.append(len(part.graph.indices) / part.n / (len(bag.graph.indices) / bag.n))
-        if bag.y:
-            missed.append(not bool((part.y_inst == 1).any()))
+    for bag in bags[:TRAIN]:
+        parts = [sampler.part(bag, place) for place in range(DRAWS)]
+        edges += [len(part.graph.indices) / part.n / (len(bag.graph.indices) / bag.n) for part in parts]
+        missed += [not bool((part.y_inst == 1).any()) for part in parts if bag.y]
     return float(np.mean(edges)), float(np.mean(missed))
 
 

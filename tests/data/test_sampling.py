@@ -244,11 +244,19 @@ def test_batches_of_parts_are_the_same_however_they_are_read(large):
     fresh = BagDataset(large)
     for dataset in (held, fresh, fresh):
         assert equal(packed(dataset, parts=parts), wanted)
-    assert equal(packed(BagDataset(large), parts=parts, workers=2), wanted)
     assert equal(packed(BagDataset(large), parts=parts, start=1), wanted[1:])
     again = packed(fresh)  # whole bags afterwards: no part was taken for its bag
     assert equal(again, packed(BagDataset(large, cache=False)))
     assert not equal(packed(held, parts=PartSampler(70, "cluster", 1, 3)), wanted)
+
+
+@pytest.mark.slow
+def test_batches_of_parts_are_the_same_for_any_number_of_workers(large):
+    parts, dataset = PartSampler(70, "cluster", 1, 2), BagDataset(large)
+    wanted = packed(BagDataset(large), parts=parts)
+    assert equal(packed(dataset, parts=parts, workers=1), wanted)
+    assert equal(packed(dataset, parts=parts, workers=2), wanted)
+    assert equal(packed(dataset, workers=2), packed(BagDataset(large, cache=False)))  # no part was taken for its bag
 
 
 def test_large_bags_are_never_read_whole_and_small_ones_are_kept(large, monkeypatch):

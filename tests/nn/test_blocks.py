@@ -39,15 +39,14 @@ def test_a_halo_holds_what_is_within_so_many_hops(name):
         reached = (near @ reached > 0).float()
 
 
-@pytest.mark.parametrize("kind", ["sym", "sym_loop", "rw"])
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(("name", "kind"), [*((n, "sym") for n in GRAPHS), ("random", "rw"), ("lattice", "sym_loop")])
 def test_sm_in_blocks_with_a_halo_of_as_many_hops_as_steps_is_sm(name, kind):
     graph = GRAPHS[name].normalized(kind)
     for dtype, limit in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
         u = torch.randn(graph.n, 3, generator=torch.Generator().manual_seed(1), dtype=dtype)
         for steps in range(11):
             whole = sm(u, graph, 0.7, steps)
-            for block in (1, 17) if steps in (0, 3) else (17,):
+            for block in (1, 37) if steps == 3 else (37,):
                 assert (smooth_in_blocks(u, graph, 0.7, steps, block) - whole).abs().max() < limit
 
 
@@ -109,15 +108,15 @@ def test_every_model_that_reads_in_blocks_is_tested_here():
     assert set(able()) == set(OPTIONS)
 
 
-@pytest.mark.parametrize("n_classes", [1, 3])
+@pytest.mark.parametrize("n_classes", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_prediction_in_blocks_is_that_of_the_whole_bag(name, n_classes):
-    bags = [grid_bag(90, seed=3), chain_bag(40), replace(grid_bag(60), graph=random_graph(60, 1)), grid_bag(1)]
+    bags = [chain_bag(40), replace(grid_bag(60), graph=random_graph(60, 1)), grid_bag(1)]
     for options in OPTIONS[name]:
         model = made(name, n_classes=n_classes, **options)
         whole = predict(model, bags)
         before = {key: value.clone() for key, value in model.state_dict().items()}
-        for block in (1, 32, 1000):
+        for block in (32, 1000):
             found = predict(model, bags, block=block)
             for one, wanted in zip(found, whole, strict=True):
                 assert_alike(one, wanted)
@@ -175,7 +174,7 @@ def test_covariates_join_the_logits_in_blocks_too():
     found, whole = predict(model, bag, block=9)[0], predict(model, bag)[0]
     assert_alike(found, whole)
     assert abs(found.probs[0] - predict(model.model, bag)[0].probs[0]) > 1e-3
-    with pytest.raises(ConfigError, match="TransMIL|WithCovariates"):
+    with pytest.raises(ConfigError, match="looks at all instances at once"):
         predict(WithCovariates(made("trans_mil"), 2, 1), bag, block=9)
 
 
