@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from support.bags import grid_bag
+from support.patients import write_patients
 
 import smmil
 from smmil.config import load_config
 from smmil.data.manifest import Manifest
 from smmil.errors import ConfigError, DataError
+from smmil.predict import predict_run
+from smmil.prediction import load_predictions
 from smmil.synthetic import synthetic_slides, write_synthetic
 from smmil.train import loop
 from smmil.train.loop import Interrupted, Progress, Trainer
@@ -136,3 +139,30 @@ def test_what_contradicts_parts_is_refused_and_unset_they_leave_settings_as_they
     bags = [replace(grid_bag(12, seed=n, y=n % 2), id=f"b{n}") for n in range(4)]
     with pytest.raises(ConfigError, match="IIBMIL remembers instances by row"):
         smmil.fit("iib_mil", bags[:2], bags[2:], **QUICK, max_instances=5)
+
+
+def test_predictions_in_blocks_are_those_of_whole_bags(settings, tmp_path, study):
+    train(settings("training.epochs=1"), tmp_path / "run")
+    whole = predict_run(tmp_path / "run", out=tmp_path / "whole", part="all")
+    found = predict_run(tmp_path / "run", out=tmp_path / "found", part="all", block=5)
+    assert len(found.written) == 18
+    assert not found.failed
+    for one, wanted in zip(load_predictions(found.paths), load_predictions(whole.paths), strict=True):
+        assert one.scores == pytest.approx(wanted.scores, abs=1e-6)
+        assert one.probs == pytest.approx(wanted.probs, abs=1e-6)
+        assert (one.id, one.y, one.meta) == (wanted.id, wanted.y, wanted.meta)
+        for name in ("coords", "edges", "y_inst"):
+            assert (getattr(one, name) == getattr(wanted, name)).all()
+    with pytest.raises(ConfigError, match="dropout would differ"):
+        predict_run(tmp_path / "run", out=tmp_path / "dropped", block=5, mc_dropout=2)
+
+
+def test_patients_with_covariates_train_on_parts_and_are_predicted_in_blocks_too(settings, tmp_path):
+    manifest = write_patients(tmp_path, 12)
+    train(settings(*PARTS, "data.bags=patient", "data.covariates=[age, sex]", manifest=manifest), tmp_path / "run")
+    whole = predict_run(tmp_path / "run", out=tmp_path / "whole", part="all")
+    found = predict_run(tmp_path / "run", out=tmp_path / "found", part="all", block=5)
+    for one, wanted in zip(load_predictions(found.paths), load_predictions(whole.paths), strict=True):
+        assert one.scores == pytest.approx(wanted.scores, abs=1e-6)
+        assert one.probs == pytest.approx(wanted.probs, abs=1e-6)
+        assert one.meta == wanted.meta

@@ -107,6 +107,8 @@ def predict(
         raise ConfigError("--mc-dropout: is for one run, not for --ensemble")
     elif ensemble and embeddings:
         raise ConfigError("--embeddings: are those of one run, not of --ensemble")
+    elif embeddings and block:
+        raise ConfigError("--block: --embeddings reads all features of a case at once; leave one of them out")
     elif ensemble and block:
         raise ConfigError("--block: is for one run, not for --ensemble")
     elif ensemble and calibration:
