@@ -30,8 +30,7 @@ import torch
 
 from smmil.bag import Bag, BagBatch
 from smmil.data.sampling import PartSampler
-from smmil.formats import read_bag, write_bag
-from smmil.formats.rows import open_bag
+from smmil.formats import open_bag, read_bag, write_bag
 from smmil.frame import Frame
 from smmil.graph import grid_graph
 from smmil.losses import bag_loss

@@ -16,8 +16,8 @@ from smmil.data.manifest import Manifest
 from smmil.data.patients import StudyBags
 from smmil.data.sampling import PATCHES, PartSampler
 from smmil.errors import DataError
-from smmil.formats import read_bag, write_bag
-from smmil.formats.rows import HeldRows, JoinedRows, open_bag
+from smmil.formats import open_bag, read_bag, write_bag
+from smmil.formats.rows import HeldRows, JoinedRows
 from smmil.frame import Frame
 from smmil.graph import Graph, grid_graph
 from smmil.synthetic import synthetic_slides

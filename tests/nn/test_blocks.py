@@ -10,8 +10,8 @@ from support.bags import chain_bag, grid_bag, grid_coords, random_graph
 
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, DataError
-from smmil.formats import write_bag
-from smmil.formats.rows import HeldRows, OpenBag, open_bag, without_features
+from smmil.formats import open_bag, write_bag
+from smmil.formats.rows import HeldRows, OpenBag, without_features
 from smmil.graph import chain_graph, grid_graph
 from smmil.models import create_model, list_models, model_class
 from smmil.nn import sm

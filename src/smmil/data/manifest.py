@@ -25,9 +25,9 @@ from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instanc
 from smmil.data.targets import TargetColumns, _described, _guessed_kind, find_columns, target_strata
 from smmil.errors import DataError, suggest
 from smmil.files import digest, read_json, read_parquet, remove_leftovers, replacing, write_text
-from smmil.formats import find_reader, read_bag
+from smmil.formats import find_reader, open_bag, read_bag
 from smmil.formats.content import is_edgeless
-from smmil.formats.rows import OpenBag, open_bag
+from smmil.formats.rows import OpenBag
 from smmil.runtime import available_cores, source_digest
 
 Progress = Callable[[int, int], None]

@@ -1,8 +1,8 @@
 """Features that stay on disk: a bag without them, and a reader of some of their rows.
 
 Native files keep features as one piece, so any rows of them can be read by themselves. Their checksum covers the whole
-file and is compared by `open_bag` when it is asked to, block after block; rows that are read later are looked at for
-NaN and Inf only. Features of other formats are read whole and held.
+file and is compared by `smmil.formats.open_bag` when it is asked to, block after block; rows that are read later are
+looked at for NaN and Inf only. Features of other formats are read whole and held.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -20,11 +20,9 @@ from torch import Tensor
 
 from smmil.bag import Bag
 from smmil.errors import DataError
-from smmil.files import Pieces, check_dataset, open_hdf5, opening_once
-from smmil.formats import _choose_reader, read_bag
+from smmil.files import Pieces, open_hdf5
 from smmil.formats.content import Stored, not_finite
-from smmil.formats.hdf5 import _dataset, reader_errors
-from smmil.formats.native import _NativeReader, _texts, _to_bag
+from smmil.formats.hdf5 import reader_errors
 
 BLOCK = 8192  # rows that are read at a time, unless told otherwise
 _GAP = 4  # rows that are read and left out rather than begin to read anew
@@ -67,6 +65,11 @@ class FileRows(Rows):
     n: int
     width: int
     dtype: torch.dtype
+
+    @classmethod
+    def of(cls, path: Path, features: np.ndarray) -> "FileRows":
+        """Those of a file whose features have the shape and the type of this array."""
+        return cls(path, len(features), features.shape[1], torch.from_numpy(np.zeros(0, features.dtype)).dtype)
 
     def take(self, rows: np.ndarray) -> Tensor:
         x = torch.empty(len(rows), self.width, dtype=self.dtype)
@@ -134,47 +137,12 @@ class OpenBag(NamedTuple):
         return cls(without_features(bag), HeldRows(bag.x))
 
 
-def open_bag(path: str | Path, *, verify: bool = True, instance_labels: bool = True) -> OpenBag:
-    """The bag in a feature file, whose features are left there until rows of them are asked for.
-
-    verify  compare the stored checksum and refuse NaN and Inf, which reads all rows once, a block at a time
-    """
-    path = Path(path)
-    with reader_errors(path), opening_once():
-        if isinstance(_choose_reader(path), _NativeReader):
-            stored, rows = _outline(path)
-            if verify:
-                _verify(stored, rows)
-            bag = without_features(_to_bag(stored, stored.connected_graph()))
-            return OpenBag(bag if instance_labels else replace(bag, y_inst=None), rows)
-    return OpenBag.held(read_bag(path, verify=verify, instance_labels=instance_labels))
-
-
 def without_features(bag: Bag) -> Bag:
     """The bag with an x of no columns."""
     return replace(bag, x=torch.empty(bag.n, 0, dtype=bag.x.dtype))
 
 
-def _outline(path: Path) -> tuple[Stored, FileRows]:
-    """What is in a native file but its features, in whose place zeros stand that take no memory."""
-    with open_hdf5(path) as file:
-        if "features" not in file:
-            raise DataError("there is no dataset 'features'; is this a feature file?")
-        found = check_dataset(file["features"])
-        if found.dtype.kind != "f":
-            raise DataError(f"features must hold floating point numbers, got {found.dtype}")
-        if found.ndim != 2:
-            raise DataError(f"features must have the shape (instances, dimensions), got {found.shape}")
-        kind = found.dtype.newbyteorder("=")
-        arrays: dict[str, Any] = {name: _dataset(file, name) for name in ("coords", "y_inst", "quality")}
-        pairs, weight = _dataset(file, "edges"), _dataset(file, "edge_weight")
-        zeros, texts = np.lib.stride_tricks.as_strided(np.zeros((), kind), found.shape, (0, 0)), _texts(file)
-        edges = None if pairs is None or weight is None else (pairs, weight)
-        stored = Stored(features=zeros, **arrays, edges=edges, rule=texts.pop("graph"), **texts)
-    return stored, FileRows(path, len(zeros), zeros.shape[1], torch.from_numpy(np.zeros(0, kind)).dtype)
-
-
-def _verify(stored: Stored, rows: FileRows) -> None:
+def verify_rows(stored: Stored, rows: FileRows) -> None:
     """Compare the checksum of a file, then refuse rows that are not finite, without holding more than a block."""
     begin = 0
     problems: list[str] = []

@@ -17,12 +17,11 @@ from smmil.graph import Graph
 from smmil.nn.parameters import compute_dtype, linear_bias
 from smmil.nn.pool import AttentionPool, SmAttentionPool
 from smmil.nn.smooth import Sm, sm
-from smmil.nn.smooth_at import SmoothAt, _HasGraph
 
 _COLUMNS = 16  # smoothed at a time
 
 
-class _Rows(Protocol):
+class _FeatureRows(Protocol):
     """Feature rows of one bag, in memory or in a file."""
 
     def blocks(self, size: int) -> Iterator[Tensor]: ...
@@ -31,7 +30,7 @@ class _Rows(Protocol):
 class RowBlocks:
     """Rows of one bag, `size` at a time, in the precision and on the device of a model."""
 
-    def __init__(self, rows: _Rows, n: int, size: int, model: nn.Module):
+    def __init__(self, rows: _FeatureRows, n: int, size: int, model: nn.Module):
         self.rows, self.n, self.size = rows, n, size
         self.dtype = compute_dtype(model)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -159,9 +158,12 @@ def linear_in_blocks(
 
 
 def layers_in_blocks(
-    smooth: SmoothAt, layers: list[Any], of: Callable[[Tensor], Tensor], blocks: RowBlocks, on: _HasGraph
+    smooth: Any, layers: list[Any], of: Callable[[Tensor], Tensor], blocks: RowBlocks, on: Any
 ) -> tuple[Tensor, ...]:
-    """What each linear layer gives for the rows of `of`, smoothed before if that is the place of Sm."""
+    """What each linear layer gives for the rows of `of`, smoothed before if that is the place of a `SmoothAt`.
+
+    on  the batch that the rows belong to, which has the graph
+    """
     if smooth.where == "early":
         return linear_in_blocks(layers, of, blocks, smooth.sm, on.need("graph"))
 

@@ -137,7 +137,7 @@ def predict(
     spatial  carry coordinates, frame, edges and uncertainty along (maps and energies need them)
     dropout  leave the layers of dropout at work: every call draws anew from torch's generator
     block    rows of features that are embedded at a time, for bags too large to embed at once: the same values to
-             rounding, in less memory and up to twice the time. Bags of `smmil.formats.rows.open_bag` are read from
+             rounding, in less memory and up to twice the time. Bags of `smmil.formats.open_bag` are read from
              their files so and never held; without block they are read whole. Batches are predicted as packed
     """
     facts = _model_facts(model, meta)
