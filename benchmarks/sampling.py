@@ -1,6 +1,6 @@
-"""What training on parts of bags costs: AUROC of bags and of instances, for every sampler and two sizes of parts.
+"""What training on parts of bags costs: AUROC of bags and of instances, for every sampler and several sizes of parts.
 
-    python benchmarks/sampling.py [--seeds 3] [--epochs 30]
+    python benchmarks/sampling.py [--seeds 3] [--epochs 30] [--shares 0.5 0.25 0.1]
 
 Synthetic slides of about 1,000 patches, 80 train, 40 select the epoch, 120 test (whole bags, always). Seeds change
 data, weights and draws together. `edges` is the share of a slide's edges, per instance of the part, that a part keeps;
@@ -49,13 +49,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.25, 0.1], help="of a bag, in a part")
     given = parser.parse_args()
     studies = [
         synthetic_slides(TRAIN + VAL + TEST, seed=seed, size=(PATCHES, PATCHES), lesion=(0.01, 0.06))
         for seed in range(given.seeds)
     ]
     ways: list[tuple[str, float, dict[str, object]]] = [("none", 1.0, {})]
-    for share in (0.5, 0.25):
+    for share in given.shares:
         most = round(share * PATCHES)
         ways += [(how, share, {"max_instances": most, "sampling": how}) for how in SAMPLERS]
     print(f"{'sampling':9} {'share':>6} {'AUROC bags':>15} {'AUROC instances':>16} {'edges':>6} {'misses':>7}")

@@ -4,8 +4,8 @@ from torch import nn
 
 from smmil.bag import BagBatch
 from smmil.models import Output
-from smmil.nn.blocks import RowBlocks, pool_in_blocks
-from smmil.nn.pool import SmAttentionPool, embed_and_pool
+from smmil.nn.blocks import RowBlocks
+from smmil.nn.pool import SmAttentionPool, embed_and_pool, pool_in_blocks
 
 
 class SmAP(nn.Module):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from smmil.errors import ConfigError
 from smmil.graph import Graph
 from smmil.nn.parameters import compute_dtype, linear_bias
-from smmil.nn.pool import AttentionPool, SmAttentionPool
 from smmil.nn.smooth import Sm, sm
 
 _COLUMNS = 16  # smoothed at a time
@@ -84,46 +83,6 @@ def smooth_in_blocks(u: Tensor, graph: Graph, alpha: float, steps: int, block: i
         place = torch.searchsorted(halo, inside)
         found[inside] = sm(u[halo], graph.induced(halo), alpha, steps)[place]
     return found
-
-
-def pool_in_blocks(
-    embed: nn.Module, pool: AttentionPool, blocks: RowBlocks, graph: Graph | None = None
-) -> tuple[Tensor, Tensor]:
-    """`embed_and_pool` of one bag without keeping its embedded rows."""
-
-    def embedded(x: Tensor) -> Tensor:
-        h: Tensor = embed(x).relu()
-        return h
-
-    scores = _scores_in_blocks(pool, embedded, blocks, graph)
-    weights = scores.softmax(0)
-    if isinstance(pool, SmAttentionPool) and pool.where == "early":
-        assert graph is not None
-        weights = pool.sm(weights, pool.sm.normalize(graph).transposed())
-    return blocks.weighted_sums(embedded, weights), scores
-
-
-def _scores_in_blocks(
-    pool: AttentionPool, embedded: Callable[[Tensor], Tensor], blocks: RowBlocks, graph: Graph | None
-) -> Tensor:
-    """Scores (n, 1) of a pool; only Sm before the tanh needs the projections of all rows."""
-
-    def score(v: Tensor, gate: Tensor | None) -> Tensor:
-        return pool._score(v, gate)
-
-    if not isinstance(pool, SmAttentionPool) or pool.where == "late":
-
-        def of(x: Tensor) -> Tensor:
-            h = embedded(x)
-            return score(pool.project(h), None if pool.gate is None else pool.gate(h))
-
-        scores = blocks.map(of)
-        return pool.sm(scores, graph) if isinstance(pool, SmAttentionPool) and graph is not None else scores
-    assert graph is not None
-    layers = [pool.project] if pool.gate is None else [pool.project, pool.gate]
-    seen = linear_in_blocks(layers, embedded, blocks, pool.sm, graph, before_bias=pool.where == "early")
-    parts = zip(*(t.split(blocks.size) for t in seen), strict=True)
-    return torch.cat([score(v, *gate) if gate else score(v, None) for v, *gate in parts])
 
 
 def linear_in_blocks(
