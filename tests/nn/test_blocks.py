@@ -46,7 +46,7 @@ def test_sm_in_blocks_with_a_halo_of_as_many_hops_as_steps_is_sm(name, kind):
         u = torch.randn(graph.n, 3, generator=torch.Generator().manual_seed(1), dtype=dtype)
         for steps in range(11):
             whole = sm(u, graph, 0.7, steps)
-            for block in (1, 37) if steps == 3 else (37,):
+            for block in (9, 37) if steps == 3 else (37,):
                 assert (smooth_in_blocks(u, graph, 0.7, steps, block) - whole).abs().max() < limit
 
 
@@ -116,13 +116,12 @@ def test_a_prediction_in_blocks_is_that_of_the_whole_bag(name, n_classes):
         model = made(name, n_classes=n_classes, **options)
         whole = predict(model, bags)
         before = {key: value.clone() for key, value in model.state_dict().items()}
-        for block in (32, 1000):
-            found = predict(model, bags, block=block)
-            for one, wanted in zip(found, whole, strict=True):
-                assert_alike(one, wanted)
-                assert (one.id, one.y, one.meta) == (wanted.id, wanted.y, wanted.meta)
-                assert np.array_equal(one.coords, wanted.coords)
-                assert np.array_equal(one.edges, wanted.edges)
+        found = predict(model, bags, block=32)
+        for one, wanted in zip(found, whole, strict=True):
+            assert_alike(one, wanted)
+            assert (one.id, one.y, one.meta) == (wanted.id, wanted.y, wanted.meta)
+            assert np.array_equal(one.coords, wanted.coords)
+            assert np.array_equal(one.edges, wanted.edges)
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
         assert model.training  # and spectral norm in eval mode: the buffers of its power iteration stay
 

@@ -4,6 +4,9 @@ A model of this kind sees a row of features by itself, apart from Sm and the poo
 because it commutes with linear layers: Sm(h) Wᵀ = Sm(h Wᵀ), and Sm(h)ᵀ s = hᵀ Smᵀ(s). So features are read twice, a
 block at a time: for the narrow matrix, and for the weighted sum once the weights are known. Embedded rows (n, dim) are
 never kept.
+
+A model that can do this offers `in_blocks(blocks, batch)`: what `forward(batch)` gives in use, for a batch of one bag
+whose features are in `blocks` and not in the batch.
 """
 
 from collections.abc import Callable, Iterator
