@@ -22,11 +22,11 @@ from scipy.sparse.csgraph import connected_components
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = "smmil"
 LIMITS = {
-    "files": ("<=", 268),
-    "lines": ("<=", 53_500),
+    "files": ("<=", 276),
+    "lines": ("<=", 56_000),
     "median lines of a file": (">=", 120),
     "import depth": ("<=", 14),
-    "public names": ("<=", 650),
+    "public names": ("<=", 670),
     "modules with one importer": ("<=", 50),
     "class names used twice": ("<=", 0),
 }

@@ -90,7 +90,7 @@ SCENES = [
     Scene("docs/speed.md", ("What each kernel brings",)),
     Scene("docs/targets.md", given=(given(files.planted, "survival"),)),
     Scene("docs/targets.md", ("Several labels",), (given(files.planted, "multilabel"),)),
-    Scene("docs/train.md", ("", "Settings", "Predictions"), (files.seeds,), ("predictions",)),
+    Scene("docs/train.md", ("", "Settings", "Bags without end", "Predictions"), (files.seeds,), ("predictions",)),
     Scene("docs/view.md", ("", "What to give it"), (files.first, OWN, files.slides, BOTH)),
 ]  # fmt: skip
 NETWORK = "fetches weights; fetching is tested against a server on loopback in tests/encoders"

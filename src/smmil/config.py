@@ -97,6 +97,8 @@ class TrainingConfig(_ConfigSection):
     bags of any size into memory and is the default here.
 
     instance_loss  weight of the loss on instances that experts marked (data.corrections); 0: no model sees any
+    max_instances  bags of more instances train, in every step, on a part of so many, drawn anew; None: whole bags
+    sampling       how that part is drawn, see `smmil.data.sampling`: cluster, window, walk or random
     sampler        shuffle: every bag once an epoch; balanced: as many, drawn so that classes are equally likely
     loggers        programs that receive the numbers of every epoch, beside metrics.csv
     compile        compile the model's forward pass of training (torch.compile)
@@ -114,6 +116,8 @@ class TrainingConfig(_ConfigSection):
     early_stopping: Count | None = None
     class_weights: bool = False
     sampler: Literal["shuffle", "balanced"] = "shuffle"
+    max_instances: Count | None = None
+    sampling: Literal["cluster", "window", "walk", "random"] = "cluster"
     penalty: PenaltyConfig = PenaltyConfig()
     instance_loss: NotNegative = 0.0
     select: Literal["auroc", "loss"] = "auroc"
@@ -133,6 +137,14 @@ class TrainingConfig(_ConfigSection):
             raise ValueError("class_weights and sampler: balanced correct rare classes twice; choose one of the two")
         return self
 
+    @model_validator(mode="after")
+    def _parts_have_a_size(self) -> "TrainingConfig":
+        if self.max_instances is None and self.sampling != "cluster":
+            raise ValueError(f"sampling: {self.sampling} draws parts of bags; give their size, max_instances")
+        if self.max_instances is not None and self.instance_loss:
+            raise ValueError("instance_loss needs whole bags, whose rows its marks name; leave max_instances out")
+        return self
+
 
 # Where files lie and how often to save does not change what is learned: free to differ between start and resume.
 FREE_KEYS = frozenset(
@@ -146,6 +158,8 @@ _LATER_KEYS: tuple[tuple[str, Any], ...] = (
     ("training.instance_loss", 0.0),
     ("training.sampler", "shuffle"),
     ("training.compile", False),
+    ("training.max_instances", None),
+    ("training.sampling", "cluster"),
     ("data.test", "fixed"),
     ("target.kind", "class"),
     ("target.columns", None),
@@ -158,6 +172,8 @@ _NOT_WRITTEN: tuple[tuple[str, str, Any], ...] = (
     ("data", "bags", "case"),
     ("data", "covariates", None),
     ("training", "sampler", "shuffle"),
+    ("training", "max_instances", None),
+    ("training", "sampling", "cluster"),
     ("training", "loggers", []),
     ("training", "compile", False),
 )

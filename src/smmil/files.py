@@ -24,7 +24,7 @@ from functools import cache
 from itertools import islice
 from numbers import Number
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smmil.errors import DataError, brief
 
@@ -227,14 +227,22 @@ def _compare_footer(file: Any, table: Any) -> None:
         raise ValueError("the numbers of rows in its footer contradict each other; the file is damaged")
 
 
-def digest(*parts: bytes | memoryview | str) -> str:
+class Pieces(NamedTuple):
+    """A part of a digest that comes piece by piece, `nbytes` in all."""
+
+    nbytes: int
+    pieces: Iterable[memoryview]
+
+
+def digest(*parts: bytes | memoryview | str | Pieces) -> str:
     """SHA-256 over the parts in order, each preceded by its length so that borders count."""
     total = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        size = len(data) if isinstance(data, bytes) else data.nbytes
         total.update(size.to_bytes(8, "little"))
-        total.update(data)
+        for piece in data.pieces if isinstance(data, Pieces) else (data,):
+            total.update(piece)
     return total.hexdigest()
 
 

@@ -165,6 +165,49 @@ class Graph:
         before = pad(kept.long().cumsum(0), (1, 0))
         return Graph(before[self.indptr], self.indices[kept], self.weight[kept])
 
+    def induced(self, rows: Tensor) -> "Graph":
+        """The part of the matrix among these nodes, given in ascending order: node rows[i] becomes node i.
+
+        Of a graph as built this is the induced subgraph, with degrees of its own; of a normalised one the sub-matrix of
+        P, with the degrees of the whole (`halo` says when it smooths alike). Time and memory grow with the entries in
+        `rows`, and one number per node of the whole.
+        """
+        if len(rows) and bool((rows.diff() <= 0).any()):
+            raise DataError("graph: the nodes of a part must be given once each and in ascending order; sort them")
+        place = self.indptr.new_full((self.n,), -1)
+        place[rows] = torch.arange(len(rows), device=place.device)
+        entries, counts = self._entries(rows)
+        near = place[self.indices[entries]]
+        kept = near >= 0
+        before = pad(kept.long().cumsum(0), (1, 0))
+        indptr = before[pad(counts.cumsum(0), (1, 0))]
+        return Graph(indptr, near[kept], self.weight[entries[kept]], self.kind, self.skew)
+
+    def halo(self, rows: Tensor, hops: int) -> Tensor:
+        """These nodes and all that are at most `hops` edges away from one of them, in ascending order.
+
+        T steps of `sm` with the sub-matrix of P among halo(rows, T) give, at `rows`, what they give in the whole graph:
+        a step carries values over one edge, so what is wrong at the border of the halo needs T + 1 steps to arrive.
+        """
+        inside = torch.zeros(self.n, dtype=torch.bool, device=self.indptr.device)
+        inside[rows] = True
+        fresh = inside.nonzero().flatten()
+        for _ in range(hops):
+            near = self.indices[self._entries(fresh)[0]]
+            fresh = near[~inside[near]].unique()
+            if not len(fresh):
+                break
+            inside[fresh] = True
+        return inside.nonzero().flatten()
+
+    def _entries(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Places of the stored entries of these rows, row by row, and how many each has."""
+        starts = self.indptr[rows]
+        counts = self.indptr[rows + 1] - starts
+        before = counts.cumsum(0) - counts
+        entries = torch.arange(int(counts.sum()), device=starts.device)
+        return entries + torch.repeat_interleave(starts - before, counts), counts
+
     def transposed(self) -> "Graph":
         """The transposed matrix; itself unless the normalisation is `rw`."""
         return self if self.kind != "rw" else self._cached("transposed", self._transpose)

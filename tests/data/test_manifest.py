@@ -207,8 +207,8 @@ def _aged(monkeypatch):
 
 def _reads(monkeypatch):
     """Ids of the bags that are read from now on."""
-    read, real = [], Manifest.bag
-    monkeypatch.setattr(Manifest, "bag", lambda self, id_, **o: read.append(id_) or real(self, id_, **o))
+    read, real = [], Manifest.open_bag
+    monkeypatch.setattr(Manifest, "open_bag", lambda self, id_, **o: read.append(id_) or real(self, id_, **o))
     return read
 
 

@@ -77,6 +77,14 @@ def test_two_processes_equal_one(name):
             assert row == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("sampling", ["cluster", "random"])
+def test_parts_of_large_bags_are_those_that_one_process_draws(sampling):
+    train = work(fresh("abmil"), batch_size=5, max_instances=6, sampling=sampling)
+    (alone, _), (whole, _) = train(Ranks()), work(fresh("abmil"), batch_size=5)(Ranks())
+    for weights, _ in in_threads(train):
+        assert furthest(weights, alone) < 1e-5 < furthest(weights, whole)
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_several_processes_equal_one_that_accumulates(count):
     train = work(fresh("clam"), batch_size=2, accumulate=3)

@@ -58,6 +58,10 @@ def predict(
         Path | None, Option(help="Summary of smmil drift; unless given, that of the run or package, if it has one.")
     ] = None,
     no_drift: Annotated[bool, Option("--no-drift", help="Do not compare the cases with the training cases.")] = False,
+    block: Annotated[
+        int | None,
+        Option(help="Read this many instances at a time, such as 8192, for cases larger than the memory.", min=1),
+    ] = None,
     trust_code: TrustCode = False,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
 ) -> None:
@@ -85,7 +89,7 @@ def predict(
 
     of_a_run: dict[str, Any] = {"part": part, "manifest": manifest, "checkpoint": checkpoint}
     of_a_run |= {"ensemble": ensemble or None, "mc-dropout": mc_dropout}
-    of_a_run |= {"embeddings": embeddings}
+    of_a_run |= {"embeddings": embeddings, "block": block}
     of_images: dict[str, Any] = {"labels": labels, "points": points, "mpp": mpp, "weights": weights, "workers": workers}
     idle = of_images if model is None else of_a_run
     for option in (option for option, value in idle.items() if value is not None):
@@ -104,6 +108,10 @@ def predict(
         raise ConfigError("--mc-dropout: is for one run, not for --ensemble")
     elif ensemble and embeddings:
         raise ConfigError("--embeddings: are those of one run, not of --ensemble")
+    elif embeddings and block:
+        raise ConfigError("--block: --embeddings reads all features of a case at once; leave one of them out")
+    elif ensemble and block:
+        raise ConfigError("--block: is for one run, not for --ensemble")
     elif ensemble and calibration:
         raise ConfigError("--calibration: was made for the scores of one run, not for those of --ensemble")
     else:
@@ -122,7 +130,7 @@ def predict(
             if ensemble:
                 done = predict_ensemble(sources, **chosen)
             else:
-                done = predict_run(sources[0], mc_dropout=mc_dropout or 0, **chosen)
+                done = predict_run(sources[0], mc_dropout=mc_dropout or 0, block=block, **chosen)
     print(f"{out}: {len(done.written)} written, {len(done.kept)} there already, {len(done.failed)} failed")
     _say_promise_and_drift(done, chosen_calibration)
     if embeddings is not None:

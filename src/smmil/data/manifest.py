@@ -25,8 +25,9 @@ from smmil.data.tables import COLUMNS, _first_few, _table_problems, read_instanc
 from smmil.data.targets import TargetColumns, _described, _guessed_kind, find_columns, target_strata
 from smmil.errors import DataError, suggest
 from smmil.files import digest, read_json, read_parquet, remove_leftovers, replacing, write_text
-from smmil.formats import find_reader, read_bag
+from smmil.formats import find_reader, open_bag, read_bag
 from smmil.formats.content import is_edgeless
+from smmil.formats.rows import OpenBag
 from smmil.runtime import available_cores, source_digest
 
 Progress = Callable[[int, int], None]
@@ -157,6 +158,13 @@ class Manifest:
         bag = read_bag(self.path_of(id_), verify=verify, instance_labels=instance_labels)
         y_inst = self._instance_labels(id_, bag) if instance_labels else None
         return replace(bag, id=id_, y=y, y_inst=y_inst, target=self._target_row(id_))
+
+    def open_bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> OpenBag:
+        """As `bag`, but with its features left in the file."""
+        bag, rows = open_bag(self.path_of(id_), verify=verify, instance_labels=instance_labels)
+        y_inst = self._instance_labels(id_, bag) if instance_labels else None
+        target = self._target_row(id_)
+        return OpenBag(replace(bag, id=id_, y=self.labels[id_], y_inst=y_inst, target=target), rows)
 
     def _target_row(self, id_: str) -> Tensor | None:
         row = None if self.target is None or self.target.kind == "ordinal" else self.targets[id_]
@@ -300,9 +308,9 @@ class _Checked(NamedTuple):
 
 def _check_bag(manifest: Manifest, id_: str) -> _Checked:
     try:
-        bag = manifest.bag(id_)
+        bag, rows = manifest.open_bag(id_)
         in_one_file = find_reader(manifest.path_of(id_)).name in _IN_ONE_FILE
-        return _Checked(bag.x.shape[1], in_one_file, edgeless=is_edgeless(bag.n, bag.graph))
+        return _Checked(rows.width, in_one_file, edgeless=is_edgeless(bag.n, bag.graph))
     except DataError as problem:
         return _Checked(0, False, str(problem))
 

@@ -20,6 +20,7 @@ from smmil.data.covariates import Covariates
 from smmil.data.manifest import Manifest
 from smmil.data.targets import TargetColumns, target_strata
 from smmil.errors import DataError
+from smmil.formats.rows import JoinedRows, OpenBag
 from smmil.frame import Frame
 from smmil.graph import join
 
@@ -259,6 +260,19 @@ class StudyBags:
     def cases_of(self, id_: str, **options: Any) -> list[Bag]:
         """The bags of a patient's cases, in order."""
         return [self.manifest.bag(case, **options) for case in self.members[id_]]
+
+    def open_bag(self, id_: str, *, verify: bool = True, instance_labels: bool = True) -> OpenBag:
+        """As `bag`, but with its features left in the files."""
+        return self.joined_open(id_, self.open_cases(id_, verify=verify, instance_labels=instance_labels))
+
+    def open_cases(self, id_: str, **options: Any) -> list[OpenBag]:
+        """As `cases_of`, but with the features left in the files."""
+        return [self.manifest.open_bag(case, **options) for case in self.members[id_]]
+
+    def joined_open(self, id_: str, cases: Sequence[OpenBag]) -> OpenBag:
+        """As `joined`, of bags whose features are in files."""
+        rows = cases[0].rows if len(cases) == 1 else JoinedRows(id_, [case.rows for case in cases])
+        return OpenBag(self.joined(id_, [case.bag for case in cases]), rows)
 
     def joined(self, id_: str, cases: Sequence[Bag]) -> Bag:
         """The bags of its cases as one, with label and covariates."""

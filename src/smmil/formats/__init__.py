@@ -12,12 +12,13 @@ from smmil.formats.content import Stored
 from smmil.formats.hdf5 import Reader, _is_hdf5, _layout, reader_errors
 from smmil.formats.lazyslide import _LazySlideReader
 from smmil.formats.native import _NativeReader, _to_bag, write_bag
+from smmil.formats.rows import FileRows, OpenBag, verify_rows, without_features
 from smmil.formats.stamp import _StampReader
 from smmil.formats.torchmil import TorchmilReader
 from smmil.formats.trident import _TridentReader
 from smmil.formats.wsinfer import _WSInferReader
 
-__all__ = ["READERS", "Reader", "find_reader", "read_bag", "read_provenance", "write_bag"]
+__all__ = ["READERS", "Reader", "find_reader", "open_bag", "read_bag", "read_provenance", "write_bag"]
 
 READERS: tuple[Reader, ...] = (
     _NativeReader(),
@@ -44,6 +45,24 @@ def read_bag(path: str | Path, *, y: int | None = None, verify: bool = True, ins
         bag = _to_bag(stored, stored.connected_graph())
     bag = bag if instance_labels else replace(bag, y_inst=None)
     return bag if y is None else replace(bag, y=y)
+
+
+def open_bag(path: str | Path, *, verify: bool = True, instance_labels: bool = True) -> OpenBag:
+    """The bag in a feature file, whose features are left there until rows of them are asked for.
+
+    verify  compare the stored checksum and refuse NaN and Inf, which reads all rows once, a block at a time
+    """
+    path = Path(path)
+    with reader_errors(path), opening_once():
+        reader = _choose_reader(path)
+        if isinstance(reader, _NativeReader):
+            stored = reader.load(path, unread=True)
+            rows = FileRows.of(path, stored.features)
+            if verify:
+                verify_rows(stored, rows)
+            bag = without_features(_to_bag(stored, stored.connected_graph()))
+            return OpenBag(bag if instance_labels else replace(bag, y_inst=None), rows)
+    return OpenBag.held(read_bag(path, verify=verify, instance_labels=instance_labels))
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from smmil.errors import ConfigError, DataError, check_choice, suggest
-from smmil.files import digest, file_name
+from smmil.files import Pieces, digest, file_name
 from smmil.frame import Frame
 from smmil.graph import (
     ALARM_FROM,
@@ -146,23 +146,21 @@ class Stored:
         facts = {name: int(v) if v.is_integer() else v for name in _TRIDENT_FACTS if (v := sizes[name]) is not None}
         return self.on_lattice(Frame(patch=(level0,) * axes, stride=(step,) * axes), facts)
 
-    def digest(self) -> str:
-        """Checksum over content, shapes and the three JSON texts, in this order."""
+    def digest(self, features: Pieces | None = None) -> str:
+        """Checksum over content, shapes and the three JSON texts, in this order; `features` in place of the own."""
         arrays = [self.features, self.coords, *(self.edges or (None, None)), self.y_inst]
         arrays += [] if self.quality is None else [self.quality]  # files without it have the checksum they had
         shapes = [None if a is None else [str(a.dtype), *a.shape] for a in arrays]
-        data = [b"" if a is None else a.reshape(-1).view(np.uint8).data for a in arrays]
-        return digest(*data, json.dumps([self.id, shapes]), self.frame, self.rule, self.provenance)
+        own = arrays if features is None else arrays[1:]
+        data = [b"" if a is None else a.reshape(-1).view(np.uint8).data for a in own]
+        given = [] if features is None else [features]
+        return digest(*given, *data, json.dumps([self.id, shapes]), self.frame, self.rule, self.provenance)
 
     def refuse_not_finite(self) -> None:
         """An error that names the first row of features with NaN or Inf."""
-        # The extremes carry every NaN and Inf, and finding them is the fastest pass there is.
-        if all(torch.isfinite(extreme.float()) for extreme in torch.aminmax(torch.from_numpy(self.features))):
-            return
-        with np.errstate(over="ignore"):
-            rows = np.flatnonzero(~np.isfinite(self.features.astype(np.float32)).all(1))
-        what = "NaN or Inf" if not np.isfinite(self.features[rows[0]]).all() else "numbers too large for float32"
-        raise DataError(f"features: row {rows[0]} holds {what} ({len(rows):,} such rows); extract this case again")
+        if (wrong := not_finite(self.features)) is not None:
+            rows, what = wrong
+            raise DataError(f"features: row {rows[0]} holds {what} ({len(rows):,} such rows); extract this case again")
 
     def parsed_frame(self) -> Frame | None:
         content = json.loads(self.frame)
@@ -260,6 +258,16 @@ class Stored:
             notes.append(f"lost: the name {self.id!r}, written as {file_name(self.id)!r}")
         gone = sorted(set(facts) - set(keeps) - {"format"})
         return notes + ([f"lost: provenance {', '.join(gone)}"] if gone else [])
+
+
+def not_finite(features: np.ndarray) -> tuple[np.ndarray, str] | None:
+    """Rows of features with NaN or Inf, or too large for float32, and what the first holds; None if all are sound."""
+    # The extremes carry every NaN and Inf, and finding them is the fastest pass there is.
+    if all(torch.isfinite(extreme.float()) for extreme in torch.aminmax(torch.from_numpy(features))):
+        return None
+    with np.errstate(over="ignore"):
+        rows = np.flatnonzero(~np.isfinite(features.astype(np.float32)).all(1))
+    return rows, "NaN or Inf" if not np.isfinite(features[rows[0]]).all() else "numbers too large for float32"
 
 
 def is_edgeless(n: int, graph: Graph | None) -> bool:

@@ -85,10 +85,11 @@ def _find_layout(path: Path) -> str:
         return "positions" if "coords" in file else "unknown"
 
 
-def _dataset(file: h5py.File, name: str, like: str | None = None) -> np.ndarray | None:
+def _dataset(file: h5py.File, name: str, like: str | None = None, *, unread: bool = False) -> np.ndarray | None:
     """A dataset of numbers as the array `like` of a bag (by default its own name); None when it is absent.
 
     What claims to be larger than the file can hold is refused before memory is taken.
+    unread  zeros of its shape and type that take no memory, in place of what it holds
     """
     if name not in file:
         return None
@@ -97,15 +98,18 @@ def _dataset(file: h5py.File, name: str, like: str | None = None) -> np.ndarray 
     if dtype.kind not in "fiu" or (like == "features" and dtype.kind != "f"):
         raise DataError(f"{name} must hold {'floating point ' * (like == 'features')}numbers, got {dtype}")
     check_dataset(found)
+    if unread:
+        return np.lib.stride_tricks.as_strided(np.zeros((), dtype.newbyteorder("=")), found.shape, (0,) * found.ndim)
     array = np.empty(found.shape, dtype=dtype.newbyteorder("="))
     if array.size:
         found.id.read(h5py.h5s.ALL, h5py.h5s.ALL, array)
     return _stored_type(like, array)
 
 
-def _bag_arrays(file: h5py.File) -> dict[str, Any]:
-    """The datasets of a file in TRIDENT's or our own layout as arguments of `Stored`."""
-    arrays = {name: _dataset(file, name) for name in ("features", "coords", "y_inst")}
+def _bag_arrays(file: h5py.File, *, unread: bool = False) -> dict[str, Any]:
+    """The datasets of a file in TRIDENT's or our own layout as arguments of `Stored`; features may be left unread."""
+    arrays = {name: _dataset(file, name) for name in ("coords", "y_inst")}
+    arrays["features"] = _dataset(file, "features", unread=unread)
     pairs, weight = _dataset(file, "edges"), _dataset(file, "edge_weight")
     return {**arrays, "edges": None if pairs is None or weight is None else (pairs, weight)}
 

@@ -32,10 +32,13 @@ _LAYOUT = ("v108", "v108")  # of HDF5
 class _NativeReader(Reader):
     name = "native"
 
-    def load(self, path: Path) -> Stored:
-        """Content of the file as arrays and texts; one read per dataset, in the stored type."""
+    def load(self, path: Path, *, unread: bool = False) -> Stored:
+        """Content of the file as arrays and texts; one read per dataset, in the stored type.
+
+        unread  features are zeros that take no memory
+        """
         with open_hdf5(path) as file:
-            arrays, texts = _bag_arrays(file), _texts(file)
+            arrays, texts = _bag_arrays(file, unread=unread), _texts(file)
             quality = _dataset(file, "quality")
         return Stored(**arrays, quality=quality, rule=texts.pop("graph"), **texts)
 

@@ -4,7 +4,8 @@ from torch import nn
 
 from smmil.bag import BagBatch
 from smmil.models import Output
-from smmil.nn.pool import AttentionPool, embed_and_pool
+from smmil.nn.blocks import RowBlocks
+from smmil.nn.pool import AttentionPool, embed_and_pool, pool_in_blocks
 
 
 class ABMIL(nn.Module):
@@ -35,4 +36,8 @@ class ABMIL(nn.Module):
 
     def forward(self, batch: BagBatch) -> Output:
         z, scores = embed_and_pool(self.embed, self.pool, batch.x, batch.offsets)
+        return Output(self.head(z), scores)
+
+    def in_blocks(self, blocks: RowBlocks, batch: BagBatch) -> Output:
+        z, scores = pool_in_blocks(self.embed, self.pool, blocks)
         return Output(self.head(z), scores)

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.models import Output, need_labels, own_target
+from smmil.nn.blocks import RowBlocks, layers_in_blocks
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.pool import GatedAttention, weighted_sums
 from smmil.nn.segment import segment_softmax, split_bags
@@ -99,6 +100,25 @@ class CLAM(nn.Module):
         losses = {}
         if self.training and own_target(self) is None:
             losses = {"instance": (1 - self.bag_weight) * self._instance_loss(h, scores, batch)}
+        return self._output(z, scores, losses)
+
+    def in_blocks(self, blocks: RowBlocks, batch: BagBatch) -> Output:
+        def embedded(x: Tensor) -> Tensor:
+            h: Tensor = self.embed(x).relu()
+            return h
+
+        attention, weigh = self.attention, self.sm.across
+        if self.sm.where == "early":
+            seen = layers_in_blocks(self.sm, [attention.project, attention.gate], embedded, blocks, batch)
+            parts = zip(*(t.split(blocks.size) for t in seen), strict=True)
+            logits = torch.cat([attention.score(v.tanh() * gate.sigmoid()) for v, gate in parts])
+        else:
+            logits = blocks.map(lambda x: attention(embedded(x)))
+        scores = self.sm("late", logits, batch)
+        z = blocks.weighted_sums(embedded, weigh("early", scores.softmax(0), batch))
+        return self._output(z[None], scores, {})
+
+    def _output(self, z: Tensor, scores: Tensor, losses: dict[str, Tensor]) -> Output:
         return Output(self._classify(z), scores[:, 1:] if self.multi and self.one_logit else scores, losses)
 
     def _classify(self, z: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.models import Output, need_labels, own_target
+from smmil.nn.blocks import RowBlocks, layers_in_blocks
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.pool import weighted_sums
 from smmil.nn.segment import segment_argmax, segment_softmax, split_bags
@@ -77,10 +78,27 @@ class DSMIL(nn.Module):
         similarity = _similarity(self.query(x), critical, batch).to(dtype)
         z = weighted_sums(self.value(x), segment_softmax(similarity, batch.offsets), batch.offsets)
         logits = self.head(z.flatten(1))
-        scores = similarity if self.score == "similarity" else found
         if self.training:
+            scores = similarity if self.score == "similarity" else found
             return Output(logits, scores, {"max": (1 - self.bag_weight) * self._missed(top, batch)})
+        return self._in_use(logits, top, similarity, found)
+
+    def _in_use(self, logits: Tensor, top: Tensor, similarity: Tensor, found: Tensor) -> Output:
+        scores = similarity if self.score == "similarity" else found
         return Output((logits + top) / 2 if self.average else logits, scores)
+
+    def in_blocks(self, blocks: RowBlocks, batch: BagBatch) -> Output:
+        if self.sm.where == "early" and not isinstance(self.value, nn.Identity):
+            raise ConfigError("dsmil with passing_v reads smoothed features behind a ReLU, which takes whole bags")
+        first, *rest = self.query if isinstance(self.query, nn.Sequential) else [self.query]
+        logits, q = layers_in_blocks(self.sm, [self.instance, first], lambda x: x, blocks, batch)
+        found = self.sm("late", logits.contiguous(), batch)
+        query = torch.cat([nn.Sequential(*rest)(part) for part in q.split(blocks.size)])
+        critical = segment_argmax(found, batch.offsets)
+        similarity = _similarity(query, critical, batch)
+        weights = self.sm.across("early", similarity.softmax(0), batch)
+        z = blocks.weighted_sums(self.value, weights)
+        return self._in_use(self.head(z.flatten()[None]), found.gather(0, critical), similarity, found)
 
     def _missed(self, top: Tensor, batch: BagBatch) -> Tensor:
         """The bag loss of the highest instance logits."""

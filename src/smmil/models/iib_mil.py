@@ -59,6 +59,7 @@ class IIBMIL(nn.Module):
     all_pairs = True
     score_kind = "instance log-odds"
     training_state = ("memory.q_", "memory.visits_")
+    remembers_rows = True
     class_terms = ("the soft labels of instances, which then keep what is known of their bag as in the warm-up",)
 
     def __init__(

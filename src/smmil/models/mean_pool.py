@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from smmil.bag import BagBatch
 from smmil.models import Output
+from smmil.nn.blocks import RowBlocks, layers_in_blocks
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.segment import segment_mean
 from smmil.nn.smooth_at import SmoothAt
@@ -29,7 +30,14 @@ class MeanPool(nn.Module):
 
     def forward(self, batch: BagBatch) -> Output:
         h = self.sm("early", self.embed(batch.x.to(compute_dtype(self))).relu(), batch)
-        scores = self.sm("late", self.head(h).to(compute_dtype(self)), batch)
+        return self._pooled(self.head(h), batch)
+
+    def in_blocks(self, blocks: RowBlocks, batch: BagBatch) -> Output:
+        (logits,) = layers_in_blocks(self.sm, [self.head], lambda x: self.embed(x).relu(), blocks, batch)
+        return self._pooled(logits, batch)
+
+    def _pooled(self, logits: Tensor, batch: BagBatch) -> Output:
+        scores = self.sm("late", logits.to(compute_dtype(self)), batch)
         return Output(segment_mean(scores, batch.offsets), scores)
 
     def bag_vectors(self, h: Tensor, batch: BagBatch) -> Tensor:

@@ -7,6 +7,7 @@ from smmil.bag import BagBatch
 from smmil.errors import check_choice
 from smmil.graph import Graph
 from smmil.models import Output
+from smmil.nn.blocks import RowBlocks
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.pool import PLACES, AttentionPool, SmAttentionPool
 from smmil.nn.smooth import Sm
@@ -82,8 +83,15 @@ class SmGCN(nn.Module):
         self.head = nn.Linear(width, n_classes)
 
     def forward(self, batch: BagBatch) -> Output:
+        return self._of_embedded(self.drop(self.embed(batch.x.to(compute_dtype(self))).relu()), batch)
+
+    def in_blocks(self, blocks: RowBlocks, batch: BagBatch) -> Output:
+        """Only features are read in blocks: views are as narrow as `dim`, and messages need all rows."""
+        return self._of_embedded(blocks.map(lambda x: self.embed(x).relu()), batch)
+
+    def _of_embedded(self, h: Tensor, batch: BagBatch) -> Output:
         graph = batch.need("graph")
-        views = [self.drop(self.embed(batch.x.to(compute_dtype(self))).relu())]
+        views = [h]
         for message in self.messages:
             views.append(message(views[-1], graph))
         h = torch.cat(views, 1) if self.dense else views[-1]

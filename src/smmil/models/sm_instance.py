@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from smmil.bag import BagBatch
 from smmil.errors import ConfigError, check_choice
 from smmil.models import Output
+from smmil.nn.blocks import RowBlocks
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.segment import segment_mean, segment_sum, split_bags
 from smmil.nn.smooth import Sm
@@ -80,6 +81,10 @@ class SmInstance(nn.Module):
         dtype = compute_dtype(self)
         h = self.embed(batch.x.to(dtype)).relu()
         scores = self.sm(self.head(h).to(dtype), batch.need("graph"))
+        return Output(self._pooled(scores, batch.offsets), scores)
+
+    def in_blocks(self, blocks: RowBlocks, batch: BagBatch) -> Output:
+        scores = self.sm(blocks.map(lambda x: self.head(self.embed(x).relu())), batch.need("graph"))
         return Output(self._pooled(scores, batch.offsets), scores)
 
     def bag_vectors(self, h: Tensor, batch: BagBatch) -> Tensor:

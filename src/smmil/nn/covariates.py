@@ -31,15 +31,24 @@ class WithCovariates(nn.Module):
         self.covariates = nn.Parameter(torch.zeros(n_classes, width))
 
     def forward(self, batch: Any) -> Any:
+        added = self._added(batch)
+        output = self.model(batch)
+        return replace(output, logits=output.logits + added)
+
+    def _added(self, batch: Any) -> Tensor:
+        """W c of every bag."""
         given: Tensor = batch.need("covariates")
         if given.shape[1] != self.covariates.shape[1]:
             raise DataError(
                 f"{batch.ids[0]}: {given.shape[1]} covariates, but the model reads {self.covariates.shape[1]}; give "
                 "those it was trained with"
             )
-        output = self.model(batch)
-        added = linear(given.to(self.covariates.dtype), self.covariates)
-        return replace(output, logits=output.logits + added)
+        return linear(given.to(self.covariates.dtype), self.covariates)
+
+    def _in_blocks(self, blocks: Any, batch: Any) -> Any:
+        """As `forward`, for models that read features in blocks."""
+        output = self.model.in_blocks(blocks, batch)  # type: ignore[operator]
+        return replace(output, logits=output.logits + self._added(batch))
 
     @property
     def training_state(self) -> tuple[str, ...]:
@@ -50,8 +59,8 @@ class WithCovariates(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "parameter_groups" and hasattr(self.model, name):
-                return self._parameter_groups
+            if name in ("parameter_groups", "in_blocks") and hasattr(self.model, name):
+                return super().__getattribute__(f"_{name}")
             return getattr(super().__getattr__("model"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:

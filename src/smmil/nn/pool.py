@@ -1,6 +1,6 @@
 """Attention pooling, plain, gated and smoothed: instances in, one vector per bag and one score per instance out."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,7 @@ from torch.nn.utils.parametrizations import spectral_norm as with_spectral_norm
 
 from smmil.errors import check_choice
 from smmil.graph import Graph
+from smmil.nn.blocks import RowBlocks, linear_in_blocks
 from smmil.nn.kernels import fused_pool
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.segment import segment_softmax, split_bags, weighted_sum
@@ -148,6 +149,46 @@ def embed_and_pool(
         return fused_pool.embed_and_attend(pool, embed, x, offsets, *graphs)  # type: ignore[arg-type]
     pooled: tuple[Tensor, Tensor] = pool(embed(x.to(compute_dtype(embed))).relu(), offsets, *graphs)
     return pooled
+
+
+def pool_in_blocks(
+    embed: nn.Module, pool: AttentionPool, blocks: RowBlocks, graph: Graph | None = None
+) -> tuple[Tensor, Tensor]:
+    """`embed_and_pool` of one bag without keeping its embedded rows."""
+
+    def embedded(x: Tensor) -> Tensor:
+        h: Tensor = embed(x).relu()
+        return h
+
+    scores = _scores_in_blocks(pool, embedded, blocks, graph)
+    weights = scores.softmax(0)
+    if isinstance(pool, SmAttentionPool) and pool.where == "early":
+        assert graph is not None
+        weights = pool.sm(weights, pool.sm.normalize(graph).transposed())
+    return blocks.weighted_sums(embedded, weights), scores
+
+
+def _scores_in_blocks(
+    pool: AttentionPool, embedded: Callable[[Tensor], Tensor], blocks: RowBlocks, graph: Graph | None
+) -> Tensor:
+    """Scores (n, 1) of a pool; only Sm before the tanh needs the projections of all rows."""
+
+    def score(v: Tensor, gate: Tensor | None) -> Tensor:
+        return pool._score(v, gate)
+
+    if not isinstance(pool, SmAttentionPool) or pool.where == "late":
+
+        def of(x: Tensor) -> Tensor:
+            h = embedded(x)
+            return score(pool.project(h), None if pool.gate is None else pool.gate(h))
+
+        scores = blocks.map(of)
+        return pool.sm(scores, graph) if isinstance(pool, SmAttentionPool) and graph is not None else scores
+    assert graph is not None
+    layers = [pool.project] if pool.gate is None else [pool.project, pool.gate]
+    seen = linear_in_blocks(layers, embedded, blocks, pool.sm, graph, before_bias=pool.where == "early")
+    parts = zip(*(t.split(blocks.size) for t in seen), strict=True)
+    return torch.cat([score(v, *gate) if gate else score(v, None) for v, *gate in parts])
 
 
 def _normalize_layers(layers: Iterable[nn.Module | None]) -> None:

@@ -57,6 +57,13 @@ class SmoothAt(nn.Module):
         smooth: Tensor = self.sm(u, on if isinstance(on, Graph) else on.need("graph"))
         return smooth
 
+    def across(self, place: str, weights: Tensor, on: _HasGraph) -> Tensor:
+        """The transposed operator: weights w of smoothed rows as those of the rows themselves, Sm(h)ᵀ w = hᵀ Smᵀ(w)."""
+        if place != self.where:
+            return weights
+        across: Tensor = self.sm(weights, self.sm.normalize(on.need("graph")).transposed())
+        return across
+
 
 def _chosen(options: Mapping[str, Any] | None, places: Mapping[str, Any]) -> dict[str, Any]:
     """All settings, checked; `where` is None if nothing is to be smoothed."""

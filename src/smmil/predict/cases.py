@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,19 @@ from smmil.data.tables import read_label_shares
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
 from smmil.evaluate.calibration import Calibration
 from smmil.evaluate.drift import DriftCase, DriftSummary
-from smmil.files import digest, file_name, remove_leftovers, write_rows
+from smmil.files import Pieces, digest, file_name, remove_leftovers, write_rows
 from smmil.formats import read_provenance
+from smmil.formats.rows import HeldRows, OpenBag, Rows
 from smmil.predict.explanation import Explanation
-from smmil.predict.inference import _CHECKPOINTS, TrainedModel, _combined, _has_dropout, load_trained, predict
+from smmil.predict.inference import (
+    _CHECKPOINTS,
+    TrainedModel,
+    _combined,
+    _has_dropout,
+    check_blocks,
+    load_trained,
+    predict,
+)
 from smmil.predict.patient_bags import split_prediction
 from smmil.prediction import Prediction
 from smmil.ranks import current
@@ -118,6 +128,7 @@ def predict_run(
     mc_dropout: int = 0,
     calibration: "ChosenCalibration | None" = None,
     drift: DriftSummary | None = None,
+    block: int | None = None,
 ) -> Predicted:
     """Write one prediction file per case of a run into `out`; a case that cannot be read is reported and skipped.
 
@@ -126,11 +137,13 @@ def predict_run(
     mc_dropout  mean of this many predictions with dropout at work, their deviation as uncertainty; 0: plain
     calibration  applied to every prediction; refused when it was made for another model
     drift        summary of smmil drift: how unlike the training cases each case is, and its alarm
+    block        rows of features that are read and embedded at a time, for cases that do not fit into memory
     Files of the same weights that read back well are kept, so an interrupted call can simply be repeated.
     """
     run = _OpenedRun.open(run_dir, manifest, part, checkpoint, trust_code)
     run = replace(run, origin=replace(run.origin, mc_dropout=mc_dropout))
-    return run.predict(out=out, device=device, progress=progress, calibration=calibration, drift=drift)
+    wishes = {"calibration": calibration, "drift": drift, "block": block}
+    return run.predict(out=out, device=device, progress=progress, **wishes)
 
 
 @dataclass(frozen=True)
@@ -195,11 +208,15 @@ def predict_table(
     explanation: Explanation | None = None,
     calibration: ChosenCalibration | None = None,
     drift: DriftSummary | None = None,
+    block: int | None = None,
 ) -> Predicted:
     """Write one prediction file for each of these bags; `failed` are cases without a bag, listed with the failures.
 
     explanation  a map in place of the model's own scores
+    block        rows of features that are read and embedded at a time
     """
+    if block is not None:
+        _check_blocks(trained, block, origin, drift, explanation)
     _refuse_other_features(trained.facts, table, ids)
     if drift is not None:
         _refuse_other_features({"features": drift.source}, table, ids)
@@ -218,7 +235,7 @@ def predict_table(
     if calibration is not None:
         calibration.calibration.refuse_other_model(_meta(trained, origin, None), calibration.where)
     done = Predicted(failed=dict(failed or {}))
-    wishes = (draws, explanation, calibration, drift)
+    wishes = (draws, explanation, calibration, drift, block)
     bags = bags_to_read(trained, table, ids)
     ranks = current()
     predictor = _CasePredictor(trained, bags, Path(out), ranks.device(device), done, *wishes)
@@ -256,6 +273,17 @@ def _done_together(done: Predicted, bags: StudyBags, out: Path) -> Predicted:
     return Predicted([Path(p) for p in written], [Path(p) for p in kept], dict(failed))
 
 
+def _check_blocks(
+    trained: TrainedModel, block: int, origin: Origin, drift: DriftSummary | None, explanation: Explanation | None
+) -> None:
+    """Refuse what needs all features of a case at once."""
+    check_blocks(trained.model, block, bool(origin.mc_dropout))
+    if drift is not None:
+        raise ConfigError("block: the drift alarm looks at all features of a case at once; give --no-drift")
+    if explanation is not None:
+        raise ConfigError("block: explanations look at all features of a case at once; leave block out")
+
+
 def bags_to_read(trained: TrainedModel, table: Manifest, ids: Sequence[str]) -> StudyBags:
     """These cases as the model was trained on them: one by one or by patient, with the covariates it reads.
 
@@ -282,6 +310,7 @@ class _CasePredictor:
     explanation: Explanation | None = None
     calibration: ChosenCalibration | None = None
     drift: DriftSummary | None = None
+    block: int | None = None
 
     @property
     def table(self) -> Manifest:
@@ -309,31 +338,41 @@ class _CasePredictor:
 
     def _predict(self, bag_id: str, metas: dict[str, dict[str, Any]]) -> list[Prediction]:
         """Predictions of the cases of a bag."""
-        cases = self.bags.cases_of(bag_id)
-        bag = self.bags.joined(bag_id, cases)
+        cases, bag, digests = self._read(bag_id)
         self._refuse_other_width(bag)
-        facts = [_image_facts(self.table.path_of(case.id)) | {"bag_digest": _bag_digest(case)} for case in cases]
+        images = [_image_facts(self.table.path_of(case.id)) for case in cases]
+        facts = [{**image, "bag_digest": one} for image, one in zip(images, digests, strict=True)]
         metas = {case.id: {**metas[case.id], **more} for case, more in zip(cases, facts, strict=True)}
         found = self._of_bag(bag, metas[cases[0].id])
         parts = [found] if [bag_id] == list(metas) and len(cases) == 1 else split_prediction(found, cases, metas)
         return [self._compared(case, part) for case, part in zip(cases, parts, strict=True)]
+
+    def _read(self, bag_id: str) -> tuple[list[Bag], Bag | OpenBag, list[str]]:
+        """The cases of a bag, the bag, and the digests of their features; with `block` features stay in the files."""
+        if self.block is None:
+            cases = self.bags.cases_of(bag_id)
+            return cases, self.bags.joined(bag_id, cases), [_rows_digest(HeldRows(case.x)) for case in cases]
+        opened = self.bags.open_cases(bag_id)
+        digests = [_rows_digest(case.rows) for case in opened]
+        return [case.bag for case in opened], self.bags.joined_open(bag_id, opened), digests
 
     def _compared(self, case: Bag, found: Prediction) -> Prediction:
         if self.drift is None:
             return found
         return self.drift.applied(found, _drift_case(case, read_provenance(self.table.path_of(case.id))))
 
-    def _refuse_other_width(self, bag: Bag) -> None:
-        width, expected = bag.x.shape[1], self.trained.facts["model"]["in_dim"]
+    def _refuse_other_width(self, bag: Bag | OpenBag) -> None:
+        name, width = (bag.id, bag.x.shape[1]) if isinstance(bag, Bag) else (bag.bag.id, bag.rows.width)
+        expected = self.trained.facts["model"]["in_dim"]
         if width != expected:
             raise ConfigError(
-                f"{bag.id}: {width} features per instance, but the model was trained on {expected}; "
+                f"{name}: {width} features per instance, but the model was trained on {expected}; "
                 "use the encoder it was trained with"
             )
 
-    def _of_bag(self, bag: Bag, meta: dict[str, Any]) -> Prediction:
+    def _of_bag(self, bag: Bag | OpenBag, meta: dict[str, Any]) -> Prediction:
         if not self.draws:
-            maps = predict if self.explanation is None else self.explanation.predictions
+            maps: Any = partial(predict, block=self.block) if self.explanation is None else self.explanation.predictions
             found = maps(self.trained.model, [bag], meta=meta, device=self.device)[0]
             chosen = self.calibration
             return found if chosen is None else chosen.calibration.applied(found, probs=chosen.probs)
@@ -358,9 +397,10 @@ class _CasePredictor:
         return {}
 
 
-def _bag_digest(bag: Bag) -> str:
-    """What tells a bag again under another id or path: the digest of its features, in their order."""
-    return digest(np.ascontiguousarray(bag.x.float().cpu().numpy()).data)
+def _rows_digest(rows: Rows) -> str:
+    """What tells a bag again under another id or path: the digest of its features as float32, in their order."""
+    blocks = (np.ascontiguousarray(block.float().cpu().numpy()).data for block in rows.blocks())
+    return digest(Pieces(4 * rows.n * rows.width, blocks))
 
 
 def check_against_run(run_dir: str | Path, predictions: Sequence[Prediction]) -> tuple[set[str], list[str]]:
@@ -383,7 +423,7 @@ def check_against_run(run_dir: str | Path, predictions: Sequence[Prediction]) ->
         return seen, unchecked
     try:
         table = _own_table(run_config(run_dir), run_dir)
-        known = {_bag_digest(table.bag(id_, instance_labels=False)) for id_ in sorted(own)}
+        known = {_rows_digest(table.open_bag(id_, instance_labels=False).rows) for id_ in sorted(own)}
     except (SmmilError, OSError):  # why would name a file, and the calibration names no case
         return seen, [*unchecked, "the bags of the run cannot be read"]
     return seen | {p.id for p in others if p.meta.get("bag_digest") in known}, unchecked

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from smmil.bag import Bag, BagBatch
 from smmil.config import Count, TrainConfig, checked, load_config
 from smmil.data.targets import TargetColumns
-from smmil.errors import DataError, SmmilError, check_choice, require_trust_code
+from smmil.errors import ConfigError, DataError, SmmilError, check_choice, require_trust_code
 from smmil.files import digest
-from smmil.models import Output, create_model, own_target
+from smmil.formats.rows import OpenBag
+from smmil.models import Output, create_model, list_models, model_class, own_target
+from smmil.nn.blocks import RowBlocks
 from smmil.nn.covariates import WithCovariates
 from smmil.prediction import Prediction, corrections_text
 from smmil.runtime import feature_dtype
@@ -121,22 +123,26 @@ class _WeightFacts(BaseModel):
 
 def predict(
     model: nn.Module,
-    bags: Bag | BagBatch | Iterable[Bag | BagBatch],
+    bags: Bag | BagBatch | OpenBag | Iterable[Bag | BagBatch | OpenBag],
     *,
     meta: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
     spatial: bool = True,
     dropout: bool = False,
+    block: int | None = None,
 ) -> list[Prediction]:
     """Predict every bag: eval mode, no gradients, labels hidden from the model; bags go one by one, batches as packed.
 
     device   where the model is; by default found from its weights
     spatial  carry coordinates, frame, edges and uncertainty along (maps and energies need them)
     dropout  leave the layers of dropout at work: every call draws anew from torch's generator
+    block    rows of features that are embedded at a time, for bags too large to embed at once: the same values to
+             rounding, in less memory and up to twice the time. Bags of `smmil.formats.open_bag` are read from
+             their files so and never held; without block they are read whole. Batches are predicted as packed
     """
     facts = _model_facts(model, meta)
-    several = [bags] if isinstance(bags, Bag | BagBatch) else bags
-    found = outputs(model, several, device, uncertainty=spatial and not dropout, dropout=dropout)
+    several = [bags] if isinstance(bags, Bag | BagBatch | OpenBag) else bags
+    found = outputs(model, several, device, uncertainty=spatial and not dropout, dropout=dropout, block=block)
     target = own_target(model)
     return [one for batch, output in found for one in _unpacked(batch, output, spatial, facts, target)]
 
@@ -158,20 +164,29 @@ def _has_dropout(model: nn.Module) -> bool:
 
 def outputs(
     model: nn.Module,
-    bags: Iterable[Bag | BagBatch],
+    bags: Iterable[Bag | BagBatch | OpenBag],
     device: torch.device | str | None = None,
     *,
     uncertainty: bool = False,
     dropout: bool = False,
+    block: int | None = None,
 ) -> Iterator[tuple[BagBatch, Output]]:
     """Each batch together with the model's output for it; the model's mode is restored at the end.
 
     uncertainty  have models that know it (`gives_uncertainty`) compute it, which may take as long as all the rest
     dropout      leave the layers of dropout at work, as in training
+    block        rows of a bag embedded at a time, see `predict`; its batch then holds no features
     """
     device = device or _device_of(model)
+    if block is not None:
+        check_blocks(model, block, dropout)
     with _in_use(model, uncertainty=uncertainty, dropout=dropout):
         for item in bags:
+            if block is not None and isinstance(item, Bag | OpenBag):
+                yield _in_blocks(model, item, block, device)
+                continue
+            if isinstance(item, OpenBag):
+                item = replace(item.bag, x=item.rows.take(np.arange(item.rows.n)))
             batch = BagBatch.pack([item]) if isinstance(item, Bag) else item
             if not isinstance(batch, BagBatch):
                 raise DataError(
@@ -180,6 +195,36 @@ def outputs(
             with torch.no_grad():
                 output = model(batch.without_labels().brought_to(device, feature_dtype(model, batch.x.dtype)))
             yield batch, output
+
+
+def check_blocks(model: nn.Module, block: int, dropout: bool = False) -> None:
+    """Raise an error, which names the models that can, unless this one reads features in blocks of such a size."""
+    if type(block) is not int or block < 1:
+        raise ConfigError(f"block: {block!r}, expected a number of rows, such as 8192")
+    if not hasattr(model, "in_blocks"):
+        able = [name for name in list_models() if hasattr(model_class(name), "in_blocks")]
+        raise ConfigError(
+            f"block: {type(model).__name__} looks at all instances at once; models that read features in blocks: "
+            f"{', '.join(able)}"
+        )
+    if dropout:
+        raise ConfigError("block: reads features twice, and dropout would differ in between; leave one out")
+
+
+def _in_blocks(
+    model: nn.Module, item: Bag | OpenBag, block: int, device: torch.device | str
+) -> tuple[BagBatch, Output]:
+    """A batch of one bag, without features, and the output of a model that read them `block` rows at a time."""
+    opened = OpenBag.held(item) if isinstance(item, Bag) else item
+    reader = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
+    if reader is not None and reader.in_features != opened.rows.width:
+        given = f"{opened.rows.width} features per instance, but the model reads {reader.in_features}"
+        raise DataError(f"{opened.bag.id}: {given}; use the encoder it was trained with")
+    batch = BagBatch.pack([opened.bag])
+    with torch.no_grad():
+        rows = RowBlocks(opened.rows, opened.rows.n, block, model)
+        output: Output = model.in_blocks(rows, batch.without_labels().to(device))  # type: ignore[operator]
+    return batch, output
 
 
 def _device_of(model: nn.Module) -> torch.device:

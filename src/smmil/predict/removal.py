@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from smmil.bag import Bag, BagBatch
 from smmil.errors import DataError
@@ -68,13 +67,7 @@ def _induced(name: str, graph: Graph, rows: Tensor) -> Graph:
     """The edges among the given nodes, which are sorted."""
     if graph.kind is not None:
         raise DataError(f"{name}: parts of a bag need its graph as built, got one normalised as {graph.kind!r}")
-    if len(rows) == 1:
-        return Graph(graph.indptr.new_zeros(2), graph.indices[:0], graph.weight[:0])
-    place = graph.indices.new_full((graph.n,), -1)
-    place[rows] = torch.arange(len(rows), device=place.device)
-    kept = (place[graph.rows] >= 0) & (place[graph.indices] >= 0)
-    counts = torch.bincount(place[graph.rows[kept]], minlength=len(rows))
-    return Graph(pad(counts.cumsum(0), (1, 0)), place[graph.indices[kept]], graph.weight[kept])
+    return graph.induced(rows)
 
 
 @contextmanager

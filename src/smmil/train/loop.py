@@ -15,6 +15,8 @@ training_state      attribute: prefixes of state dict entries that only training
                     instances); they are in the checkpoint to resume from, not in the selected weights. Such a model is
                     trained by one process: each of several would remember its own bags only
 
+remembers_rows      attribute: True if it keeps something for every instance of a training bag, by row; such a model
+                    cannot train on parts of bags (`training.max_instances`)
 all_pairs           attribute: True if the time of a step grows with the square of the instances of a bag; only for the
                     estimate that is shown before a step that takes minutes
 
@@ -23,9 +25,10 @@ State of these hooks belongs in buffers, so that it is saved with the weights an
 
 import math
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -38,9 +41,11 @@ from torch import Tensor, nn
 
 from smmil.bag import BagBatch
 from smmil.config import TrainingConfig
-from smmil.data.loader import BagDataset, balanced_order, batches, epoch_order, planned_batches
+from smmil.data.loader import BagDataset, balanced_order, batches, epoch_order, planned_batches, whole_bags
+from smmil.data.sampling import training_parts
 from smmil.errors import DataError
 from smmil.evaluate.levels import bag_metrics
+from smmil.formats.rows import BLOCK, OpenBag
 from smmil.losses import InstanceLoss, bag_loss, penalty_terms, total_loss
 from smmil.models import QUICK, Output, own_target, step_seconds
 from smmil.predict.inference import outputs, predict
@@ -307,10 +312,12 @@ class Trainer:
 
     def _training_batches(self, state: State) -> Iterator[BagBatch]:
         t, order = self.settings, self._order(state.epoch)
+        parts = training_parts(t, state.epoch)
         if self.ranks.alone:
-            return batches(self.train_set, batch_size=t.batch_size, order=order, workers=t.workers, start=state.step)
+            how: dict[str, Any] = {"workers": t.workers, "start": state.step, "parts": parts}
+            return batches(self.train_set, batch_size=t.batch_size, order=order, **how)
         plan = [p for step in range(state.step, self.steps, t.accumulate) for p in self._own_passes(order, step)]
-        return planned_batches(self.train_set, plan, t.workers)
+        return planned_batches(self.train_set, plan, t.workers, parts)
 
     def _order(self, epoch: int) -> list[int]:
         t = self.settings
@@ -325,7 +332,7 @@ class Trainer:
         self._refuse_unlike_weights()
         for name, bags in (("train", self.train_set), ("val", self.val_set)):
             own = range(self.ranks.number, len(bags), self.ranks.count)
-            told = self.ranks.gather([bags[n].n for n in own])
+            told = self.ranks.gather([bags.opened(n).bag.n for n in own])
             self.sizes[name] = [told[n % self.ranks.count][n // self.ranks.count] for n in range(len(bags))]
 
     def _refuse_unlike_weights(self) -> None:
@@ -342,10 +349,10 @@ class Trainer:
         size = self.settings.batch_size
         return slice(step * size, min(len(self.train_set), (step + self.settings.accumulate) * size))
 
-    def _own_passes(self, order: list[int], step: int) -> list[list[int]]:
-        """The bags of a step that are the share of this process, in each of its forward passes."""
-        taken = order[self._step_places(step)]
-        own = self.ranks.passes([self.sizes["train"][n] for n in taken], self.settings.accumulate)
+    def _own_passes(self, order: list[int], step: int) -> list[list[tuple[int, int]]]:
+        """Places and bags of a step that are the share of this process, in each of its forward passes."""
+        taken, most = list(enumerate(order))[self._step_places(step)], self.settings.max_instances or sys.maxsize
+        own = self.ranks.passes([min(most, self.sizes["train"][n]) for _, n in taken], self.settings.accumulate)
         return [[taken[n] for n in one] for one in own]
 
     def optimiser_step(self, state: State, stream: Iterator[BagBatch]) -> None:
@@ -460,8 +467,8 @@ class Trainer:
         stream = self._in_order(self.val_set)
         with _validating(epoch):
             if self.target is not None:
-                return _validate_target(self.target, outputs(self.model, stream, self.device))
-            return _selecting(predict(self.model, stream, device=self.device, spatial=False))
+                return _validate_target(self.target, outputs(self.model, stream, self.device, block=self.block))
+            return _selecting(predict(self.model, stream, device=self.device, spatial=False, block=self.block))
 
     def share_validation(self, epoch: int) -> dict[str, float]:
         """What `validate` gives, with the validation bags divided over the processes: the first one's numbers for all.
@@ -486,23 +493,32 @@ class Trainer:
 
     def _validation_rows(self, own: list[int]) -> list[list[Any]]:
         """Number, probabilities or logits, and what is known of these validation bags."""
-        plan = [own[n : n + self.settings.batch_size] for n in range(0, len(own), self.settings.batch_size)]
-        stream = planned_batches(self.val_set, plan, self.settings.workers)
+        stream = self._in_order(self.val_set, own)
         if self.target is None:
-            found = predict(self.model, stream, device=self.device, spatial=False)
+            found = predict(self.model, stream, device=self.device, spatial=False, block=self.block)
             return [[n, p.probs.tolist(), p.y] for n, p in zip(own, found, strict=True)]
-        judged = _judged(self.target, outputs(self.model, stream, self.device)) if own else ((), ())
+        outs = outputs(self.model, stream, self.device, block=self.block)
+        judged = _judged(self.target, outs) if own else ((), ())
         return [[n, a.tolist(), b.tolist()] for n, a, b in zip(own, *judged, strict=True)]
 
-    def _in_order(self, bags: BagDataset) -> Iterator[BagBatch]:
+    @property
+    def block(self) -> int | None:
+        """Rows that are embedded at a time of whole bags larger than those of training, where the model can."""
+        able = self.settings.max_instances is not None and hasattr(self.model, "in_blocks")
+        return BLOCK if able else None
+
+    def _in_order(self, bags: BagDataset, order: Sequence[int] | None = None) -> Iterator[BagBatch | OpenBag]:
         t = self.settings
-        return batches(bags, batch_size=t.batch_size, order=range(len(bags)), workers=t.workers)
+        most = None if self.block is None else t.max_instances
+        order = range(len(bags)) if order is None else order
+        return whole_bags(bags, order, batch_size=t.batch_size, workers=t.workers, most=most)
 
     def selected_target(self) -> Target | None:
         """The target with what depends on the weights of now, for those that are selected."""
         if self.target is None:
             return None
-        return _completed(self.target, outputs(self.model, self._in_order(self.train_set), self.device))
+        stream = self._in_order(self.train_set)
+        return _completed(self.target, outputs(self.model, stream, self.device, block=self.block))
 
     def close_epoch(self, state: State, validation: dict[str, float]) -> None:
         """Add the epoch to the history, store its weights if they are the best so far, decide whether to go on."""

@@ -17,6 +17,7 @@ from smmil.data.covariates import Covariates
 from smmil.data.loader import BagDataset
 from smmil.data.manifest import Manifest
 from smmil.data.patients import StudyBags, need_patients
+from smmil.data.sampling import training_parts
 from smmil.data.splits import Split, load_splits, make_splits, refuse_leaks, run_split, small_test_note
 from smmil.data.targets import target_strata
 from smmil.errors import ConfigError, DataError
@@ -452,7 +453,8 @@ class _Run:
         resumes = self.folder.last.exists()
         if len(set(self.ranks.gather(resumes))) > 1:
             raise DataError(f"{self.folder.path}: not all processes see the same files in it; use a disk they share")
-        if not resumes and self.ranks.first:
+        unchecked = not resumes or training.max_instances is not None  # whose rows are read without their checksum
+        if unchecked and self.ranks.first:
             self.bags.check(self.progress)
         self.ranks.gather()
         self.features = self.bags.features()
@@ -532,6 +534,9 @@ def _trainer(
     """The trainer of a model that is on its device."""
     device = current().device(settings.device)
     _refuse_for_several(model, settings, bags.target, hooks["progress"])
+    if settings.max_instances is not None and getattr(model, "remembers_rows", False):
+        what = f"{type(model).__name__} remembers instances by row, so it needs whole bags"
+        raise ConfigError(f"training.max_instances: {what}; leave it out")
     groups = _parameter_groups(model)
     if bags.corrections is not None and bags.target is not None and bags.target.kind == "multilabel":
         raise ConfigError("data.corrections: marks say lesion or not, not which of several labels; leave them out")
@@ -543,7 +548,8 @@ def _trainer(
     _give_target(model, bags.target)
     weights = {}
     if settings.class_weights and bags.target is None:
-        weights = _loss_weights(model, bags, device)
+        first = bags.train_set.ready(0, 0, training_parts(settings, 0), None)
+        weights = _loss_weights(model, bags, first, device)
     elif settings.class_weights and bags.target is not None:
         hooks["target_weight"] = bags.target.class_weights(_target_rows(bags.train_set))
     hooks["target"] = bags.target
@@ -597,9 +603,9 @@ def _compiled(model: nn.Module) -> Callable[[Any], Any]:
     return forward
 
 
-def _loss_weights(model: nn.Module, bags: _RunBags, device: torch.device) -> dict[str, Tensor]:
+def _loss_weights(model: nn.Module, bags: _RunBags, first: Bag, device: torch.device) -> dict[str, Tensor]:
     """Class weights for the number of logits that the model gives."""
-    ((_, output),) = outputs(model, [bags.train_set[0]], device)
+    ((_, output),) = outputs(model, [first], device)
     return class_weights(_labels(bags.train_set), output.logits.shape[1])
 
 
@@ -646,9 +652,9 @@ def _split_digest(
 
 def _model_shape(model: ModelConfig, bags: _RunBags) -> dict[str, Any]:
     """Name, options, input width and number of classes: all that is needed to create the model again."""
-    first, target = bags.train_set[0], bags.target
-    shape = {"name": model.name, "options": dict(model.options), "in_dim": first.x.shape[1]}
-    shape |= {} if first.covariates is None else {"covariates": len(first.covariates)}
+    (width, covariates), target = bags.train_set.widths, bags.target
+    shape = {"name": model.name, "options": dict(model.options), "in_dim": width}
+    shape |= {} if covariates is None else {"covariates": covariates}
     if target is not None:
         if model.n_classes not in (None, target.n_logits):
             need = f"a target of kind {target.kind} needs {target.n_logits}"
