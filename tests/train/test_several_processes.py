@@ -105,9 +105,7 @@ def test_every_bag_is_taken_once_and_no_part_is_far_from_even(sizes, parts):
     assert sorted(n for part in found for n in part) == list(range(len(sizes)))
     assert found == _balanced(sizes, parts)
     loads = [sum(sizes[n] for n in part) for part in found]
-    even = max([sum(sizes) / parts, *sizes]) if sizes else 0  # no division is better than this
-    assert max(loads) <= sum(sizes) / parts + (1 - 1 / parts) * max(sizes, default=0)
-    assert max(loads) <= 2 * even
+    assert parts * max(loads) <= sum(sizes) + (parts - 1) * max(sizes, default=0)
     assert (not sizes) or found[0]
 
 
