@@ -73,7 +73,9 @@ def test_steps_see_parts_and_validation_whole_bags(model, monkeypatch):
     bags = [replace(grid_bag(20 + 5 * n, seed=n, y=n % 2), id=f"b{n}") for n in range(8)]
     seen, validated, real = [], [], Trainer.forward
     monkeypatch.setattr(
-        Trainer, "forward", lambda self, state, batch: seen.extend(batch.sizes) or real(self, state, batch)
+        Trainer,
+        "forward",
+        lambda self, state, batch, *part: seen.extend(batch.sizes) or real(self, state, batch, *part),
     )
     metrics = loop.bag_metrics
     monkeypatch.setattr(loop, "bag_metrics", lambda p: validated.extend(len(one.scores) for one in p) or metrics(p))
