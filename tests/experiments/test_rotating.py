@@ -18,6 +18,7 @@ from support.studies import table_bytes, tiny_set, tiny_study, variant
 from smmil.data import Manifest, load_splits, make_splits, save_splits
 from smmil.errors import DataError
 from smmil.evaluate import froc
+from smmil.evaluate.bags import by_patient, whole_patients
 from smmil.evaluate.bootstrap import Settings
 from smmil.evaluate.folds import pooled_statistic
 from smmil.evaluate.resampling import Carriers, interval
@@ -90,6 +91,38 @@ def test_tables_show_both_the_mean_of_the_folds_and_the_value_over_all_patients(
     assert "mean of folds" in paths["comparisons.md"].read_text()
     rates = json.loads(paths["learning_rates.json"].read_text())["tiny"]
     assert {name: set(folds) for name, folds in rates.items()} == {"ABMIL": {"0", "1"}, "SmAP": {"0", "1"}}
+
+
+def in_pairs(out):
+    """Every two test cases of a class and fold become a patient's."""
+    for folder in out.glob("runs/*/test"):
+        cases = load_predictions(folder)
+        for y in (0, 1):
+            mine = [p for p in cases if p.y == y]
+            for number, p in enumerate(mine):
+                who = mine[number // 2 * 2].id
+                replace(p, meta={**p.meta, "patient": who, "group": who}).save(folder / f"{p.id}.npz")
+
+
+def test_tables_by_patient_count_patients_in_the_value_over_all_too(finished, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(finished, out)
+    in_pairs(out)
+    kinds = {"by": "patient", "aggregate": "max"}
+    paths = {path.name: path for path in write_tables(rotating_study(), out, resamples=30, **kinds)}
+    rows, compared = pd.read_csv(paths["numbers.csv"]), pd.read_csv(paths["comparisons.csv"])
+    chosen = _chosen_rows(load_results(rotating_study(), out))
+    for name, part in chosen.groupby("variant"):
+        folds = [load_predictions(out / "runs" / key / "test") for key in part.sort_values("fold")["run"]]
+        patients = [whole_patients(by_patient(fold, "max")) for fold in folds]
+        assert [len(cases) for cases in patients] < [len(fold) for fold in folds]
+        aurocs = [roc_auc_score([p.y for p in f], [p.positive_prob for p in f]) for f in patients]
+        pairs = [sum(p.y == 1 for p in f) * sum(p.y == 0 for p in f) for f in patients]
+        row = rows[(rows["model"] == name) & (rows["metric"] == "bag_auroc")].iloc[0]
+        assert row["mean"] == pytest.approx(np.mean(aurocs))
+        assert row["all_patients"] == pytest.approx(np.average(aurocs, weights=pairs))
+        both = compared[(compared["variant"] == name) & (compared["metric"] == "bag_auroc")]
+        assert row["all_patients"] == pytest.approx(both["value"].iloc[0])
 
 
 def test_permuted_labels_of_a_test_fold_leave_its_models_rates_thresholds_and_epochs(tmp_path):

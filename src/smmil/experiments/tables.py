@@ -1,7 +1,7 @@
 """The tables of a study: means, places, ranks, the paper's numbers and paired tests, written to its folder."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,13 @@ from smmil.experiments.results import (
 from smmil.experiments.runner import _finished_results, _StudyFolder
 from smmil.experiments.selection import _selection_markdown, _selection_rows
 from smmil.experiments.study import FAMILIES, Study, TableSpec
-from smmil.experiments.variant_tests import RESAMPLES, _comparisons, _pair_differences, _values_of_all_patients
+from smmil.experiments.variant_tests import (
+    RESAMPLES,
+    Judged,
+    _comparisons,
+    _pair_differences,
+    _values_of_all_patients,
+)
 from smmil.experiments.writing import (
     _comparisons_markdown,
     _for_spreadsheets,
@@ -165,7 +171,7 @@ def write_tables(
     positions = _position_rows(results, out, n=resamples) if located else []
     paths: list[Path] = []
     for spec in study.tables:
-        table = _with_all_patients(_make_table(study, spec, results, plan), results, out)
+        table = _with_all_patients(_make_table(study, spec, results, plan), results, out, judged)
         notes = table.notes + _position_note(positions, spec.metrics) + counted
         paths += _write_table(replace(table, notes=notes), folder)
     if positions:
@@ -173,7 +179,7 @@ def write_tables(
         paths += _write_page(folder, "prior", DataFrame(positions), page)
     if study.selection is not None:
         rows = _selection_rows(study, results, out)
-        page = _selection_markdown(study, rows, results, out, resamples) + _missing_runs(results, plan)
+        page = _selection_markdown(study, rows, results, out, resamples, judged) + _missing_runs(results, plan)
         paths += _write_page(folder, "selection", rows, page)
     rates: dict[str, dict[str, float | dict[int, float]]] = {}  # of each variant (and fold), by data set
     for (set_, variant), lr in _choose_learning_rates(results).items():
@@ -200,9 +206,7 @@ def _judged(predictions: Sequence[Prediction], by: str, aggregate: str | None) -
     return judged_by({"": predictions} if predictions else {}, by, aggregate).get("", predictions)
 
 
-def _by_patient(
-    results: DataFrame, out: Path, judged: Callable[[Sequence[Prediction]], Sequence[Prediction]]
-) -> DataFrame:
+def _by_patient(results: DataFrame, out: Path, judged: Judged) -> DataFrame:
     """The results with the numbers about whole cases by patient, from the predictions of every run."""
     found = results.copy()
     for place, run in zip(found.index, found["run"], strict=True):
@@ -213,13 +217,13 @@ def _by_patient(
     return found
 
 
-def _with_all_patients(table: _ResultTable, results: DataFrame, out: str | Path) -> _ResultTable:
+def _with_all_patients(table: _ResultTable, results: DataFrame, out: str | Path, judged: Judged) -> _ResultTable:
     """The table with the value over all patients beside the mean over folds, where test sets rotate."""
     sets = sorted({str(name) for name, part in results.groupby("set") if _rotates(part)})
     metrics = [metric for metric in dict.fromkeys(table.rows["metric"]) if not metric.endswith("_rank")]
     if not sets or not metrics:
         return table
-    known = _values_of_all_patients(results[results["set"].isin(sets)], Path(out), metrics)
+    known = _values_of_all_patients(results[results["set"].isin(sets)], Path(out), metrics, judged)
     keys = zip(table.rows["set"], table.rows["model"], table.rows["metric"], strict=True)
     rows = table.rows.assign(all_patients=[known.get(key, math.nan) for key in keys])
     note = (

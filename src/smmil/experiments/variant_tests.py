@@ -190,10 +190,12 @@ def _pair_differences(
     return DataFrame(rows)
 
 
-def _values_of_all_patients(results: DataFrame, out: Path, metrics: Sequence[str]) -> dict[tuple[str, str, str], float]:
+def _values_of_all_patients(
+    results: DataFrame, out: Path, metrics: Sequence[str], judged: Judged | None = None
+) -> dict[tuple[str, str, str], float]:
     """The value over all patients of each data set with rotating test sets, variant and metric."""
     found = {}
-    for tests in _metric_tests(_chosen_rows(results), out, metrics, 0, None):
+    for tests in _metric_tests(_chosen_rows(results), out, metrics, 0, None, judged):
         for name, one in tests.variants.items():
             mine = tests._resampled(name, list(one.folds))
             found[one.facts["set"], name, tests.metric] = mine.value
