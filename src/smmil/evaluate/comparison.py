@@ -109,7 +109,7 @@ def compare(
 
     difference = float(subtract(first.estimate, second.estimate))
     found, facts, notes = _resampled(
-        first.cases, first.kinds, between, difference, True, unit, method, n, seed, level, stratified
+        first.cases, first.kinds, between, difference, True, unit, method, n, seed, level, stratified, first.bounds
     )
     if only_in_a or only_in_b:
         counts = f"{only_in_a} cases only of the first model and {only_in_b} only of the second"

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from smmil.errors import DataError
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.metrics import PooledMetric, metric_name
 from smmil.evaluate.prior import DIFFERENCES, MAPS, PriorMaps, position_prior, prior_maps
-from smmil.evaluate.resampling import interval, interval_text, p_text
+from smmil.evaluate.resampling import interval_text, p_text
 from smmil.evaluate.significance import holm
 from smmil.experiments.results import _chosen_rows
-from smmil.experiments.variant_tests import LEVEL, _resampled_mean
+from smmil.experiments.variant_tests import _resampled_mean
 from smmil.experiments.writing import _markdown_cell, _three_digits
 from smmil.prediction import Prediction, load_predictions
 
@@ -77,15 +76,14 @@ def _ends(maps: Sequence[PriorMaps], n: int) -> dict[str, Any]:
     except DataError:
         return found | {"notes": "no interval: the folds have different test cases"}
     for name, mine in drawn.items():
-        left_out = partial(getattr, mine, "left_out")
-        ends = interval(mine.drawn, mine.value, mine.carriers, left_out, "bca", LEVEL)
+        ends = mine.interval()
         found |= {f"{name}_low": ends.low, f"{name}_high": ends.high}
-        found |= {name: mine.value} if not math.isnan(mine.fold_mean) else {}  # over all patients, as the interval
+        found |= {name: mine.value} if mine.folds else {}  # over all patients, as the interval
     for key, (a, b) in DIFFERENCES.items():
         gap = drawn[a].minus(drawn[b])
-        ends = interval(gap.drawn, gap.value, gap.carriers, list, "percentile", LEVEL, difference=True)
+        ends = gap.interval(difference=True)
         found |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p}
-        found |= {key: gap.value} if not math.isnan(gap.fold_mean) else {}
+        found |= {key: gap.value} if gap.folds else {}
     model = drawn["model"]
     return found | {"resampled": model.resampled, "shortage": model.carriers.shortage, "notes": ""}
 

@@ -131,9 +131,7 @@ def _chance(study: Study, option: str | None) -> float:
     return sum((count / len(names)) ** 2 for count in Counter(names).values())
 
 
-def _gain_row(
-    rows: Any, results: Any, out: Path, metric: str, n: int, judged: Judged | None = None
-) -> dict[str, Any]:
+def _gain_row(rows: Any, results: Any, out: Path, metric: str, n: int, judged: Judged | None = None) -> dict[str, Any]:
     """The chosen runs of one data set against those of the default: difference with its paired interval."""
     both = rows[(rows["metric"] == metric) & (rows["default_run"] != "")]
     by_run, parts = results.set_index("run", drop=False), list[DataFrame]()
@@ -230,7 +228,11 @@ def _price_table(
         cells = [metric_name(metric), _digits(value), _digits(default), f"{_digits(gain, '+')}{ends}"]
         cells += [p_text(paired.get("p", math.nan), short), _digits(best), _digits(price), single]
         lines.append(_markdown_row([_markdown_cell(cell) for cell in cells]))
-        verdicts.append(f"- {metric_name(metric)}: {_verdict(low * direction(metric), high * direction(metric))}")
+        apart = f", but the folds disagree: {paired.get('difference_folds')}" * bool(
+            paired.get("difference_folds_disagree")
+        )
+        words = _verdict(low * direction(metric), high * direction(metric))
+        verdicts.append(f"- {metric_name(metric)}: {words}{apart}")
     return [*lines, "", *verdicts]
 
 
