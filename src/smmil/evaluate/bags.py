@@ -1,8 +1,9 @@
 """Whole cases and their patients: labels, units to resample, calibration curves, and cases of a patient as one.
 
 A prediction that is part of a patient's bag says so in meta["patient_bag"]: {"patient": first id of the patient's
-cases, "cases": how many, "part": which}. With "aggregate" and "y" beside them, the cases were bags of their own, and
-only their probabilities became one; `y` is then the patient's label, that of the prediction the case's own.
+cases, "cases": how many, "part": which}. With "aggregate", "y" and "own" beside them, the cases were bags of their own,
+and only their probabilities became one; `y` is then the patient's label, that of the prediction the case's own, and
+`own` holds the probabilities and the value that the case had by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -162,6 +163,24 @@ def patient_bag(prediction: Prediction) -> dict[str, Any] | None:
     return found if known else None
 
 
+def as_patient(prediction: Prediction) -> Prediction:
+    """The prediction with what is true of the patient whose part it is: its probability is the patient's."""
+    found = patient_bag(prediction) or {}
+    y, known = (found.get(key, getattr(prediction, key)) for key in ("y", "target"))
+    return replace(prediction, y=y, target=None if known is None else np.array(known, dtype=np.float64))
+
+
+def own_case(prediction: Prediction) -> Prediction | None:
+    """The case by itself, with the probabilities it had before those of its patient's cases became one; None: it is
+    part of a bag and has none.
+    """
+    found = patient_bag(prediction)
+    if found is None:
+        return prediction
+    own = found.get("own")
+    return replace(prediction, probs=np.array(own["probs"]), value=own["value"]) if isinstance(own, dict) else None
+
+
 def whole_bags(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
     """One prediction for every bag that a model saw: the parts of a patient's bag together, others as they are."""
     return _together(predictions, [_key(p, joined=True) for p in predictions])
@@ -199,10 +218,9 @@ def _joined(id_: str, parts: Sequence[Prediction]) -> Prediction:
     meta = {k: v for k, v in first.meta.items() if k != "patient_bag" and all(p.meta.get(k) == v for p in parts)}
     own: dict[str, Any] = {name: _stacked(parts, name) for name in _ROWS}
     own |= {"coords": first.coords, "frame": first.frame} if len(parts) == 1 else {"coords": None, "frame": None}
-    y, known = (first.meta["patient_bag"].get(key, getattr(first, key)) for key in ("y", "target"))
-    target = None if known is None else np.array(known, dtype=np.float64)
+    whole = as_patient(first)
     scores = np.concatenate([p.scores for p in parts])
-    return replace(first, id=id_, scores=scores, edges=_edges(parts), y=y, target=target, meta=meta, **own)
+    return replace(first, id=id_, scores=scores, edges=_edges(parts), y=whole.y, target=whole.target, meta=meta, **own)
 
 
 def _stacked(parts: Sequence[Prediction], name: str) -> np.ndarray | None:
@@ -270,9 +288,10 @@ def _aggregated(cases: Sequence[Prediction], aggregate: str) -> list[Prediction]
     value = float(np.mean(values)) if len(values) == len(cases) else None
     facts = {"patient": patient, "cases": len(cases), "aggregate": aggregate, "y": y}
     facts |= {} if (target := _target(cases)) is None else {"target": target}
+    own = [{"own": {"probs": p.probs.tolist(), "value": p.value}, "part": part} for part, p in enumerate(cases)]
     return [
-        replace(p, probs=probs, value=value, meta={**p.meta, "patient_bag": {**facts, "part": part}})
-        for part, p in enumerate(cases)
+        replace(p, probs=probs, value=value, meta={**p.meta, "patient_bag": {**facts, **alone}})
+        for p, alone in zip(cases, own, strict=True)
     ]
 
 

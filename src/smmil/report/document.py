@@ -124,7 +124,7 @@ def write_report(
         lead=lead,
         sections=sections,
         charts=(_figures if numbers._target_of(results) == "class" else _target_figures)(models, results, column),
-        outcomes=list(dict.fromkeys(v["outcome"] for case in cases for v in case.facts["verdicts"] if v)),
+        outcomes=list(dict.fromkeys(v["outcome"] for case in cases for v in case.whole if v)),
         labels=sorted({case.facts["y"] for case in cases if case.facts["y"] is not None}),
         cards=[
             *((f"Model: {source.name}", _model_card(source, licences or {})) for source in sources),
@@ -208,8 +208,10 @@ def _summary(
     unmarked = {group: reason for group, reason in reasons.items() if reason is not None}  # no value is called best
     counted = whole_patients(first)
     found = next(iter(results.values()))["bag"]["n_positive"] if target != "class" else sum(1 for p in counted if p.y)
-    content = ", ".join(filter(None, [positives_in_words(target, found), f"{sum(p.n for p in first):,} instances"]))
-    content += f"; {len(counted):,} patients" if any(patient_bag(p) for p in first) else ""
+    positive = positives_in_words(target, found)
+    if any(patient_bag(p) for p in first):
+        positive = f"of {len(counted):,} patients" + f" ({positive})" * bool(positive)
+    content = ", ".join(filter(None, [positive, f"{sum(p.n for p in first):,} instances"]))
     return {
         "results": results,
         "slots": SLOTS,
