@@ -1,14 +1,20 @@
 """Numbers, curves and order of a report against hand-made values and the rooms they come from."""
 
+import inspect
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.lesion_cases import save_all, slide_case
 
-from smmil.evaluate import bag_metrics, bootstrap_ci, compare, position_prior
+from smmil.cli.options import Resamples, _number_of_resamples
+from smmil.errors import ConfigError
+from smmil.evaluate import bag_metrics, bootstrap_ci, compare, position_prior, uncertainty_metrics
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.ranking import OperatingPoints
+from smmil.evaluate.resampling import RESAMPLES
+from smmil.experiments.trust import trust_report
+from smmil.packaging import write_package
 from smmil.prediction import Prediction, load_predictions
 from smmil.report import write_report
 from smmil.report.cases import _all_cases, _outcome, verdict
@@ -216,3 +222,20 @@ def test_differences_on_the_same_patients_are_those_of_compare_and_say_what_kind
     assert "a difference in pointing, to the cost of vague" in page
     write_report([tmp_path / "sharp"], tmp_path / "one.html", resamples=100)
     assert "Differences on the same patients" not in (tmp_path / "one.html").read_text(encoding="utf-8")
+
+
+def test_one_number_of_resamples_is_usual_everywhere():
+    """The command, the report, a package and the library print an interval with the same digits."""
+    usual = (bootstrap_ci, compare, position_prior, write_report, write_package, trust_report, uncertainty_metrics)
+    for function in usual:
+        found = inspect.signature(function).parameters
+        assert found["n" if "n" in found else "resamples"].default == RESAMPLES
+    assert f"{RESAMPLES} unless given" in Resamples.__metadata__[0].help
+    assert (_number_of_resamples(None), _number_of_resamples(0, least=0)) == (RESAMPLES, 0)
+    with pytest.raises(ConfigError, match=f"--resamples 1: expected 0 .*{RESAMPLES} are usual"):
+        _number_of_resamples(1, least=0)
+    rng = np.random.default_rng(0)
+    cases = [Prediction(f"c{i:02}", [rng.beta(2 + i % 2, 3)], [[0.0]], y=i % 2) for i in range(24)]
+    found = _measure({"m": cases})["m"]["ci"]["bag_auroc"]
+    expected = bootstrap_ci(cases)
+    assert (found["low"], found["high"]) == (expected["low"], expected["high"])

@@ -24,7 +24,7 @@ from smmil.evaluate.metrics import (
     registered,
     usual_measures,
 )
-from smmil.evaluate.resampling import _resampled
+from smmil.evaluate.resampling import RESAMPLES, _resampled
 from smmil.evaluate.targets import TargetTable, _judged_labels, of_label
 from smmil.prediction import TARGETS, Prediction
 
@@ -249,7 +249,7 @@ def bootstrap_ci(
     metric: MetricOrFunction = "bag_auroc",
     unit: str = "patient",
     method: str = "bca",
-    n: int = 2000,
+    n: int = RESAMPLES,
     seed: int = 0,
     level: float = 0.95,
     *,

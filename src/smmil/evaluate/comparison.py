@@ -14,7 +14,7 @@ from smmil.evaluate.bags import patient_of, units_of
 from smmil.evaluate.bootstrap import MetricOrFunction, Models, Results, Settings, statistic
 from smmil.evaluate.instances import _score_kind
 from smmil.evaluate.metrics import USUAL
-from smmil.evaluate.resampling import _resampled, subtract
+from smmil.evaluate.resampling import RESAMPLES, _resampled, subtract
 from smmil.evaluate.significance import delong, holm
 from smmil.prediction import Prediction
 
@@ -76,7 +76,7 @@ def compare(
     metric: MetricOrFunction = "bag_auroc",
     unit: str = "patient",
     method: str = "percentile",
-    n: int = 2000,
+    n: int = RESAMPLES,
     seed: int = 0,
     level: float = 0.95,
     *,

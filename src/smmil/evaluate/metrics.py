@@ -310,7 +310,7 @@ _USUAL_OF_TARGET = {
     "multilabel": USUAL,
     "ordinal": ("bag_kappa", "bag_level_mae", *_USUAL_OF_INSTANCES),
     "regression": ("bag_spearman", "bag_mae", "bag_r2", *_USUAL_OF_INSTANCES),
-    "survival": ("bag_c_index", "bag_c_index_uno", "bag_integrated_brier", *_USUAL_OF_INSTANCES),
+    "survival": ("bag_c_index", "bag_c_index_uno", "bag_time_auroc", "bag_integrated_brier", *_USUAL_OF_INSTANCES),
 }
 _USUAL_OF_TARGET["cox"] = _USUAL_OF_TARGET["survival"]
 _RANKED, _EXCLUSIVE = ("class", "ordinal", "multilabel"), ("class", "ordinal")

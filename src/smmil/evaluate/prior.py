@@ -30,7 +30,7 @@ from smmil.evaluate.bootstrap import Settings, Statistic, _averaged, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
 from smmil.evaluate.metrics import METRICS
 from smmil.evaluate.ranking import _count_below, _ratio
-from smmil.evaluate.resampling import _resampling_plan, carriers_of, interval, p_text, subtract
+from smmil.evaluate.resampling import RESAMPLES, _resampling_plan, carriers_of, interval, p_text, subtract
 from smmil.prediction import Prediction
 
 CELLS = {1: 32, 2: 16, 3: 8}  # cells along an axis, by the number of axes
@@ -204,7 +204,7 @@ def position_prior(
     reference: Sequence[Prediction] | None = None,
     intervals: Sequence[str] = ("per_bag",),
     unit: str = "patient",
-    n: int = 1000,
+    n: int = RESAMPLES,
     seed: int = 0,
     level: float = 0.95,
     stratified: bool = False,

@@ -14,6 +14,7 @@ from smmil.evaluate.bags import UNITS, need_target, patient_of, units_of
 from smmil.prediction import Prediction
 
 _METHODS = ("bca", "percentile")
+RESAMPLES = 2000  # unless another number is asked for: the same interval has the same digits wherever it is printed
 LEAST = 10  # patients of every kind a metric needs; with fewer, intervals and p values do not keep what they say
 ALONE = 1  # a patient that is the only one of a kind in its part is drawn every time and seems to vary by nothing
 _ROUNDING = 1e-12  # smaller differences come from the order of additions
@@ -319,7 +320,7 @@ def _resampled(
     """The interval when units are drawn n times, how many of what took part, and remarks."""
     check_choice(method, _METHODS, "method")
     if n < 2:
-        raise ConfigError(f"n: got {n} resamples, expected at least 2; 2000 are usual")
+        raise ConfigError(f"n: got {n} resamples, expected at least 2; {RESAMPLES} are usual")
     if not 0 < level < 1:
         raise ConfigError(f"level: got {level}, expected a share between 0 and 1 such as 0.95")
     plan, notes = _resampling_plan(cases, unit, stratified)

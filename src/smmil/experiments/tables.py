@@ -13,6 +13,7 @@ from smmil.errors import ConfigError
 from smmil.evaluate.bags import AGGREGATES, judged_by
 from smmil.evaluate.levels import bag_metrics
 from smmil.evaluate.metrics import direction, explained, metric_name, metrics_of
+from smmil.evaluate.resampling import RESAMPLES
 from smmil.experiments.paper import _table_notes
 from smmil.experiments.position import _position_markdown, _position_note, _position_rows
 from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks, _rank_rows, _with_paper
@@ -29,7 +30,6 @@ from smmil.experiments.runner import _finished_results, _StudyFolder
 from smmil.experiments.selection import _selection_markdown, _selection_rows
 from smmil.experiments.study import FAMILIES, Study, TableSpec
 from smmil.experiments.variant_tests import (
-    RESAMPLES,
     Judged,
     _comparisons,
     _pair_differences,

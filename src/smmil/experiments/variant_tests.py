@@ -14,14 +14,13 @@ from smmil.evaluate.bags import resampled_in_words, units_of
 from smmil.evaluate.bootstrap import Settings, Statistic, statistic
 from smmil.evaluate.folds import pooled_statistic
 from smmil.evaluate.metrics import PooledMetric, registered
-from smmil.evaluate.resampling import Carriers, Resampling, carriers_of, interval, subtract
+from smmil.evaluate.resampling import RESAMPLES, Carriers, Resampling, carriers_of, interval, subtract
 from smmil.evaluate.significance import holm
 from smmil.experiments.results import _chosen_rows
 from smmil.experiments.study import FAMILIES
 from smmil.prediction import Prediction, load_predictions
 
 LEVEL = 0.95
-RESAMPLES = 2000  # of the patients, for tables and figures
 Key = tuple[int, int]  # seed, fold
 Judged = Callable[[Sequence[Prediction]], Sequence[Prediction]]  # by case or by patient
 Planned = Mapping[tuple[str, str], int]  # runs by data set and variant

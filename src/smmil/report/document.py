@@ -18,6 +18,7 @@ from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.folders import without_nan
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.probability import calibrated_probability
+from smmil.evaluate.resampling import RESAMPLES
 from smmil.files import write_text
 from smmil.images.matching import find_case_images
 from smmil.images.volume import Window
@@ -74,7 +75,7 @@ def write_report(
     threshold: float | None = None,
     column: int | None = None,
     prior: Sequence[str | Path] | None = None,
-    resamples: int = 1000,
+    resamples: int = RESAMPLES,
     title: str | None = None,
     lead: str = "",
     sections: Sequence[Section] = (),

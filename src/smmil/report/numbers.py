@@ -14,7 +14,7 @@ from smmil.evaluate.folders import summarize_models
 from smmil.evaluate.instances import POOLS, has_lesion_labels
 from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import Level, PooledMetric, metrics_of, registered
-from smmil.evaluate.resampling import missing_text
+from smmil.evaluate.resampling import RESAMPLES, missing_text
 from smmil.files import need_file
 from smmil.images.tiff_slide import check_picture
 from smmil.prediction import Prediction
@@ -150,7 +150,7 @@ def _measure(
     validation: Sequence[str | Path] = (),
     threshold: float | None = None,
     column: int | None = None,
-    resamples: int = 1000,
+    resamples: int = RESAMPLES,
     reference: Sequence[Prediction] | None = None,
 ) -> Results:
     """Summary, FROC with its curve, and intervals of each model; patients are resampled. resamples=0: no intervals.
