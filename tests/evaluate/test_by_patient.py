@@ -13,6 +13,8 @@ from smmil.evaluate.bags import (
     judged_by,
     own_case,
     patients_in_notes,
+    patients_in_words,
+    resampled_in_words,
     whole_bags,
     whole_patients,
 )
@@ -196,3 +198,15 @@ def test_who_the_patients_are_must_be_known_and_an_idle_aggregate_is_refused():
         judged_by({"m": []}, "case", "max")
     with pytest.raises(ConfigError, match="did you mean mean"):
         judged_by({"m": [case("a", [0.5], who="x")]}, "patient", "median")
+
+
+def test_patients_who_are_counted_are_known_to_intervals_and_comparisons(study):
+    """They are called by the id of their first case; that is no sign of files without patients."""
+    bags, cases = study
+    apart = [replace(p, meta={"group": p.meta["group"]}) for p in cases]
+    for known in (cases, by_patient(apart, "max")):
+        patients = whole_patients(known)
+        assert (resampled_in_words(patients), patients_in_words(patients)) == ("24 patients resampled", "24 patients")
+        for found in (bootstrap_ci(known, n=20), compare(known, known, n=20)):
+            assert not any("patients are unknown" in note for note in found["notes"])
+    assert "patients unknown or of one case each" in resampled_in_words(bags)  # cases that name only themselves

@@ -26,7 +26,7 @@ from smmil.evaluate.resampling import Carriers, interval
 from smmil.experiments.datasets import _prepare, _random_labels
 from smmil.experiments.results import _choose_learning_rates, _chosen_rows
 from smmil.experiments.runner import load_results, run_study
-from smmil.experiments.tables import write_tables
+from smmil.experiments.tables import _about, write_tables
 from smmil.experiments.variant_tests import _of_folds, _resampled_mean
 from smmil.experiments.writing import _comparison_notes, _pointing_notes
 from smmil.prediction import Prediction, load_predictions
@@ -87,7 +87,13 @@ def test_tables_show_both_the_mean_of_the_folds_and_the_value_over_all_patients(
         assert row["all_patients"] == pytest.approx(np.average(aurocs, weights=pairs))
         assert f"all patients {row['all_patients']:.3f}" in paths["numbers.md"].read_text()
         assert f"all patients {row['all_patients']:.3f}" in paths["numbers.tex"].read_text()
-    assert "every patient was tested once (tiny)" in paths["numbers.md"].read_text()
+    for name in ("numbers.md", "numbers.tex"):
+        notes = paths[name].read_text()
+        assert (
+            "every patient was tested once (tiny): each fold chose its learning rate by its own validation AUROC"
+            in notes
+        )
+        assert "chosen by mean validation" not in notes
     compared = pd.read_csv(paths["comparisons.csv"])
     assert compared["fold_mean"].notna().all()
     assert "mean of folds" in paths["comparisons.md"].read_text()
@@ -125,6 +131,16 @@ def test_tables_by_patient_count_patients_in_the_value_over_all_too(finished, tm
         assert row["all_patients"] == pytest.approx(np.average(aurocs, weights=pairs))
         both = compared[(compared["variant"] == name) & (compared["metric"] == "bag_auroc")]
         assert row["all_patients"] == pytest.approx(both["value"].iloc[0])
+
+
+def test_beside_rotating_sets_the_criterion_of_the_others_is_said_of_them_only():
+    study = tiny_study(datasets=[tiny_set("fixed"), tiny_set("turning", test="rotate")])
+    rows = pd.DataFrame({"set": ["fixed", "turning"], "test": ["", "rotate"], "val_auroc": 0.5})
+    spec = SimpleNamespace(metrics=["bag_auroc"], paper=None)
+    mixed, fixed = _about(study, spec, rows)[0], _about(study, spec, rows[:1])[0]
+    assert mixed.endswith("learning rate chosen by mean validation AUROC, ties by lower loss (fixed)")
+    assert fixed.endswith("learning rate chosen by mean validation AUROC, ties by lower loss")
+    assert "learning rate" not in _about(study, spec, rows[1:])[0]
 
 
 def test_permuted_labels_of_a_test_fold_leave_its_models_rates_thresholds_and_epochs(tmp_path):

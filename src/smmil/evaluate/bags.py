@@ -21,6 +21,7 @@ SURVIVAL = ("survival", "cox")
 AGGREGATES = ("mean", "max", "noisy-or")
 LEVELS = ("case", "patient")
 _PATIENT_KEYS = ("patient", "group")
+_CASES = "patient_cases"  # in the meta of what whole_bags and whole_patients join: of how many cases
 _ROWS = ("y_inst", "uncertainty", "strangeness")
 
 
@@ -80,7 +81,7 @@ def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[
 def patients_in_words(predictions: Sequence[Prediction]) -> str:
     """On how many patients a verdict rests: "12 patients", or "10 cases, patients unknown"."""
     count = len(set(units_of(predictions)[0].tolist()))
-    known = any(who is not None and who != p.id for p in predictions for who in [patient_of(p)])
+    known = any(patient_of(p) is not None and not _own_ids_only([p]) for p in predictions)
     what = "patient" if known else "case"
     alone = " or of one case each" if _own_ids_only(predictions) else ""
     return f"{count:,} {what}{'s' * (count != 1)}" + ("" if known else f", patients unknown{alone}")
@@ -97,8 +98,11 @@ def resampled_in_words(predictions: Sequence[Prediction]) -> str:
 
 
 def _own_ids_only(predictions: Sequence[Prediction]) -> bool:
-    """Whether each case gives its own id as its patient, as older files of cases without a patient do."""
-    return all(patient_of(p) == p.id for p in predictions)
+    """Whether each case gives its own id as its patient, as older files of cases without a patient do.
+
+    Patients who are counted as such are called by the first id of their cases, and are known.
+    """
+    return all(patient_of(p) == p.id and _CASES not in p.meta for p in predictions)
 
 
 def _bag_notes(predictions: Sequence[Prediction]) -> list[str]:
@@ -216,6 +220,7 @@ def _joined(id_: str, parts: Sequence[Prediction]) -> Prediction:
                 f"{id_}: {first.id} and {other.id} are parts of one patient with other results; predict again"
             )
     meta = {k: v for k, v in first.meta.items() if k != "patient_bag" and all(p.meta.get(k) == v for p in parts)}
+    meta[_CASES] = len(parts)
     own: dict[str, Any] = {name: _stacked(parts, name) for name in _ROWS}
     own |= {"coords": first.coords, "frame": first.frame} if len(parts) == 1 else {"coords": None, "frame": None}
     whole = as_patient(first)

@@ -61,7 +61,7 @@ def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) 
     variants = [v.name for v in study.variants] if table.variants is None else table.variants
     wanted, planned = (part[part["variant"].isin(variants)] for part in (results, plan))
     rows = _with_plan(_aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
-    notes = _about(study, table, _chosen_by(results))
+    notes = _about(study, table, results)
     states = len({one if isinstance(one, str) else "" for one in wanted.get("source", [])})
     if states > 1:
         made = f"made by {states} states of the program (`source` in results.csv)"
@@ -106,14 +106,22 @@ def _with_best_marked(rows: Any) -> DataFrame:
     return rows.assign(place=places)
 
 
-def _about(study: Study, table: TableSpec, chosen: str = "val_auroc") -> list[str]:
-    """How to read the numbers; chosen: the column by which learning rates were chosen."""
-    divisor = "n - 1" if study.ddof else "n"
+def _criterion(results: DataFrame) -> str:
+    """What learning rates were chosen by, in words."""
+    chosen = _chosen_by(results)
     by = "AUROC" if chosen == "val_auroc" else chosen.removeprefix("val_").replace("_", " ")
-    notes = [
-        f"mean ± standard deviation (divided by {divisor}) over folds and seeds; learning rate chosen by mean "
-        f"validation {by}, ties by lower loss",
-    ]
+    return f"validation {by}, ties by lower loss"
+
+
+def _about(study: Study, table: TableSpec, results: DataFrame) -> list[str]:
+    """How to read the numbers of a table made of these results."""
+    divisor, means = "n - 1" if study.ddof else "n", "over folds and seeds"
+    notes = [f"mean ± standard deviation (divided by {divisor}) {means}"]
+    rotating = {str(name): _rotates(part) for name, part in results.groupby("set")} if len(results) else {}
+    if not (rotating and all(rotating.values())):
+        which = [name for name, turns in rotating.items() if not turns] if any(rotating.values()) else []
+        only = f" ({', '.join(which)})" if which else ""
+        notes[0] += f"; learning rate chosen by mean {_criterion(results)}{only}"
     if any(direction(metric) for metric in table.metrics):
         notes.append("bold: best, underlined: second best of its group; equal at three digits is equal")
     if table.paper is not None:
@@ -227,9 +235,9 @@ def _with_all_patients(table: _ResultTable, results: DataFrame, out: str | Path,
     keys = zip(table.rows["set"], table.rows["model"], table.rows["metric"], strict=True)
     rows = table.rows.assign(all_patients=[known.get(key, math.nan) for key in keys])
     note = (
-        f"every patient was tested once ({', '.join(sets)}): each fold chose its learning rate by its own validation "
-        "cases; all patients: one value over the test cases of all folds, each judged by the model of its fold and "
-        "compared within its fold only, averaged over seeds"
+        f"every patient was tested once ({', '.join(sets)}): each fold chose its learning rate by its own "
+        f"{_criterion(results)}; all patients: one value over the test cases of all folds, each judged by the model of "
+        "its fold and compared within its fold only, averaged over seeds"
     )
     return replace(table, rows=rows, notes=[table.notes[0], note, *table.notes[1:]])
 
