@@ -24,7 +24,7 @@ from smmil.evaluate.metrics import (
     registered,
     usual_measures,
 )
-from smmil.evaluate.resampling import RESAMPLES, _resampled
+from smmil.evaluate.resampling import RESAMPLES, _resampled, carriers_of
 from smmil.evaluate.targets import TargetTable, _judged_labels, of_label
 from smmil.prediction import TARGETS, Prediction
 
@@ -304,6 +304,14 @@ def bootstrap_ci(
         "score_kind": kind,
         "notes": notes + kind_notes,
     }
+
+
+def shortage_of(
+    predictions: Sequence[Prediction], measure: PooledMetric, threshold: float | None = None, column: int | None = None
+) -> str:
+    """What there is too little of for an interval of a metric ("3 positive patients"); empty where there is enough."""
+    measured = statistic(predictions, measure.metric, Settings(threshold, measure.pool, column))
+    return carriers_of(measured.cases, measured.kinds).shortage
 
 
 def add_intervals(results: Results, models: Models, measures: Sequence[str] = USUAL, **options: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from smmil.evaluate.bags import SURVIVAL, labelled_table
 from smmil.evaluate.metrics import NOT_NEGATIVE, SHARE, Metric, _bag_values, metrics_of, register_metric
 from smmil.evaluate.ranking import Counts, OperatingPoints, _defined, _ratio, exact_mean
+from smmil.evaluate.resampling import Carriers, carriers_of
 from smmil.evaluate.survival import _Concordance, _OverTime
 from smmil.evaluate.targets import TargetTable, _judged_labels, of_label
 from smmil.prediction import Prediction
@@ -80,7 +81,9 @@ def _label_rows(table: TargetTable, threshold: float) -> dict[str, dict[str, Any
 
 
 def _time_rows(table: TargetTable, weights: np.ndarray) -> dict[str, dict[str, Any]]:
-    """By time: AUROC and Brier score, mean predicted and observed share with an event, and who was followed."""
+    """By time: AUROC and Brier score, mean predicted and observed share with an event, who was followed, and whether
+    these are too few for AUROC and Brier score to say much.
+    """
     curve, over = table.follow_up.curve(), table.over_time
     auroc, brier = over.auroc(weights), over.brier(weights)
     return {
@@ -92,9 +95,16 @@ def _time_rows(table: TargetTable, weights: np.ndarray) -> dict[str, dict[str, A
             "observed": 1 - curve.after(time) if not math.isnan(brier[k]) else math.nan,
             "n_events": int(table.follow_up.had_event(time).sum()),
             "n_without": int(table.follow_up.had_none(time).sum()),
+            "shortage": _carriers_until(table, time).shortage,
         }
         for k, time in enumerate(table.times if len(table) else ())
     }
+
+
+def _carriers_until(table: TargetTable, time: float) -> Carriers:
+    """How many patients had an event until a time, and how many were followed longer without one."""
+    sides = {"with an event": table.follow_up.had_event(time), "without an event": table.follow_up.had_none(time)}
+    return carriers_of(table.cases, {f"{{units}} {words} until {time:.4g}": is_it for words, is_it in sides.items()})
 
 
 def _n_positive(table: TargetTable) -> int:

@@ -257,20 +257,25 @@ def _verdicts(results: Results) -> list[tuple[bool, str]]:
 
 
 def _metrics(results: Results, unmarked: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(group, rows) of the metrics that at least one model has, or has withheld."""
+    """(group, rows) of the metrics of which at least one model has any, or has withheld one; a dash: undefined."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in numbers._all_rows(results):
-        if any(row.value(found) is not None or row.withheld(found) for found in results.values()):
+    rows = numbers._all_rows(results)
+    measured = {r.group for r in rows for found in results.values() if r.value(found) is not None or r.withheld(found)}
+    for row in rows:
+        if row.group in measured and any(row.known(found) for found in results.values()):
             values = _values(row, results, marked=row.group not in unmarked)
             groups.setdefault(row.group, []).append({"name": row.name, "values": values})
     return list(groups.items())
 
 
 def _values(row: numbers._Row, results: Results, marked: bool = False) -> list[dict[str, Any]]:
-    """One metric of every model as text; the best printed value is marked unless all are equal."""
+    """One metric of every model as text; the best printed value is marked unless all are equal, or one of them rests
+    on too few patients.
+    """
     printed = {name: row.value(found) for name, found in results.items()}
     ranks = [row.better * round(value, 3) for value in printed.values() if value is not None]
-    best = max(ranks) if marked and row.better and len(set(ranks)) > 1 else None
+    few = any(row.shortage(found) for found in results.values())
+    best = max(ranks) if marked and row.better and len(set(ranks)) > 1 and not few else None
     values = []
     for slot, (name, value) in enumerate(printed.items()):
         ends = row.ends(results[name])
