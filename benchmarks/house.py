@@ -22,11 +22,11 @@ from scipy.sparse.csgraph import connected_components
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = "smmil"
 LIMITS = {
-    "files": ("<=", 276),
-    "lines": ("<=", 56_000),
+    "files": ("<=", 273),
+    "lines": ("<=", 55_500),
     "median lines of a file": (">=", 120),
     "import depth": ("<=", 14),
-    "public names": ("<=", 670),
+    "public names": ("<=", 680),
     "modules with one importer": ("<=", 50),
     "class names used twice": ("<=", 0),
 }

@@ -38,6 +38,16 @@ def test_a_report_has_a_row_for_every_patient_above_the_slides(browser, folder, 
         assert "0.700" in found[0]
         assert "true positive" in found[0]
         assert "Patient of c · 1 case" in found[3]
+        assert [text.split("	")[1] for text in found] == [
+            "Patient of a · 2 cases",
+            "b",
+            "a",
+            "Patient of c · 1 case",
+            "c",
+        ]
+        assert "0.700	true positive	0.300" in found[1]  # each slide what was said of it alone
+        assert "0.100	true negative	0.100" in found[2]
+        assert "of 2 patients (1 positive)" in page.locator("#summary").inner_text()
         page.locator("#case-table tbody tr.patient").first.click()  # a heading opens nothing
         assert not page.locator("dialog#case").is_visible()
         page.locator("#case-table tbody tr[tabindex='0']").focus()
@@ -46,6 +56,9 @@ def test_a_report_has_a_row_for_every_patient_above_the_slides(browser, folder, 
         page.keyboard.press("Enter")
         settled(page, "0")
         assert page.locator("#case-title").inner_text().startswith("c")
+        page.click("#previous")
+        said = "this case P(positive) 0.100, true negative; patient of a: P(positive) 0.700, true positive"
+        shows(page, "#case-facts", f"model: {said}")
         page.keyboard.press("Escape")
         page.fill("#search", "b")
         shows(page, "#count", "1 of 3 cases, 1 patient")

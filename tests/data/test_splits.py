@@ -1,10 +1,11 @@
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.table_manifests import table_manifest
 
 from smmil.data import Manifest, Split, load_splits, make_splits, refuse_leaks, save_splits
-from smmil.data.splits import small_test_note
+from smmil.data.splits import _assign_folds, _folds_of_patients, _StratifiedCases, small_test_note
 from smmil.data.targets import TargetColumns
 from smmil.errors import ConfigError, DataError
 
@@ -190,6 +191,36 @@ def test_rotating_folds_have_the_asked_shares_and_follow_the_seed_alone():
     turned = Manifest(manifest.table.iloc[::-1].reset_index(drop=True))
     assert splits == make_splits(turned, folds=5, val_share=0.25, test="rotate")
     assert splits != make_splits(manifest, folds=5, val_share=0.25, test="rotate", seed=1)
+
+
+def test_rotating_folds_share_out_patients_however_many_bags_each_has():
+    """A positive patient with as many bags as all others does not fill a fold alone."""
+    groups = ["big"] * 12 + [f"p{i}" for i in range(10)] + [f"n{i // 2}" for i in range(32)]
+    labels = ["1"] * 22 + ["0"] * 32
+    manifest = table_manifest(id=[f"{i:02d}" for i in range(54)], group=groups, label=labels)
+    for seed in range(5):
+        splits = make_splits(manifest, folds=3, val_share=0.3, test="rotate", seed=seed)
+        held = [{manifest.groups[i] for i in split.test if manifest.labels[i] == 1} for split in splits]
+        assert sorted(map(len, held)) == [3, 4, 4]
+        assert {len({manifest.groups[i] for i in split.test if manifest.labels[i] == 0}) for split in splits} <= {5, 6}
+
+
+def test_patients_with_both_classes_are_shared_out_too():
+    """By their highest label all patients are of one class; then their bags decide, so that each fold has both."""
+    groups = [f"p{i // 2}" for i in range(40)]
+    manifest = table_manifest(id=[f"{i:02d}" for i in range(40)], group=groups, label=["0", "1"] * 20)
+    splits = make_splits(manifest, folds=4, val_share=0.3, test="rotate")
+    assert all({manifest.labels[i] for i in split.test} == {0, 1} for split in splits)
+
+
+@given(st.integers(8, 60), st.integers(2, 4), st.integers(0, 5))
+@settings(max_examples=20, deadline=None)
+def test_of_patients_with_one_bag_each_rotating_folds_are_those_of_bags(n, folds, seed):
+    ids = np.array([f"{i:03d}" for i in range(n)], dtype=object)
+    groups = np.array([f"q{i * 7 % n}" for i in range(n)])
+    cases = _StratifiedCases(ids, (np.arange(n) % 3 == 0).astype(int), groups)
+    one, other = _folds_of_patients(cases, folds, seed), _assign_folds(cases, folds, seed)
+    assert (one is None and other is None) or (one == other).all()
 
 
 @pytest.mark.parametrize("mark", ["test", "val"])

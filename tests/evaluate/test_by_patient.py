@@ -7,7 +7,17 @@ import pytest
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate import bag_metrics, bootstrap_ci, compare, energies, froc, instance_metrics, reliability_curve
-from smmil.evaluate.bags import by_patient, judged_by, patients_in_notes, whole_bags, whole_patients
+from smmil.evaluate.bags import (
+    as_patient,
+    by_patient,
+    judged_by,
+    own_case,
+    patients_in_notes,
+    patients_in_words,
+    resampled_in_words,
+    whole_bags,
+    whole_patients,
+)
 from smmil.evaluate.calibration import _class_sets, _probability_maps
 from smmil.evaluate.folders import summary
 from smmil.evaluate.prior import position_prior
@@ -131,7 +141,10 @@ def test_probabilities_of_a_patient_become_one_as_by_hand(aggregate):
     assert [p.id for p in found] == ["b", "a", "c"]
     assert [float(p.probs[0]) for p in found] == pytest.approx([PAIR[aggregate]] * 2 + [0.3])
     assert [p.y for p in found] == [1, 0, 0]  # labels of cases stay
-    assert found[0].meta["patient_bag"] == {"patient": "a", "cases": 2, "aggregate": aggregate, "y": 1, "part": 1}
+    facts = {"patient": "a", "cases": 2, "aggregate": aggregate, "y": 1, "part": 1}
+    assert found[0].meta["patient_bag"] == {**facts, "own": {"probs": [0.8], "value": None}}
+    assert [(float(own_case(p).probs[0]), own_case(p).y) for p in found] == [(0.8, 1), (0.2, 0), (0.3, 0)]
+    assert [as_patient(p).y for p in found] == [1, 1, 0]
     numbers = bag_metrics(found)
     assert (numbers["n"], numbers["n_positive"], numbers["auroc"]) == (2, 1, 1.0)
     two = by_patient([case("a", [0.8, 0.2], 0, "x"), case("b", [0.2, 0.8], 1, "x")], aggregate)
@@ -173,6 +186,7 @@ def test_instances_stay_those_of_the_cases(study):
 def test_bags_of_patients_are_by_patient_on_their_own(study):
     _, cases = study
     assert by_patient(cases, "max") == cases
+    assert all(own_case(p) is None for p in cases)
     assert patients_in_notes(cases)[0].endswith("24 patients, one bag each")
     assert patients_in_notes([]) == []
 
@@ -184,3 +198,15 @@ def test_who_the_patients_are_must_be_known_and_an_idle_aggregate_is_refused():
         judged_by({"m": []}, "case", "max")
     with pytest.raises(ConfigError, match="did you mean mean"):
         judged_by({"m": [case("a", [0.5], who="x")]}, "patient", "median")
+
+
+def test_patients_who_are_counted_are_known_to_intervals_and_comparisons(study):
+    """They are called by the id of their first case; that is no sign of files without patients."""
+    bags, cases = study
+    apart = [replace(p, meta={"group": p.meta["group"]}) for p in cases]
+    for known in (cases, by_patient(apart, "max")):
+        patients = whole_patients(known)
+        assert (resampled_in_words(patients), patients_in_words(patients)) == ("24 patients resampled", "24 patients")
+        for found in (bootstrap_ci(known, n=20), compare(known, known, n=20)):
+            assert not any("patients are unknown" in note for note in found["notes"])
+    assert "patients unknown or of one case each" in resampled_in_words(bags)  # cases that name only themselves

@@ -10,7 +10,9 @@ from support.metric_cases import bags, random_cases
 
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate import bootstrap_ci, compare, compare_models, delong, holm
+from smmil.evaluate.bootstrap import _bounds
 from smmil.evaluate.comparison import INSIDE, POOLED, pointing_or_telling
+from smmil.evaluate.metrics import METRICS, register_metric
 from smmil.evaluate.significance import _auroc_covariance
 from smmil.prediction import Prediction
 
@@ -322,3 +324,26 @@ def test_a_map_of_bag_levels_gains_by_telling_bags_apart_only():
     measures = {POOLED: "all", INSIDE: "positive_bags"}
     rows = {measure: compare(level, noise, "inst_auroc", pool=pool, n=300) for measure, pool in measures.items()}
     assert "telling bags apart, not in pointing" in pointing_or_telling("level", "noise", rows)
+
+
+def test_a_difference_near_the_largest_possible_one_ends_there():
+    """Twelve patients of each class: one model nearly always right, the other nearly always wrong."""
+    right = [Prediction(f"c{i:02}", [0.2 + 0.6 * (i % 2) + 0.001 * i], [0.0], y=i % 2) for i in range(24)]
+    wrong = [replace(p, probs=1 - p.probs) for p in right]
+    right[3] = replace(right[3], probs=np.array([0.1]))
+    wrong[8] = replace(wrong[8], probs=np.array([0.1]))
+    found = compare(right, wrong, "bag_auroc", n=300)
+    assert found["difference"] > 0.8
+    assert found["high"] == 1.0
+    assert compare(wrong, right, "bag_auroc", n=300)["low"] == -1.0
+
+
+def test_every_metric_states_its_bounds():
+    unbounded = {name for name, metric in METRICS.items() if not np.isfinite(metric.bounds).all()}
+    lengths = {"bag_mae", "bag_rmse", "bag_level_mae", "bag_loss", "energy_geary", "energy_mean"}
+    assert unbounded == {*lengths, "bag_integrated_brier", "bag_r2"}
+    three = [Prediction(f"c{i:02}", np.eye(3)[(i + 1) % 3], [0.0], y=i % 3) for i in range(30)]
+    assert bootstrap_ci(three, "bag_brier", n=20)["value"] == 2.0
+    assert _bounds(METRICS["bag_brier"], three) == (0.0, 2.0)
+    with pytest.raises(ConfigError, match="the lowest value, then the highest"):
+        register_metric(replace(METRICS["bag_auroc"], name="bag_other", bounds=(1.0, 0.0)))

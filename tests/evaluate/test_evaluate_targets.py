@@ -53,6 +53,9 @@ def test_survival_is_shown_with_intervals_times_and_groups(tmp_path):
         assert words in text
     assert "with an event" in text
     assert "bag threshold" not in text
+    for row in bag_metrics(target_cohort("survival", 40))["times"].values():
+        assert f"{row['n_events']} / {row['n_without']}" in text
+        assert not row["shortage"] or f"– ({row['shortage'].split()[0]}" in text
 
 
 def test_each_label_has_an_interval_of_its_own(tmp_path):

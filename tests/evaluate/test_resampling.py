@@ -155,3 +155,18 @@ def test_too_few_carriers_of_any_kind_leave_neither_interval_nor_p(counts, words
         assert any(f"no interval: {words}, and at least {LEAST} are needed" in note for note in found.notes) == bool(
             words
         )
+
+
+def test_no_end_lies_beyond_what_the_metric_can_be():
+    """Few patients and a difference near the largest possible one: Student's t alone reaches beyond it."""
+    drawn = np.random.default_rng(0).choice([0.4, 0.7, 0.9, 1.0, 1.0], (500, 10)).mean(1)
+    ten, kinds = Carriers({"patients": 10}), {"difference": True}
+    free = interval(drawn, 0.9, ten, list, "percentile", 0.95, **kinds)
+    kept = interval(drawn, 0.9, ten, list, "percentile", 0.95, bounds=(0.0, 1.0), **kinds)
+    assert free.high > 1.0 == kept.high
+    assert (kept.low, kept.p) == (free.low, free.p)
+    turned = interval(-drawn, -0.9, ten, list, "percentile", 0.95, bounds=(0.0, 1.0), **kinds)
+    assert (turned.low, turned.high) == pytest.approx((-kept.high, -kept.low))
+    half = interval(drawn, 0.9, ten, list, "percentile", 0.95, bounds=(0.2, 0.8), **kinds)
+    assert half.high == pytest.approx(0.6)
+    assert interval(drawn, 0.9, ten, list, "percentile", 0.95, bounds=(0.0, 0.95)).high == 0.95

@@ -1,5 +1,7 @@
 """The position prior in the tables of a study."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -69,6 +71,21 @@ def test_folds_whose_test_cases_overlap_have_values_without_intervals(tmp_path):
     assert np.isnan(row["difference_low"])
     assert row["better"] == ""
     assert "no interval: the folds have different test cases (F)." in _position_markdown([row], "T")
+
+
+def test_a_fold_without_a_prior_is_left_out_by_name(tmp_path):
+    """Folds with test cases of their own: one patient of fold 1 has lesions, of the other folds everybody."""
+    folds = [scans(fold, finder, first=24 * fold) for fold in range(3)]
+    thin = [p if i < 2 else replace(p, y_inst=np.zeros(p.n)) for i, p in enumerate(folds[1])]
+    row, whole = (
+        _position_rows(saved(tmp_path / name, {"F": cases}), tmp_path / name, n=40)[0]
+        for name, cases in (("thin", [folds[0], thin, folds[2]]), ("whole", [folds[0], folds[2]]))
+    )
+    for key in ("model", "truth", "own", "residual", "difference", "difference_low", "truth_high", "n_patients"):
+        assert row[key] == pytest.approx(whole[key])
+    words = "Without fold 1, where there is no position prior: one patient has coordinates and a positive instance"
+    assert words in _position_markdown([row], "T")
+    assert "Without" not in _position_markdown([whole], "T")
 
 
 def test_without_coordinates_the_page_says_that_there_is_no_prior(tmp_path):

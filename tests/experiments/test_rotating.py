@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,14 +19,16 @@ from support.studies import table_bytes, tiny_set, tiny_study, variant
 from smmil.data import Manifest, load_splits, make_splits, save_splits
 from smmil.errors import DataError
 from smmil.evaluate import froc
+from smmil.evaluate.bags import by_patient, whole_patients
 from smmil.evaluate.bootstrap import Settings
 from smmil.evaluate.folds import pooled_statistic
 from smmil.evaluate.resampling import Carriers, interval
 from smmil.experiments.datasets import _prepare, _random_labels
 from smmil.experiments.results import _choose_learning_rates, _chosen_rows
 from smmil.experiments.runner import load_results, run_study
-from smmil.experiments.tables import write_tables
-from smmil.experiments.variant_tests import _resampled_mean
+from smmil.experiments.tables import _about, write_tables
+from smmil.experiments.variant_tests import _of_folds, _resampled_mean
+from smmil.experiments.writing import _comparison_notes, _pointing_notes
 from smmil.prediction import Prediction, load_predictions
 from smmil.synthetic import synthetic_slides, write_synthetic
 
@@ -84,12 +87,60 @@ def test_tables_show_both_the_mean_of_the_folds_and_the_value_over_all_patients(
         assert row["all_patients"] == pytest.approx(np.average(aurocs, weights=pairs))
         assert f"all patients {row['all_patients']:.3f}" in paths["numbers.md"].read_text()
         assert f"all patients {row['all_patients']:.3f}" in paths["numbers.tex"].read_text()
-    assert "every patient was tested once (tiny)" in paths["numbers.md"].read_text()
+    for name in ("numbers.md", "numbers.tex"):
+        notes = paths[name].read_text()
+        assert (
+            "every patient was tested once (tiny): each fold chose its learning rate by its own validation AUROC"
+            in notes
+        )
+        assert "chosen by mean validation" not in notes
     compared = pd.read_csv(paths["comparisons.csv"])
     assert compared["fold_mean"].notna().all()
     assert "mean of folds" in paths["comparisons.md"].read_text()
     rates = json.loads(paths["learning_rates.json"].read_text())["tiny"]
     assert {name: set(folds) for name, folds in rates.items()} == {"ABMIL": {"0", "1"}, "SmAP": {"0", "1"}}
+
+
+def in_pairs(out):
+    """Every two test cases of a class and fold become a patient's."""
+    for folder in out.glob("runs/*/test"):
+        cases = load_predictions(folder)
+        for y in (0, 1):
+            mine = [p for p in cases if p.y == y]
+            for number, p in enumerate(mine):
+                who = mine[number // 2 * 2].id
+                replace(p, meta={**p.meta, "patient": who, "group": who}).save(folder / f"{p.id}.npz")
+
+
+def test_tables_by_patient_count_patients_in_the_value_over_all_too(finished, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(finished, out)
+    in_pairs(out)
+    kinds = {"by": "patient", "aggregate": "max"}
+    paths = {path.name: path for path in write_tables(rotating_study(), out, resamples=30, **kinds)}
+    rows, compared = pd.read_csv(paths["numbers.csv"]), pd.read_csv(paths["comparisons.csv"])
+    chosen = _chosen_rows(load_results(rotating_study(), out))
+    for name, part in chosen.groupby("variant"):
+        folds = [load_predictions(out / "runs" / key / "test") for key in part.sort_values("fold")["run"]]
+        patients = [whole_patients(by_patient(fold, "max")) for fold in folds]
+        assert [len(cases) for cases in patients] < [len(fold) for fold in folds]
+        aurocs = [roc_auc_score([p.y for p in f], [p.positive_prob for p in f]) for f in patients]
+        pairs = [sum(p.y == 1 for p in f) * sum(p.y == 0 for p in f) for f in patients]
+        row = rows[(rows["model"] == name) & (rows["metric"] == "bag_auroc")].iloc[0]
+        assert row["mean"] == pytest.approx(np.mean(aurocs))
+        assert row["all_patients"] == pytest.approx(np.average(aurocs, weights=pairs))
+        both = compared[(compared["variant"] == name) & (compared["metric"] == "bag_auroc")]
+        assert row["all_patients"] == pytest.approx(both["value"].iloc[0])
+
+
+def test_beside_rotating_sets_the_criterion_of_the_others_is_said_of_them_only():
+    study = tiny_study(datasets=[tiny_set("fixed"), tiny_set("turning", test="rotate")])
+    rows = pd.DataFrame({"set": ["fixed", "turning"], "test": ["", "rotate"], "val_auroc": 0.5})
+    spec = SimpleNamespace(metrics=["bag_auroc"], paper=None)
+    mixed, fixed = _about(study, spec, rows)[0], _about(study, spec, rows[:1])[0]
+    assert mixed.endswith("learning rate chosen by mean validation AUROC, ties by lower loss (fixed)")
+    assert fixed.endswith("learning rate chosen by mean validation AUROC, ties by lower loss")
+    assert "learning rate" not in _about(study, spec, rows[1:])[0]
 
 
 def test_permuted_labels_of_a_test_fold_leave_its_models_rates_thresholds_and_epochs(tmp_path):
@@ -285,3 +336,66 @@ def test_test_sets_that_overlap_are_refused():
     folds = folds_of(0)
     with pytest.raises(DataError, match="different cases"):
         _resampled_mean([folds[0] + folds[1], folds[1]], "bag_auroc", [None] * 2, n=5)
+
+
+def with_one_patient(fold, y):
+    """The fold, all cases of class y being a single patient's."""
+    return [replace(p, meta={"patient": "alone"}) if p.y == y else p for p in fold]
+
+
+@pytest.mark.parametrize("metric", ["bag_auroc", "bag_f1", "inst_auroc", "inst_auroc@positive_bags", "froc"])
+def test_a_single_patient_of_a_kind_in_a_fold_leaves_neither_interval_nor_p(metric):
+    """That patient is drawn every time, and what another one would change is not seen."""
+    folds = folds_of(4, (24, 24, 24))
+    cuts = [None] * 3
+    whole = _resampled_mean(folds, metric, cuts, n=60)
+    assert whole.carriers.shortage == ""
+    assert not np.isnan(whole.interval().low)
+    thin = _resampled_mean([folds[0], with_one_patient(folds[1], 1), folds[2]], metric, cuts, n=60, numbers=[3, 5, 7])
+    assert thin.value == pytest.approx(whole.value)
+    assert thin.carriers.fewest >= 10
+    assert thin.carriers.shortage.startswith("1 ")
+    assert thin.carriers.shortage.endswith(" in fold 5")
+    found = thin.minus(thin).interval(difference=True)
+    assert np.isnan([thin.interval().low, thin.interval().high, found.low, found.p]).all()
+    assert found.shortage == thin.carriers.shortage
+    assert "2 are needed in each" in found.notes[-1]
+
+
+def test_two_patients_of_a_kind_in_a_fold_or_a_fold_without_weight_are_enough():
+    folds = folds_of(4, (24, 24, 24))
+    halves = [replace(p, meta={"patient": f"half{i % 4 == 1}"}) if p.y else p for i, p in enumerate(folds[1])]
+    assert _resampled_mean([folds[0], halves, folds[2]], "bag_auroc", [None] * 3, n=40).carriers.shortage == ""
+    useless = with_one_patient([p for p in folds[1] if not p.y], 0)  # one class: no pair, no weight
+    found = _resampled_mean([folds[0], useless, folds[2]], "bag_auroc", [None] * 3, n=40)
+    assert found.carriers.shortage == ""
+    assert not np.isnan(found.interval().low)
+
+
+def compared_folds(values, other, low, high):
+    """A row of comparisons with these values by fold, and an interval of the difference."""
+    ends = SimpleNamespace(low=low, high=high)
+    one = _resampled_mean(folds_of(2), "bag_brier", [None] * 3, n=5)._replace(
+        folds=dict(zip("abc", values, strict=True))
+    )
+    gap = one.minus(one._replace(folds=dict(zip("abc", other, strict=True))))
+    return _of_folds("", one, ends, 0.5) | _of_folds("difference_", gap, ends, 0.0)
+
+
+def test_folds_that_contradict_the_interval_are_named():
+    found = compared_folds((0.9, 0.3, 0.8), (0.4, 0.5, 0.4), 0.6, 0.9)
+    assert (found["folds_disagree"], found["difference_folds_disagree"]) == (True, True)
+    assert found["difference_folds"] == "a +0.500, b -0.200, c +0.400"
+    assert compared_folds((0.9, 0.3, 0.8), (0.4, 0.5, 0.4), math.nan, math.nan)["folds_disagree"]
+    assert not compared_folds((0.9, 0.5, 0.8), (0.4, 0.5, 0.4), 0.6, 0.9)["difference_folds_disagree"]
+    assert not compared_folds((0.9, 0.3, 0.8), (0.4, 0.5, 0.4), -0.1, 0.9)["difference_folds_disagree"]
+    facts = {"set": "s", "variant": "A", "reference": "B", "metric": "inst_auroc@positive_bags", "family": "local"}
+    ends = {"difference": 0.2, "difference_low": 0.1, "difference_high": 0.3, "runs": 3, "planned": 3}
+    rows = [{**facts, **ends, **found}, {**facts, **ends, **found, "metric": "inst_auroc"}]
+    (verdict,) = _pointing_notes(rows)
+    assert verdict.endswith("a difference in pointing, for A. But the folds disagree about its sign, see below.")
+    notes = _comparison_notes(rows, 100)
+    assert "in positive bags: the folds disagree, A minus B has both signs: a +0.500, b -0.200, c +0.400" in notes[1]
+    calm = {**found, "folds_disagree": False, "difference_folds_disagree": False}
+    rows = [{**row, **calm} for row in rows]
+    assert "disagree" not in " ".join([*_pointing_notes(rows), *_comparison_notes(rows, 100)])

@@ -48,6 +48,10 @@ def test_a_report_counts_patients_and_has_a_map_for_every_slide(road, study):
     assert {case["id"] for case in cases} == set(table["id"])
     patients = {case["patient"]["id"] for case in cases}
     assert len(patients) == 16 < len(cases)
+    assert "of 16 patients (" in page
+    said = {p.id: p.positive_prob for p in load_predictions(road / "predictions")}
+    assert all(case["patient"]["verdicts"][0]["p"] == said[case["id"]] for case in cases)
+    assert {(case["verdicts"][0]["p"], case["verdicts"][0]["outcome"]) for case in cases} == {(None, "")}
     assert "16 patients, one bag each" in page
     assert "Name" not in "".join(case["id"] for case in cases)
     assert not re.search(r"Name \d", page)
@@ -121,12 +125,22 @@ def test_slides_are_aggregated_by_patient_where_asked(by_case, study, aggregate,
 
 def test_reports_and_packages_state_patients_where_asked(by_case, tmp_path):
     smmil("report", by_case / "predictions", "--by", "patient", "--resamples", 0, "--out", tmp_path / "report.html")
+    own = {p.id: p.positive_prob for p in load_predictions(by_case / "predictions")}
     cases = report_data((tmp_path / "report.html").read_text())["cases"]
     for case in cases:
         mine = [c for c in cases if c["patient"]["id"] == case["patient"]["id"]]
         assert len(mine) == case["patient"]["cases"]
         assert case["patient"]["y"] == max(c["y"] for c in mine)
-        assert len({c["verdicts"][0]["p"] for c in mine}) == 1
+        (said,) = {c["patient"]["verdicts"][0]["p"] for c in mine}
+        assert said == pytest.approx(np.mean([own[c["id"]] for c in mine]))
+        assert [c["verdicts"][0]["p"] for c in mine] == [own[c["id"]] for c in mine]
+        assert all(
+            c["verdicts"][0]["outcome"] == f"{str((own[c['id']] >= 0.5) == c['y']).lower()} "
+            f"{'positive' if own[c['id']] >= 0.5 else 'negative'}"
+            for c in mine
+        )
+    errors = [case["patient"]["verdicts"][0]["error"] for case in cases]
+    assert errors == sorted(errors, reverse=True)
     words = ("--predictions", by_case / "predictions", "--by", "patient", "--aggregate", "max")
     smmil("package", by_case / "run", "--out", tmp_path / "package", *words)
     evaluation = json.loads((tmp_path / "package" / "config.json").read_text())["evaluation"]

@@ -1,14 +1,21 @@
 """Numbers, curves and order of a report against hand-made values and the rooms they come from."""
 
+import inspect
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.lesion_cases import save_all, slide_case
 
-from smmil.evaluate import bag_metrics, bootstrap_ci, compare, position_prior
+from smmil.cli.options import Resamples, _number_of_resamples
+from smmil.errors import ConfigError
+from smmil.evaluate import bag_metrics, bootstrap_ci, compare, position_prior, uncertainty_metrics
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.ranking import OperatingPoints
+from smmil.evaluate.resampling import RESAMPLES
+from smmil.experiments.trust import trust_report
+from smmil.packaging import write_package
 from smmil.prediction import Prediction, load_predictions
 from smmil.report import write_report
 from smmil.report.cases import _all_cases, _outcome, verdict
@@ -211,8 +218,69 @@ def test_differences_on_the_same_patients_are_those_of_compare_and_say_what_kind
         save_all(tmp_path / name, cases)
     write_report([tmp_path / "sharp", tmp_path / "vague"], tmp_path / "r.html", resamples=100)
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
-    found = compare(models["vague"], models["sharp"], "inst_auroc", n=100)
-    assert f"<td>vague − sharp</td>\n<td>{found['difference']:+.3f}<small>{found['low']:+.3f} to" in page
-    assert "a difference in pointing, to the cost of vague" in page
+    found = compare(models["sharp"], models["vague"], "inst_auroc", n=100)  # as evaluate sharp --compare vague
+    assert f"<td>sharp − vague</td>\n<td>{found['difference']:+.3f}<small>{found['low']:+.3f} to" in page
+    assert "a difference in pointing, for sharp" in page
     write_report([tmp_path / "sharp"], tmp_path / "one.html", resamples=100)
     assert "Differences on the same patients" not in (tmp_path / "one.html").read_text(encoding="utf-8")
+
+
+def test_one_number_of_resamples_is_usual_everywhere():
+    """The command, the report, a package and the library print an interval with the same digits."""
+    usual = (bootstrap_ci, compare, position_prior, write_report, write_package, trust_report, uncertainty_metrics)
+    for function in usual:
+        found = inspect.signature(function).parameters
+        assert found["n" if "n" in found else "resamples"].default == RESAMPLES
+    assert f"{RESAMPLES} unless given" in Resamples.__metadata__[0].help
+    assert (_number_of_resamples(None), _number_of_resamples(0, least=0)) == (RESAMPLES, 0)
+    with pytest.raises(ConfigError, match=f"--resamples 1: expected 0 .*{RESAMPLES} are usual"):
+        _number_of_resamples(1, least=0)
+    rng = np.random.default_rng(0)
+    cases = [Prediction(f"c{i:02}", [rng.beta(2 + i % 2, 3)], [[0.0]], y=i % 2) for i in range(24)]
+    found = _measure({"m": cases})["m"]["ci"]["bag_auroc"]
+    expected = bootstrap_ci(cases)
+    assert (found["low"], found["high"]) == (expected["low"], expected["high"])
+
+
+def rows_of(page):
+    """{metric: [(class of the cell, number, what stands below it) of each model]} of the first table of a report."""
+    table = page.split('<table class="metrics">')[1].split("</table>")[0]
+    found = {}
+    for name, cells in re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', table, re.DOTALL):
+        found[name] = re.findall(r"<td( class=\"best\")?>(.*?)<small>(.*?)</small>", cells)
+    return found
+
+
+def test_every_number_of_too_few_patients_says_so_and_none_of_them_is_best(tmp_path):
+    """Three positive patients carry neither an interval nor a metric that has none in a report."""
+    for model, noise in (("one", 0.5), ("two", 6.0)):
+        cases = [
+            slide_case(f"s{i:02}", i, y=int(i < 3), p=0.3 + 0.02 * i * (noise > 1), noise=noise) for i in range(15)
+        ]
+        save_all(tmp_path / model, cases)
+    write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "r.html", resamples=20, threshold=1.5)
+    rows = rows_of((tmp_path / "r.html").read_text(encoding="utf-8"))
+    needs_both = ["AUROC", "AUPRC", "F1", "Sensitivity at 90 % specificity", "Calibration error (ECE) ↓", "IoU",
+                  "AUPRC, all cases", "Precision", "Recall", "FROC (lesions found at ¼ to 8 false alarms)"]  # fmt: skip
+    for name in needs_both:
+        assert all(re.fullmatch(r"– \(3 cases with .*\)|– \(3 positive cases\)", below) for *_, below in rows[name]), (
+            name
+        )
+    assert [below for *_, below in rows["Hottest instance is right"]] == ["– (3 cases)"] * 2
+    short = [cells for cells in rows.values() if any(below.startswith("– (") for *_, below in cells)]
+    assert not any(best for cells in short for best, *_ in cells)
+    assert rows["Cross-entropy ↓"][0][2] == ""  # a mean over fifteen cases
+    assert any(best for best, *_ in rows["Cross-entropy ↓"])
+
+
+def test_a_perfect_number_has_a_dash_and_an_undefined_one_a_row(tmp_path):
+    cases = [bag(f"c{i:02}", 0.3 + 0.4 * (i % 2), i % 2) for i in range(24)]
+    save_all(tmp_path / "one", cases)
+    write_report([tmp_path / "one"], tmp_path / "r.html", resamples=20)
+    rows = rows_of((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert rows["AUROC"] == [("", "1.000", "–")]
+    assert all("Hottest" not in name for name in rows)  # nothing was measured about instances
+    save_all(tmp_path / "negative", [bag(f"c{i:02}", 0.3, 0) for i in range(12)])
+    write_report([tmp_path / "negative"], tmp_path / "r.html", resamples=20)
+    rows = rows_of((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert rows["AUROC"] == [("", "–", "")]

@@ -140,3 +140,21 @@ def test_cases_without_any_truth_still_have_a_page(tmp_path):
     page = page_of({"one": cases}, tmp_path)
     assert [row["truth"] for row in data_of(page)["cases"]] == [""] * 4
     assert "Survival by predicted risk" not in page
+
+
+def test_scores_at_a_time_say_how_many_they_rest_on(tmp_path):
+    """Until the last times hardly anybody was followed without an event: too few to tell the two apart."""
+    cases = target_cohort("survival", 40)
+    times = bag_metrics(cases)["times"]
+    page = page_of({"one": cases}, tmp_path)
+    few = [time for time, row in times.items() if min(row["n_events"], row["n_without"]) < 10]
+    assert 0 < len(few) < len(times)
+    for time, row in times.items():
+        words = f"{row['n_events']} with, {row['n_without']} without an event"
+        words = f"– ({row['shortage']})" if time in few else words
+        assert bool(row["shortage"]) == (time in few)
+        assert f"Until {float(time):.4g}: AUROC</th><td>{row['auroc']:.3f}<small>{words}</small>" in page
+    smaller = min(times[few[0]]["n_events"], times[few[0]]["n_without"])
+    assert re.fullmatch(
+        rf"{smaller} (case|patient)s? with(out)? an event until {float(few[0]):.4g}", times[few[0]]["shortage"]
+    )

@@ -13,10 +13,12 @@ from smmil.cli.options import (
     Column,
     CountedBy,
     Prior,
+    Resamples,
     Threshold,
     Validation,
     _check_threshold,
     _how_counted,
+    _number_of_resamples,
     _print_line,
     _table,
 )
@@ -184,7 +186,7 @@ def evaluate(
         bool, Option("--list-metrics", callback=_list_metrics, is_eager=True, help="List every metric and exit.")
     ] = False,
     unit: Annotated[str, Option(help="What is resampled: patient or bag.")] = "patient",
-    resamples: Annotated[int, Option(help="Number of resamples.")] = 2000,
+    resamples: Resamples = None,
     stratified: Annotated[bool, Option("--stratified", help="Resample within classes.")] = False,
     seed: Annotated[int, Option(help="Seed of the resamples.")] = 0,
     json: Annotated[Path | None, Option(help="Also write everything to this JSON file.")] = None,
@@ -206,7 +208,6 @@ def evaluate(
 
       smmil evaluate smmil-demo/predictions        (a folder of folders: all models side by side)
     """
-    from smmil.errors import ConfigError
     from smmil.evaluate.bags import judged_by, shared_target
     from smmil.evaluate.bootstrap import add_intervals
     from smmil.evaluate.comparison import add_comparisons
@@ -217,11 +218,10 @@ def evaluate(
 
     _check_threshold(threshold, validation)
     _refuse_idle(context, ci=ci, compare=bool(compare))
-    if resamples < 2:
-        raise ConfigError(f"--resamples {resamples}: expected at least 2; 2000 are usual")
+    draws = {"unit": unit, "n": _number_of_resamples(resamples), "stratified": stratified, "seed": seed}
     left_out: dict[Path, str] = {}
     cuts: dict[str, Any] = {"threshold": threshold, "column": column, "left_out": left_out}
-    draws = {"unit": unit, "n": resamples, "stratified": stratified, "seed": seed, "column": column}
+    draws |= {"column": column}
     counted = _how_counted(by, aggregate)
     models = judged_by(load_models(predictions, left_out), **counted)
     measures = metric or usual_measures(shared_target([p for cases in models.values() for p in cases]))

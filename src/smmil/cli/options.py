@@ -60,9 +60,22 @@ Aggregate = Annotated[
     Aggregates | None,
     Option(help="With --by patient: how the probabilities of a patient's cases become one; mean unless given."),
 ]
+Resamples = Annotated[
+    int | None, Option(help="Resamples of patients for intervals and p values; 2000 unless given, as everywhere.")
+]
 Threshold = Annotated[float | None, Option(help="Instance threshold; else the best on --validation.")]
 Column = Annotated[int | None, Option(help="Score column, for models with more than two classes.")]
 _PREDICTIONS = "holds predictions, not features; use smmil evaluate, report or export"
+
+
+def _number_of_resamples(asked: int | None, *, least: int = 2) -> int:
+    """The number that was asked for, else the usual one; least: 0 where none at all is an answer."""
+    from smmil.evaluate.resampling import RESAMPLES
+
+    if asked is not None and (asked < least or asked == 1):
+        none = "0 (no intervals) or at least 2" if least == 0 else "at least 2"
+        raise ConfigError(f"--resamples {asked}: expected {none}; {RESAMPLES} are usual")
+    return RESAMPLES if asked is None else asked
 
 
 def _how_counted(by: CountedBy, aggregate: Aggregates | None) -> dict[str, Any]:

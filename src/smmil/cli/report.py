@@ -14,10 +14,12 @@ from smmil.cli.options import (
     CountedBy,
     Models,
     Prior,
+    Resamples,
     Threshold,
     Validation,
     _check_threshold,
     _how_counted,
+    _number_of_resamples,
 )
 
 
@@ -33,7 +35,7 @@ def report(
     by: By = CountedBy.case,
     aggregate: Aggregate = None,
     prior: Prior = None,
-    resamples: Annotated[int, Option(help="Resamples of patients for the intervals; 0: none.")] = 1000,
+    resamples: Resamples = None,
     title: Annotated[str | None, Option(help="Title of the page.")] = None,
     window: Annotated[
         str | None,
@@ -60,12 +62,9 @@ def report(
       smmil report test/sm_ap --prior train/sm_ap    (where lesions usually lie, from training cases)
     """
     from smmil.encoders.table import encoder_info, list_encoders
-    from smmil.errors import ConfigError
     from smmil.report.document import write_report
 
     _check_threshold(threshold, validation)
-    if resamples < 0 or resamples == 1:
-        raise ConfigError(f"--resamples {resamples}: expected 0 (no intervals) or at least 2")
     done = write_report(
         where,
         out,
@@ -74,7 +73,7 @@ def report(
         threshold=threshold,
         column=column,
         prior=prior,
-        resamples=resamples,
+        resamples=_number_of_resamples(resamples, least=0),
         title=title,
         licences={name: encoder_info(name).licence for name in list_encoders()},
         max_mb=max_mb,

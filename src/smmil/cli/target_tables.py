@@ -24,14 +24,20 @@ def _label_table(results: _Results) -> Any:
 
 
 def _time_table(results: _Results) -> Any:
-    """A row per time and number, a column per model: AUROC, Brier score, predicted and observed share with an event."""
+    """A row per time and number, a column per model: who was followed, AUROC, Brier score, predicted and observed share
+    with an event.
+    """
     table = _table("Events until a time", ["until", ""], list(results))
     found = [{row["time"]: row for row in one["bag"].get("times", {}).values()} for one in results.values()]
     words = {"auroc": "AUROC", "brier": "Brier score", "predicted": "predicted share", "observed": "observed share"}
     for time in sorted({time for rows in found for time in rows}):
-        for place, (key, name) in enumerate(words.items()):
-            cells = [_number(rows.get(time, {}).get(key)) for rows in found]
-            table.add_row("" if place else f"{time:g}", name, *cells, end_section=place == len(words) - 1)
+        at = [rows.get(time, {}) for rows in found]
+        table.add_row(
+            f"{time:g}", "with / without", *(f"{r['n_events']:,} / {r['n_without']:,}" if r else "–" for r in at)
+        )
+        for key, name in words.items():
+            cells = [_with_shortage(row, key) for row in at]
+            table.add_row("", name, *cells, end_section=key == list(words)[-1])
     return table
 
 
@@ -59,6 +65,14 @@ def _group_words(bag: dict[str, Any]) -> list[str]:
     sizes = ", ".join(f"{g['name']} {g['n']} ({g['n_events']} with an event)" for g in groups["groups"])
     notes = "".join(f"; {note}" for note in groups["notes"])
     return [f"  risk groups by patient: {sizes}; log-rank p {p_text(groups['p'], groups['shortage'])}{notes}"]
+
+
+def _with_shortage(row: dict[str, Any], key: str) -> str:
+    """A number of a time; where too few had an event, or none, until then, scores say so."""
+    from smmil.evaluate.resampling import missing_text
+
+    few = row.get("shortage", "") if key in ("auroc", "brier") and _number(row.get(key)) != "–" else ""
+    return _number(row.get(key)) + (f"\n{missing_text(few)}" if few else "")
 
 
 def _number(value: float | None) -> str:

@@ -36,6 +36,14 @@ class _StratifiedCases:
         """Number of patients with at least one bag of each class."""
         return {int(c): len(set(self.groups[self.labels == c])) for c in np.unique(self.labels)}
 
+    def by_patient(self) -> "_StratifiedCases":
+        """One row for every patient, with the highest of the patient's labels; the same where each has one bag."""
+        _, first, member = np.unique(self.groups, return_index=True, return_inverse=True)
+        strongest = np.full(len(first), self.labels.min(initial=0))
+        np.maximum.at(strongest, member, self.labels)
+        rows = np.sort(first)
+        return _StratifiedCases(self.ids[rows], strongest[member[rows]], self.groups[rows])
+
     def complete(self, where: np.ndarray) -> bool:
         """Whether a part of the bags holds every class."""
         return set(self.labels[where]) == set(self.labels)
@@ -55,6 +63,21 @@ def _assign_folds(cases: _StratifiedCases, parts: int, seed: int) -> np.ndarray 
         if all(cases.complete(part == p) for p in range(parts)):
             return part
     return None
+
+
+def _folds_of_patients(cases: _StratifiedCases, parts: int, seed: int) -> np.ndarray | None:
+    """As `_assign_folds`, with as many patients of each class in every part as can be, however many bags they have.
+
+    Patients are divided by the highest of their labels; where a part would then lack a class of the bags, by bags.
+    """
+    people = cases.by_patient()
+    part = _assign_folds(people, parts, seed)
+    if part is not None:
+        place = dict(zip(people.groups.tolist(), part.tolist(), strict=True))
+        part = np.array([place[who] for who in cases.groups.tolist()])
+        if all(cases.complete(part == p) for p in range(parts)):
+            return part
+    return _assign_folds(cases, parts, seed)
 
 
 def _draw_subset(cases: _StratifiedCases, share: float, seed: int, keep: int = 1) -> np.ndarray | None:
@@ -195,7 +218,7 @@ def _refuse_rotation(manifest: Manifest, folds: int) -> None:
 def _rotating_splits(manifest: Manifest, coarser: int, folds: int, val_share: float, seed: int) -> list[Split]:
     """One split per part of the patients, which is its test set."""
     cases = _cases(manifest, manifest.ids, coarser)
-    part = _assign_folds(cases, folds, seed)
+    part = _folds_of_patients(cases, folds, seed)
     if part is None:
         raise DataError(
             f"{manifest.name}: {cases.too_few()} {folds} test sets that each hold every class; use fewer folds "

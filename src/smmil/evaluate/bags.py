@@ -1,8 +1,9 @@
 """Whole cases and their patients: labels, units to resample, calibration curves, and cases of a patient as one.
 
 A prediction that is part of a patient's bag says so in meta["patient_bag"]: {"patient": first id of the patient's
-cases, "cases": how many, "part": which}. With "aggregate" and "y" beside them, the cases were bags of their own, and
-only their probabilities became one; `y` is then the patient's label, that of the prediction the case's own.
+cases, "cases": how many, "part": which}. With "aggregate", "y" and "own" beside them, the cases were bags of their own,
+and only their probabilities became one; `y` is then the patient's label, that of the prediction the case's own, and
+`own` holds the probabilities and the value that the case had by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ SURVIVAL = ("survival", "cox")
 AGGREGATES = ("mean", "max", "noisy-or")
 LEVELS = ("case", "patient")
 _PATIENT_KEYS = ("patient", "group")
+_CASES = "patient_cases"  # in the meta of what whole_bags and whole_patients join: of how many cases
 _ROWS = ("y_inst", "uncertainty", "strangeness")
 
 
@@ -79,7 +81,7 @@ def units_of(predictions: Sequence[Prediction], unit: str = "patient") -> tuple[
 def patients_in_words(predictions: Sequence[Prediction]) -> str:
     """On how many patients a verdict rests: "12 patients", or "10 cases, patients unknown"."""
     count = len(set(units_of(predictions)[0].tolist()))
-    known = any(who is not None and who != p.id for p in predictions for who in [patient_of(p)])
+    known = any(patient_of(p) is not None and not _own_ids_only([p]) for p in predictions)
     what = "patient" if known else "case"
     alone = " or of one case each" if _own_ids_only(predictions) else ""
     return f"{count:,} {what}{'s' * (count != 1)}" + ("" if known else f", patients unknown{alone}")
@@ -96,8 +98,11 @@ def resampled_in_words(predictions: Sequence[Prediction]) -> str:
 
 
 def _own_ids_only(predictions: Sequence[Prediction]) -> bool:
-    """Whether each case gives its own id as its patient, as older files of cases without a patient do."""
-    return all(patient_of(p) == p.id for p in predictions)
+    """Whether each case gives its own id as its patient, as older files of cases without a patient do.
+
+    Patients who are counted as such are called by the first id of their cases, and are known.
+    """
+    return all(patient_of(p) == p.id and _CASES not in p.meta for p in predictions)
 
 
 def _bag_notes(predictions: Sequence[Prediction]) -> list[str]:
@@ -162,6 +167,24 @@ def patient_bag(prediction: Prediction) -> dict[str, Any] | None:
     return found if known else None
 
 
+def as_patient(prediction: Prediction) -> Prediction:
+    """The prediction with what is true of the patient whose part it is: its probability is the patient's."""
+    found = patient_bag(prediction) or {}
+    y, known = (found.get(key, getattr(prediction, key)) for key in ("y", "target"))
+    return replace(prediction, y=y, target=None if known is None else np.array(known, dtype=np.float64))
+
+
+def own_case(prediction: Prediction) -> Prediction | None:
+    """The case by itself, with the probabilities it had before those of its patient's cases became one; None: it is
+    part of a bag and has none.
+    """
+    found = patient_bag(prediction)
+    if found is None:
+        return prediction
+    own = found.get("own")
+    return replace(prediction, probs=np.array(own["probs"]), value=own["value"]) if isinstance(own, dict) else None
+
+
 def whole_bags(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
     """One prediction for every bag that a model saw: the parts of a patient's bag together, others as they are."""
     return _together(predictions, [_key(p, joined=True) for p in predictions])
@@ -197,12 +220,12 @@ def _joined(id_: str, parts: Sequence[Prediction]) -> Prediction:
                 f"{id_}: {first.id} and {other.id} are parts of one patient with other results; predict again"
             )
     meta = {k: v for k, v in first.meta.items() if k != "patient_bag" and all(p.meta.get(k) == v for p in parts)}
+    meta[_CASES] = len(parts)
     own: dict[str, Any] = {name: _stacked(parts, name) for name in _ROWS}
     own |= {"coords": first.coords, "frame": first.frame} if len(parts) == 1 else {"coords": None, "frame": None}
-    y, known = (first.meta["patient_bag"].get(key, getattr(first, key)) for key in ("y", "target"))
-    target = None if known is None else np.array(known, dtype=np.float64)
+    whole = as_patient(first)
     scores = np.concatenate([p.scores for p in parts])
-    return replace(first, id=id_, scores=scores, edges=_edges(parts), y=y, target=target, meta=meta, **own)
+    return replace(first, id=id_, scores=scores, edges=_edges(parts), y=whole.y, target=whole.target, meta=meta, **own)
 
 
 def _stacked(parts: Sequence[Prediction], name: str) -> np.ndarray | None:
@@ -270,9 +293,10 @@ def _aggregated(cases: Sequence[Prediction], aggregate: str) -> list[Prediction]
     value = float(np.mean(values)) if len(values) == len(cases) else None
     facts = {"patient": patient, "cases": len(cases), "aggregate": aggregate, "y": y}
     facts |= {} if (target := _target(cases)) is None else {"target": target}
+    own = [{"own": {"probs": p.probs.tolist(), "value": p.value}, "part": part} for part, p in enumerate(cases)]
     return [
-        replace(p, probs=probs, value=value, meta={**p.meta, "patient_bag": {**facts, "part": part}})
-        for part, p in enumerate(cases)
+        replace(p, probs=probs, value=value, meta={**p.meta, "patient_bag": {**facts, **alone}})
+        for p, alone in zip(cases, own, strict=True)
     ]
 
 

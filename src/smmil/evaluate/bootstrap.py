@@ -1,5 +1,6 @@
 """Bootstrap intervals of metrics: each metric as a function of how often every case counts."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from smmil.evaluate.metrics import (
     registered,
     usual_measures,
 )
-from smmil.evaluate.resampling import _resampled
+from smmil.evaluate.resampling import RESAMPLES, _resampled, carriers_of
 from smmil.evaluate.targets import TargetTable, _judged_labels, of_label
 from smmil.prediction import TARGETS, Prediction
 
@@ -43,6 +44,7 @@ class Statistic(NamedTuple):
     cases: list[Prediction]  # those that take part, sorted by id
     value: Weighted  # whole numbers, one per case -> number; all ones give the metric itself
     kinds: Kinds  # a mean over cases needs none
+    bounds: tuple[float, float] = (-math.inf, math.inf)  # lowest and highest value there can be
 
     @property
     def estimate(self) -> float:
@@ -72,7 +74,14 @@ def statistic(
     cases = of_label(cases, label) if label else cases
     by_level = {"bag": _of_bags, "instance": _of_instances, "energy": _of_energies, "lesion": _of_lesions}
     used, value, kinds = by_level[found.level](found, cases, settings)
-    return Statistic(_full_name(metric), used, value, {f"{kind}{whose}": is_it for kind, is_it in kinds.items()})
+    named = {f"{kind}{whose}": is_it for kind, is_it in kinds.items()}
+    return Statistic(_full_name(metric), used, value, named, _bounds(found, used))
+
+
+def _bounds(metric: Metric, cases: Sequence[Prediction]) -> tuple[float, float]:
+    """Lowest and highest value that a metric of these cases can have."""
+    many = metric.level == "bag" and any(len(p.probs) > 2 for p in cases)
+    return metric.many_class_bounds if many and metric.many_class_bounds is not None else metric.bounds
 
 
 def _classes(cases: list[Prediction]) -> Kinds:
@@ -240,7 +249,7 @@ def bootstrap_ci(
     metric: MetricOrFunction = "bag_auroc",
     unit: str = "patient",
     method: str = "bca",
-    n: int = 2000,
+    n: int = RESAMPLES,
     seed: int = 0,
     level: float = 0.95,
     *,
@@ -266,7 +275,18 @@ def bootstrap_ci(
     measured = statistic(predictions, metric, settings)
     value = measured.estimate
     found, facts, notes = _resampled(
-        measured.cases, measured.kinds, measured.value, value, False, unit, method, n, seed, level, stratified
+        measured.cases,
+        measured.kinds,
+        measured.value,
+        value,
+        False,
+        unit,
+        method,
+        n,
+        seed,
+        level,
+        stratified,
+        measured.bounds,
     )
     kind, kind_notes = instances._score_kind(measured.cases)
     return {
@@ -284,6 +304,14 @@ def bootstrap_ci(
         "score_kind": kind,
         "notes": notes + kind_notes,
     }
+
+
+def shortage_of(
+    predictions: Sequence[Prediction], measure: PooledMetric, threshold: float | None = None, column: int | None = None
+) -> str:
+    """What there is too little of for an interval of a metric ("3 positive patients"); empty where there is enough."""
+    measured = statistic(predictions, measure.metric, Settings(threshold, measure.pool, column))
+    return carriers_of(measured.cases, measured.kinds).shortage
 
 
 def add_intervals(results: Results, models: Models, measures: Sequence[str] = USUAL, **options: Any) -> None:

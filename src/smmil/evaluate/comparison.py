@@ -14,7 +14,7 @@ from smmil.evaluate.bags import patient_of, units_of
 from smmil.evaluate.bootstrap import MetricOrFunction, Models, Results, Settings, statistic
 from smmil.evaluate.instances import _score_kind
 from smmil.evaluate.metrics import USUAL
-from smmil.evaluate.resampling import _resampled, subtract
+from smmil.evaluate.resampling import RESAMPLES, _resampled, subtract
 from smmil.evaluate.significance import delong, holm
 from smmil.prediction import Prediction
 
@@ -76,7 +76,7 @@ def compare(
     metric: MetricOrFunction = "bag_auroc",
     unit: str = "patient",
     method: str = "percentile",
-    n: int = 2000,
+    n: int = RESAMPLES,
     seed: int = 0,
     level: float = 0.95,
     *,
@@ -109,7 +109,7 @@ def compare(
 
     difference = float(subtract(first.estimate, second.estimate))
     found, facts, notes = _resampled(
-        first.cases, first.kinds, between, difference, True, unit, method, n, seed, level, stratified
+        first.cases, first.kinds, between, difference, True, unit, method, n, seed, level, stratified, first.bounds
     )
     if only_in_a or only_in_b:
         counts = f"{only_in_a} cases only of the first model and {only_in_b} only of the second"

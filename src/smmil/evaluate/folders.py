@@ -205,7 +205,7 @@ def _target_rows(bag: Mapping[str, Any]) -> list[dict[str, Any]]:
         for key, value in values.items()
     ]
     for time, values in bag.get("times", {}).items():
-        numbers = {key: value for key, value in values.items() if key != "time"}
+        numbers = {key: value for key, value in values.items() if key not in ("time", "shortage")}
         rows += [{"part": f"until {time}", "metric": k, "value": v} for k, v in numbers.items()]
     if groups := bag.get("risk_groups"):
         rows += [{"part": "risk groups", "metric": f"n: {g['name']}", "value": g["n"]} for g in groups["groups"]]

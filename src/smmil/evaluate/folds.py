@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smmil.evaluate import instances, ranking
-from smmil.evaluate.bootstrap import Kinds, Settings, Statistic, Weighted, statistic
+from smmil.evaluate.bootstrap import Kinds, Settings, Statistic, Weighted, _bounds, statistic
 from smmil.evaluate.instances import KnownInstances
 from smmil.evaluate.metrics import METRICS, Metric, _full_name
 from smmil.prediction import Prediction
@@ -59,7 +59,8 @@ def pooled_statistic(
         return ranking._ratio(float(total[0]), float(total[1]))
 
     whole = [part.value(np.ones(len(part.cases), dtype=np.int64)) for part in parts]
-    return Statistic(found.name, [p for part in parts for p in part.cases], value, _joined_kinds(parts)), whole
+    cases = [p for part in parts for p in part.cases]
+    return Statistic(found.name, cases, value, _joined_kinds(parts), _bounds(found, cases)), whole
 
 
 def _joined_kinds(parts: Sequence[_FoldSums]) -> Kinds:

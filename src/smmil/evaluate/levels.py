@@ -11,7 +11,16 @@ from smmil.evaluate import instances
 from smmil.evaluate.bags import SURVIVAL, labelled_table, patients_in_notes, shared_target, whole_bags, whole_patients
 from smmil.evaluate.conformal import _area_notes, area_to_read
 from smmil.evaluate.instances import POOLS, RATES, KnownInstances, bags_of_pool, instance_score
-from smmil.evaluate.metrics import _ANY, Metric, _bag_values, _class_counts, _ScoredLabels, metrics_of, register_metric
+from smmil.evaluate.metrics import (
+    _ANY,
+    SHARE,
+    Metric,
+    _bag_values,
+    _class_counts,
+    _ScoredLabels,
+    metrics_of,
+    register_metric,
+)
 from smmil.evaluate.ranking import OperatingPoints, _defined, _ece, exact_mean
 from smmil.evaluate.risk_groups import risk_groups
 from smmil.evaluate.target_metrics import _target_metrics
@@ -312,6 +321,7 @@ for _class in ("positive", "negative"):
             _AREA.format(_class),
             partial(area_to_read, positive=_class == "positive"),
             listed="instance",
+            bounds=SHARE,
             title=f"Area to read at guaranteed 90 % sensitivity, {_class} cases",
         )
     )
@@ -323,24 +333,24 @@ for _metric in (
     Metric("inst_brier", "instance", "instance Brier score", -1,
            "mean squared error of instance probabilities, calibrated ones where there are; attention has none",
            lambda probs, truth: exact_mean(np.square(probs - truth)), "arrays", rows=_probability_rows,
-           title="Brier score of probabilities"),
+           title="Brier score of probabilities", bounds=SHARE),
     Metric("inst_ece", "instance", "instance ECE", -1,
            "expected calibration error of instance probabilities: mean gap between said probability and observed share",
            lambda probs, truth: _ece(_two_columns(probs), truth.astype(int)), "arrays", rows=_probability_rows,
-           title="Calibration error (ECE) of probabilities"),
+           title="Calibration error (ECE) of probabilities", bounds=SHARE),
     Metric("inst_error_auroc", "instance", "error AUROC of uncertainty", 1,
            "chance that a wrong call is less certain than a right one; 0.5 is chance, below it ranks backwards",
            OperatingPoints.roc_area, "points", rows=_doubt_rows, of_calls=True,
-           title="Wrong calls told by uncertainty (AUROC)"),
+           title="Wrong calls told by uncertainty (AUROC)", bounds=SHARE, chance=0.5),
     Metric("inst_error_auroc_distance", "instance", "error AUROC of distance", 1, f"the same with {_NEARNESS}",
            OperatingPoints.roc_area, "points", rows=_NEAR, of_calls=True,
-           title="Wrong calls told by the distance from the threshold (AUROC)"),
+           title="Wrong calls told by the distance from the threshold (AUROC)", bounds=SHARE, chance=0.5),
     Metric("inst_risk_coverage", "instance", "risk-coverage area", -1,
            "mean share of wrong calls among the k most certain ones, over all k",
            OperatingPoints.risk_coverage_area, "points", rows=_doubt_rows, of_calls=True,
-           title="Risk-coverage area of uncertainty"),
+           title="Risk-coverage area of uncertainty", bounds=SHARE),
     Metric("inst_risk_coverage_distance", "instance", "risk-coverage area of distance", -1,
            f"the same with {_NEARNESS}", OperatingPoints.risk_coverage_area, "points", rows=_NEAR, of_calls=True,
-           title="Risk-coverage area of the distance from the threshold"),
+           title="Risk-coverage area of the distance from the threshold", bounds=SHARE),
 ):  # fmt: skip
     register_metric(_metric)

@@ -4,6 +4,7 @@ A metric is added by one entry at the end of this file, or at run time by `regis
 comparisons, packages, tables and figures read it; `python docs/metrics_table.py` renews the table in the docs.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from smmil.evaluate.ranking import Counts, OperatingPoints, _defined, exact_mean
 
 Level = Literal["bag", "instance", "energy", "lesion"]
 Basis = Literal["points", "counts", "arrays", "predictions", "target"]
+_ANYTHING, SHARE, NOT_NEGATIVE = (-math.inf, math.inf), (0.0, 1.0), (0.0, math.inf)
 _PREFIXES: dict[Level, str] = {"bag": "bag_", "instance": "inst_", "energy": "energy_", "lesion": ""}
 _ANY: tuple[Basis, ...] = ("points", "counts", "arrays", "predictions")  # order of the keys in results of bags
 _BASES: dict[Level, tuple[Basis, ...]] = {
@@ -40,6 +42,9 @@ class Metric:
                  scores and undirected pairs of a case; of lesions false alarms per bag and share of lesions found
                  target: of bags, a TargetTable and how often each of its cases counts
     multiclass   for counts of bags: value from the Counts of each class; None: mean over classes where defined
+    bounds       lowest and highest value there can be (with more than two classes many_class_bounds): ends of intervals
+                 are never outside, nor those of a difference further from 0 than these are apart
+    chance       what guessing reaches, whatever the cases; None: it depends on them
     rows         of instances: what takes the place of their scores and truth, from the prediction, its known instances,
                  the threshold and the score column; None where a case has it not
     """
@@ -62,6 +67,9 @@ class Metric:
     vectorized: bool = False  # with per_case, of bags: all cases at once give their values (b,)
     rows: Callable[..., instances.KnownInstances | None] | None = None
     of_calls: bool = False  # its rows depend on which side of the threshold a score lies
+    bounds: tuple[float, float] = _ANYTHING
+    many_class_bounds: tuple[float, float] | None = None
+    chance: float | None = None
     targets: tuple[str, ...] = ("class",)  # of bags: the kinds of target it judges (`smmil.prediction.TARGETS`)
 
     @property
@@ -93,6 +101,10 @@ def register_metric(metric: Metric) -> None:
         raise ConfigError(f"metric {metric.name!r}: is registered already; choose another name")
     if metric.direction not in (-1, 0, 1):
         raise ConfigError(f"metric {metric.name!r}: direction {metric.direction}, expected 1, -1 or 0")
+    if not metric.bounds[0] < metric.bounds[1]:
+        raise ConfigError(
+            f"metric {metric.name!r}: bounds {metric.bounds}, expected the lowest value, then the highest"
+        )
     check_choice(metric.basis, _BASES[metric.level], f"metric {metric.name!r}: basis for the level {metric.level}")
     METRICS[metric.name] = metric
 
@@ -298,7 +310,7 @@ _USUAL_OF_TARGET = {
     "multilabel": USUAL,
     "ordinal": ("bag_kappa", "bag_level_mae", *_USUAL_OF_INSTANCES),
     "regression": ("bag_spearman", "bag_mae", "bag_r2", *_USUAL_OF_INSTANCES),
-    "survival": ("bag_c_index", "bag_c_index_uno", "bag_integrated_brier", *_USUAL_OF_INSTANCES),
+    "survival": ("bag_c_index", "bag_c_index_uno", "bag_time_auroc", "bag_integrated_brier", *_USUAL_OF_INSTANCES),
 }
 _USUAL_OF_TARGET["cox"] = _USUAL_OF_TARGET["survival"]
 _RANKED, _EXCLUSIVE = ("class", "ordinal", "multilabel"), ("class", "ordinal")
@@ -314,68 +326,72 @@ for _metric in (
     Metric("bag_auroc", "bag", "bag AUROC", 1,
            "chance that a positive bag has a higher probability than a negative one",
            OperatingPoints.roc_area, "points", title="AUROC", interval=True, hub=("roc_auc", "AUROC of cases"),
-           targets=_RANKED),
+           targets=_RANKED, bounds=SHARE, chance=0.5),
     Metric("bag_auprc", "bag", "bag AUPRC", 1,
            "average precision over bags; the share of positive bags is what chance gives",
            OperatingPoints.average_precision, "points", title="AUPRC", interval=True,
-           hub=("average_precision", "average precision of cases"), targets=_RANKED),
+           hub=("average_precision", "average precision of cases"), targets=_RANKED, bounds=SHARE),
     Metric("bag_f1", "bag", "bag F1", 1, "2TP / (2TP + FP + FN) over bags at probability 0.5",
-           Counts.f1, "counts", title="F1", interval=True, hub=("f1", "F1 of cases"), targets=_RANKED),
+           Counts.f1, "counts", title="F1", interval=True, hub=("f1", "F1 of cases"), targets=_RANKED, bounds=SHARE),
     Metric("bag_accuracy", "bag", "bag accuracy", 1, "share of bags called rightly at probability 0.5",
            Counts.accuracy, "counts", multiclass=_share_right, title="Accuracy", interval=True,
-           hub=("accuracy", "accuracy of cases"), targets=_EXCLUSIVE),
+           hub=("accuracy", "accuracy of cases"), targets=_EXCLUSIVE, bounds=SHARE),
     Metric("bag_balanced_accuracy", "bag", "bag balanced accuracy", 1,
            "mean of sensitivity and specificity at probability 0.5",
            Counts.balanced_accuracy, "counts", multiclass=_mean_recall, title="Balanced accuracy", interval=True,
-           hub=("balanced_accuracy", "balanced accuracy of cases"), targets=_EXCLUSIVE),
+           hub=("balanced_accuracy", "balanced accuracy of cases"), targets=_EXCLUSIVE, bounds=SHARE),
     Metric("bag_sensitivity_at_90", "bag", "bag sensitivity at 90 %", 1,
            "highest sensitivity at a specificity of at least 90 %",
-           lambda points: points.sensitivity_at(0.90), "points", title="Sensitivity at 90 % specificity"),
+           lambda points: points.sensitivity_at(0.90), "points", title="Sensitivity at 90 % specificity", bounds=SHARE),
     Metric("bag_sensitivity_at_95", "bag", "bag sensitivity at 95 %", 1,
            "highest sensitivity at a specificity of at least 95 %",
-           lambda points: points.sensitivity_at(0.95), "points", title="Sensitivity at 95 % specificity"),
+           lambda points: points.sensitivity_at(0.95), "points", title="Sensitivity at 95 % specificity", bounds=SHARE),
     Metric("bag_brier", "bag", "bag Brier score", -1, "mean squared error of the probabilities",
            ranking._brier_of_cases, "arrays", per_case=True, vectorized=True, title="Brier score", interval=True,
-           hub=("brier_score", "Brier score of cases (lower is better)"), targets=_EXCLUSIVE),
+           hub=("brier_score", "Brier score of cases (lower is better)"), targets=_EXCLUSIVE,
+           bounds=SHARE, many_class_bounds=(0.0, 2.0)),
     Metric("bag_ece", "bag", "bag ECE", -1,
            "expected calibration error: mean gap between said probability and observed share",
-           ranking._ece, "arrays", title="Calibration error (ECE)"),
+           ranking._ece, "arrays", title="Calibration error (ECE)", bounds=SHARE),
     Metric("bag_loss", "bag", "bag loss", -1, "cross-entropy: mean of -log P(true class)",
-           ranking._loss_of_cases, "arrays", per_case=True, vectorized=True, title="Cross-entropy"),
+           ranking._loss_of_cases, "arrays", per_case=True, vectorized=True, title="Cross-entropy",
+           bounds=NOT_NEGATIVE),
     Metric("inst_auroc", "instance", "instance AUROC", 1,
            "chance that a positive instance scores higher than a negative one",
            OperatingPoints.roc_area, "points", title="AUROC", pools=("all", "positive_bags"), interval=True,
-           hub=("roc_auc", "AUROC of instances")),
+           hub=("roc_auc", "AUROC of instances"), bounds=SHARE, chance=0.5),
     Metric("inst_auprc", "instance", "instance AUPRC", 1, "average precision over instances",
-           OperatingPoints.average_precision, "points", title="AUPRC, all cases"),
+           OperatingPoints.average_precision, "points", title="AUPRC, all cases", bounds=SHARE),
     Metric("inst_f1", "instance", "instance F1", 1, f"2TP / (2TP + FP + FN) over instances {_BEST}",
-           Counts.f1, "counts", title="F1 = Dice", interval=True),
+           Counts.f1, "counts", title="F1 = Dice", interval=True, bounds=SHARE),
     Metric("inst_dice", "instance", "map Dice", 1, f"2 overlap / (called + true area) {_BEST}",
-           Counts.f1, "counts", same_as="inst_f1"),
+           Counts.f1, "counts", same_as="inst_f1", bounds=SHARE),
     Metric("inst_iou", "instance", "map IoU", 1, f"overlap / union of called and true area {_BEST}",
-           Counts.iou, "counts", title="IoU"),
+           Counts.iou, "counts", title="IoU", bounds=SHARE),
     Metric("inst_precision", "instance", "instance precision", 1, f"TP / (TP + FP) {_BEST}",
-           Counts.precision, "counts", title="Precision"),
+           Counts.precision, "counts", title="Precision", bounds=SHARE),
     Metric("inst_recall", "instance", "instance recall", 1, f"TP / (TP + FN) {_BEST}",
-           Counts.recall, "counts", title="Recall"),
+           Counts.recall, "counts", title="Recall", bounds=SHARE),
     Metric("inst_pointing_game", "instance", "pointing game", 1,
            "share of bags with both classes whose hottest instance is positive",
-           instances._pointing, "arrays", per_case=True, title="Hottest instance is right", pools=("positive_bags",)),
+           instances._pointing, "arrays", per_case=True, title="Hottest instance is right", pools=("positive_bags",),
+           bounds=SHARE),
     Metric("energy_geary", "energy", "Geary's C", 0,
            "mean squared step between neighbours, against that between any two instances: 0 smooth, 1 as rough as the "
            "same scores in any order; neither level nor scale of the scores counts",
            instances._geary_energy, "arrays", per_case=True,
-           title="Roughness: step between neighbours, 1 = scores in random order (Geary's C)"),
+           title="Roughness: step between neighbours, 1 = scores in random order (Geary's C)", bounds=NOT_NEGATIVE),
     Metric("energy_rayleigh", "energy", "energy fᵀL̃f / fᵀf", 0,
            "roughness of the map for its size, 0 to 2; 0 is smoothest, not best; a high mean level makes it small",
-           instances._rayleigh_energy, "arrays", per_case=True, pools=()),
+           instances._rayleigh_energy, "arrays", per_case=True, pools=(), bounds=(0.0, 2.0)),
     Metric("energy_mean", "energy", "energy fᵀL̃f / N", 0,
            "roughness per instance; grows with the square of the scores",
-           instances._mean_energy, "arrays", per_case=True, pools=()),
+           instances._mean_energy, "arrays", per_case=True, pools=(), bounds=NOT_NEGATIVE),
     Metric("energy_minmax", "energy", "energy, scaled map", 0,
            "mean squared step between neighbours, scores scaled to [0, 1]",
-           instances._minmax_energy, "arrays", per_case=True, pools=()),
+           instances._minmax_energy, "arrays", per_case=True, pools=(), bounds=(0.0, 0.5)),
     Metric("froc", "lesion", "FROC", 1, "mean share of lesions found at ¼, ½, 1, 2, 4 and 8 false alarms per bag",
-           instances._mean_share, "arrays", title="FROC (lesions found at ¼ to 8 false alarms)", interval=True),
+           instances._mean_share, "arrays", title="FROC (lesions found at ¼ to 8 false alarms)", interval=True,
+           bounds=SHARE),
 ):  # fmt: skip
     register_metric(_metric)

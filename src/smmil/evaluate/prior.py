@@ -28,8 +28,9 @@ import numpy as np
 from smmil.evaluate.bags import patient_bag, patient_of, patients_in_words, units_of, whole_bags
 from smmil.evaluate.bootstrap import Settings, Statistic, _averaged, statistic
 from smmil.evaluate.instances import POOLS, KnownInstances, bags_of_pool, instance_score
+from smmil.evaluate.metrics import METRICS
 from smmil.evaluate.ranking import _count_below, _ratio
-from smmil.evaluate.resampling import _resampling_plan, carriers_of, interval, p_text, subtract
+from smmil.evaluate.resampling import RESAMPLES, _resampling_plan, carriers_of, interval, p_text, subtract
 from smmil.prediction import Prediction
 
 CELLS = {1: 32, 2: 16, 3: 8}  # cells along an axis, by the number of axes
@@ -203,7 +204,7 @@ def position_prior(
     reference: Sequence[Prediction] | None = None,
     intervals: Sequence[str] = ("per_bag",),
     unit: str = "patient",
-    n: int = 1000,
+    n: int = RESAMPLES,
     seed: int = 0,
     level: float = 0.95,
     stratified: bool = False,
@@ -248,7 +249,7 @@ def _in_pool(maps: PriorMaps, pool: str, with_intervals: bool, draws: dict[str, 
         name: _within_cases(cases) if inside else statistic(cases, "inst_auroc", Settings(pool=pool))
         for name, cases in ((name, getattr(maps, name)) for name in MAPS)
     }
-    cases = measured["model"].cases
+    cases, bounds = measured["model"].cases, measured["model"].bounds
     plan, notes = _resampling_plan(cases, draws["unit"], draws["stratified"])
     drawn = np.array([[one.value(w) for one in measured.values()] for w in plan.draws(draws["n"], draws["seed"])])
     columns = dict(zip(MAPS, drawn.T, strict=True))
@@ -256,12 +257,12 @@ def _in_pool(maps: PriorMaps, pool: str, with_intervals: bool, draws: dict[str, 
     carriers = carriers_of(cases, measured["model"].kinds, draws["unit"])
     for name, one in measured.items():
         left_out = partial(plan.without_each, one.value)
-        ends = interval(columns[name], block[name], carriers, left_out, "bca", draws["level"])
+        ends = interval(columns[name], block[name], carriers, left_out, "bca", draws["level"], bounds=bounds)
         block |= {f"{name}_low": ends.low, f"{name}_high": ends.high}
     for key, (a, b) in DIFFERENCES.items():
         block[key] = float(subtract(block[a], block[b]))
         gaps = subtract(columns[a], columns[b])
-        ends = interval(gaps, block[key], carriers, list, "percentile", draws["level"], difference=True)
+        ends = interval(gaps, block[key], carriers, list, "percentile", draws["level"], difference=True, bounds=bounds)
         block |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p}
     return block | {"n_units": plan.n_units, "shortage": carriers.shortage, "notes": [*notes, *ends.notes]}
 
@@ -284,7 +285,8 @@ def _within_cases(cases: Sequence[Prediction]) -> Statistic:
     """The mean over cases of their AUROC, where both classes are known."""
     ordered = sorted(cases, key=lambda p: p.id)
     known = [(p, k) for p in ordered if (k := KnownInstances.of(p)).both_classes]
-    return Statistic("inst_auroc", [p for p, _ in known], _averaged([_auroc(k) for _, k in known]), {})
+    value, bounds = _averaged([_auroc(k) for _, k in known]), METRICS["inst_auroc"].bounds
+    return Statistic("inst_auroc", [p for p, _ in known], value, {}, bounds)
 
 
 def _why_none(predictions: Sequence[Prediction], maps: PriorMaps, reference: Sequence[Prediction] | None) -> str:

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +14,9 @@ from smmil.evaluate.bags import UNITS, need_target, patient_of, units_of
 from smmil.prediction import Prediction
 
 _METHODS = ("bca", "percentile")
+RESAMPLES = 2000  # unless another number is asked for: the same interval has the same digits wherever it is printed
 LEAST = 10  # patients of every kind a metric needs; with fewer, intervals and p values do not keep what they say
+ALONE = 1  # a patient that is the only one of a kind in its part is drawn every time and seems to vary by nothing
 _ROUNDING = 1e-12  # smaller differences come from the order of additions
 _POLE = 1e-300  # beyond the pole of the correction, six deviations out or more, the limit at the pole counts
 
@@ -22,10 +25,12 @@ class Carriers(NamedTuple):
     """How many patients (or cases) carry a metric, of each kind it needs: {"patients": 20, "positive patients": 7}.
 
     strata: parts within which they are drawn, such as folds; each costs a degree of freedom
+    parts: the same counts in each of these parts that the metric takes a value from, by its name ("fold 0")
     """
 
     counts: dict[str, int]
     strata: int = 1
+    parts: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
     @property
     def fewest(self) -> int:
@@ -33,12 +38,16 @@ class Carriers(NamedTuple):
 
     @property
     def shortage(self) -> str:
-        """What there is too little of for an interval: "7 positive patients"; empty where there is enough."""
-        return (
-            ""
-            if self.fewest >= LEAST
-            else next(_counted(n, kind) for kind, n in self.counts.items() if n == self.fewest)
-        )
+        """What there is too little of for an interval: "7 positive patients", "1 positive patient in fold 0"; or ""."""
+        if self.fewest < LEAST:
+            return next(_counted(n, kind) for kind, n in self.counts.items() if n == self.fewest)
+        found = ((part, kind, n) for part, counts in self.parts.items() for kind, n in counts.items())
+        return next((f"{_counted(n, kind)} in {part}" for part, kind, n in found if n == ALONE), "")
+
+    @property
+    def needed(self) -> str:
+        """How many there should be."""
+        return f"at least {LEAST} are needed" if self.fewest < LEAST else f"at least {ALONE + 1} are needed in each"
 
 
 def _counted(n: int, kind: str) -> str:
@@ -148,12 +157,14 @@ def interval(
     level: float,
     *,
     difference: bool = False,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> _Interval:
     """The interval of an estimate from its values on resamples (nan where undefined); left_out only called for bca.
 
     None where too few patients carry the estimate, or where all resamples give the same value. That of a difference has
     a p value, also where all resamples are the same (1 for equal models); its percentile ends lie no nearer than those
     of Student's t with the deviation of the draws, and its p is no smaller.
+    bounds  lowest and highest value of the metric: no end lies outside, none of a difference further off than they are
     """
     values = np.sort(drawn[~np.isnan(drawn)])
     missing = (
@@ -167,7 +178,7 @@ def interval(
     if np.isnan(estimate) or few or flat or mostly_undefined:
         why = f"{'the metric itself is' if np.isnan(estimate) else 'most resamples are'} undefined"
         why = "all resamples give the same value, which says nothing about uncertainty" if flat else why
-        notes.append(f"no interval: {few}, and at least {LEAST} are needed" if few else f"no interval: {why}")
+        notes.append(f"no interval: {few}, and {carriers.needed}" if few else f"no interval: {why}")
         told = flat and difference and not few and not mostly_undefined
         p = _p_value(values, estimate, correction) if told else math.nan
         return _Interval(math.nan, math.nan, "none", notes, p, shortage=few)
@@ -180,13 +191,14 @@ def interval(
         notes.append(f"percentile interval instead of BCa: {reason}")
     tail = (1 - level) / 2
     low, high = np.quantile(values, [correction.adjusted(tail), correction.adjusted(1 - tail)])
+    lowest, highest = (bounds[0] - bounds[1], bounds[1] - bounds[0]) if difference else bounds
     if not difference:
-        return _Interval(float(low), float(high), method, notes)
+        return _Interval(max(float(low), lowest), min(float(high), highest), method, notes)
     p, reach = _p_value(values, estimate, correction), correction.reach(tail) * float(values.std())
     if method == "percentile" and reach:  # draws of few patients have short tails: no nearer than Student's t says
         low, high = min(low, estimate - reach), max(high, estimate + reach)
         p = min(1.0, max(p, 2 * correction.left_out(-abs(estimate) / float(values.std()))))
-    return _Interval(float(low), float(high), method, notes, p)
+    return _Interval(max(float(low), lowest), min(float(high), highest), method, notes, p)
 
 
 def missing_text(shortage: str = "") -> str:
@@ -303,18 +315,19 @@ def _resampled(
     seed: int,
     level: float,
     stratified: bool,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[_Interval, dict[str, Any], list[str]]:
     """The interval when units are drawn n times, how many of what took part, and remarks."""
     check_choice(method, _METHODS, "method")
     if n < 2:
-        raise ConfigError(f"n: got {n} resamples, expected at least 2; 2000 are usual")
+        raise ConfigError(f"n: got {n} resamples, expected at least 2; {RESAMPLES} are usual")
     if not 0 < level < 1:
         raise ConfigError(f"level: got {level}, expected a share between 0 and 1 such as 0.95")
     plan, notes = _resampling_plan(cases, unit, stratified)
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
     carriers = carriers_of(cases, kinds, unit)
     left_out = partial(plan.without_each, value)
-    found = interval(drawn, estimate, carriers, left_out, method, level, difference=difference)
+    found = interval(drawn, estimate, carriers, left_out, method, level, difference=difference, bounds=bounds)
     values = drawn[~np.isnan(drawn)]
     facts = {
         "std": float(values.std(ddof=1)) if len(values) > 1 else float("nan"),

@@ -42,7 +42,8 @@ def delong(scores_a: np.ndarray, scores_b: np.ndarray, truth: np.ndarray, level:
     z = gap / error if error else (0.0 if gap == 0 else float("nan"))
     z = float("nan") if np.isnan(covariance).any() else z
     reach = float(ndtri((1 + level) / 2)) * (error if not np.isnan(z) else float("nan"))
-    return DeLong(first, second, gap, error, z, float(2 * ndtr(-abs(z))), gap - reach, gap + reach)
+    low, high = (float(np.clip(end, -1, 1)) for end in (gap - reach, gap + reach))
+    return DeLong(first, second, gap, error, z, float(2 * ndtr(-abs(z))), low, high)
 
 
 def _auroc_covariance(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from smmil.evaluate.bags import SURVIVAL, labelled_table
-from smmil.evaluate.metrics import Metric, _bag_values, metrics_of, register_metric
+from smmil.evaluate.metrics import NOT_NEGATIVE, SHARE, Metric, _bag_values, metrics_of, register_metric
 from smmil.evaluate.ranking import Counts, OperatingPoints, _defined, _ratio, exact_mean
+from smmil.evaluate.resampling import Carriers, carriers_of
 from smmil.evaluate.survival import _Concordance, _OverTime
 from smmil.evaluate.targets import TargetTable, _judged_labels, of_label
 from smmil.prediction import Prediction
@@ -80,7 +81,9 @@ def _label_rows(table: TargetTable, threshold: float) -> dict[str, dict[str, Any
 
 
 def _time_rows(table: TargetTable, weights: np.ndarray) -> dict[str, dict[str, Any]]:
-    """By time: AUROC and Brier score, mean predicted and observed share with an event, and who was followed."""
+    """By time: AUROC and Brier score, mean predicted and observed share with an event, who was followed, and whether
+    these are too few for AUROC and Brier score to say much.
+    """
     curve, over = table.follow_up.curve(), table.over_time
     auroc, brier = over.auroc(weights), over.brier(weights)
     return {
@@ -92,9 +95,16 @@ def _time_rows(table: TargetTable, weights: np.ndarray) -> dict[str, dict[str, A
             "observed": 1 - curve.after(time) if not math.isnan(brier[k]) else math.nan,
             "n_events": int(table.follow_up.had_event(time).sum()),
             "n_without": int(table.follow_up.had_none(time).sum()),
+            "shortage": _carriers_until(table, time).shortage,
         }
         for k, time in enumerate(table.times if len(table) else ())
     }
+
+
+def _carriers_until(table: TargetTable, time: float) -> Carriers:
+    """How many patients had an event until a time, and how many were followed longer without one."""
+    sides = {"with an event": table.follow_up.had_event(time), "without an event": table.follow_up.had_none(time)}
+    return carriers_of(table.cases, {f"{{units}} {words} until {time:.4g}": is_it for words, is_it in sides.items()})
 
 
 def _n_positive(table: TargetTable) -> int:
@@ -176,38 +186,39 @@ for _metric in (
     Metric("bag_c_index", "bag", "C-index (Harrell)", 1,
            "chance that of two cases the one with the earlier event has the higher risk",
            _of(_Concordance.harrell, "concordance"), "target", interval=True, targets=SURVIVAL,
-           hub=("c_index", "C-index of cases (Harrell)")),
+           hub=("c_index", "C-index of cases (Harrell)"), bounds=SHARE, chance=0.5),
     Metric("bag_c_index_uno", "bag", "C-index (Uno)", 1,
            "the same, weighted so that it does not depend on who was censored",
            _of(_Concordance.uno, "concordance"), "target", interval=True, targets=SURVIVAL,
-           hub=("c_index_uno", "C-index of cases (Uno)")),
+           hub=("c_index_uno", "C-index of cases (Uno)"), bounds=SHARE, chance=0.5),
     Metric("bag_time_auroc", "bag", "AUROC over time", 1,
            "chance that a case with an event until a time has a higher probability than one without; mean over the "
            "times of the target",
            _mean_auroc, "target", interval=True, targets=SURVIVAL,
-           hub=("time_auroc", "AUROC over time, mean")),
+           hub=("time_auroc", "AUROC over time, mean"), bounds=SHARE, chance=0.5),
     Metric("bag_integrated_brier", "bag", "integrated Brier score", -1,
            "squared error of the probability of an event, averaged from the first to the last time of the target",
            _of(_OverTime.integrated_brier, "over_time"), "target", title="Integrated Brier score", interval=True,
-           targets=SURVIVAL, hub=("integrated_brier", "integrated Brier score (lower is better)")),
+           targets=SURVIVAL, hub=("integrated_brier", "integrated Brier score (lower is better)"), bounds=NOT_NEGATIVE),
     Metric("bag_kappa", "bag", "quadratic kappa", 1,
            "agreement of answered and true levels beyond chance, mistakes weighted by their squared distance",
            _quadratic_kappa, "target", title="Quadratic weighted kappa", interval=True, targets=("ordinal",),
-           hub=("cohen_kappa", "quadratic weighted kappa of cases")),
+           hub=("cohen_kappa", "quadratic weighted kappa of cases"), bounds=(-1.0, 1.0), chance=0.0),
     Metric("bag_level_mae", "bag", "level MAE", -1, "mean distance of answered and true levels",
            _mean_error, "target", title="Mean distance of levels", interval=True, targets=("ordinal",),
-           hub=("mae", "mean distance of levels (lower is better)")),
+           hub=("mae", "mean distance of levels (lower is better)"), bounds=NOT_NEGATIVE),
     Metric("bag_mae", "bag", "MAE", -1, "mean distance of predicted and true numbers",
            _mean_error, "target", title="Mean absolute error", interval=True, targets=("regression",),
-           hub=("mae", "mean absolute error (lower is better)")),
+           hub=("mae", "mean absolute error (lower is better)"), bounds=NOT_NEGATIVE),
     Metric("bag_rmse", "bag", "RMSE", -1, "root of the mean squared distance of predicted and true numbers",
            _root_mean_square, "target", title="Root mean squared error", interval=True, targets=("regression",),
-           hub=("rmse", "root mean squared error (lower is better)")),
+           hub=("rmse", "root mean squared error (lower is better)"), bounds=NOT_NEGATIVE),
     Metric("bag_r2", "bag", "R²", 1,
            "share of the spread of the true numbers that is explained; 0 is what their mean reaches",
-           _explained_share, "target", interval=True, targets=("regression",), hub=("r_squared", "R² of cases")),
+           _explained_share, "target", interval=True, targets=("regression",), hub=("r_squared", "R² of cases"),
+           bounds=(-math.inf, 1.0)),
     Metric("bag_spearman", "bag", "Spearman", 1, "correlation of the ranks of predicted and true numbers",
            _spearman, "target", title="Spearman's correlation", interval=True, targets=("regression",),
-           hub=("spearmanr", "Spearman's correlation of cases")),
+           hub=("spearmanr", "Spearman's correlation of cases"), bounds=(-1.0, 1.0), chance=0.0),
 ):  # fmt: skip
     register_metric(_metric)

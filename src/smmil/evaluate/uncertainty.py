@@ -10,6 +10,7 @@ from smmil.evaluate.bags import patients_in_words, units_of
 from smmil.evaluate.instances import KnownInstances, instance_probability, instance_score
 from smmil.evaluate.probability import calibrated_probability
 from smmil.evaluate.ranking import _brier_of_cases, _defined, _ece, _SortedScores, exact_mean
+from smmil.evaluate.resampling import RESAMPLES
 from smmil.prediction import Prediction
 
 
@@ -18,7 +19,7 @@ def uncertainty_metrics(
     threshold: float,
     column: int | None = None,
     *,
-    resamples: int = 1000,
+    resamples: int = RESAMPLES,
     level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from smmil.errors import DataError, SmmilError
 from smmil.evaluate.instances import bags_of_pool
 from smmil.evaluate.metrics import direction, metric_name
 from smmil.evaluate.ranking import spread
+from smmil.evaluate.resampling import RESAMPLES
 from smmil.experiments.datasets import _agreeing_pairs, _share_of
 from smmil.experiments.plots import (
     _draw_curves,
@@ -24,7 +25,7 @@ from smmil.experiments.ranking import _rank_values
 from smmil.experiments.results import _aggregate, _chosen_rows, _first_predictions, _incomplete
 from smmil.experiments.runner import _finished_results, _StudyFolder
 from smmil.experiments.study import GROUPS, FigureSpec, Study
-from smmil.experiments.variant_tests import RESAMPLES, _comparisons, _pair_differences
+from smmil.experiments.variant_tests import _comparisons, _pair_differences
 from smmil.maps import canvas
 from smmil.prediction import Prediction
 

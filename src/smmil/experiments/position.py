@@ -1,8 +1,7 @@
 """The position prior beside the localization of every variant: prior.md, prior.csv and a note below tables."""
 
 import math
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from smmil.errors import DataError
 from smmil.evaluate.instances import POOLS
 from smmil.evaluate.metrics import PooledMetric, metric_name
 from smmil.evaluate.prior import DIFFERENCES, MAPS, PriorMaps, position_prior, prior_maps
-from smmil.evaluate.resampling import interval, interval_text, p_text
+from smmil.evaluate.resampling import interval_text, p_text
 from smmil.evaluate.significance import holm
 from smmil.experiments.results import _chosen_rows
-from smmil.experiments.variant_tests import LEVEL, _resampled_mean
+from smmil.experiments.variant_tests import _resampled_mean
 from smmil.experiments.writing import _markdown_cell, _three_digits
 from smmil.prediction import Prediction, load_predictions
 
@@ -38,9 +37,10 @@ def _position_rows(results: DataFrame, out: str | Path, *, n: int) -> list[dict[
     for set_, part in _chosen_rows(results).groupby("set", sort=True):
         mine = []
         for variant, runs in part.groupby("variant", sort=False):
-            ordered = runs.sort_values(["seed", "fold"])["run"]
-            folds = [load_predictions(Path(out) / "runs" / key / "test") for key in ordered]
-            mine.append({"set": str(set_), "variant": str(variant), "runs": len(folds), **_measured(folds, n)})
+            ordered = runs.sort_values(["seed", "fold"])
+            folds = [load_predictions(Path(out) / "runs" / key / "test") for key in ordered["run"]]
+            measured = _measured(folds, ordered["fold"].astype(int).tolist(), n)
+            mine.append({"set": str(set_), "variant": str(variant), "runs": len(folds), **measured})
         tested = [row for row in mine if not math.isnan(row["difference_p"])]
         for row, corrected in zip(tested, holm([row["difference_p"] for row in tested]), strict=True):
             row["p_holm"] = corrected
@@ -48,18 +48,22 @@ def _position_rows(results: DataFrame, out: str | Path, *, n: int) -> list[dict[
     return rows
 
 
-def _measured(folds: Sequence[Sequence[Prediction]], n: int) -> dict[str, Any]:
-    """The numbers of one variant over its folds, nan and a note where there are none."""
-    maps = [prior_maps(cases) for cases in folds]
+def _measured(folds: Sequence[Sequence[Prediction]], numbers: Sequence[int], n: int) -> dict[str, Any]:
+    """The numbers of one variant over its folds that have a prior, with a note about others; nan where none has one."""
     plain = [position_prior(cases, intervals=()) for cases in folds]
-    if any(_INSIDE not in one for one in plain):
-        reason = next(one["words"][0] for one in plain if _INSIDE not in one)
+    there = [i for i, one in enumerate(plain) if _INSIDE in one]
+    lacking = {numbers[i]: one["words"][0] for i, one in enumerate(plain) if _INSIDE not in one}
+    if not there:
+        reason = plain[0]["words"][0]
         keys = [f"{name}{end}" for name in (*MAPS, *DIFFERENCES) for end in ("", "_low", "_high")]
         return {**dict.fromkeys([*keys, "difference_p", "own_difference_p"], math.nan), "better": "", "notes": reason}
+    folds, plain, numbers = [folds[i] for i in there], [plain[i] for i in there], [numbers[i] for i in there]
+    maps = [prior_maps(cases) for cases in folds]
     means = {(pool, name): float(np.mean([one[pool][name] for one in plain])) for pool in POOLS for name in MAPS}
     row: dict[str, Any] = {name: means[_INSIDE, name] for name in MAPS}
     row |= {key: row[a] - row[b] for key, (a, b) in DIFFERENCES.items()}
-    row |= _ends(maps, n)
+    row |= _ends(maps, numbers, n)
+    row["notes"] = ". ".join([*_left_out(lacking), *filter(None, [row["notes"]])])
     lows = [row[f"{key}_low"] for key in DIFFERENCES]
     row["better"] = "" if any(map(math.isnan, lows)) else "yes" if min(lows) > 0 else "no"
     row |= {f"truth@{pool}": means[pool, "truth"] for pool in POOLS if pool != _INSIDE}
@@ -67,25 +71,34 @@ def _measured(folds: Sequence[Sequence[Prediction]], n: int) -> dict[str, Any]:
     return row | {"n_patients": sum(sets.values())}
 
 
-def _ends(maps: Sequence[PriorMaps], n: int) -> dict[str, Any]:
+def _left_out(lacking: Mapping[int, str]) -> list[str]:
+    """Which folds have no prior, and why; their cases take no part in the numbers."""
+    folds: dict[str, list[int]] = {}
+    for number, words in sorted(lacking.items()):
+        folds.setdefault(words.rpartition(": ")[2].rstrip("."), []).append(number)
+    named = {why: f"fold{'s' * (len(own) > 1)} {' and '.join(map(str, own))}" for why, own in folds.items()}
+    return [f"Without {which}, where there is no position prior: {why}" for why, which in named.items()]
+
+
+def _ends(maps: Sequence[PriorMaps], numbers: Sequence[int], n: int) -> dict[str, Any]:
     """Ends of the intervals and p values over all folds; nan and a note where folds have test cases of their own."""
     found: dict[str, Any] = {f"{name}_{end}": math.nan for name in (*MAPS, *DIFFERENCES) for end in ("low", "high")}
     found |= {f"{key}_p": math.nan for key in DIFFERENCES}
     metric, cuts = PooledMetric("inst_auroc", _INSIDE).label, [None] * len(maps)
     try:
-        drawn = {name: _resampled_mean([getattr(one, name) for one in maps], metric, cuts, n=n) for name in MAPS}
+        folds = {name: [getattr(one, name) for one in maps] for name in MAPS}
+        drawn = {name: _resampled_mean(cases, metric, cuts, n=n, numbers=numbers) for name, cases in folds.items()}
     except DataError:
         return found | {"notes": "no interval: the folds have different test cases"}
     for name, mine in drawn.items():
-        left_out = partial(getattr, mine, "left_out")
-        ends = interval(mine.drawn, mine.value, mine.carriers, left_out, "bca", LEVEL)
+        ends = mine.interval()
         found |= {f"{name}_low": ends.low, f"{name}_high": ends.high}
-        found |= {name: mine.value} if not math.isnan(mine.fold_mean) else {}  # over all patients, as the interval
+        found |= {name: mine.value} if mine.folds else {}  # over all patients, as the interval
     for key, (a, b) in DIFFERENCES.items():
         gap = drawn[a].minus(drawn[b])
-        ends = interval(gap.drawn, gap.value, gap.carriers, list, "percentile", LEVEL, difference=True)
+        ends = gap.interval(difference=True)
         found |= {f"{key}_low": ends.low, f"{key}_high": ends.high, f"{key}_p": ends.p}
-        found |= {key: gap.value} if not math.isnan(gap.fold_mean) else {}
+        found |= {key: gap.value} if gap.folds else {}
     model = drawn["model"]
     return found | {"resampled": model.resampled, "shortage": model.carriers.shortage, "notes": ""}
 

@@ -15,7 +15,7 @@ from smmil.evaluate.levels import instance_metrics
 from smmil.evaluate.metrics import direction, metric_name
 from smmil.evaluate.resampling import interval_text, p_text
 from smmil.experiments.study import Selection, Study, Variant
-from smmil.experiments.variant_tests import _metric_tests
+from smmil.experiments.variant_tests import Judged, _metric_tests
 from smmil.experiments.writing import _markdown_cell, _markdown_row
 from smmil.models import model_options
 from smmil.prediction import load_predictions
@@ -131,7 +131,7 @@ def _chance(study: Study, option: str | None) -> float:
     return sum((count / len(names)) ** 2 for count in Counter(names).values())
 
 
-def _gain_row(rows: Any, results: Any, out: Path, metric: str, n: int) -> dict[str, Any]:
+def _gain_row(rows: Any, results: Any, out: Path, metric: str, n: int, judged: Judged | None = None) -> dict[str, Any]:
     """The chosen runs of one data set against those of the default: difference with its paired interval."""
     both = rows[(rows["metric"] == metric) & (rows["default_run"] != "")]
     by_run, parts = results.set_index("run", drop=False), list[DataFrame]()
@@ -140,13 +140,20 @@ def _gain_row(rows: Any, results: Any, out: Path, metric: str, n: int) -> dict[s
     if not len(both):
         return {}
     try:
-        (tests,) = _metric_tests(concat(parts), out, [metric], n, None)
+        (tests,) = _metric_tests(concat(parts), out, [metric], n, None, judged)
         return tests.paired_row("chosen", "default")
     except DataError:
         return {"difference_low": math.nan, "difference_high": math.nan, "p": math.nan}
 
 
-def _selection_markdown(study: Study, rows: DataFrame, results: DataFrame, out: str | Path, resamples: int) -> str:
+def _selection_markdown(
+    study: Study,
+    rows: DataFrame,
+    results: DataFrame,
+    out: str | Path,
+    resamples: int,
+    judged: Judged | None = None,
+) -> str:
     """Markdown page: the choices, their stability and their price, one section per data set."""
     assert study.selection is not None
     rule, lines = study.selection, [f"## {study.headline('Chosen by validation')}", ""]
@@ -161,7 +168,7 @@ def _selection_markdown(study: Study, rows: DataFrame, results: DataFrame, out: 
             "",
         ]
         lines += [*_choice_table(rule, part, splits), "", *_stability_lines(study, splits), ""]
-        lines += [*_price_table(rule, part, mine, Path(out), resamples), ""]
+        lines += [*_price_table(rule, part, mine, Path(out), resamples, judged), ""]
         short = splits[splits["candidates"] < planned]
         lines += [f"- {len(short)} of {len(splits)} splits lacked candidates, which could not be chosen"] * bool(
             len(short)
@@ -197,14 +204,16 @@ def _stability_lines(study: Study, splits: DataFrame) -> list[str]:
     return lines
 
 
-def _price_table(rule: Selection, part: DataFrame, results: Any, out: Path, resamples: int) -> list[str]:
+def _price_table(
+    rule: Selection, part: DataFrame, results: Any, out: Path, resamples: int, judged: Judged | None
+) -> list[str]:
     heads = ["metric", "chosen", f"default ({rule.default})", "chosen minus default", "p"]
     heads += ["best in hindsight", "price", "best single in hindsight"]
     lines = [_markdown_row([_markdown_cell(head) for head in heads]), _markdown_row(["---"] * len(heads))]
     verdicts = []
     for metric in rule.metrics:
         rows = part[part["metric"] == metric]
-        paired = _gain_row(part, results, out, metric, resamples)
+        paired = _gain_row(part, results, out, metric, resamples, judged)
         value, default, gain, best, price = (
             float(np.mean(rows[name])) for name in ("value", "default_value", "gain", "best_value", "price")
         )
@@ -219,7 +228,11 @@ def _price_table(rule: Selection, part: DataFrame, results: Any, out: Path, resa
         cells = [metric_name(metric), _digits(value), _digits(default), f"{_digits(gain, '+')}{ends}"]
         cells += [p_text(paired.get("p", math.nan), short), _digits(best), _digits(price), single]
         lines.append(_markdown_row([_markdown_cell(cell) for cell in cells]))
-        verdicts.append(f"- {metric_name(metric)}: {_verdict(low * direction(metric), high * direction(metric))}")
+        apart = f", but the folds disagree: {paired.get('difference_folds')}" * bool(
+            paired.get("difference_folds_disagree")
+        )
+        words = _verdict(low * direction(metric), high * direction(metric))
+        verdicts.append(f"- {metric_name(metric)}: {words}{apart}")
     return [*lines, "", *verdicts]
 
 

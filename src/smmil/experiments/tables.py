@@ -1,7 +1,7 @@
 """The tables of a study: means, places, ranks, the paper's numbers and paired tests, written to its folder."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from smmil.errors import ConfigError
 from smmil.evaluate.bags import AGGREGATES, judged_by
 from smmil.evaluate.levels import bag_metrics
 from smmil.evaluate.metrics import direction, explained, metric_name, metrics_of
+from smmil.evaluate.resampling import RESAMPLES
 from smmil.experiments.paper import _table_notes
 from smmil.experiments.position import _position_markdown, _position_note, _position_rows
 from smmil.experiments.ranking import COLUMN, DIGITS, RANKED, _comparable_ranks, _rank_rows, _with_paper
@@ -28,7 +29,12 @@ from smmil.experiments.results import (
 from smmil.experiments.runner import _finished_results, _StudyFolder
 from smmil.experiments.selection import _selection_markdown, _selection_rows
 from smmil.experiments.study import FAMILIES, Study, TableSpec
-from smmil.experiments.variant_tests import RESAMPLES, _comparisons, _pair_differences, _values_of_all_patients
+from smmil.experiments.variant_tests import (
+    Judged,
+    _comparisons,
+    _pair_differences,
+    _values_of_all_patients,
+)
 from smmil.experiments.writing import (
     _comparisons_markdown,
     _for_spreadsheets,
@@ -55,7 +61,7 @@ def _make_table(study: Study, table: TableSpec, results: Any, plan: Any = None) 
     variants = [v.name for v in study.variants] if table.variants is None else table.variants
     wanted, planned = (part[part["variant"].isin(variants)] for part in (results, plan))
     rows = _with_plan(_aggregate(wanted, table.metrics, study.ddof), planned, table.metrics)
-    notes = _about(study, table, _chosen_by(results))
+    notes = _about(study, table, results)
     states = len({one if isinstance(one, str) else "" for one in wanted.get("source", [])})
     if states > 1:
         made = f"made by {states} states of the program (`source` in results.csv)"
@@ -100,14 +106,22 @@ def _with_best_marked(rows: Any) -> DataFrame:
     return rows.assign(place=places)
 
 
-def _about(study: Study, table: TableSpec, chosen: str = "val_auroc") -> list[str]:
-    """How to read the numbers; chosen: the column by which learning rates were chosen."""
-    divisor = "n - 1" if study.ddof else "n"
+def _criterion(results: DataFrame) -> str:
+    """What learning rates were chosen by, in words."""
+    chosen = _chosen_by(results)
     by = "AUROC" if chosen == "val_auroc" else chosen.removeprefix("val_").replace("_", " ")
-    notes = [
-        f"mean ± standard deviation (divided by {divisor}) over folds and seeds; learning rate chosen by mean "
-        f"validation {by}, ties by lower loss",
-    ]
+    return f"validation {by}, ties by lower loss"
+
+
+def _about(study: Study, table: TableSpec, results: DataFrame) -> list[str]:
+    """How to read the numbers of a table made of these results."""
+    divisor, means = "n - 1" if study.ddof else "n", "over folds and seeds"
+    notes = [f"mean ± standard deviation (divided by {divisor}) {means}"]
+    rotating = {str(name): _rotates(part) for name, part in results.groupby("set")} if len(results) else {}
+    if not (rotating and all(rotating.values())):
+        which = [name for name, turns in rotating.items() if not turns] if any(rotating.values()) else []
+        only = f" ({', '.join(which)})" if which else ""
+        notes[0] += f"; learning rate chosen by mean {_criterion(results)}{only}"
     if any(direction(metric) for metric in table.metrics):
         notes.append("bold: best, underlined: second best of its group; equal at three digits is equal")
     if table.paper is not None:
@@ -165,7 +179,7 @@ def write_tables(
     positions = _position_rows(results, out, n=resamples) if located else []
     paths: list[Path] = []
     for spec in study.tables:
-        table = _with_all_patients(_make_table(study, spec, results, plan), results, out)
+        table = _with_all_patients(_make_table(study, spec, results, plan), results, out, judged)
         notes = table.notes + _position_note(positions, spec.metrics) + counted
         paths += _write_table(replace(table, notes=notes), folder)
     if positions:
@@ -173,7 +187,7 @@ def write_tables(
         paths += _write_page(folder, "prior", DataFrame(positions), page)
     if study.selection is not None:
         rows = _selection_rows(study, results, out)
-        page = _selection_markdown(study, rows, results, out, resamples) + _missing_runs(results, plan)
+        page = _selection_markdown(study, rows, results, out, resamples, judged) + _missing_runs(results, plan)
         paths += _write_page(folder, "selection", rows, page)
     rates: dict[str, dict[str, float | dict[int, float]]] = {}  # of each variant (and fold), by data set
     for (set_, variant), lr in _choose_learning_rates(results).items():
@@ -200,9 +214,7 @@ def _judged(predictions: Sequence[Prediction], by: str, aggregate: str | None) -
     return judged_by({"": predictions} if predictions else {}, by, aggregate).get("", predictions)
 
 
-def _by_patient(
-    results: DataFrame, out: Path, judged: Callable[[Sequence[Prediction]], Sequence[Prediction]]
-) -> DataFrame:
+def _by_patient(results: DataFrame, out: Path, judged: Judged) -> DataFrame:
     """The results with the numbers about whole cases by patient, from the predictions of every run."""
     found = results.copy()
     for place, run in zip(found.index, found["run"], strict=True):
@@ -213,19 +225,19 @@ def _by_patient(
     return found
 
 
-def _with_all_patients(table: _ResultTable, results: DataFrame, out: str | Path) -> _ResultTable:
+def _with_all_patients(table: _ResultTable, results: DataFrame, out: str | Path, judged: Judged) -> _ResultTable:
     """The table with the value over all patients beside the mean over folds, where test sets rotate."""
     sets = sorted({str(name) for name, part in results.groupby("set") if _rotates(part)})
     metrics = [metric for metric in dict.fromkeys(table.rows["metric"]) if not metric.endswith("_rank")]
     if not sets or not metrics:
         return table
-    known = _values_of_all_patients(results[results["set"].isin(sets)], Path(out), metrics)
+    known = _values_of_all_patients(results[results["set"].isin(sets)], Path(out), metrics, judged)
     keys = zip(table.rows["set"], table.rows["model"], table.rows["metric"], strict=True)
     rows = table.rows.assign(all_patients=[known.get(key, math.nan) for key in keys])
     note = (
-        f"every patient was tested once ({', '.join(sets)}): each fold chose its learning rate by its own validation "
-        "cases; all patients: one value over the test cases of all folds, each judged by the model of its fold and "
-        "compared within its fold only, averaged over seeds"
+        f"every patient was tested once ({', '.join(sets)}): each fold chose its learning rate by its own "
+        f"{_criterion(results)}; all patients: one value over the test cases of all folds, each judged by the model of "
+        "its fold and compared within its fold only, averaged over seeds"
     )
     return replace(table, rows=rows, notes=[table.notes[0], note, *table.notes[1:]])
 

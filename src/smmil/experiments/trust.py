@@ -18,6 +18,7 @@ from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.instances import bags_of_pool, instance_score
 from smmil.evaluate.prior import position_prior
 from smmil.evaluate.ranking import exact_mean
+from smmil.evaluate.resampling import RESAMPLES
 from smmil.experiments.datasets import RANDOM, _prepare, _PreparedSet, _random_labels
 from smmil.experiments.results import _chosen_by, _chosen_rows
 from smmil.experiments.runner import OnRun, _finished_results, _StudyFolder, load_results, run_study
@@ -129,7 +130,7 @@ def _correlation(a: Prediction, b: Prediction) -> float:
     return float(spearmanr(x, y).statistic)
 
 
-def _inverted_maps(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> dict[str, Any]:
+def _inverted_maps(runs: Sequence[Sequence[Prediction]], *, n: int = RESAMPLES) -> dict[str, Any]:
     """`_inverted_map` of every run: the mean, the lowest with its interval, and how many raise the alarm."""
     found = [_inverted_map(run, n=n) for run in runs]
     lowest = min(found, key=lambda one: np.inf if np.isnan(one["inside"]) else one["inside"])
@@ -143,7 +144,7 @@ def _inverted_maps(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> di
     }
 
 
-def _inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[str, Any]:
+def _inverted_map(predictions: Sequence[Prediction], *, n: int = RESAMPLES) -> dict[str, Any]:
     """Whether the map is high on the wrong side: AUROC inside positive cases, its whole 95 % interval below 0.5.
 
     The AUROC is that of each positive case by itself, averaged; how high a map is from case to case plays no part.
@@ -157,7 +158,7 @@ def _inverted_map(predictions: Sequence[Prediction], *, n: int = 1000) -> dict[s
     return {"inside": found["value"], **ends, "inverted": bool(found["high"] < 0.5 or unanimous)}
 
 
-def _position_priors(runs: Sequence[Sequence[Prediction]], *, n: int = 1000) -> dict[str, Any]:
+def _position_priors(runs: Sequence[Sequence[Prediction]], *, n: int = RESAMPLES) -> dict[str, Any]:
     """The position prior of every run, within positive cases: means over runs, and how many maps do not beat it."""
     found = [position_prior(bags_of_pool(run, "positive_bags"), n=n) for run in runs]
     inside = [one["per_bag"] for one in found if "per_bag" in one]
@@ -177,7 +178,7 @@ def trust_report(
     only: Sequence[str] = (),
     executor: str = "serial",
     workers: int | None = None,
-    resamples: int = 1000,
+    resamples: int = RESAMPLES,
     on_begin: Callable[[int, int], Any] | None = None,
     on_step: OnRun | None = None,
 ) -> list[Path]:

@@ -1,7 +1,9 @@
 """Confidence intervals and paired tests of the variants of a study: means over folds, patients resampled."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,15 +13,14 @@ from smmil.errors import DataError
 from smmil.evaluate.bags import resampled_in_words, units_of
 from smmil.evaluate.bootstrap import Settings, Statistic, statistic
 from smmil.evaluate.folds import pooled_statistic
-from smmil.evaluate.metrics import PooledMetric
-from smmil.evaluate.resampling import Carriers, Resampling, carriers_of, interval, subtract
+from smmil.evaluate.metrics import PooledMetric, registered
+from smmil.evaluate.resampling import RESAMPLES, Carriers, Resampling, carriers_of, interval, subtract
 from smmil.evaluate.significance import holm
 from smmil.experiments.results import _chosen_rows
 from smmil.experiments.study import FAMILIES
 from smmil.prediction import Prediction, load_predictions
 
 LEVEL = 0.95
-RESAMPLES = 2000  # of the patients, for tables and figures
 Key = tuple[int, int]  # seed, fold
 Judged = Callable[[Sequence[Prediction]], Sequence[Prediction]]  # by case or by patient
 Planned = Mapping[tuple[str, str], int]  # runs by data set and variant
@@ -31,7 +32,8 @@ class _Resampled(NamedTuple):
     cases      ids of those that take part            units  how many patients (or cases without one) are drawn
     resampled  the same in words                      notes  why there is no value
     carriers   how many patients of each kind it needs
-    fold_mean  where folds have test cases of their own and the value is over all of them: the mean of the folds' values
+    bounds     lowest and highest value of the metric
+    folds      where folds have test cases of their own and the value is over all of them: the value of each, by name
     """
 
     value: float
@@ -42,7 +44,23 @@ class _Resampled(NamedTuple):
     resampled: str = ""
     notes: tuple[str, ...] = ()
     carriers: Carriers = Carriers({"cases": 0})
-    fold_mean: float = float("nan")
+    folds: Mapping[str, float] = MappingProxyType({})
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+
+    @property
+    def fold_mean(self) -> float:
+        """The mean of the folds' values; nan where the test set is one."""
+        return float(np.mean(list(self.folds.values()))) if self.folds else float("nan")
+
+    def away_from(self, middle: float) -> np.ndarray:
+        """How far each fold's value lies from a number."""
+        return np.asarray(subtract(np.array(list(self.folds.values())), middle))
+
+    def interval(self, *, difference: bool = False) -> Any:
+        """Of a value by BCa, of a difference by percentiles: BCa would reject too often there, see docs/evaluate.md."""
+        how, left_out = ("percentile", list) if difference else ("bca", lambda: self.left_out)
+        kinds: dict[str, Any] = {"difference": difference, "bounds": self.bounds}
+        return interval(self.drawn, self.value, self.carriers, left_out, how, LEVEL, **kinds)
 
     def minus(self, other: "_Resampled") -> "_Resampled":
         """The difference of two variants on the same resamples; nothing where one of them has no value."""
@@ -52,8 +70,8 @@ class _Resampled(NamedTuple):
             raise DataError("the two models were tested on different cases; paired tests need one test set")
         gaps = [subtract(a, b) for a, b in zip(self.left_out, other.left_out, strict=True)]
         value = float(subtract(self.value, other.value))
-        mean = float(subtract(self.fold_mean, other.fold_mean))
-        return self._replace(value=value, drawn=subtract(self.drawn, other.drawn), left_out=gaps, fold_mean=mean)
+        folds = {name: float(subtract(one, other.folds[name])) for name, one in self.folds.items()}
+        return self._replace(value=value, drawn=subtract(self.drawn, other.drawn), left_out=gaps, folds=folds)
 
 
 def _without_value(n: int, *notes: str) -> _Resampled:
@@ -66,8 +84,9 @@ def _resampled_mean(
     metric: str,
     thresholds: Sequence[float | None],
     *,
-    n: int = 1000,
+    n: int = RESAMPLES,
     seed: int = 0,
+    numbers: Sequence[int] | None = None,
 ) -> _Resampled:
     """A metric over folds, with patients drawn n times.
 
@@ -75,7 +94,7 @@ def _resampled_mean(
     folds): one value over all cases, compared within folds only (`pooled_statistic`) and averaged over seeds; patients
     are drawn within their fold. The spread is that of the patients; the folds' own spread stands in the tables.
     thresholds are those of instances; bags are cut at their usual one. Without a threshold that the metric needs there
-    is no value but a note.
+    is no value but a note. numbers are those of the folds, by which a shortage names them; else 0, 1, …
     """
     measure = PooledMetric.parse(metric)
     cuts = list(thresholds) if measure.metric.startswith("inst_") else [None] * len(thresholds)
@@ -84,10 +103,12 @@ def _resampled_mean(
     settings = [Settings(cut, measure.pool) for cut in cuts]
     parts = _test_sets(folds)
     if len(parts) > 1:
-        statistics, strata, fold_mean = _over_all_patients(folds, parts, measure.metric, settings)
+        names = _names_of_folds(parts, range(len(folds)) if numbers is None else numbers)
+        statistics, strata, single = _over_all_patients(folds, parts, measure.metric, settings)
+        alone = dict(zip(names, single, strict=True))
     else:
         statistics = [statistic(cases, measure.metric, one) for cases, one in zip(folds, settings, strict=True)]
-        strata, fold_mean = None, float("nan")
+        strata, alone = None, {}
     ids = {tuple(p.id for p in one.cases) for one in statistics}
     if len(ids) > 1:
         raise DataError(f"{metric}: the folds were tested on different cases; paired tests need one test set")
@@ -99,8 +120,32 @@ def _resampled_mean(
     drawn = np.array([value(weights) for weights in plan.draws(n, seed)])
     whole, words = value(np.ones(len(statistics[0].cases), dtype=np.int64)), resampled_in_words(statistics[0].cases)
     carriers = carriers_of(statistics[0].cases, statistics[0].kinds)._replace(strata=len(plan.strata))
+    weighty = {number: name for number, (name, values) in enumerate(alone.items()) if not np.isnan(values).all()}
+    carriers = carriers._replace(parts=_carriers_of_folds(statistics[0], strata, weighty))
     left_out = plan.without_each(value)
-    return _Resampled(whole, drawn, left_out, ids.pop(), plan.n_units, words, (), carriers, fold_mean)
+    means = {name: float(np.mean(values)) for name, values in alone.items()}
+    return _Resampled(whole, drawn, left_out, ids.pop(), plan.n_units, words, (), carriers, means, statistics[0].bounds)
+
+
+def _names_of_folds(parts: list[list[int]], numbers: Sequence[int]) -> list[str]:
+    """What the folds with test cases of their own are called: by the number of the first seed, where these differ."""
+    first = [numbers[part[0]] for part in parts]
+    return [f"fold {number}" for number in (first if len(set(first)) == len(first) else range(len(first)))]
+
+
+def _carriers_of_folds(
+    measured: Statistic, strata: np.ndarray | None, names: Mapping[int, str]
+) -> dict[str, dict[str, int]]:
+    """How many patients of each kind are in each of the folds that have names; strata: the fold of each patient."""
+    if strata is None:
+        return {}
+    home = strata[units_of(measured.cases)[0]]
+    found = {}
+    for number, name in names.items():
+        kinds = {kind: is_it[home == number] for kind, is_it in measured.kinds.items()}
+        cases = [p for p, fold in zip(measured.cases, home, strict=True) if fold == number]
+        found[name] = carriers_of(cases, kinds).counts
+    return found
 
 
 def _test_sets(folds: Sequence[Sequence[Prediction]]) -> list[list[int]]:
@@ -114,23 +159,24 @@ def _test_sets(folds: Sequence[Sequence[Prediction]]) -> list[list[int]]:
 
 def _over_all_patients(
     folds: Sequence[Sequence[Prediction]], parts: list[list[int]], metric: str, settings: Sequence[Settings]
-) -> tuple[list[Statistic], np.ndarray, float]:
-    """A statistic over all cases for every seed, the fold of each patient, and the mean of the folds' values.
+) -> tuple[list[Statistic], np.ndarray, list[list[float]]]:
+    """A statistic over all cases for every seed, the fold of each patient, and each fold's values of the seeds.
 
     A fold that lacks runs of some seeds stands in their place with those it has.
     """
-    statistics, values = list[Statistic](), list[float]()
+    statistics, values = list[Statistic](), [list[float]() for _ in parts]
     for seed in range(max(map(len, parts))):
         used = [numbers[seed % len(numbers)] for numbers in parts]
         found, single = pooled_statistic([folds[i] for i in used], metric, [settings[i] for i in used])
         statistics.append(found)
-        values += single
+        for own, one in zip(values, single, strict=True):
+            own.append(one)
     cases = statistics[0].cases
     home = {p.id: number for number, numbers in enumerate(parts) for p in folds[numbers[0]]}
     units = units_of(cases)[0]
     strata = np.zeros(units.max(initial=-1) + 1, dtype=np.int64)
     strata[units] = [home[p.id] for p in cases]
-    return statistics, strata, float(np.mean(values))
+    return statistics, strata, values
 
 
 def _comparisons(
@@ -190,10 +236,12 @@ def _pair_differences(
     return DataFrame(rows)
 
 
-def _values_of_all_patients(results: DataFrame, out: Path, metrics: Sequence[str]) -> dict[tuple[str, str, str], float]:
+def _values_of_all_patients(
+    results: DataFrame, out: Path, metrics: Sequence[str], judged: Judged | None = None
+) -> dict[tuple[str, str, str], float]:
     """The value over all patients of each data set with rotating test sets, variant and metric."""
     found = {}
-    for tests in _metric_tests(_chosen_rows(results), out, metrics, 0, None):
+    for tests in _metric_tests(_chosen_rows(results), out, metrics, 0, None, judged):
         for name, one in tests.variants.items():
             mine = tests._resampled(name, list(one.folds))
             found[one.facts["set"], name, tests.metric] = mine.value
@@ -256,9 +304,10 @@ class _MetricTests(NamedTuple):
         one = self.variants[variant]
         keys = list(one.folds) if keys is None else keys
         mine = self._resampled(variant, keys)
-        found = interval(mine.drawn, mine.value, mine.carriers, lambda: mine.left_out, "bca", LEVEL)
+        found = mine.interval()
         row = {"set": one.facts["set"], "metric": self.metric, **one.facts, "runs": len(keys), "planned": one.planned}
-        row |= {"units": mine.units, "resampled": mine.resampled, "value": mine.value, **_fold_mean("", mine)}
+        row |= {"units": mine.units, "resampled": mine.resampled, "value": mine.value}
+        row |= _of_folds("", mine, found, registered(PooledMetric.parse(self.metric).metric).chance)
         return row | _interval_columns("", found, mine.notes)
 
     def difference_columns(self, variant: str, other: str) -> dict[str, Any]:
@@ -267,9 +316,8 @@ class _MetricTests(NamedTuple):
             return {}
         both = self._common_folds(variant, other)
         between = self._resampled(variant, both).minus(self._resampled(other, both))
-        # BCa would reject too often here: see docs/evaluate.md
-        found = interval(between.drawn, between.value, between.carriers, list, "percentile", LEVEL, difference=True)
-        row = {"reference": other, "difference": between.value, **_fold_mean("difference_", between)}
+        found = between.interval(difference=True)
+        row = {"reference": other, "difference": between.value, **_of_folds("difference_", between, found, 0.0)}
         row |= _interval_columns("difference_", found, between.notes)
         return row | {"difference_runs": len(both), "p": found.p}
 
@@ -289,13 +337,21 @@ class _MetricTests(NamedTuple):
         one, key = self.variants[variant], (variant, tuple(keys))
         if key not in self.known:
             folds, cuts = [one.folds[k] for k in keys], [one.cuts[k] for k in keys]
-            self.known[key] = _resampled_mean(folds, self.metric, cuts, n=self.n)
+            numbers = [fold for _, fold in keys]
+            self.known[key] = _resampled_mean(folds, self.metric, cuts, n=self.n, numbers=numbers)
         return self.known[key]
 
 
-def _fold_mean(prefix: str, found: _Resampled) -> dict[str, float]:
-    """The column of the mean of the folds' values, where the value is not that mean."""
-    return {} if np.isnan(found.fold_mean) else {f"{prefix}fold_mean": found.fold_mean}
+def _of_folds(prefix: str, measured: _Resampled, ends: Any, middle: float | None) -> dict[str, Any]:
+    """Columns of the mean of the folds' values, of these values, and whether they lie on both sides of `middle`
+    although no interval holds it; nothing where the value is that mean.
+    """
+    if not measured.folds:
+        return {}
+    each = ", ".join(f"{name} {value:{'+' if prefix else ''}.3f}" for name, value in measured.folds.items())
+    sides = set() if middle is None or ends.low <= middle <= ends.high else set(np.sign(measured.away_from(middle)))
+    columns = {"fold_mean": measured.fold_mean, "folds": each, "folds_disagree": {-1, 1} <= sides}
+    return {f"{prefix}{name}": value for name, value in columns.items()}
 
 
 def _interval_columns(prefix: str, found: Any, notes: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from smmil.evaluate.comparison import pointing_or_telling
+from smmil.evaluate.comparison import INSIDE, POOLED, pointing_or_telling
 from smmil.evaluate.metrics import explained, metric_heading, metric_name
 from smmil.evaluate.resampling import LEAST, interval_text, missing_text, p_text
 from smmil.experiments.ranking import AS_PAPER, EXTRACTORS, RANKED
@@ -31,10 +31,13 @@ _HOW = (
     "p: two-sided, below 0.05 exactly where the interval of the difference excludes 0; p (Holm): corrected for the "
     "models compared within a table, bold below 0.05",
     f"no interval and no p where fewer than {LEAST} patients (of each kind that the metric needs) carry them",
+    "intervals and p say what other patients would change, of the models as trained; differences between trainings are "
+    "in them only as far as folds and seeds average them out: ± in the tables shows how large they are",
 )
 _ROTATING = (
     "where a mean of folds is given, every patient was tested once: the value is over the test cases of all folds, "
-    "each compared within its fold only, averaged over seeds; patients are drawn within their fold"
+    "each compared within its fold only, averaged over seeds; patients are drawn within their fold, and where a fold "
+    "holds a single patient of a kind that the metric needs there is no interval and no p"
 )
 Column = tuple[str, str, str]  # data set, extractor, metric
 # Best and second best of a column; in LaTeX as marks that outlive the escaping of special characters.
@@ -235,12 +238,33 @@ def _pairs_markdown(rows: DataFrame, title: str, resamples: int) -> str:
 
 def _pointing_notes(rows: Sequence[dict[Any, Any]]) -> list[str]:
     """For every model whose instance AUROC differs: whether in pointing or in telling bags apart."""
-    found: dict[tuple[str, str, str], dict[str, dict[str, float]]] = {}
+    found: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
     for row in (row for row in rows if isinstance(row.get("reference"), str)):
         ends = {key: row[f"difference{end}"] for key, end in (("difference", ""), ("low", "_low"), ("high", "_high"))}
+        ends["apart"] = row.get("difference_folds_disagree") is True and row["metric"] in (POOLED, INSIDE)
         found.setdefault((row["set"], row["variant"], row["reference"]), {})[row["metric"]] = ends
-    told = [(set_, pointing_or_telling(one, other, held)) for (set_, one, other), held in found.items()]
-    return [f"{set_}: {_markdown_cell(words)}" for set_, words in told if words]
+    told = [(set_, pointing_or_telling(one, other, held), held) for (set_, one, other), held in found.items()]
+    return [
+        f"{set_}: {_markdown_cell(words)}" + " But the folds disagree about its sign, see below." * _apart(held)
+        for set_, words, held in told
+        if words
+    ]
+
+
+def _apart(held: Mapping[str, Mapping[str, Any]]) -> bool:
+    return any(ends["apart"] for ends in held.values())
+
+
+def _disagreements(rows: Sequence[dict[Any, Any]]) -> Iterator[str]:
+    """For every value and difference whose folds contradict each other: those of the folds."""
+    for row in rows:
+        where = f"{_set_and_metric(row)}: the folds disagree"
+        if row.get("folds_disagree") is True:
+            words = f"{_markdown_cell(row['variant'])} is better than guessing in some, worse in others"
+            yield f"{where}, {words}: {row['folds']}"
+        if row.get("difference_folds_disagree") is True:
+            both = _markdown_cell(f"{row['variant']} minus {row['reference']}")
+            yield f"{where}, {both} has both signs: {row['difference_folds']}"
 
 
 def _page(
@@ -315,8 +339,8 @@ def _difference_cells(row: dict[Any, Any]) -> list[str]:
 
 def _comparison_notes(rows: Sequence[dict[Any, Any]], resamples: int) -> list[str]:
     notes = [*_HOW, f"{resamples} resamples"]
-    if any(not math.isnan(row.get("fold_mean", math.nan)) for row in rows):
-        notes.insert(1, _ROTATING)
+    if any(isinstance(row.get("folds"), str) for row in rows):
+        notes[:1] = [*_disagreements(rows), _HOW[0], _ROTATING]
     fewer = dict.fromkeys(words for row in rows for words in _fewer_runs(row))
     if fewer:
         notes.append(f"‡ fewer runs than planned; a difference is taken over the folds both have: {', '.join(fewer)}")

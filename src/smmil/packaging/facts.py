@@ -17,6 +17,7 @@ from smmil.evaluate.bags import is_labelled, judged_by, patients_in_notes, share
 from smmil.evaluate.bootstrap import bootstrap_ci
 from smmil.evaluate.levels import bag_metrics
 from smmil.evaluate.metrics import METRICS
+from smmil.evaluate.resampling import RESAMPLES
 from smmil.files import digest, read_json
 from smmil.formats import read_provenance
 from smmil.predict.cases import run_config
@@ -212,9 +213,6 @@ def _sizes(split: dict[str, list[str]], table: Manifest | None, run: dict[str, A
         sizes["patients"] = len({table.groups[id_] for id_ in split[part]})
         sizes["labels"] = dict(sorted(labels.items()))
     return found
-
-
-RESAMPLES = 2000
 
 
 def _measure(

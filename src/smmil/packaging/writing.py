@@ -13,9 +13,10 @@ from typing import Any
 from smmil.errors import ConfigError, DataError
 from smmil.evaluate.calibration import Calibration
 from smmil.evaluate.drift import DriftSummary
+from smmil.evaluate.resampling import RESAMPLES
 from smmil.files import read_json, remove_leftovers, temporary_path, write_json, write_text
 from smmil.packaging.card import _model_card
-from smmil.packaging.facts import RESAMPLES, _measure, _run_facts, _RunFacts
+from smmil.packaging.facts import _measure, _run_facts, _RunFacts
 from smmil.packaging.loading import CALIBRATION, SUMS, _write_sums
 from smmil.predict.drift import DRIFT, read_drift, save_drift
 from smmil.weights import save_weights

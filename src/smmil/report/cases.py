@@ -3,14 +3,14 @@
 import base64
 import gzip
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from smmil.errors import DataError
 from smmil.evaluate.alarm import applied_drift
-from smmil.evaluate.bags import patient_bag
+from smmil.evaluate.bags import as_patient, own_case, patient_bag, whole_patients
 from smmil.evaluate.case_words import case_words, predicted_values
 from smmil.evaluate.conformal import applied_calibration, calibrated_case, shared_calibration
 from smmil.evaluate.folder_drift import FolderDrift, folder_drift, promise_of_case
@@ -182,6 +182,12 @@ class _ReportCase:
     predictions: list[Prediction | None]
 
     @property
+    def whole(self) -> list[dict[str, Any] | None]:
+        """The verdicts on the patient whose part the case is, else on the case."""
+        found: list[dict[str, Any] | None] = self.facts.get("patient", self.facts)["verdicts"]
+        return found
+
+    @property
     def all_rasters(self) -> list[_Raster]:
         """The rasters of all models and layers."""
         return [raster for layers in self.rasters for raster in layers.values()]
@@ -201,10 +207,21 @@ def _all_cases(
     ids = sorted({id_ for table in tables for id_ in table})
     drifts = [folder_drift(predictions) for predictions in models.values()]
     lost = [_withdrawal(*both, column) for both in zip(models.values(), drifts, strict=True)]
-    values = [predicted_values(predictions) for predictions in models.values()]
+    values = [_both_values(predictions) for predictions in models.values()]
     cases = [_case(id_, [table.get(id_) for table in tables], column, bits, lost, drifts, values) for id_ in ids]
-    errors = {case.id: next(v["error"] for v in case.facts["verdicts"] if v is not None) for case in cases}
-    return sorted(cases, key=lambda case: (2.0 if errors[case.id] is None else -errors[case.id], case.id))
+    return sorted(cases, key=lambda case: (*map(_mistakes, (case.whole, case.facts["verdicts"])), case.id))
+
+
+def _both_values(predictions: Sequence[Prediction]) -> tuple[list[float], list[float]]:
+    """Predicted numbers of what has a probability of its own (patients, or cases), and of cases by themselves."""
+    alone = [own for p in predictions if (own := own_case(p)) is not None]
+    return predicted_values(whole_patients(predictions)), predicted_values(alone)
+
+
+def _mistakes(verdicts: Sequence[dict[str, Any] | None]) -> float:
+    """By what the worst mistakes of the first model come first, and what has no label last."""
+    error = next(v["error"] for v in verdicts if v is not None)
+    return 2.0 if error is None else -float(error)
 
 
 def _withdrawal(predictions: Sequence[Prediction], drift: FolderDrift | None, column: int | None) -> str | None:
@@ -220,7 +237,7 @@ def _case(
     bits: int,
     withdrawals: Sequence[str | None],
     drifts: Sequence[FolderDrift | None],
-    values: Sequence[Sequence[float]],
+    values: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> _ReportCase:
     rasters = [{} if p is None else _packed_layers(p, column, bits) for p in predictions]
     first = next(p for p in predictions if p is not None)
@@ -228,27 +245,35 @@ def _case(
         None
         if p is None
         else {
-            **verdict(_as_patient(p), others),
+            **_own_verdict(p, others),
             **_calibrated(p, drift),
             "alarm": _alarm(p),
             "withdrawn": withdrawn,
             "rasters": {name: raster.facts for name, raster in layers.items()},
         }
-        for p, layers, withdrawn, drift, others in zip(predictions, rasters, withdrawals, drifts, values, strict=True)
+        for p, layers, withdrawn, drift, (_, others) in zip(
+            predictions, rasters, withdrawals, drifts, values, strict=True
+        )
     ]
     facts = {"id": safe_text(id_), "y": first.y, "part": _part(first), "verdicts": verdicts, **_scale(first)}
     if (found := patient_bag(first)) is not None:
-        patient = {"id": safe_text(found["patient"]), "cases": found["cases"], "y": _as_patient(first).y}
-        facts |= {"patient": patient}
+        said = [
+            None if p is None else verdict(as_patient(p), others)
+            for p, (others, _) in zip(predictions, values, strict=True)
+        ]
+        patient = {"id": safe_text(found["patient"]), "cases": found["cases"], "y": as_patient(first).y}
+        facts |= {"patient": {**patient, "verdicts": said}}
     facts |= {} if first.target_kind == "class" else {"truth": safe_text(case_words(first).truth, _LONGEST_WORDS)}
     facts |= {"notes": [safe_text(note) for note in recorded_notes(first)]}
     return _ReportCase(id_, facts, rasters, predictions)
 
 
-def _as_patient(prediction: Prediction) -> Prediction:
-    """The prediction with the label of the patient whose part it is: its probability is the patient's."""
-    found = patient_bag(prediction)
-    return prediction if found is None or "y" not in found else replace(prediction, y=found["y"])
+def _own_verdict(prediction: Prediction, values: Sequence[float]) -> dict[str, Any]:
+    """The verdict on the case by itself; nothing is said of one that is part of a patient's bag."""
+    own = own_case(prediction)
+    if own is not None:
+        return verdict(own, values)
+    return {"p": None, "answer": None, "error": None, "outcome": "", "instances": prediction.n, "words": ""}
 
 
 def _calibrated(prediction: Prediction, drift: FolderDrift | None) -> dict[str, Any]:

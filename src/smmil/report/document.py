@@ -18,6 +18,7 @@ from smmil.evaluate.conformal import shared_calibration
 from smmil.evaluate.folders import without_nan
 from smmil.evaluate.instances import instance_score
 from smmil.evaluate.probability import calibrated_probability
+from smmil.evaluate.resampling import RESAMPLES
 from smmil.files import write_text
 from smmil.images.matching import find_case_images
 from smmil.images.volume import Window
@@ -74,7 +75,7 @@ def write_report(
     threshold: float | None = None,
     column: int | None = None,
     prior: Sequence[str | Path] | None = None,
-    resamples: int = 1000,
+    resamples: int = RESAMPLES,
     title: str | None = None,
     lead: str = "",
     sections: Sequence[Section] = (),
@@ -124,7 +125,7 @@ def write_report(
         lead=lead,
         sections=sections,
         charts=(_figures if numbers._target_of(results) == "class" else _target_figures)(models, results, column),
-        outcomes=list(dict.fromkeys(v["outcome"] for case in cases for v in case.facts["verdicts"] if v)),
+        outcomes=list(dict.fromkeys(v["outcome"] for case in cases for v in case.whole if v)),
         labels=sorted({case.facts["y"] for case in cases if case.facts["y"] is not None}),
         cards=[
             *((f"Model: {source.name}", _model_card(source, licences or {})) for source in sources),
@@ -208,8 +209,10 @@ def _summary(
     unmarked = {group: reason for group, reason in reasons.items() if reason is not None}  # no value is called best
     counted = whole_patients(first)
     found = next(iter(results.values()))["bag"]["n_positive"] if target != "class" else sum(1 for p in counted if p.y)
-    content = ", ".join(filter(None, [positives_in_words(target, found), f"{sum(p.n for p in first):,} instances"]))
-    content += f"; {len(counted):,} patients" if any(patient_bag(p) for p in first) else ""
+    positive = positives_in_words(target, found)
+    if any(patient_bag(p) for p in first):
+        positive = f"of {len(counted):,} patients" + f" ({positive})" * bool(positive)
+    content = ", ".join(filter(None, [positive, f"{sum(p.n for p in first):,} instances"]))
     return {
         "results": results,
         "slots": SLOTS,
@@ -254,20 +257,25 @@ def _verdicts(results: Results) -> list[tuple[bool, str]]:
 
 
 def _metrics(results: Results, unmarked: Mapping[str, str]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(group, rows) of the metrics that at least one model has, or has withheld."""
+    """(group, rows) of the metrics of which at least one model has any, or has withheld one; a dash: undefined."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in numbers._all_rows(results):
-        if any(row.value(found) is not None or row.withheld(found) for found in results.values()):
+    rows = numbers._all_rows(results)
+    measured = {r.group for r in rows for found in results.values() if r.value(found) is not None or r.withheld(found)}
+    for row in rows:
+        if row.group in measured and any(row.known(found) for found in results.values()):
             values = _values(row, results, marked=row.group not in unmarked)
             groups.setdefault(row.group, []).append({"name": row.name, "values": values})
     return list(groups.items())
 
 
 def _values(row: numbers._Row, results: Results, marked: bool = False) -> list[dict[str, Any]]:
-    """One metric of every model as text; the best printed value is marked unless all are equal."""
+    """One metric of every model as text; the best printed value is marked unless all are equal, or one of them rests
+    on too few patients.
+    """
     printed = {name: row.value(found) for name, found in results.items()}
     ranks = [row.better * round(value, 3) for value in printed.values() if value is not None]
-    best = max(ranks) if marked and row.better and len(set(ranks)) > 1 else None
+    few = any(row.shortage(found) for found in results.values())
+    best = max(ranks) if marked and row.better and len(set(ranks)) > 1 and not few else None
     values = []
     for slot, (name, value) in enumerate(printed.items()):
         ends = row.ends(results[name])

@@ -9,12 +9,12 @@ from typing import Any
 
 from smmil.errors import DataError
 from smmil.evaluate.bags import is_labelled
-from smmil.evaluate.bootstrap import add_intervals
+from smmil.evaluate.bootstrap import add_intervals, shortage_of, threshold_for
 from smmil.evaluate.folders import summarize_models
 from smmil.evaluate.instances import POOLS, has_lesion_labels
 from smmil.evaluate.levels import froc
 from smmil.evaluate.metrics import Level, PooledMetric, metrics_of, registered
-from smmil.evaluate.resampling import missing_text
+from smmil.evaluate.resampling import RESAMPLES, missing_text
 from smmil.files import need_file
 from smmil.images.tiff_slide import check_picture
 from smmil.prediction import Prediction
@@ -53,13 +53,16 @@ _PRIOR_ROWS = (
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a report: group heading, name, path of the value in the results, measure of the interval, direction."""
+    """A row of a report: group heading, name, path of the value in the results, measure of the interval, direction;
+    counted: the measure, also where it has no interval, by which a shortage of patients is known.
+    """
 
     group: str
     name: str
     path: tuple[str, ...]
     interval: str | None = None
     better: int = 1
+    counted: str | None = None
 
     def value(self, found: Mapping[str, Any]) -> float | None:
         """The number in the results of a model; None when it was not measured or is undefined."""
@@ -67,6 +70,15 @@ class _Row:
         for key in self.path:
             inside = inside.get(key) if isinstance(inside, Mapping) else None
         return inside if isinstance(inside, float | int) and inside == inside else None
+
+    def known(self, found: Mapping[str, Any]) -> bool:
+        """Whether the results have a place for it, also where it is undefined."""
+        inside: Any = found
+        for key in self.path:
+            if not isinstance(inside, Mapping) or key not in inside:
+                return False
+            inside = inside[key]
+        return True
 
     def withheld(self, found: Mapping[str, Any]) -> str:
         """Why a number that could be computed is not shown, in few words; empty: nothing is held back."""
@@ -76,6 +88,8 @@ class _Row:
         if self.path[0] != "prior":
             return found.get("ci", {}).get(self.interval, {}) if self.interval else {}
         inside = found.get("prior", {}).get(self.path[1], {})
+        if f"{self.path[2]}_low" not in inside:
+            return {}
         ends = {end: inside.get(f"{self.path[2]}_{end}", math.nan) for end in ("low", "high")}
         return {**ends, "shortage": inside.get("shortage", "")}
 
@@ -84,10 +98,26 @@ class _Row:
         low, high = (self._interval(found).get(end, math.nan) for end in ("low", "high"))
         return None if low != low or high != high else (low, high)
 
+    def shortage(self, found: Mapping[str, Any]) -> str:
+        """What there is too little of for the number to say much; empty where there is enough."""
+        asked = self._interval(found) or {"shortage": found.get("shortages", {}).get(self.counted, "")}
+        return str(asked.get("shortage", "") or self._until(found).get("shortage", ""))
+
+    def _until(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Who was followed until the time of the row, where it is a score at a time."""
+        scored = self.path[:2] == ("bag", "times") and self.path[-1] in ("auroc", "brier")
+        return found["bag"].get("times", {}).get(self.path[2], {}) if scored else {}
+
     def without_interval(self, found: Mapping[str, Any]) -> str:
-        """What stands in place of an interval: why the number is held back, "– (3 patients)", or nothing."""
-        few = str(self._interval(found).get("shortage", ""))
-        return self.withheld(found) or (missing_text(few) if few and self.value(found) is not None else "")
+        """What stands in place of an interval: why the number is held back, "– (3 patients)", a dash where all
+        resamples are alike, how many were followed; or nothing.
+        """
+        if self.withheld(found) or self.value(found) is None:
+            return self.withheld(found)
+        if self.shortage(found) or self._interval(found):
+            return missing_text(self.shortage(found))
+        until = self._until(found)
+        return f"{until['n_events']:,} with, {until['n_without']:,} without an event" if until else ""
 
 
 def _cases_heading(target: str) -> str:
@@ -110,9 +140,9 @@ def _metric_rows(target: str = "class") -> list[_Row]:
     for (group, metric), pool in ((entry, pool) for entry in metrics for pool in entry[1].pools):
         name = metric.with_pool(metric.title or metric.label, pool) + (" ↓" if metric.direction < 0 else "")
         paths = {"instance": ("instance", pool), "lesion": ("froc",)}
-        interval = PooledMetric(metric.name, pool).label if metric.interval else None
+        measure = PooledMetric(metric.name, pool).label
         path = (*paths.get(metric.level, (metric.level,)), metric.key)
-        rows.append(_Row(group, name, path, interval, metric.direction))
+        rows.append(_Row(group, name, path, measure if metric.interval else None, metric.direction, measure))
     beside = [_Row(POSITION, name, ("prior", pool, key), better=0) for pool, key, name in _PRIOR_ROWS]
     smooth = next((place for place, row in enumerate(rows) if row.group == SMOOTH), len(rows))
     return rows[:smooth] + beside + rows[smooth:]
@@ -150,7 +180,7 @@ def _measure(
     validation: Sequence[str | Path] = (),
     threshold: float | None = None,
     column: int | None = None,
-    resamples: int = 1000,
+    resamples: int = RESAMPLES,
     reference: Sequence[Prediction] | None = None,
 ) -> Results:
     """Summary, FROC with its curve, and intervals of each model; patients are resampled. resamples=0: no intervals.
@@ -165,7 +195,16 @@ def _measure(
         if resamples:
             measures = _possible(models[name], found)
             add_intervals({name: found}, {name: models[name]}, measures, n=resamples, column=column)
+            found["shortages"] = _shortages(models[name], found, column)
     return results
+
+
+def _shortages(predictions: Sequence[Prediction], found: dict[str, Any], column: int | None) -> dict[str, str]:
+    """What there is too little of, for the numbers that have no interval in a report."""
+    rows = [row for row in _all_rows({"": found}) if row.counted and not row.interval and row.value(found) is not None]
+    measures = [PooledMetric.parse(row.counted) for row in rows if row.counted]
+    cuts = [threshold_for(measure, found) for measure in measures]
+    return {m.label: shortage_of(predictions, m, cut, column) for m, cut in zip(measures, cuts, strict=True)}
 
 
 def _possible(predictions: Sequence[Prediction], found: dict[str, Any]) -> list[str]:

@@ -29,12 +29,18 @@ function caseText(entry) {
   const label = entry.truth !== undefined ? `truth: ${entry.truth || "unknown"}` : entry.y === null ? "label unknown" : `label ${entry.y}`;
   const models = [settings.left, settings.right].filter((m) => m !== null && entry.verdicts[m] !== null);
   const verdicts = models.map((m) => {
-    const { p, answer, outcome, words } = entry.verdicts[m];
-    if (words !== undefined) return `${DATA.models[m].name}: ${words}`;
-    const chance = DATA.models[m].classes > 2 ? `class ${answer} with ${p.toFixed(3)}` : `P(positive) ${p.toFixed(3)}`;
-    return `${DATA.models[m].name}: ${chance}, ${outcome}`;
+    const whole = entry.patient ? [`patient of ${entry.patient.id}: ${verdictText(m, entry.patient.verdicts[m])}`] : [];
+    const own = verdictText(m, entry.verdicts[m]);
+    return `${DATA.models[m].name}: ${[own && entry.patient ? `this case ${own}` : own, ...whole].filter(Boolean).join("; ")}`;
   });
   return [label, ...verdicts].join("  ·  ");
+}
+
+/** What a model said, and whether it was right; nothing where it said nothing about the case by itself. */
+function verdictText(model, { p, answer, outcome, words }) {
+  if (words !== undefined) return words;
+  const chance = DATA.models[model].classes > 2 ? `class ${answer} with ${p.toFixed(3)}` : `P(positive) ${p.toFixed(3)}`;
+  return `${chance}, ${outcome}`;
 }
 
 /** What the calibration of a model says about the case, in words. */

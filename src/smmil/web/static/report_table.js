@@ -53,18 +53,28 @@ function sortBy(key) {
 
 function compareCases(a, b) {
   const column = COLUMNS.find((c) => c.key === table.sort);
-  const [x, y] = [a, b].map((i) => column.value(DATA.cases[i], DATA.cases[i].verdicts[table.model]));
+  return inOrder(column, a, b, wholeVerdict) || inOrder(column, a, b, (entry) => entry.verdicts[table.model]) || a - b;
+}
+
+/** What is said of the patient whose part a case is, else of the case. */
+function wholeVerdict(entry) {
+  return (entry.patient ?? entry).verdicts[table.model];
+}
+
+function inOrder(column, a, b, verdictOf) {
+  const [x, y] = [a, b].map((i) => column.value(DATA.cases[i], verdictOf(DATA.cases[i])));
   const missing = (x === null || x === undefined) - (y === null || y === undefined);
   if (missing) return missing; // what has no value stands last, whichever way is up
+  if (x === null || x === undefined) return 0;
   const order = typeof x === "string" ? x.localeCompare(y, undefined, { numeric: true }) : x - y;
-  return (table.down ? -order : order) || a - b;
+  return table.down ? -order : order;
 }
 
 function fits(entry) {
   const text = field("search").value.trim().toLowerCase();
   const label = field("label-filter").value;
   const outcome = field("outcome-filter").value;
-  const verdict = entry.verdicts[table.model];
+  const verdict = wholeVerdict(entry);
   return entry.id.toLowerCase().includes(text) && (label === "" || String(entry.y) === label) &&
     (outcome === "" || (verdict !== null && verdict.outcome === outcome));
 }
@@ -91,7 +101,7 @@ export function caseRows() {
 function patientRow(cases) {
   const entry = DATA.cases[cases[0]];
   if (!entry.patient) return [];
-  const verdict = entry.verdicts[table.model];
+  const verdict = wholeVerdict(entry);
   const row = make("tr", "patient");
   const by = Object.fromEntries(COLUMNS.map(({ key }) => [key, make(key === "id" ? "th" : "td", `column-${key}`)]));
   by.id.scope = "rowgroup";
@@ -119,7 +129,7 @@ function rowOf(number) {
   by.part.textContent = entry.part || "–";
   by.map.append(make("canvas", "thumbnail"));
   by.p.append(...(verdict ? predictionCell(verdict) : ["–"]));
-  if (verdict) by.outcome.append(make("span", `outcome ${outcomeClass(verdict.outcome)}`, verdict.outcome));
+  if (verdict?.outcome) by.outcome.append(make("span", `outcome ${outcomeClass(verdict.outcome)}`, verdict.outcome));
   if (verdict?.undecided) by.outcome.append(" ", make("span", "undecided", "undecided"));
   if (verdict?.alarm) by.outcome.append(" ", make("span", "unlike", "unlike"));
   by.error.textContent = verdict ? shortNumber(verdict.error) : "–";
@@ -129,10 +139,11 @@ function rowOf(number) {
 }
 
 function predictionCell({ p, answer, calibrated, words }) {
+  if (words === "") return [make("span", "words", "its patient has one")];
   if (words !== undefined) return [...(p === null ? [] : [makeMeter(p)]), make("span", "words", words)];
   const several = DATA.models[table.model].classes > 2;
   const own = [makeMeter(p), make("span", "", several ? `${answer}: ${p.toFixed(3)}` : p.toFixed(3))];
-  return calibrated === null ? own : [...own, make("small", "calibrated", `calibrated ${percent(calibrated)}`)];
+  return calibrated === null || calibrated === undefined ? own : [...own, make("small", "calibrated", `calibrated ${percent(calibrated)}`)];
 }
 
 async function paintRow(row) {
