@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.support.published_bags import SETS, published_bags
 
 from smmil.cli import app
 from smmil.data import Manifest
@@ -14,7 +15,6 @@ from smmil.errors import DataError
 from smmil.experiments.grid import _make_grid
 from smmil.experiments.runner import run_study
 from smmil.experiments.study import load_study
-from tests.support.published_bags import SETS, published_bags
 
 MAIN = "configs/paper/main.yaml"
 
