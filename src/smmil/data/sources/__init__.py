@@ -71,8 +71,9 @@ def _by_stem(folder: Path, endings: Sequence[str], pattern: str = ".*") -> dict[
     Two of one name are refused with both places.
     """
     found: dict[str, Path] = {}
-    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in endings and not p.name.startswith(".")):
-        stem = path.stem if pattern == ".*" else path.stem.lower()
+    for path in sorted(p for p in folder.rglob("*") if p.name.lower().endswith(tuple(endings)) and p.name[0] != "."):
+        name = path.name[: -max(len(e) for e in endings if path.name.lower().endswith(e))]
+        stem = name if pattern == ".*" else name.lower()
         if not re.fullmatch(pattern, stem):
             continue
         if stem in found:
