@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.support.published_bags import SETS, published_bags
+from support.published_bags import SETS, published_bags
 
 from smmil.cli import app
 from smmil.data import Manifest
