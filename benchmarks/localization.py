@@ -41,7 +41,7 @@ from smmil.synthetic.digits import digit_bags, write_digits
 CONFIG = HERE / "configs" / "benchmark" / "localization.yaml"
 HEAVY = ("T+AP small", "CAMIL", "IIB-MIL", "SETMIL", "TransMIL")
 GROUPS = {"crchisto": "colon images", "digits": "digits", "slides": "synthetic slides", "scans": "synthetic scans"}
-EXPLAINED = ("ABMIL", "SmAP-early", "SmInstance", "SmGCN", "PatchGCN")
+EXPLAINED = ("ABMIL", "SmAP-early", "SmInstance", "SmGCN", "PatchGCN")  # also: sets that have these are ranked
 METHODS = (Explanation("attention"), Explanation("single"), Explanation("integrated-gradients", steps=32))
 FIRST = "PatchGCN"  # the yardstick of costs, and the reference of the study
 
@@ -97,8 +97,10 @@ def publish(study: Study, out: Path, docs: Path, resamples: int) -> None:
             write_tables(part, out, resamples=resamples)
             print(f"{group}: figures that could not be drawn: {write_figures(part, out)[1] or 'none'}", flush=True)
             copy(out / part.name, docs)
+    done = load_results(study, out).groupby("set")["variant"].agg(set)
+    begun = [d.name for d in study.datasets if d.name in begun and set(EXPLAINED) <= done[d.name]]
     ranked = [f for f in study.figures if f.kind == "critical_difference"]
-    whole = without(study, (), sorted(begun)).model_copy(update={"figures": ranked})
+    whole = without(study, (), begun).model_copy(update={"figures": ranked})
     print(f"ranks: figures that could not be drawn: {write_figures(whole, out)[1] or 'none'}", flush=True)
     copy(out / whole.name, docs)
     write_markdown(docs, "summary", "Instance AUROC in positive bags", SUMMARY, summary(whole, out))
@@ -110,8 +112,8 @@ def forests(study: Study) -> list[FigureSpec]:
 
 def copy(folder: Path, docs: Path) -> None:
     for path in sorted(folder.glob("tables/*")) + sorted(folder.glob("figures/*")):
-        if path.suffix in SHOWN:
-            shutil.copyfile(path, docs / f"{folder.name}-{path.name}")
+        if path.suffix in SHOWN and path.stem != "prior":
+            shutil.copyfile(path, docs / f"{folder.name}-{path.name.replace(' ', '_')}")
 
 
 SUMMARY = (
@@ -130,8 +132,8 @@ def summary(study: Study, out: Path) -> list[dict[str, str]]:
         few = f" ({len(values)})" if 0 < len(values) < planned[name] else ""
         return f"{values.mean():.3f}{few}" if len(values) else "–"
 
-    sets = [d.name for d in study.datasets]
-    return [{"model": v.name, **{name: cell(v.name, name) for name in sets}} for v in study.variants]
+    named = [d.name for d in study.datasets]
+    return [{"model": v.name, **{name: cell(v.name, name) for name in named}} for v in study.variants]
 
 
 def write_markdown(docs: Path, name: str, title: str, words: str, rows: Sequence[dict[str, str]]) -> None:
