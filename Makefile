@@ -6,7 +6,7 @@ EXTRAS := .[timm,slides,ct,lazyslide,tables,slurm,dask,view,onnx,fast,search]
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
-.PHONY: demo test test-quick test-pages test-lowest test-all lint bench study docs dist install clean
+.PHONY: demo test test-quick test-pages test-lowest test-all lint bench study benchmark docs dist install clean
 
 install: .venv/installed
 
@@ -75,6 +75,9 @@ bench: install  ## ratios against torchmil, ABMIL and the matrix products that c
 study: install  ## the published study again: make study IMAGES=folder of CRCHistoPhenotypes (hours; resumable)
 	@test -n "$(IMAGES)" || { echo 'say where png/ and nuclei.csv are: make study IMAGES=folder'; exit 2; }
 	$(BIN)/python benchmarks/evidence.py --images "$(IMAGES)"
+
+benchmark: install  ## the localization benchmark: make benchmark [IMAGES=folder of CRCHistoPhenotypes] (hours; resumable)
+	$(BIN)/python benchmarks/localization.py $(if $(IMAGES),--crchisto "$(IMAGES)")
 
 docs: install  ## the documentation as a web site in site/
 	$(BIN)/pip install --quiet --disable-pip-version-check --group docs

@@ -99,7 +99,8 @@ def test_torchmils_folder_becomes_a_manifest_with_labels_and_sidecars(tmp_path):
         y_inst[0] = label
         foreign.torchmil_files(tmp_path, X, CELLS * 512, name=name, label=label, y_inst=y_inst)
     (tmp_path / "splits.csv").write_text("bag_name,split\na,train\nb,test\n")
-    manifest = torchmil_manifest(tmp_path, "UNI", folder=tmp_path)
+    manifest, notes = torchmil_manifest(tmp_path, "UNI", folder=tmp_path)
+    assert notes == {}
     manifest.check(training=False)
     assert manifest.labels == {"a": 1, "b": 0}
     assert manifest.splits == {"a": "train", "b": "test"}

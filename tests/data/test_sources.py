@@ -290,6 +290,16 @@ def test_a_folder_and_a_table_are_joined_by_name(tmp_path):
         write_source("folder", tmp_path / "in", tmp_path / "out", **options)
 
 
+def test_volumes_and_their_masks_are_joined_by_name_without_both_endings(tmp_path):
+    for name in ("in/s1.nii.gz", "in/s2.nii", "masks/s1.nii.gz"):
+        touch(tmp_path / name)
+    (tmp_path / "t.csv").write_text("id,label\ns1,1\ns2,0\n")
+    options = {"table": tmp_path / "t.csv", "annotations": tmp_path / "masks"}
+    manifest = write_source("folder", tmp_path / "in", tmp_path / "out", **options)
+    assert manifest.path_of("s1") == tmp_path / "out" / "../in/s1.nii.gz"
+    assert list(manifest.table["annotation"]) == ["../masks/s1.nii.gz", ""]
+
+
 def test_unknown_sets_and_options_are_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match="did you mean camelyon16"):
         write_source("camelyon", tmp_path, tmp_path)

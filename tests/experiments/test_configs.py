@@ -12,12 +12,12 @@ from smmil.experiments.study import load_study
 from smmil.experiments.tables import write_tables
 
 FOLDER = Path(__file__).parents[2] / "configs"
-STUDIES = sorted([*FOLDER.glob("paper/*.yaml"), *FOLDER.glob("ablations/*.yaml")])
+STUDIES = sorted(FOLDER.glob("*/*.yaml"))
 
 
 @pytest.fixture(autouse=True)
 def _no_data_here(monkeypatch):
-    for name in ("RSNA", "PANDA", "CAMELYON16", "CRCHISTO"):
+    for name in ("RSNA", "PANDA", "CAMELYON16", "CRCHISTO", "DIGITS"):
         monkeypatch.delenv(name, raising=False)
 
 

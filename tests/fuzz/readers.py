@@ -542,7 +542,7 @@ READERS: tuple[FuzzReader, ...] = (
     FuzzReader("table:stamp", stamp_study,
                lambda f: stamp_manifest(f / "clini.csv", f / "slides.csv", f, label="MSI", folder=f).table, TEXT, 0.3,
                PLAIN),
-    FuzzReader("table:torchmil", torchmil_study, lambda f: torchmil_manifest(f, "UNI", folder=f).table, TEXT, 0.3,
+    FuzzReader("table:torchmil", torchmil_study, lambda f: torchmil_manifest(f, "UNI", folder=f)[0].table, TEXT, 0.3,
                PLAIN, damage=("splits.csv", "**/labels/*.npy")),
     FuzzReader("table:splits", samples.splits, load_splits, TEXT, 0.3, PLAIN),
     FuzzReader("source:camelyon16", camelyon16, read_source("camelyon16"), TEXT, 0.3, PLAIN,

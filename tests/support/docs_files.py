@@ -6,6 +6,7 @@ Every maker writes into the working folder.
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pandas as pd
 import torch
@@ -26,6 +27,7 @@ from support import foreign_files as foreign
 from support import foreign_programs as programs
 from support import prepare_makers as makers
 from support.patients import write_patients
+from support.published_bags import published_bags
 
 # drift takes 20 patients of training and validation or more, calibrate 9 positive ones that were not seen
 PARTS = ("train",) * 14 + ("val",) * 6 + ("test",) * 18
@@ -155,6 +157,31 @@ def torchmil(folder):
         foreign.torchmil_files(Path(folder), x, cells, name=id_, label=label)
         rows.append(f"{id_},{part}")
     Path(folder, "splits.csv").write_text("\n".join(rows) + "\n")
+
+
+def published():
+    """The three sets of the paper's group, with a few bags."""
+    encoders = {"Camelyon16_MIL": "resnet50_bt", "PANDA_MIL": "resnet18", "RSNA_ICH_MIL": "resnet18"}
+    for name, encoder in encoders.items():
+        published_bags(Path(name), name, (20, 10), (encoder,))
+
+
+def masked():
+    """Images and volumes with masks of the same names; every other case has a lesion."""
+    rows = ["id,label"]
+    for folder in ("images", "masks", "volumes", "volume_masks"):
+        Path(folder).mkdir()
+    for i in range(6):
+        lesion = np.zeros((512, 512), np.uint8)
+        lesion[:256, :256] = 255 * (i % 2)
+        Image.fromarray(tissue(i, bool(i % 2))).save(f"images/c{i}.png")
+        Image.fromarray(lesion).save(f"masks/c{i}.png")
+        heads = np.random.default_rng(i).integers(-100, 100, (64, 64, 8)).astype(np.int16)
+        for folder, array in (("volumes", heads), ("volume_masks", (heads > 0).astype(np.uint8) * (i % 2))):
+            nibabel.save(nibabel.Nifti1Image(array, np.diag([-0.5, -0.5, 5, 1])), f"{folder}/c{i}.nii.gz")
+        rows.append(f"c{i},{i % 2}")
+    for table in ("image_labels.csv", "volume_labels.csv"):
+        Path(table).write_text("\n".join(rows) + "\n")
 
 
 def trident(folder):

@@ -43,7 +43,7 @@ def source(
     label_column: LabelColumn = None,
     patient_column: PatientColumn = None,
     encoder: Annotated[
-        str | None, Option(rich_help_panel=_FEATURES, help="torchmil: which folder features_<encoder>.")
+        str | None, Option(rich_help_panel=_FEATURES, help="torchmil: which features_<encoder>; else all.")
     ] = None,
     labels: Annotated[
         Path | None,
@@ -85,9 +85,11 @@ def source(
 
       smmil source stamp features/ctranspath --table clini.csv --slides slides.csv --label MSI --out study
 
+      smmil source torchmil Camelyon16_MIL --out camelyon16
+
       smmil source features trident/20x_256px_0px_overlap/features_uni_v1 --table labels.csv --out study
     """
-    from smmil.data.foreign_tables import PROJECTS, write_foreign_manifest
+    from smmil.data.foreign_tables import PROJECTS, write_foreign_manifest, write_torchmil
     from smmil.data.sources import write_source
     from smmil.files import read_json
 
@@ -96,12 +98,13 @@ def source(
     given |= {"slides": slides, "label": label, "classes": classes or None, "encoder": encoder}
     given |= {"id_column": id_column, "label_column": label_column, "patient_column": patient_column}
     options = {option: value for option, value in given.items() if value is not None}
+    if name.value == "torchmil":
+        for place, (made, others) in write_torchmil(root, out, allow_missing=allow_missing, **options).items():
+            _tell(place, made, others)
+        return
     if name.value in PROJECTS:
         made, others = write_foreign_manifest(name.value, root, out, **options)
-        print(f"{out / 'manifest.csv'}: {len(made)} cases ({_counted(made)})")
-        for reason, files in Counter(others.values()).most_common():
-            print(f"note: {files} {'file' if files == 1 else 'files'} left out: {reason}")
-        print(f"next: smmil train --manifest {out / 'manifest.csv'} --model sm_ap --out run")
+        _tell(out / "manifest.csv", made, {file: f"files left out: {reason}" for file, reason in others.items()})
         return
     manifest = write_source(name.value, root, out, allow_missing=allow_missing, **options)
     about = read_json(out / "source.json")
@@ -112,6 +115,16 @@ def source(
     points = f"--kind points --points {out / 'points.csv'} " if name.value == "crchisto" else ""
     labels_here = f"--labels {out / 'labels.csv'}"
     print(f"next: smmil prepare {places.get(name.value, root)} {points}{labels_here} --out {out / 'study'}")
+
+
+def _tell(place: Path, made: "Manifest", remarks: dict[str, str]) -> None:
+    """What was written, remarks on files or bags by kind with the first names, and how to go on."""
+    print(f"{place}: {len(made)} cases ({_counted(made)})")
+    for remark, number in Counter(remarks.values()).most_common():
+        print(f"note: {number} {remark} (such as {next(Path(k).name for k, v in remarks.items() if v == remark)})")
+    if "group" not in made.table:
+        print("note: patients are not known: every case counts as its own patient")
+    print(f"next: smmil train --manifest {place} --model sm_ap --out run")
 
 
 def _counted(manifest: "Manifest") -> str:

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 
 from smmil.data.manifest import Manifest
+from smmil.data.sources import _count_lines, _read_parts
+from smmil.data.splits import make_splits, save_splits
 from smmil.data.tables import (
     TableColumns,
     _label_of,
@@ -124,20 +126,66 @@ def stamp_manifest(
     return _manifest(content, words, folder, slides)
 
 
-def torchmil_manifest(root: str | Path, encoder: str, *, folder: str | Path = ".") -> Manifest:
-    """A manifest from torchmil's folder: splits.csv, features/features_<encoder>, labels and instance labels."""
+def torchmil_manifest(
+    root: str | Path, encoder: str, *, folder: str | Path = ".", allow_missing: bool = False
+) -> tuple[Manifest, dict[str, str]]:
+    """A manifest from torchmil's folder: splits.csv, features/features_<encoder>, labels and instance labels.
+
+    Also gives what is worth knowing of single bags. Without features or label a bag is refused, or with
+    `allow_missing` left out; no label is guessed from the instances.
+    """
     root = Path(root)
-    rows = _read(root / "splits.csv", ("bag_name", "split"))
-    below = _torchmil_below(root, encoder)
-    files = [below / "features" / f"features_{encoder}" / f"{id_}.npy" for id_ in rows["bag_name"]]
+    parts, below = _read_parts(root / "splits.csv"), _torchmil_below(root, encoder)
+    features = below / "features" / f"features_{encoder}"
+    found, labelled = ({p.stem for p in place.glob("*.npy")} for place in (features, below / "labels"))
+    lists = {"bags of splits.csv without features": set(parts) - found}
+    lists["bags without a file in labels/"] = (set(parts) & found) - labelled
+    if (lacking := _count_lines(lists.items())) and not allow_missing:
+        text = f"{features}: incomplete: {'; '.join(lacking)}"
+        raise DataError(f"{text}; unpack the rest, or go on without them (--allow-missing)")
+    there = found & labelled
+    ids = [id_ for id_ in parts if id_ in there]
+    if not ids:
+        raise DataError(f"{features}: none of the {len(parts)} bags of splits.csv is here with its label; unpack them")
+    truth = _instance_folders(below)
+    lists["bags without instance labels"] = {id_ for id_ in ids if id_ not in truth}
+    lists["bags are not in splits.csv and were left out"] = found - set(parts)
     content = {
-        "id": rows["bag_name"].tolist(),
-        "path": [_relative(file, folder) for file in files],
-        "label": [_bag_label(file) for file in files],
-        "split": rows["split"].tolist(),
-        "instance_labels": [_relative(_instance_labels(below, file.name), folder) for file in files],
+        "id": ids,
+        "path": [_relative(features / f"{id_}.npy", folder) for id_ in ids],
+        "label": [_bag_label(features / f"{id_}.npy") for id_ in ids],
+        "split": [parts[id_] for id_ in ids],
+        "instance_labels": [_relative(truth.get(id_), folder) for id_ in ids],
     }
-    return _manifest(content, None, folder, root / "splits.csv")
+    notes = {id_: kind for kind, listed in lists.items() for id_ in sorted(listed)}
+    return _manifest(content, None, folder, root / "splits.csv"), notes
+
+
+def write_torchmil(
+    root: str | Path, out: str | Path, *, encoder: str | None = None, allow_missing: bool = False
+) -> dict[Path, tuple[Manifest, dict[str, str]]]:
+    """Manifests of a folder as torchmil publishes them, of all its encoders, or of a folder of several such data sets.
+
+    Writes `out`/manifest.csv where there is one, else `out`/<data set>/<encoder>/manifest.csv as far as there are
+    several, and beside each splits.json: the five splits that a study draws from it by default.
+    """
+    root = Path(root)
+    roots = [root] if (root / "splits.csv").is_file() else sorted(p.parent for p in root.glob("*/splits.csv"))
+    sets = {place: [encoder] if encoder else _torchmil_encoders(place) for place in roots}
+    if not any(sets.values()):
+        raise DataError(f"{root}: no splits.csv beside features/features_<encoder> here or one folder below")
+    written = {}
+    for place, names in sets.items():
+        for name in names:
+            folder = Path(out, place.name if len(sets) > 1 else "", name if len(names) > 1 else "")
+            options = {"encoder": name, "allow_missing": allow_missing}
+            manifest, notes = write_foreign_manifest("torchmil", place, folder, **options)
+            try:
+                save_splits(folder / "splits.json", make_splits(manifest))
+            except DataError as problem:  # such as too few bags of a class; a study of them would say the same
+                notes[str(folder)] = f"folders without splits.json: {problem}"
+            written[folder / NAME] = manifest, notes
+    return written
 
 
 _PROJECTS: dict[str, Callable[..., Any]] = {
@@ -223,15 +271,22 @@ def _torchmil_below(root: Path, encoder: str) -> Path:
     return places[0]
 
 
+def _torchmil_encoders(root: Path) -> list[str]:
+    """Encoders whose features lie in a folder of torchmil."""
+    places = [*root.glob("features/features_*"), *root.glob("patches_*/features/features_*")]
+    return sorted({place.name.removeprefix("features_") for place in places if place.is_dir()})
+
+
 def _bag_label(features: Path) -> str:
     with reader_errors(features):
         label = TorchmilReader().label(features)
     return "" if label is None else str(label)
 
 
-def _instance_labels(below: Path, name: str) -> Path | None:
-    places = [below / folder / name for folder in ("patch_labels", "slice_labels")]
-    return next((place for place in places if place.exists()), None)
+def _instance_folders(below: Path) -> dict[str, Path]:
+    """Files of instance labels by bag: of patches, else of slices."""
+    folders = [below / name for name in ("slice_labels", "patch_labels")]
+    return {path.stem: path for folder in folders for path in folder.glob("*.npy")}
 
 
 def _manifest(content: dict[str, list[str]], words: pd.Series | None, folder: str | Path, name: str | Path) -> Manifest:

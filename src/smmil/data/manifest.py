@@ -28,13 +28,14 @@ from smmil.files import digest, read_json, read_parquet, remove_leftovers, repla
 from smmil.formats import find_reader, open_bag, read_bag
 from smmil.formats.content import is_edgeless
 from smmil.formats.rows import OpenBag
+from smmil.formats.torchmil import companions
 from smmil.runtime import available_cores, source_digest
 
 Progress = Callable[[int, int], None]
 _LISTED = 10
 _CHECKED = ".smmil-checked.json"
 _ALONE_S, _WORTH_S, _SETTLED_S = 2.0, 5.0, 2.0
-_IN_ONE_FILE = ("native", "trident", "stamp")
+_KNOWN_FILES = ("native", "trident", "stamp", "torchmil")
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +225,7 @@ class Manifest:
         if progress is not None and old == len(self):
             progress(old, old)
         if time.monotonic() - began > _WORTH_S:
-            sound = {i: [marks[i], c.width, c.edgeless] for i, c in found.items() if c.in_one_file and not c.problem}
+            sound = {i: [marks[i], c.width, c.edgeless] for i, c in found.items() if c.known_files and not c.problem}
             self._remember(known | sound)
         widths: dict[int, str] = {}
         for id_ in self.ids:
@@ -239,9 +240,10 @@ class Manifest:
 
     def _mark(self, id_: str) -> list[Any] | None:
         """What shows that the files and the label of a bag are those of before; None when they changed just now."""
-        files = [self.path_of(id_), self.instance_labels_of(id_)]
+        path, labels = self.path_of(id_), self.instance_labels_of(id_)
+        files = [path, labels, *(companions(path) if path.suffix.lower() == ".npy" else [])]
         try:
-            facts = [None if file is None else file.stat() for file in files]
+            facts = [None if f is None or (f not in (path, labels) and not f.exists()) else f.stat() for f in files]
         except OSError:
             return None
         if any(time.time() - max(s.st_mtime, s.st_ctime) < _SETTLED_S for s in facts if s is not None):
@@ -298,10 +300,10 @@ class Manifest:
 
 
 class _Checked(NamedTuple):
-    """What reading a bag showed: its feature width, whether one file holds all of it, what is wrong, no neighbours."""
+    """What reading a bag showed: its feature width, whether its files are known, what is wrong, no neighbours."""
 
     width: int
-    in_one_file: bool
+    known_files: bool
     problem: str = ""
     edgeless: bool = False
 
@@ -309,8 +311,8 @@ class _Checked(NamedTuple):
 def _check_bag(manifest: Manifest, id_: str) -> _Checked:
     try:
         bag, rows = manifest.open_bag(id_)
-        in_one_file = find_reader(manifest.path_of(id_)).name in _IN_ONE_FILE
-        return _Checked(rows.width, in_one_file, edgeless=is_edgeless(bag.n, bag.graph))
+        known_files = find_reader(manifest.path_of(id_)).name in _KNOWN_FILES
+        return _Checked(rows.width, known_files, edgeless=is_edgeless(bag.n, bag.graph))
     except DataError as problem:
         return _Checked(0, False, str(problem))
 

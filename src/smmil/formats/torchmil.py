@@ -108,6 +108,11 @@ def _frame(coords: np.ndarray, size: float | None) -> Frame | None:
     return frame if frame.step <= frame.patch or len(coords) < ALARM_FROM else Frame(frame.step)
 
 
+def companions(features: Path) -> list[Path]:
+    """Files of a bag beside its features, there or not: coordinates and instance labels."""
+    return [_root(features) / folder / features.name for folder in ("coords", "patch_labels", "slice_labels")]
+
+
 def _root(path: Path) -> Path:
     """The folder that holds features, coords and labels side by side."""
     folder = path.absolute().parent

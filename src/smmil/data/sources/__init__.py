@@ -22,7 +22,8 @@ from smmil.files import digest, need_file, write_json
 NAMES = ("camelyon16", "panda", "rsna_ich", "crchisto", "folder", "patches")
 TABLE, ABOUT = "labels.csv", "source.json"
 OWN_SPLIT = "own: drawn by smmil, grouped by patient, stratified by label"
-_IDS = ("id", "image_id", "bag_name", "scan", "slide_id", "name")
+_IDS = ("id", "image_id", "bag_name", "scan", "slide_id", "name", "bag", "wsi_name", "wsi", "slide", "bag_id")
+_SPLIT = ("split", "partition", "set", "subset")
 _PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
 _PARTS |= {"test": "test", "testing": "test"}
 Rows = list[dict[str, str]]
@@ -70,8 +71,9 @@ def _by_stem(folder: Path, endings: Sequence[str], pattern: str = ".*") -> dict[
     Two of one name are refused with both places.
     """
     found: dict[str, Path] = {}
-    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in endings and not p.name.startswith(".")):
-        stem = path.stem if pattern == ".*" else path.stem.lower()
+    for path in sorted(p for p in folder.rglob("*") if p.name.lower().endswith(tuple(endings)) and p.name[0] != "."):
+        name = path.name[: -max(len(e) for e in endings if path.name.lower().endswith(e))]
+        stem = name if pattern == ".*" else name.lower()
         if not re.fullmatch(pattern, stem):
             continue
         if stem in found:
@@ -86,16 +88,21 @@ def _read_table(path: str | Path, *columns: str) -> pd.DataFrame:
 
 
 def _read_parts(path: str | Path) -> dict[str, str]:
-    """train, val or test of every id in a split file: a column of ids (id, image_id, bag_name …) and a column split."""
-    table = _read_table(path, "split")
-    column = next((name for name in _IDS if name in table), None)
-    if column is None:
-        raise DataError(f"{path}: no column of ids; name it {' or '.join(_IDS[:3])}")
+    """train, val or test of every id in a split file: a column of ids (id, image_id, bag_name …) and a column split.
+
+    Capitals and spaces in the names of columns, endings .npy of ids and rows that repeat another do not matter.
+    """
+    table = _read_table(path)
+    table = table.rename(columns=lambda name: str(name).strip().lower())
+    column, part = (next((name for name in names if name in table), "") for names in (_IDS, _SPLIT))
+    if not column or not part:
+        lost = f"no column of ids; name it {' or '.join(_IDS[:3])}" if not column else "column 'split' is missing"
+        raise DataError(f"{path}: {lost}; the table has {_first_few(list(map(str, table.columns)))}")
     parts: dict[str, str] = {}
-    for id_, word in zip(table[column].str.strip(), table["split"].str.lower(), strict=True):
+    for id_, word in zip(table[column].str.strip(), table[part].str.strip().str.lower(), strict=True):
         if word not in _PARTS:
             raise DataError(f"{path}: split {word!r} of {id_!r}; expected train, val or test")
-        if parts.setdefault(id_, _PARTS[word]) != _PARTS[word]:
+        if parts.setdefault(id_ := id_.removesuffix(".npy"), _PARTS[word]) != _PARTS[word]:
             raise DataError(f"{path}: {id_!r} is in {parts[id_]} and in {_PARTS[word]}; keep it in one")
     return parts
 

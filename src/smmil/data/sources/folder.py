@@ -11,8 +11,9 @@ IMAGES = (
     ".png",
     ".jpg",
     ".jpeg",
+    *(".nii", ".nii.gz"),
 )
-OUTLINES = (".xml", ".geojson", ".json", ".png", ".tif", ".tiff")
+OUTLINES = (".xml", ".geojson", ".json", ".png", ".tif", ".tiff", ".nii", ".nii.gz")
 _KEPT = ("patient", "group", "split", "annotation_kind", "annotation_complete")
 
 
