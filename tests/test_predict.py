@@ -323,3 +323,14 @@ def test_a_corrected_label_reaches_the_prediction_and_the_others_are_kept(run, b
     found = {p.id: p.y for p in map(Prediction.load, again.written)}
     assert found == {table.loc[negative, "id"]: 1, table.loc[other, "id"]: None}
     assert len(again.kept) == len(table) - 2
+
+
+def test_truth_of_instances_that_was_added_reaches_the_prediction(run, bags_of, tmp_path):
+    table = pd.read_csv(bags_of / "manifest.csv", dtype=str)
+    table.drop(columns="instance_labels").to_csv(bags_of / "bare.csv", index=False)
+    before = predict_run(run, out=tmp_path / "p", manifest=bags_of / "bare.csv")
+    assert all(Prediction.load(path).y_inst is None for path in before.written)
+    after = predict_run(run, out=tmp_path / "p", manifest=bags_of / "manifest.csv")
+    assert len(after.written) == table["instance_labels"].notna().sum() > 0
+    assert all(Prediction.load(path).y_inst is not None for path in after.written)
+    assert predict_run(run, out=tmp_path / "p", manifest=bags_of / "manifest.csv").written == []

@@ -152,7 +152,8 @@ class BagBatch:
         check_choice(name, _FIELDS, "field of a batch")
         value = getattr(self, name)
         if value is None:
-            raise DataError(f"this model needs {name!r}, which is missing in {', '.join(self.ids[:3])}")
+            hint = "; features without coordinates have none (CLAM: keep h5_files beside pt_files)" * (name == "graph")
+            raise DataError(f"this model needs {name!r}, which is missing in {', '.join(self.ids[:3])}{hint}")
         return value
 
     def without_labels(self) -> "BagBatch":

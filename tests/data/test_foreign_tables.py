@@ -1,7 +1,9 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from support import foreign_files as foreign
+from support.roads import smmil
 
 from smmil.data.foreign_tables import (
     clam_manifest,
@@ -155,3 +157,13 @@ def test_a_chosen_column_wins_over_one_of_the_usual_name():
     assert renamed["id"].tolist() == ["a", "b"]
     assert renamed["patient"].tolist() == ["p", "q"]
     assert "group" not in renamed
+
+
+def test_features_without_coordinates_are_told_when_the_table_is_made(tmp_path):
+    (tmp_path / "features" / "pt_files").mkdir(parents=True)
+    for name in ("a", "b"):
+        torch.save(torch.randn(4, 8), tmp_path / "features" / "pt_files" / f"{name}.pt")
+    (tmp_path / "table.csv").write_text("case_id,slide_id,label\np,a,0\nq,b,1\n")
+    words = ("--table", str(tmp_path / "table.csv"), "--out", str(tmp_path / "study"))
+    said = " ".join(smmil("source", "clam", tmp_path / "features", *words).split())
+    assert "a has no coordinates: maps, and models with Sm or a graph, need them" in said

@@ -168,7 +168,7 @@ def test_without_instance_labels_the_same_bags_come_and_no_label_file_is_needed(
     assert all(batch.y_inst is None for batch in bare)
     assert [batch.ids for batch in bare] == [batch.ids for batch in expected]
     assert all(torch.equal(a.x, b.x) and torch.equal(a.y, b.y) for a, b in zip(bare, expected, strict=True))
-    with pytest.raises(DataError, match="no such file; check the column instance_labels"):
+    with pytest.raises(DataError, match="no such file; the column instance_labels of the table names it"):
         listed(BagDataset(manifest), workers=workers)
 
 

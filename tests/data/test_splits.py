@@ -247,7 +247,7 @@ def test_a_small_test_set_is_told_with_the_way_out():
     split = Split(manifest.ids[10:30] + manifest.ids[40:], manifest.ids[5:10], manifest.ids[:4] + manifest.ids[30:36])
     note = small_test_note(manifest, split, 10)
     assert note.startswith("the test set holds 2 patients of class 0; with fewer than 10 of each class")
-    assert note.endswith("data.test: rotate")
+    assert note.endswith("data.test=rotate")
     assert small_test_note(manifest, split, 2) == ""
     assert small_test_note(manifest, Split(manifest.ids[:50], manifest.ids[50:]), 10) == ""
     marked = table_manifest(label=["0", "1"] * 3, split=["test"] * 6)

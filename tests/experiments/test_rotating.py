@@ -193,7 +193,7 @@ def test_a_small_fixed_test_set_is_told_before_the_first_training_only(finished,
     run_study(study, tmp_path, on_warning=told.append, on_begin=lambda *_: told.append("begun"))
     assert len(told) == 2
     assert told[0].startswith("tiny: the test set holds 2 patients of class")
-    assert told[0].endswith("data.test: rotate")
+    assert told[0].endswith("data.test=rotate")
     run_study(study, tmp_path, on_warning=told.append)
     run_study(rotating_study(), finished, on_warning=told.append)
     assert len(told) == 2

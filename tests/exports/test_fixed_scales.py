@@ -85,3 +85,22 @@ def test_pictures_of_python_have_it_unless_other_limits_are_given(tmp_path, monk
     score_map(shown, tmp_path / "a.png")
     score_map(shown, tmp_path / "b.png", limits=(0.2, 0.6))
     assert used == [(0.0, 1.0), (0.2, 0.6)]
+
+
+def test_pictures_of_a_folder_share_one_scale_so_that_a_quiet_case_looks_quiet(tmp_path):
+    """On a scale of its own the highest patch of every case is as bright as a lesion."""
+    loud, quiet = slide_case("loud", 1), slide_case("quiet", 2)
+    quiet = replace(quiet, scores=quiet.scores * 0 + loud.scores.min() + 0.01 * np.arange(quiet.n)[:, None])
+    for case in (loud, quiet):
+        case.save(tmp_path / "p" / f"{case.id}.npz")
+    done = export(tmp_path / "p", "png", tmp_path / "out", size=192)
+    assert len(done.written) == 2
+    export(quiet, "png", tmp_path / "alone.png", size=192)
+    brightest = [
+        np.asarray(Image.open(path).convert("RGB"), np.float64)[..., 1].reshape(-1)
+        for path in (tmp_path / "out" / "quiet.png", tmp_path / "alone.png")
+    ]
+    yellow = 0.45 * 245 + 0.55 * canvas.colours("viridis")(1.0)[1] * 255  # the upper end over white paper
+    shown, own = ((np.abs(values - yellow) < 6).sum() for values in brightest)
+    assert own > 0
+    assert shown == 0

@@ -132,7 +132,7 @@ def test_a_small_fixed_test_set_is_told_before_training_and_a_rotating_one_is_no
     for test in ("fixed", "rotate"):
         listener = Listener()
         train(settings(f"data.test={test}", "training.epochs=1"), tmp_path / test, progress=listener)
-        told[test] = [text for text in listener.messages if "data.test: rotate" in text]
+        told[test] = [text for text in listener.messages if "data.test=rotate" in text]
     assert len(told["fixed"]) == 1
     assert told["fixed"][0].startswith("note: the test set holds 2 patients of class")
     assert told["rotate"] == []

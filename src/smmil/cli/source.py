@@ -124,6 +124,12 @@ def _tell(place: Path, made: "Manifest", remarks: dict[str, str]) -> None:
         print(f"note: {number} {remark} (such as {next(Path(k).name for k, v in remarks.items() if v == remark)})")
     if "group" not in made.table:
         print("note: patients are not known: every case counts as its own patient")
+    bare = next((id_ for id_ in made.ids if made.path_of(id_).suffix == ".pt"), None)
+    if bare is not None and made.bag(bare, verify=False, instance_labels=False).coords is None:
+        print(
+            f"note: {bare} has no coordinates: maps, and models with Sm or a graph, need them (CLAM: keep h5_files "
+            "beside pt_files)"
+        )
     print(f"next: smmil train --manifest {place} --model sm_ap --out run")
 
 

@@ -250,7 +250,7 @@ def small_test_note(manifest: Manifest, split: Split, least: int) -> str:
     each = "" if len(kinds) == 1 else " of each kind" if manifest.target else " of each class"
     return (
         f"the test set holds {len(kinds[fewest])} patients{fewest}; with fewer than {least}{each} most metrics will "
-        f"have no intervals and no p values: test every patient once with data.test: rotate{marked}"
+        f"have no intervals and no p values: test every patient once with --set data.test=rotate{marked}"
     )
 
 

@@ -337,7 +337,8 @@ def read_instance_labels(path: str | Path) -> np.ndarray:
     try:
         found: Any = _read_npy(path) if ending == ".npy" else pd.read_csv(check_csv_width(path))
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; check the column instance_labels of the manifest") from None
+        why = "the column instance_labels of the table names it: correct the path, or leave the column out"
+        raise DataError(f"{path}: no such file; {why}") from None
     except (*_UNREADABLE, TokenError) as problem:
         reason = " ".join(str(problem).split())[:300] or type(problem).__name__
         raise DataError(f"{path}: not readable as instance labels ({reason}); write it again") from None

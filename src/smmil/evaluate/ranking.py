@@ -68,7 +68,7 @@ def chance_in_words(auroc: float | None, labels: Sequence[int], level: float = 0
         return None
     cases = f"{len(labels)} validation {what} ({positives} positive)"
     if max(labels) == 1 and chance_probability(1.0, positives, negatives) > level:
-        return f"{cases} are too few to tell a model that learned from chance, even one that is always right: {_TO_TRY}"
+        return f"{cases} are too few to tell a model that learned from chance, even one that is always right: {_MORE}"
     p = chance_probability(auroc, positives, negatives) if max(labels) == 1 else float(auroc <= 0.5)
     if p <= level:
         return None
@@ -104,12 +104,13 @@ def target_chance_in_words(metric: str, value: float | None, cases: int, what: s
     words = f"{cases} validation {what}{' with an event' if metric == 'cindex' else ''}"
     margin = 1.645 * _chance_deviation(metric, cases) if cases > 1 else math.inf
     if margin >= 1 - chance:
-        return f"{words} are too few to tell a model that learned from chance, even one that is always right: {_TO_TRY}"
+        return f"{words} are too few to tell a model that learned from chance, even one that is always right: {_MORE}"
     if value > chance + margin:
         return None
     return f"on {words} the best {called}, {value:.3f}, is no better than chance ({chance:g} ± {margin:.2f}): {_TO_TRY}"
 
 
+_MORE = "a larger --set data.val_share, or more cases; --set data.test=rotate tests every case once"
 _TO_TRY = (
     "do not read the maps yet; try more epochs, --lr 1e-3, more cases, another encoder (docs/train.md, When it does "
     "not learn)"

@@ -1,19 +1,24 @@
 """Predictions exported in one format: one case to one file, several to a folder."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from smmil.errors import ConfigError, DataError, SmmilError, check_choice
 from smmil.evaluate.alarm import applied_drift
 from smmil.evaluate.conformal import AppliedCalibration, applied_calibration
 from smmil.evaluate.folder_drift import FolderDrift, drift_facts, folder_drift, promise_of_case, warning_of_case
+from smmil.evaluate.instances import instance_score
 from smmil.exports.case import ExportCase
 from smmil.exports.registry import FORMATS, ExportFormat
 from smmil.files import file_name, write_rows
 from smmil.images.matching import Original, find_case_images, is_table
+from smmil.maps.canvas import limits_of
 from smmil.prediction import LAYERS, Prediction, prediction_files
 
 
@@ -170,6 +175,8 @@ def _several(
     table = None if images is None else find_case_images(images, [case.id for case in cases.values()], "--image")
     tests = {place: _test_of_folder(place, cases) for place in {path.parent for path in cases}}
     done = Exported(failed=failed)
+    if format_.name == "png":
+        options |= {"limits": _shared_limits(cases.values(), options)}
     for count, (source, prediction) in enumerate(cases.items(), 1):
         path = out / _default_name(prediction.id, format_, options["layer"])
         beside = {"folder": tests[source.parent]}
@@ -181,6 +188,22 @@ def _several(
             progress(count, len(cases))
     write_rows(out / _FAILURES, ("id", "reason"), done.failed.items())
     return done
+
+
+def _shared_limits(cases: Iterable[Prediction], options: dict[str, Any]) -> tuple[float, float] | None:
+    """Ends of the colours of all pictures, so that a case without a lesion does not look like one that has it.
+
+    None where the layer has a scale of its own. A case that cannot be shown takes no part; its error is said later.
+    """
+    shown, scores = None, []
+    for case in cases:
+        with suppress(SmmilError):
+            shown = case.layer(options["layer"])
+            scores.append(instance_score(shown, options["column"]).astype(np.float64))
+    if not scores or shown is None or shown.fixed_scale is not None:
+        return None
+    low, high, _ = limits_of(np.concatenate(scores), None)
+    return low, high
 
 
 def _case(

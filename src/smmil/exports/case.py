@@ -31,6 +31,7 @@ class ExportCase:
     threshold: float | None = None  # instances with at least this score are called positive; None: no instance is
     column: int | None = None  # score column of models with more than two
     size: int = 2048  # longest side of pictures, in pixels
+    limits: tuple[float, float] | None = None  # ends of the colour scale, shared by several cases; None: the case's own
     interpolate: bool = False  # pictures of slides: colours go over into each other between neighbouring patches
     deidentify: bool = True  # leave out whatever DICOM headers of the image say about a person
     keep_uids: bool = True  # let DICOM exports point at the image they belong to

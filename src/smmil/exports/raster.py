@@ -28,8 +28,8 @@ _PAPER = np.array([246, 245, 242], np.float32)
 
 
 def _write_png(case: ExportCase, path: Path) -> None:
-    """Write scores as colours (viridis, 2nd to 98th percentile; strangeness 0 to 1) over the image; with a threshold
-    what reaches it.
+    """Write scores as colours over the image (viridis, 2nd to 98th percentile of all cases written together;
+    strangeness 0 to 1); with a threshold what reaches it.
     """
     try:
         from PIL import Image, PngImagePlugin
@@ -92,7 +92,7 @@ def _between_patches(
 
 def _colours(case: ExportCase, heat: np.ndarray) -> np.ndarray:
     """RGB from 0 to 255 for each value, on the scale of the whole case, so that a threshold changes no colour."""
-    low, high, _ = canvas.limits_of(case.score.astype(np.float64), case.prediction.fixed_scale)
+    low, high, _ = canvas.limits_of(case.score.astype(np.float64), case.limits or case.prediction.fixed_scale)
     shades = canvas.colours("viridis")((np.nan_to_num(heat, nan=low) - low) / (high - low))
     return shades[..., :3].astype(np.float32) * 255
 
@@ -156,7 +156,7 @@ def _scale_below(case: ExportCase, width: int) -> np.ndarray:
     """The colour scale with its ends, what the scores are, and what marks the truth."""
     from PIL import Image, ImageDraw
 
-    low, high, _ = canvas.limits_of(case.score.astype(np.float64), case.prediction.fixed_scale)
+    low, high, _ = canvas.limits_of(case.score.astype(np.float64), case.limits or case.prediction.fixed_scale)
     size = max(9, min(22, width // 40))
     strip = Image.new("RGB", (width, 3 * size), "white")
     draw, bar = ImageDraw.Draw(strip), max(8, width // 4)

@@ -324,10 +324,9 @@ class _CasePredictor:
         told = {} if self.explanation is None else self.explanation.facts
         metas = {id_: {**meta, **told, **self._annotation_facts(id_)} for id_, meta in metas.items()}
         paths = {id_: self.out / f"{file_name(id_)}.npz" for id_ in metas}
-        wishes = (self.calibration, self.drift)
         try:
             known = self.bags.known(bag_id)
-            if all(_is_done(paths[id_], id_, meta, known, *wishes) for id_, meta in metas.items()):
+            if all(self._is_done(paths[id_], id_, meta, known) for id_, meta in metas.items()):
                 self.done.kept.extend(paths.values())
                 return
             for found in self._predict(bag_id, metas):
@@ -335,6 +334,12 @@ class _CasePredictor:
                 self.done.written.append(paths[found.id])
         except DataError as problem:
             self.done.failed.update(dict.fromkeys(metas, str(problem)))
+
+    def _is_done(
+        self, path: Path, id_: str, meta: dict[str, Any], known: tuple[int | None, list[float] | None]
+    ) -> bool:
+        labelled = self.table.instance_labels_of(id_) is not None
+        return _is_done(path, id_, meta, known, labelled, self.calibration, self.drift)
 
     def _predict(self, bag_id: str, metas: dict[str, dict[str, Any]]) -> list[Prediction]:
         """Predictions of the cases of a bag."""
@@ -481,16 +486,21 @@ def _is_done(
     id_: str,
     meta: dict[str, Any],
     known: tuple[int | None, Sequence[float] | None],
+    labelled: bool = False,
     calibration: ChosenCalibration | None = None,
     drift: DriftSummary | None = None,
 ) -> bool:
-    """Whether a file holds the prediction that would be written; known: label and target that the case has today."""
+    """Whether a file holds the prediction that would be written; known: label and target that the case has today;
+    labelled: whether its instances have labels.
+    """
     try:
         stored = Prediction.load(path)
     except DataError:
         return False  # absent or damaged
     if repr((stored.y, stored.target if stored.target is None else stored.target.tolist())) != repr(known):
         return False  # the table was corrected since
+    if labelled and stored.y_inst is None:
+        return False  # what is true of instances was added since
     same_patient = stored.meta.get("group", id_) == meta.get("group", id_)
     same_draws = stored.meta.get("mc_dropout") == meta.get("mc_dropout")
     chosen = None if calibration is None else calibration.calibration.mark(calibration.probs)

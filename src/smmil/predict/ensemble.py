@@ -56,7 +56,8 @@ def predict_ensemble(
             continue
         path = Path(out) / f"{file_name(id_)}.npz"
         known = together.y, None if together.target is None else together.target.tolist()
-        kept = _is_done(path, id_, together.meta, known, drift=options.get("drift"))
+        labelled = together.y_inst is not None
+        kept = _is_done(path, id_, together.meta, known, labelled, drift=options.get("drift"))
         (done.kept if kept else done.written).append(path)
         if not kept:
             together.save(path)

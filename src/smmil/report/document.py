@@ -216,7 +216,7 @@ def _summary(
     return {
         "results": results,
         "slots": SLOTS,
-        "caveats": _caveats(sources) + _doubts(results),
+        "caveats": _caveats(sources) + _doubts(results, models),
         "size": {"cases": f"{len(first):,}", "content": content},
         "tiles": list(_tiles(results)),
         "metrics": _metrics(results, unmarked),

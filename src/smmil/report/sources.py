@@ -14,6 +14,7 @@ from smmil.evaluate.bags import is_labelled, units_of
 from smmil.evaluate.conformal import applied_calibration, realised, shared_calibration
 from smmil.evaluate.folder_drift import class_sets_in_words, folder_drift
 from smmil.evaluate.folders import named_folders
+from smmil.evaluate.ranking import chance_probability
 from smmil.evaluate.targets import TargetTable
 from smmil.files import read_json
 from smmil.prediction import Prediction, corrections_text, load_predictions
@@ -240,8 +241,21 @@ _BY_CHANCE = {
 }
 
 
-def _doubts(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """(headline, sentence) where the main metric may be chance, or rests on too few patients to tell."""
+def _told_from_chance(cases: Sequence[Prediction], auroc: float) -> bool:
+    """Whether an exact test tells the case AUROC from chance: of two classes, and of patients with one case each."""
+    labels = [p.y for p in cases if p.y is not None]
+    if set(labels) != {0, 1} or len(np.unique(units_of(cases)[0])) < len(cases):
+        return False
+    return chance_probability(auroc, sum(labels), labels.count(0)) <= _RARE
+
+
+_RARE = 0.05
+
+
+def _doubts(
+    results: Mapping[str, Mapping[str, Any]], cases: Mapping[str, Sequence[Prediction]]
+) -> list[tuple[str, str]]:
+    """(headline, sentence) where the main metric may be chance, or rests on too few patients to tell how good it is."""
     found = []
     for name, measured in results.items():
         key = next((key for key in _BY_CHANCE if key in measured.get("ci", {})), None)
@@ -250,6 +264,10 @@ def _doubts(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
         (called, chance), value, low, high = _BY_CHANCE[key], ci["value"], ci["low"], ci["high"]
         if ci["shortage"]:
             text = f"the {called} of {name}, {value:.3f}, rests on {ci['shortage']}: too few for an interval"
+            if key == "bag_auroc" and _told_from_chance(cases[name], value):
+                more = "By chance alone it would rarely be as high (exact test), but it may be much lower in new cases"
+                found.append(("Not known how good it is", f"{text}. {more}."))
+                continue
             found.append(("Not known whether it learned", f"{text}, so its maps may be chance. Predict more cases."))
         elif low <= chance:
             text = f"the interval of {name}'s {called}, {low:.3f} to {high:.3f}, holds {chance:g}"
