@@ -46,6 +46,7 @@ EXEMPT = {
     "prepare/case.py:_mark_truth": "a preview for looking, which is left alone when it cannot be read",
     "formats/native.py:_fill": "text that is about to be written",
     "packaging/writing.py:_fill": "text that is about to be written",
+    "ranks.py:_exchange": "messages among the processes of one run, which the user's own torchrun connects",
     "packaging/loading.py:_preparation": "compared as a whole, as in prepare/pipeline.py:_bind_folder",
     "train/folder.py:write_facts": "text that is about to be written",
     "train/folder.py:add_timing": "lines are added to it; nothing in it is parsed",
