@@ -448,6 +448,96 @@ class _IIB(_Plain):
         return logit, [_bce(scores)] if self.training else scores
 
 
+def _feed_forward(dim: int, hidden: int, dropout: float) -> nn.Module:
+    drop = nn.Dropout(dropout)
+    return nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), drop, nn.Linear(hidden, dim), drop)
+
+
+class _Windows(nn.Module):
+    """One token per window of a map (channels, side, side): unfold, attend with one head, MLP."""
+
+    def __init__(self, channels: int, dim: int, kernel: int, stride: int = 1, dropout: float = 0.0):
+        super().__init__()
+        self.width, self.kernel, self.stride = channels * kernel**2, kernel, stride
+        self.norm1, self.norm2 = nn.LayerNorm(self.width), nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(self.width, 3 * dim, bias=False), nn.Linear(dim, dim)
+        self.drop, self.mlp = nn.Dropout(dropout), _feed_forward(dim, dim, dropout)
+
+    def forward(self, field: Tensor) -> Tensor:
+        windows = F.unfold(field[None], self.kernel, padding=self.kernel // 2, stride=self.stride)[0].T
+        q, k, v = self.qkv(self.norm1(windows))[None, None].chunk(3, 3)
+        dropout = self.drop.p if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.width**-0.5)
+        y = v[0, 0] + self.drop(self.out(mixed[0, 0]))
+        return y + self.mlp(self.norm2(y))
+
+
+class _RelativeBlock(nn.Module):
+    """A pre-norm block with relative positions; the last one updates the class token alone and tells its attention."""
+
+    def __init__(self, dim: int, heads: int, dropout: float, last: bool):
+        super().__init__()
+        self.heads, self.last = heads, last
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim)
+        self.table = nn.Parameter(torch.zeros(heads, 5))
+        self.drop, self.mlp = nn.Dropout(dropout), _feed_forward(dim, 4 * dim, dropout)
+
+    def forward(self, x: Tensor, kinds: Tensor):
+        q, k, v = (t.unflatten(1, (self.heads, -1)).transpose(0, 1) for t in self.qkv(self.norm1(x)).chunk(3, 1))
+        row = None
+        if self.last:
+            row = (q[:, :1] @ k.mT * q.shape[2] ** -0.5).softmax(2)
+            mixed, x = self.drop(row) @ v, x[:1]
+        else:
+            dropout = self.drop.p if self.training else 0.0
+            mixed = F.scaled_dot_product_attention(q[None], k[None], v[None], self.table[None, :, kinds], dropout)[0]
+        x = x + self.drop(self.out(mixed.transpose(0, 1).flatten(1)))
+        return x + self.mlp(self.norm2(x)), row
+
+
+class _SETMIL(_Plain):
+    def __init__(self, width: int):
+        super().__init__()
+        self.reduce = _Windows(width, 128, 5, stride=2)
+        self.levels = nn.ModuleList(_Windows(128, 64, k, dropout=0.2) for k in (3, 5, 7))
+        self.token, self.drop = nn.Parameter(torch.randn(1, 192)), nn.Dropout(0.2)
+        self.blocks = nn.ModuleList(_RelativeBlock(192, 16, 0.2, last=i == 5) for i in range(6))
+        self.norm, self.head = nn.LayerNorm(192), nn.Linear(192, 1)
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def forward(self, x: Tensor, graph: _Symmetric):
+        side = max(48, int(graph.cells.max()) + 1)
+        field = x.new_zeros(side, side, x.shape[1]).index_put((graph.cells[:, 1], graph.cells[:, 0]), x)
+        side = (side + 1) // 2
+        if side not in self.kept:
+            self.kept[side] = _kinds(side), _positions(1 + side * side, 192)
+        kinds, positions = self.kept[side]
+        reduced = self.reduce(field.permute(2, 0, 1)).T.unflatten(1, (side, side))
+        tokens = torch.cat([self.token, torch.cat([level(reduced) for level in self.levels], 1)])
+        tokens = self.drop(tokens + positions)
+        for block in self.blocks:
+            tokens, row = block(tokens, kinds)
+        logit = self.head(self.norm(tokens))
+        cells = graph.cells // 2
+        return logit, [] if self.training else row[:, 0, 1:].mean(0)[cells[:, 1] * side + cells[:, 0]]
+
+
+def _kinds(side: int) -> Tensor:
+    """Kind of every pair among a class token and side² tokens: 0 to 3 by distance, 4 with the class token."""
+    place = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float()
+    apart = torch.cdist(place, place).round()
+    slow = 1.9 + (apart.clamp(min=1.9) / 1.9).log() / math.log(15.2 / 1.9) * 1.9
+    kinds = torch.where(apart <= 1.9, apart, slow.round().clamp(max=3)).long()
+    return F.pad(kinds, (1, 0, 1, 0), value=4)
+
+
+def _positions(n: int, dim: int) -> Tensor:
+    channel = torch.arange(dim)
+    angle = torch.arange(n)[:, None] * 10000.0 ** (-2 * (channel // 2) / dim)
+    return torch.where(channel % 2 == 0, angle.sin(), angle.cos())
+
+
 _PLAIN: dict[str, Callable[[int], _Plain]] = {
     "mean_pool": lambda width: _InstancePool(width, lambda scores: scores.mean(0)),
     "max_pool": lambda width: _InstancePool(width, lambda scores: scores.amax(0)),
@@ -461,4 +551,5 @@ _PLAIN: dict[str, Callable[[int], _Plain]] = {
     "trans_mil": _TransMIL,
     "camil": _CAMIL,
     "iib_mil": _IIB,
+    "set_mil": _SETMIL,
 }
