@@ -71,6 +71,7 @@ bench: install  ## ratios against torchmil, ABMIL and the matrix products that c
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/models.py
+	$(BIN)/python benchmarks/zoo_speed.py --n 1000
 
 study: install  ## the published study again: make study IMAGES=folder of CRCHistoPhenotypes (hours; resumable)
 	@test -n "$(IMAGES)" || { echo 'say where png/ and nuclei.csv are: make study IMAGES=folder'; exit 2; }

@@ -8,16 +8,19 @@ from collections.abc import Callable
 Runs = dict[str, Callable[[], object]]
 
 
-def interleaved(runs: Runs, rounds: int = 5) -> dict[str, float]:
-    """Median seconds of each run; every round calls all of them once, after one unmeasured round."""
+def interleaved(runs: Runs, rounds: int = 5, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """Median seconds of each run; every round calls all of them once, after one unmeasured round.
+
+    Every second round goes backwards, so that nobody always follows the same one, whose freed memory it finds.
+    """
     for run in runs.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
+    for number in range(rounds):
+        for name, run in list(runs.items())[:: -1 if number % 2 else 1]:
+            start = clock()
             run()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return {name: statistics.median(t) for name, t in times.items()}
 
 

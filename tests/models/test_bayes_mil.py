@@ -165,6 +165,15 @@ def test_uncertainty_is_the_deviation_over_draws(kind, drawn):
     assert np.allclose(predict(model, [bag])[0].uncertainty, told[:, 0].numpy(), rtol=1e-6)
 
 
+def test_in_use_every_layer_is_computed_once():
+    """The uncertainty is told from the projections that gave the mean, not from new ones."""
+    model, calls = make().eval(), []
+    for name in ("project", "gate"):
+        getattr(model, name).register_forward_hook(lambda *_, name=name: calls.append(name))
+    assert model(BagBatch.pack(some_bags())).uncertainty is not None
+    assert sorted(calls) == ["gate", "project"]
+
+
 def test_predictions_draw_nothing_and_without_crf_need_no_graph():
     model, bag = make().eval(), chain_bag(9, dtype=torch.float64)
     state = torch.get_rng_state()

@@ -119,14 +119,16 @@ class BayesMIL(nn.Module):
 
     def forward(self, batch: BagBatch) -> Output:
         h = self.drop(self.embed(batch.x.to(compute_dtype(self.embed))).relu())
-        parameters = self.score(self.project(h).tanh() * self.gate(h).sigmoid()).to(compute_dtype(self))
+        value, gate = self.project(h).tanh(), self.gate(h).sigmoid()
+        parameters = self.score(value * gate).to(compute_dtype(self))
         own, log_variance = parameters[:, :1], parameters[:, 1:]
         mean = self._agreed(own, batch)
         if self.training:
             drawn = mean + (log_variance / 2).exp() * torch.randn_like(mean)
             return Output(self._classified(h, logsigmoid(drawn), batch), mean, self._losses(own, log_variance, batch))
         logits = self._classified(h, _log_mean_sigmoid(mean, log_variance.exp()), batch)
-        return Output(logits, mean, uncertainty=self._deviation(h, log_variance) if self.gives_uncertainty else None)
+        deviation = self._deviation(h, value, gate, log_variance) if self.gives_uncertainty else None
+        return Output(logits, mean, uncertainty=deviation)
 
     def _agreed(self, mean: Tensor, batch: BagBatch) -> Tensor:
         """The means after one step of agreement with the neighbours; those without any stay as they are."""
@@ -151,11 +153,10 @@ class BayesMIL(nn.Module):
         weights = torch.stack([layer.divergence() for layer in layers]).sum()
         return {**patches, "weights": self.weights_kl * weights}
 
-    def _deviation(self, h: Tensor, log_variance: Tensor) -> Tensor:
+    def _deviation(self, h: Tensor, value: Tensor, gate: Tensor, log_variance: Tensor) -> Tensor:
         """Standard deviation of f: variances through tanh and sigmoid to first order, through the rest exactly."""
         with torch.no_grad(), without_autocast(h):
-            h = h.to(compute_dtype(self))
-            value, gate = self.project(h).tanh(), self.gate(h).sigmoid()
+            h, value, gate = (t.to(compute_dtype(self)) for t in (h, value, gate))
             shaken = (1 - value**2) ** 2 * self.project.variance(h)
             opened = (gate * (1 - gate)) ** 2 * self.gate.variance(h)
             spread = value**2 * opened + gate**2 * shaken + shaken * opened

@@ -14,7 +14,7 @@ from smmil.nn.kernels.attention import bag_attention
 from smmil.nn.parameters import compute_dtype
 from smmil.nn.smooth import Sm
 
-SMALL = 1 << 19  # numbers that are cheaper to keep than to compute again
+SMALL = 1 << 21  # numbers that are cheaper to keep than to compute again
 
 
 def _check_heads(heads: int, width: int) -> int:
