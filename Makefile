@@ -37,9 +37,10 @@ LINT_AND = $(MAKE) --no-print-directory lint > .venv/lint.log 2>&1 & lint=$$!; $
 test: install  ## everything that runs in minutes
 	@$(call LINT_AND,$(BIN)/pytest -n $(WORKERS))
 
-test-pages: install  ## all pages in a real browser, every command of the docs, the notebooks, the demo, planted truths
+test-pages: install  ## all pages in a real browser, every command of the docs, the notebooks, the demo, planted truths, kills
 	$(BIN)/pytest -n $(WORKERS) -m '' tests/browser tests/test_docs_run.py tests/test_notebooks.py tests/flows/test_demo.py \
-	  tests/train/test_planted_targets.py tests/train/test_patient_runs.py
+	  tests/train/test_planted_targets.py tests/train/test_patient_runs.py tests/train/test_several_processes.py \
+	  tests/experiments/test_runner.py tests/experiments/test_rotating.py
 
 # Laws of the operator, the models and the metrics; no files, images or browsers.
 QUICK := tests/test_graph.py tests/test_bag.py tests/test_losses.py tests/test_prediction.py tests/nn \

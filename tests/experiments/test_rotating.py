@@ -143,6 +143,7 @@ def test_beside_rotating_sets_the_criterion_of_the_others_is_said_of_them_only()
     assert "learning rate" not in _about(study, spec, rows[1:])[0]
 
 
+@pytest.mark.slow
 def test_permuted_labels_of_a_test_fold_leave_its_models_rates_thresholds_and_epochs(tmp_path):
     """Rotating folds are drawn and kept as a file; then the labels of each test fold are exchanged in turn."""
     bags = write_synthetic(tmp_path / "bags", synthetic_slides(14, size=(10, 14), dim=4, seed=1, lesion=(0.1, 0.3)))

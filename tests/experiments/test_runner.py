@@ -124,6 +124,7 @@ def test_states_before_and_while_running(tmp_path):
     assert [len(runs) for runs in run_states(study, tmp_path).values()] == [0, 0, 0, 2]
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_the_table_is_the_same_and_no_epoch_is_repeated(finished_study, tmp_path):
     chance, out, hits = random.Random(4), tmp_path / "killed", 0
     for _ in range(3):

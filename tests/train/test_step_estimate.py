@@ -47,7 +47,7 @@ def trained(name, monkeypatch, *, large, slow=0.0):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "set_mil")) for name in list_models()]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("set_mil", "iib_mil"))) for name in list_models()]
 )
 def test_a_slow_step_is_announced_before_it_starts_and_weights_are_the_same(monkeypatch, name):
     monkeypatch.setattr(models, "_TIMED", (8, 16))

@@ -110,7 +110,10 @@ def target_chance_in_words(metric: str, value: float | None, cases: int, what: s
     return f"on {words} the best {called}, {value:.3f}, is no better than chance ({chance:g} ± {margin:.2f}): {_TO_TRY}"
 
 
-_MORE = "a larger --set data.val_share, or more cases; --set data.test=rotate tests every case once"
+_MORE = (
+    "do not read the maps yet; give validation more (--set data.val_share), add cases, or test every case once "
+    "(--set data.test=rotate)"
+)
 _TO_TRY = (
     "do not read the maps yet; try more epochs, --lr 1e-3, more cases, another encoder (docs/train.md, When it does "
     "not learn)"
