@@ -1,14 +1,19 @@
 """Tables: the paper's ranks from the paper's numbers, places, and the paper's numbers beside ours."""
 
 import math
+from functools import partial
 
+import numpy as np
 import pandas as pd
 import pytest
 from support.studies import feature_tables, long_rows
 
+from smmil.evaluate import bag_metrics
+from smmil.evaluate.bags import by_patient, whole_patients
 from smmil.experiments.paper import _cell_notes, _largest_std, paper_table
 from smmil.experiments.ranking import _rank_rows, _rank_values, _with_paper
-from smmil.experiments.tables import _with_best_marked
+from smmil.experiments.tables import _by_patient, _judged, _with_best_marked
+from smmil.prediction import Prediction
 
 
 @pytest.mark.parametrize("name", ["table_localization", "table_classification"])
@@ -132,3 +137,19 @@ def test_the_papers_known_contradictions_are_found():
     assert (*cam, "CLAM", "inst_auroc") not in notes
     impossible = [key for key, found in notes.items() if any("impossible" in text for text in found)]
     assert len(impossible) == 3
+
+
+def test_tables_by_patient_of_another_target_hold_its_metrics(tmp_path):
+    """A survival study has no AUROC of cases; its C-index counts patients, whose risk is the mean of their cases."""
+    rng = np.random.default_rng(0)
+    facts = {"kind": "survival", "columns": ["time", "event"], "edges": [10.0]}
+    cases = []
+    for i in range(24):
+        meta = {"target": facts, "patient": f"p{i // 2}", "score_kind": "attention logit"}
+        target = [float(rng.uniform(1, 20)) if i % 2 == 0 else cases[-1].target[0], 1.0]
+        cases.append(Prediction(f"c{i}", [0.5], [0.0], value=float(rng.normal()), target=target, meta=meta))
+        cases[-1].save(tmp_path / "runs" / "one" / "test" / f"c{i}.npz")
+    found = _by_patient(pd.DataFrame({"run": ["one"]}), tmp_path, partial(_judged, by="patient", aggregate="mean"))
+    patients = whole_patients(by_patient(cases, "mean"))
+    assert found["n_test"][0] == len(patients) == 12
+    assert found["bag_c_index"][0] == pytest.approx(bag_metrics(patients)["c_index"])

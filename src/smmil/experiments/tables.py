@@ -10,7 +10,7 @@ from typing import Any
 from pandas import DataFrame, concat
 
 from smmil.errors import ConfigError
-from smmil.evaluate.bags import AGGREGATES, judged_by
+from smmil.evaluate.bags import AGGREGATES, judged_by, shared_target
 from smmil.evaluate.levels import bag_metrics
 from smmil.evaluate.metrics import direction, explained, metric_name, metrics_of
 from smmil.evaluate.resampling import RESAMPLES
@@ -218,8 +218,9 @@ def _by_patient(results: DataFrame, out: Path, judged: Judged) -> DataFrame:
     """The results with the numbers about whole cases by patient, from the predictions of every run."""
     found = results.copy()
     for place, run in zip(found.index, found["run"], strict=True):
-        bag = bag_metrics(judged(load_predictions(out / "runs" / run / "test")))
-        numbers = {metric.name: bag[metric.key] for metric in metrics_of("bag")}
+        cases = judged(load_predictions(out / "runs" / run / "test"))
+        bag = bag_metrics(cases)
+        numbers = {metric.name: bag[metric.key] for metric in metrics_of("bag", shared_target(cases))}
         for column, value in {"n_test": bag["n"], "n_test_positive": bag["n_positive"], **numbers}.items():
             found.loc[place, column] = value
     return found
