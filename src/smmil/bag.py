@@ -152,8 +152,7 @@ class BagBatch:
         check_choice(name, _FIELDS, "field of a batch")
         value = getattr(self, name)
         if value is None:
-            hint = "; features without coordinates have none (CLAM: keep h5_files beside pt_files)" * (name == "graph")
-            raise DataError(f"this model needs {name!r}, which is missing in {', '.join(self.ids[:3])}{hint}")
+            raise DataError(f"this model needs {name!r}, which is missing in {', '.join(self.ids[:3])}")
         return value
 
     def without_labels(self) -> "BagBatch":

@@ -113,14 +113,18 @@ class Covariates:
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
 
+    def need_columns(self, manifest: _ColumnSource) -> None:
+        """Raise an error if the manifest lacks one of the columns."""
+        _need_columns(manifest, self.names)
+
     def need(self, manifest: _ColumnSource, ids: Iterable[str]) -> None:
-        """Raise an error if the manifest lacks one of the columns, or these cases a word or number that can be used."""
+        """Raise an error if a column is missing, or these cases hold a word or number that cannot be used."""
         for problem in self.unusable(manifest, ids).values():
             raise DataError(problem)
 
     def unusable(self, manifest: _ColumnSource, ids: Iterable[str]) -> dict[str, str]:
         """Cases of these whose covariates cannot be used, and why; an error if a column is missing."""
-        _need_columns(manifest, self.names)
+        self.need_columns(manifest)
         chosen = list(ids)
         found: dict[str, str] = {}
         for column in self.columns:

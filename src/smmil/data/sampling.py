@@ -11,7 +11,7 @@ the time, which is why the default, cluster, looks at several places and still k
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,7 +131,7 @@ class _Growth:
         self.taken = np.zeros(bag.n, dtype=bool)
         self.starts = iter(rng.permutation(bag.n))
 
-    def grown(self, sizes: "tuple[int, ...] | list[int]") -> np.ndarray:
+    def grown(self, sizes: Sequence[int]) -> np.ndarray:
         """As many rows as the sizes say together; a piece that meets the end of its tissue goes on elsewhere."""
         for size in sizes:
             while size:

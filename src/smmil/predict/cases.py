@@ -292,7 +292,7 @@ def bags_to_read(trained: TrainedModel, table: Manifest, ids: Sequence[str]) -> 
     covariates = trained.facts.get("covariates")
     known = None if covariates is None else Covariates.from_facts(covariates, "the weights")
     if known is not None:
-        known.unusable(table, ())  # the columns are there
+        known.need_columns(table)
     how = {"bags": trained.facts.get("bags", "case"), "classes": trained.facts["model"]["n_classes"]}
     return StudyBags(table, ids, covariates=known, **how)
 
